@@ -51,6 +51,19 @@ class Make(Protocol):
     def __call__(self, max_running: int = 64) -> Subject: ...
 
 
+def slow_down(engine: Engine, broken: list[bool]) -> None:
+    """Make steps slow enough that calls come while others run, and fail once `broken` has items."""
+    step = engine.step
+
+    def slower() -> Any:
+        if broken:
+            raise RuntimeError("out of memory")
+        time.sleep(0.002)
+        return step()
+
+    engine.step = slower  # type: ignore[method-assign]
+
+
 def other_weights(policy: Policy) -> dict[str, Tensor]:
     noise = torch.Generator().manual_seed(1)
     return {
@@ -72,15 +85,8 @@ def engines(policy: Policy, **sizes: Any) -> Iterator[Make]:
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         generator = EngineGenerator(engine, renderer)
         made.append(generator)
-        step, broken = engine.step, []
-
-        def slower() -> Any:
-            if broken:
-                raise RuntimeError("out of memory")
-            time.sleep(0.002)  # so that the tests' calls come while others run
-            return step()
-
-        engine.step = slower  # type: ignore[method-assign]
+        broken: list[bool] = []
+        slow_down(engine, broken)
 
         def held() -> tuple[int, ...]:
             usage = engine.usage()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import FakeSglang
-from generator_subjects import Make, Subject, other_weights
+from generator_subjects import Make, Subject, other_weights, slow_down
 from tests.server.serving import running
 from vllm_processes import ARGUMENTS, use_fake, weights
 
@@ -136,15 +135,7 @@ def sixfold(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
     broken: list[bool] = []
 
     def prepare(engine: Engine) -> None:
-        step = engine.step
-
-        def slower() -> Any:
-            if broken:
-                raise RuntimeError("out of memory")
-            time.sleep(0.002)  # so that the tests' calls come while others run
-            return step()
-
-        engine.step = slower  # type: ignore[method-assign]
+        slow_down(engine, broken)
 
     own = copy.copy(policy)
     object.__setattr__(own, "model", copy.deepcopy(policy.model))

@@ -323,16 +323,22 @@ def test_an_impossible_request_is_refused_and_harmless(
     run(play())
 
 
+async def long_calls(subject: Subject, count: int) -> list[asyncio.Task[Any]]:
+    """Calls of many tokens, one of which has started."""
+    params = replace(PARAMS, max_tokens=2000)
+    made: list[asyncio.Task[Any]] = [
+        asyncio.create_task(subject.generator.generate(PROMPTS[1], params, SampleKey("t", k)))
+        for k in range(count)
+    ]
+    await busy(subject)
+    return made
+
+
 def test_close_ends_waiting_calls(make: Make) -> None:
     subject = make(max_running=1)
 
     async def play() -> None:
-        params = replace(PARAMS, max_tokens=2000)
-        tasks = [
-            asyncio.create_task(subject.generator.generate(PROMPTS[1], params, SampleKey("t", k)))
-            for k in range(3)
-        ]
-        await busy(subject)
+        tasks = await long_calls(subject, 3)
         tasks.append(asyncio.create_task(subject.generator.score(PROMPTS[3] * 40)))
         await asyncio.sleep(0)
         subject.generator.close()
@@ -350,12 +356,7 @@ def test_a_failure_of_the_engine_ends_all_calls(make: Make) -> None:
     subject = make(max_running=2)
 
     async def play() -> None:
-        params = replace(PARAMS, max_tokens=2000)
-        tasks = [
-            asyncio.create_task(subject.generator.generate(PROMPTS[1], params, SampleKey("t", k)))
-            for k in range(4)
-        ]
-        await busy(subject)
+        tasks = await long_calls(subject, 4)
         subject.fail()
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(found, GeneratorClosed)
