@@ -257,7 +257,6 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "algorithm.minibatches or algorithm.epochs above 1",
         "'clip-cov'",
     ),
-    "--critic.warmup_steps=5": ("critic.warmup_steps: grpo has no critic; remove it",),
     "--reference.reset_every=5": ("reference.reset_every", "'grpo'", "algorithm.beta > 0"),
     "--reference.placement=worker": ("reference.placement", "'grpo'", "algorithm.beta > 0"),
     "--algorithm.correction=truncated --algorithm.epochs=2": (

@@ -404,6 +404,7 @@ def test_the_explanation_says_what_else_is_kept() -> None:
         "critic", "--algorithm.name=ppo", "--critic.body=policy"
     )
     assert fact("critic") is None
+    assert "has no effect" in says("critic", "--critic.warmup_steps=3")
     teacher = says(
         "teacher",
         "--algorithm.name=opd",

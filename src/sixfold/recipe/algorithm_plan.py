@@ -117,8 +117,6 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
             " policy still equals the sampler. Set algorithm.minibatches or algorithm.epochs"
             " above 1, or use 'clip-cov'"
         )
-    if recipe.critic.warmup_steps and not row.needs_critic:
-        raise UserError(f"critic.warmup_steps: {row.name} has no critic; remove it")
     if row.minibatches > prompts:
         raise UserError(
             f"algorithm.minibatches = {row.minibatches} is greater than rollout.prompts_per_step"

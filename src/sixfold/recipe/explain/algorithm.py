@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...algorithm.lineage import cells
 from ...algorithm.method import Method
 from ..plan import TRAINING_BYTES_PER_PARAMETER, Plan
-from ..schema import Recipe
+from ..schema import CriticConfig, Recipe
 from .fact import UNKNOWN, Fact, bytes_text
 
 _PLACEMENTS = {
@@ -126,7 +126,8 @@ def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
 def critic_facts(plan: Plan) -> list[Fact]:
     row, config = plan.algorithm, plan.recipe.critic
     if not row.needs_critic:
-        return []
+        none = Fact("critic", "none; [critic] has no effect", f"{row.name} needs no values")
+        return [none] if config != CriticConfig() else []
     state = "very small"
     if config.body == "own":
         size = plan.model.parameters
