@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from sixfold.errors import UserError
 from sixfold.evaluation.evaluate import Evaluation
 from sixfold.evaluation.record import compare, difference_entry, final_rows, record, solved_if
 from sixfold.evaluation.statistics import paired_test
@@ -59,3 +62,12 @@ def test_the_table_on_the_screen_has_the_figures() -> None:
 def test_the_rule_for_solved_names_the_reward_once() -> None:
     assert solved_if("math >= 1").endswith(" if reward math >= 1")
     assert solved_if("reward >= 2").endswith(" if reward >= 2")
+
+
+def test_an_evaluation_without_any_reply_names_the_failure() -> None:
+    """Every environment failed at its start, and the error budget allows that."""
+    failed = Trajectory(
+        "a", 0, [1, 2], "pp", [0.0] * 2, [-1] * 2, (), "error", reward=Reward(None, error="no tool")
+    )
+    with pytest.raises(UserError, match=r"no tool.*environment\.episode"):
+        record(Evaluation([Group(Task("a", "?"), [failed])]))

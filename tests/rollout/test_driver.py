@@ -254,6 +254,8 @@ FAULTS: list[tuple[Any, str, str]] = [
     (scripted(End("good")), "error", "str"),  # type: ignore[arg-type]
     (scripted(Observation(text="x", reward=math.inf)), "error", "inf"),
     (scripted(End(1.0, events=({"when": time},))), "error", "JSON"),
+    (scripted(End(Reward(None, error="the judge is down"))), "error", "the judge is down"),
+    (scripted(End(Reward(None), outcome="timeout")), "timeout", "End.reward"),
     (scripted(exits), "error", "SystemExit"),
     (NoAction, "error", "TypeError"),
     (scripted(Observation(text=5)), "error", "text"),  # type: ignore[arg-type]

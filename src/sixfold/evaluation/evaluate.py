@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..environment.base import EnvironmentRole
+from ..errors import UserError
 from ..event_loop import EventLoop
 from ..rollout.base import Rollout, groups_in_order
 from ..types import Group, Reward, Task
@@ -29,6 +30,7 @@ class Evaluation:
         """Version of the weights that were measured, as stamped on the sampled tokens.
 
         Raises:
+            UserError: if nothing was sampled, because every environment failed before.
             RuntimeError: if tokens were sampled from different versions.
         """
         found = {
@@ -38,6 +40,12 @@ class Evaluation:
             for v, m in zip(t.version, t.mask, strict=True)
             if m
         }
+        if not found:
+            errors = (r.error for rewards in self._rewards() for r in rewards if r.error)
+            raise UserError(
+                "nothing was sampled in an evaluation, because every environment failed at its"
+                f" start: {next(errors, 'no error was recorded')}. Correct environment.episode"
+            )
         if len(found) != 1:
             raise RuntimeError(
                 f"an evaluation must sample from one version of the weights, found {sorted(found)}"

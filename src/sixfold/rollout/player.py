@@ -324,6 +324,11 @@ class _Course:
             self.reward = final_reward(end)
         except (TypeError, ValueError) as error:
             raise EnvironmentFault(one_line(error)) from error
+        if self.reward is not None and self.reward.value is None:
+            raise EnvironmentFault(
+                self.reward.error or "End.reward has no value",
+                "error" if end.outcome == "ended" else end.outcome,
+            )
         reason = self.transcript.turns[-1].finish_reason
         self.outcome = reason if end.outcome == "ended" and reason != "stop" else end.outcome
 
