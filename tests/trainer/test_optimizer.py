@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
-from tiny import settings
-from torch import nn
+from tiny import ragged_batch, settings, tiny_model
+from torch import Tensor, nn
 
+from sixfold.algorithm.kl import k3
+from sixfold.batch import Batch, LossOutput, filled
 from sixfold.recipe.schema import SftConfig, TrainerConfig
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.optimizer import learning_rate, make_optimizer, reset_optimizer
+from sixfold.trainer.trainer import Trainer
 
 torch.set_num_threads(1)
 
@@ -118,3 +123,28 @@ def test_warm_up_longer_than_the_run_and_none_at_all() -> None:
         learning_rate(settings(learning_rate=1.0, warmup_steps=5, schedule="linear"), 5, 5) == 1.0
     )
     assert learning_rate(settings(learning_rate=1.0, schedule="linear"), 0, 5) == 1.0
+
+
+def idle_loss(batch: Batch, logp: Tensor) -> LossOutput:
+    """A loss without a gradient, as if all advantages were zero."""
+    return LossOutput((filled(batch.weights, "weights") * logp * 0).sum(), {})
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_weight_decay_moves_weights_that_the_kl_cannot_see(decay: float) -> None:
+    """Qwen3 normalises queries and keys, so their scale does not change the function."""
+    model, batch = tiny_model(), ragged_batch(0).with_(minibatch=None)
+    start = copy.deepcopy(model)
+    for name, p in model.named_parameters():
+        p.requires_grad_("q_proj" in name or "k_proj" in name)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.norm().item() for p in trained]
+    trainer = Trainer(
+        PolicyRoot(model), settings(learning_rate=0.1, weight_decay=decay), Scoring(), 100
+    )
+    for _ in range(50):
+        trainer.train_step(batch, idle_loss)
+    shrunk = [p.norm().item() / norm for p, norm in zip(trained, before, strict=True)]
+    assert shrunk == pytest.approx([(1 - 0.1 * decay) ** 50] * len(trained), rel=1e-4)
+    logp, reference = (score_batch(m, batch, Scoring(), 4096, True) for m in (model, start))
+    assert k3(logp, reference).abs().max() < 1e-7
