@@ -9,7 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from phantom import NAME, count_synchronisations, is_phantom, largest_tensor, register
+from phantom import (
+    NAME,
+    count_launches,
+    count_synchronisations,
+    is_phantom,
+    largest_tensor,
+    register,
+)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -169,3 +176,14 @@ def test_the_largest_result_is_seen() -> None:
     with largest_tensor() as seen:
         B.add_(1).view(9)
     assert seen.elements == 0
+
+
+def test_launches_are_operations_that_compute() -> None:
+    with count_launches() as counts:
+        x = (B @ B).t()[1:].reshape(3, 2) + 1
+        there(A)
+        x.sum().item()
+        torch.empty(3, device=DEVICE).view(1, 3)
+        torch.zeros(3, device=DEVICE)
+    assert counts.pop("zeros", 0) + counts.pop("zero_", 0) + counts.pop("fill_", 0) == 1
+    assert counts == {"mm": 1, "_copy_from": 1, "add": 1, "sum": 1}

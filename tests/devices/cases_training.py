@@ -302,6 +302,19 @@ def test_waits_of_a_step_do_not_grow(method: Method) -> None:
     assert many.total == few.total <= 30 * method.epochs * method.minibatches, many.table()
 
 
+@pytest.mark.parametrize("groups", [2, 6])
+def test_units_and_pairs_add_no_waits(groups: int) -> None:
+    """Rows that stay together are planned on the host."""
+    algorithm = grpo(beta=0.05)
+    batch = ragged_batch(1, algorithm, groups=groups)
+    pairs = batch.with_(unit=torch.arange(len(batch.tokens)) // 2)
+    for tokens in (40, 10**6):
+        alone, paired = (
+            _update(algorithm, b, max_tokens_per_microbatch=tokens) for b in (batch, pairs)
+        )
+        assert paired.total == alone.total, paired.table()
+
+
 def collate_again(batch: Batch) -> Batch:
     """The batch as it comes from the rollout, but for `ref_logp`."""
     return replace(batch, advantages=None, weights=None, minibatch=None, correction=None)

@@ -6,7 +6,8 @@ the CPU, over the same memory. Before that it
 
 - raises an error if the operation mixes devices in a way that CUDA refuses;
 - counts the operation if the host would have to wait for a GPU (`Synchronisations`);
-- records the largest result (`LargestTensor`).
+- records the largest result (`LargestTensor`);
+- counts it as a kernel launch if a GPU would compute something (`count_launches`).
 
 It cannot tell which attention kernel a GPU would choose, how much memory or time one would need,
 and it has no streams and no CUDA graphs. `fused_kernels.py` adds the two attention kernels of CUDA.
@@ -117,7 +118,13 @@ class LargestTensor:
     operation: str = ""
 
 
+# Operations that only make or resize memory.
+_NO_LAUNCH = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
+)
+
 _counting: list[Synchronisations] = []
+_launching: list[Counter[str]] = []
 _measuring: list[LargestTensor] = []
 _kernels: dict[str, Callable[..., Any]] = {}
 _libraries: list[torch.library.Library] = []
@@ -143,6 +150,21 @@ def largest_tensor() -> Iterator[LargestTensor]:
         yield seen
     finally:
         _measuring.remove(seen)
+
+
+@contextlib.contextmanager
+def count_launches() -> Iterator[Counter[str]]:
+    """Count operations that a GPU would compute, by name, in all threads while the block runs.
+
+    One operation counts as one launch, although some have several. Reads by the host and copies
+    between host and device do not count.
+    """
+    counts: Counter[str] = Counter()
+    _launching.append(counts)
+    try:
+        yield counts
+    finally:
+        _launching.remove(counts)
 
 
 def _wait(operation: str, *, write: bool = False) -> None:
@@ -257,6 +279,10 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     if tensors:
         _check_devices(op, name, tensors, args)
         _count(name, tensors, args, kwargs)
+    computes = not op.is_view and name not in _NO_LAUNCH and name != "_local_scalar_dense"
+    if computes and all(map(is_phantom, tensors)):
+        for launches in _launching:
+            launches[name] += 1
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"{name}: a CPU generator cannot draw numbers on {NAME}")
     if name == "_copy_from":  # what `copy_` becomes as soon as one side is on the device
