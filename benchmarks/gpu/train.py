@@ -26,11 +26,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tiny_qwen.py
 
 import torch
-from run import markdown
 from shapes import SHAPES, make_model
 from timing import Clock, Limits, measure_limits
 from training_job import Job, make_job
 
+from run import markdown
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, collate

@@ -25,7 +25,7 @@ def test_the_tiny_job_runs_on_a_cpu(tmp_path: Path) -> None:
     found = json.loads(target.read_text())
     rows = [row for row in found["rows"] if row["side"] == "sixfold"]
     assert [row["checkpointing"] for row in rows] == ["none", "selective", "full"]
-    assert all(row["tok_s"] > 0 and 0 < row["matmul_share"] and not row["oom"] for row in rows)
+    assert all(row["tok_s"] > 0 and row["matmul_share"] > 0 and not row["oom"] for row in rows)
 
 
 def test_needed_flops_are_those_of_forward_and_backward() -> None:
