@@ -14,14 +14,14 @@ TCMALLOC = "libtcmalloc-minimal4"
 
 
 def trl_python() -> str:
-    """The python of `.venv-trl`, which is made, with TRL in it, when missing."""
+    """The python of `.venv-trl`, which is made, with TRL and peft in it, when missing."""
     home = ROOT / ".venv-trl"
     python = home / "bin" / "python"
-    ready = home / f"trl-{TRL_VERSION}.installed"
+    ready = home / f"trl-{TRL_VERSION}-peft.installed"
     if not ready.exists():
         print(f"installing trl {TRL_VERSION} into {home}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        packages = ["torch", "transformers", f"trl=={TRL_VERSION}"]
+        packages = ["torch", "transformers", f"trl=={TRL_VERSION}", "peft"]
         subprocess.run(
             [
                 str(python),
