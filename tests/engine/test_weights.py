@@ -21,6 +21,7 @@ from sixfold.engine import weights
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Request, Sequence
 from sixfold.engine.speculative import Speculation
+from sixfold.engine.weights import first_not_finite
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
@@ -511,3 +512,19 @@ def test_blocks_in_host_memory_become_stale_too(
             one.add("next", [*s.tokens, 3], SamplingParams(max_tokens=8, seed=1), [0])
         (here,), (there,) = drain(engine), fresh.run()
         assert drawn(here)[1] == pytest.approx(drawn(there)[1], abs=1e-5)
+
+
+def test_the_first_tensor_that_is_not_finite_is_named() -> None:
+    good = {
+        "weights": torch.full((3,), torch.finfo(torch.float32).max),  # their sum is infinite
+        "small": torch.ones(2, dtype=torch.bfloat16),
+        "empty": torch.ones(0),
+        "step": torch.tensor(3.0),
+        "codes": torch.tensor([1, 2]),
+    }
+    assert first_not_finite(good) is None and first_not_finite({}) is None
+    for name in ("weights", "small", "step"):
+        for bad in (float("nan"), float("inf"), float("-inf")):
+            broken = good[name].clone()
+            broken.view(-1)[-1] = bad
+            assert first_not_finite(good | {name: broken}) == name

@@ -22,6 +22,7 @@ from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.driver import Driver
+from sixfold.run.checkpoint import load_checkpoint
 from sixfold.run.listing import list_checkpoints
 from sixfold.run.out_of_memory import free_memory_of
 from sixfold.run.start import train_run
@@ -30,6 +31,7 @@ from sixfold.types import Task
 from .processes import metrics, tiny_recipe
 
 STEPS = 5
+NAN = float("nan")
 SETTINGS: dict[str, Any] = {
     "run__name": "r",
     "run__steps": STEPS,
@@ -237,6 +239,54 @@ def test_divergence_keeps_the_last_good_checkpoint(
             train(tmp_path)
     assert newest(tmp_path / "r") == left
     assert_goes_on_exactly(tmp_path, whole)
+
+
+NOT_FINITE = [
+    # part that becomes NaN, number of the update, settings, checkpoint that is left, tensor named
+    ("weight", 4, {}, "", "model/model.embed_tokens.weight"),
+    ("weight", 7, {"checkpoint__every": 2}, "step-000002", "model.embed_tokens.weight"),
+    ("weight", 7, {"sync__kind": "copy", "checkpoint__every": 2}, "step-000002", "model.embed"),
+    ("exp_avg_sq", 7, {"checkpoint__every": 1}, "step-000002", "policy/optimizer/exp_avg_sq/model"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "update", "settings", "left", "named"), NOT_FINITE)
+def test_what_is_not_finite_is_never_saved(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    update: int,
+    settings: dict[str, Any],
+    left: str,
+    named: str,
+) -> None:
+    """Update 7 is that of step 3. SFT makes the first four."""
+    calls, step = count(1), torch.optim.AdamW.step
+
+    def overflows(self: torch.optim.AdamW, *args: Any) -> Any:
+        done = step(self, *args)
+        if next(calls) == update:
+            parameter = self.param_groups[0]["params"][0]
+            with torch.no_grad():
+                (parameter if part == "weight" else self.state[parameter][part]).view(-1)[0] = NAN
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", overflows)
+        with pytest.raises(
+            RunFailed, match=f"training has diverged: .*'{named}.*not finite.*learning_rate.*{left}"
+        ):
+            train(tmp_path, **{"checkpoint__keep": 9, "sft__stop_at_accuracy": 0, **settings})
+    saved = list_checkpoints(tmp_path / "r" / "checkpoints")
+    assert (saved[-1].name if saved else "") == left
+    for path in saved:
+        assert all(t.isfinite().all() for t in load_checkpoint(path).payload.tensors.values())
+        weights = load_file(path / "model" / "model.safetensors")
+        assert all(tensor.isfinite().all() for tensor in weights.values())
+    if left:
+        assert train(tmp_path, resume=True, **settings) == 0
+        assert len(metrics(tmp_path / "r")) == STEPS
 
 
 @pytest.mark.slow

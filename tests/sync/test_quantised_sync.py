@@ -16,7 +16,7 @@ import sixfold.engine.weights as engine_weights
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.sync.quantise import to_fp8, to_int8
-from sixfold.sync.sync import CopySync, SyncError
+from sixfold.sync.sync import CopySync, WeightsNotFinite
 from sixfold.types import SamplingParams
 
 pytestmark = pytest.mark.parametrize("form", ["int8", "fp8"])
@@ -118,7 +118,8 @@ def test_weights_that_are_not_finite_leave_the_engine_as_it_was(
     with torch.no_grad():
         trained.get_parameter(name).view(-1)[7] = bad
     with pytest.raises(
-        SyncError, match=rf"weight '{name}' is not finite .*: it was not copied to the engine"
+        WeightsNotFinite,
+        match=rf"weight '{name}' is not finite .*: it was not passed",
     ):
         sync.sync(1)
     assert same_bits(sampler(engine), before) and engine.version == 0

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.sync.sync import CopySync, SharedSync, SyncError
+from sixfold.sync.sync import CopySync, SharedSync, SyncError, WeightsNotFinite
 from sixfold.types import SamplingParams
 
 
@@ -76,6 +76,17 @@ class TestSharedSync:
         ):
             sync.sync(2)
         assert engine.version == 1
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+    def test_weights_that_are_not_finite_never_get_a_version(
+        self, trained: PreTrainedModel, bad: float
+    ) -> None:
+        engine = make_engine(trained)
+        with torch.no_grad():
+            trained.model.layers[1].mlp.up_proj.weight[3, 5] = bad
+        with pytest.raises(WeightsNotFinite, match=r"layers.1.mlp.up_proj.weight.*learning_rate"):
+            SharedSync(trained, engine).sync(1)
+        assert engine.version == 0
 
 
 class TestCopySync:

@@ -9,6 +9,7 @@ tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Names and tensors. A mapping may create tensors on access; each is accessed up to three times."""
@@ -161,6 +163,19 @@ def first_false(flags: Mapping[str, Tensor]) -> str | None:
         if not fine
     }
     return next((name for name in flags if name in wrong), None)
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Name of the first tensor with a NaN or an infinite value, or None.
+
+    One fused pass over all tensors. The host waits once if all values are finite. Integer tensors
+    are not read.
+    """
+    read = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and t.numel()}
+    # The largest absolute value of all tensors. Unlike a sum of squares, it cannot overflow.
+    if get_total_norm(read.values(), norm_type=math.inf).isfinite():
+        return None
+    return next((n for n, t in read.items() if not t.isfinite().all()), None)
 
 
 def _by_name(given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -108,6 +108,7 @@ def make_plan(recipe: Recipe) -> Plan:
     algorithm = resolve_algorithm(recipe.algorithm)
     check_algorithm(recipe, algorithm)
     _check_eval(recipe)
+    _check_keep_best(recipe)
     _check_truncation(recipe, algorithm)
     _check_batching(recipe)
     _check_backend(recipe)
@@ -141,6 +142,15 @@ def _check_eval(recipe: Recipe) -> None:
         raise UserError(
             f"eval.samples = {recipe.eval.samples} has no effect at eval.temperature = 0: every"
             " sample is the same greedy answer. Set eval.temperature > 0 or eval.samples = 1"
+        )
+
+
+def _check_keep_best(recipe: Recipe) -> None:
+    kept, data = recipe.checkpoint.keep_best, recipe.data
+    if kept and not (recipe.eval.every and (data.heldout or data.heldout_splits)):
+        raise UserError(
+            f"checkpoint.keep_best = {kept} needs held-out evaluations during training: set"
+            " eval.every and data.heldout, or checkpoint.keep_best = 0"
         )
 
 

@@ -92,7 +92,7 @@ def heldout(run: RunRecord) -> HeldOut:
 
 def tiles(run: RunRecord) -> list[Tile]:
     """The other final figures. A figure that was not measured is left out."""
-    return [tile for tile in (_difference(run), _reward(run), *_progress(run)) if tile]
+    return [tile for tile in (_difference(run), _best(run), _reward(run), *_progress(run)) if tile]
 
 
 def warnings(run: RunRecord) -> list[ShownNote]:
@@ -155,6 +155,15 @@ def _difference(run: RunRecord) -> Tile | None:
         return None
     note = f"95% interval {points(low)} to {points(high)}, {p_value(p)} (paired test)"
     return Tile("difference", f"{points(mean)} points", note)
+
+
+def _best(run: RunRecord) -> Tile | None:
+    """The checkpoint with the best held-out accuracy, if `checkpoint.keep_best` kept it."""
+    found = _section(run.summary, "best_checkpoint")
+    accuracy, path = found.get("heldout/accuracy"), _text(found.get("checkpoint"))
+    if not (_is_number(accuracy) and path):
+        return None
+    return Tile("best evaluation", percent(accuracy), path)
 
 
 def _reward(run: RunRecord) -> Tile | None:

@@ -22,6 +22,7 @@ from ..report.numbers import clock
 from ..report.samples import write_samples
 from .durable import write_json_atomic
 from .ending import Ending
+from .listing import list_checkpoints
 from .policy_evaluation import evaluate_policy
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
             {"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}
         ):
             work.notes.add(work.state.step, alarm, warning=True)
+    summary |= work.best.record(list_checkpoints(work.run.checkpoints))
     seconds = time.perf_counter() - work.started
     summary |= {
         "tokens_sampled": work.state.tokens_total,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ..batch import Metrics
 from ..errors import RunFailed
 from ..recipe.schema import Recipe
 from ..report.progress import Progress
+from ..sync.sync import WeightsNotFinite
 from ..trainer.trainer import EngineDisagrees, TrainingDiverged
 from .folder import RunFolder
 from .learners import Learners
@@ -62,7 +63,9 @@ class LastStep:
         if is_out_of_memory(error):
             free_memory_of(error)
             self._learners.policy.optimizer.zero_grad(set_to_none=True)
-        return self.save_good() if isinstance(error, TrainingDiverged) else self.save()
+        with suppress(TrainingDiverged):  # the tensors in memory are not finite
+            return self.save_good() if isinstance(error, TrainingDiverged) else self.save()
+        return None
 
     def save(self) -> Path | None:
         """Publish the last step, if no update was tried since its end.
@@ -96,7 +99,7 @@ class LastStep:
         """Publish states of an earlier moment with the current tensors, which belong to it."""
         work = self._work
         registry = work.registry(self._learners, work.state)
-        return publish(work.run, work.world, "step", registry, states, work.inputs)
+        return publish(work.run, work.world, "step", registry, states, work.inputs, work.best)
 
 
 def unfinished(metrics: Metrics) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
         yield
     except EngineDisagrees as error:
         raise RunFailed(f"{error}. {_left(run)}") from error
-    except TrainingDiverged as error:
+    except (TrainingDiverged, WeightsNotFinite) as error:
         raise RunFailed(f"training has diverged: {error}. {_left(run)}") from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from pathlib import Path
 
@@ -70,8 +70,10 @@ def publish(
     return final
 
 
-def prune(checkpoints: Path, keep: int) -> list[Path]:
+def prune(checkpoints: Path, keep: int, spared: Collection[Path] = ()) -> list[Path]:
     """Delete checkpoints older than the newest `keep` intact ones, and return them.
+
+    Those in `spared` are not deleted.
 
     If fewer than `keep` are intact, nothing is deleted. A checkpoint written by this process counts
     as intact while the size and time of its files are unchanged, so nothing is hashed again.
@@ -88,7 +90,7 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
     for index, path in enumerate(newest_first):
         intact += is_intact(path)
         if intact == keep:
-            return _remove_all(newest_first[index + 1 :])
+            return _remove_all([p for p in newest_first[index + 1 :] if p not in spared])
     return []
 
 

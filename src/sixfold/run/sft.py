@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ..batch import Batch, Metrics, collate
@@ -175,7 +176,8 @@ class SftStage:
             else (self._mark, [*counts])
         )
         if mark.step and all(counts[key] == mark.counters[key] for key in keys):
-            with self.interrupts.finishing():
+            # Save nothing if the tensors in memory are not finite.
+            with self.interrupts.finishing(), suppress(TrainingDiverged):
                 self.save(trainer, mark)
 
     def _solved_tasks(self) -> list[Task]:

@@ -35,6 +35,7 @@ from ..report.notes import Notes
 from ..report.progress import Progress
 from ..types import Task
 from .assemble import World, build_world
+from .best import BestSteps
 from .checkpoint import Checkpoint
 from .durable import write_text_atomic
 from .ending import Ending, how_to_go_on, why_ended
@@ -168,6 +169,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.notes = Notes(self.run.path, self.progress.note)
+        self.best = BestSteps(self.recipe.checkpoint.keep_best)
         self.alarms.group_baseline = method_of(self.recipe, self.algorithm).equal_rewards_idle
 
     def _prepare(self, checkpoint: Checkpoint | None) -> None:
@@ -264,7 +266,8 @@ class Run:
             ):
                 self.progress.note(f"step {step}: copied the policy into the reference ({why})")
             done = self._ended(step) is not None or self.interrupts.exit_code != 0
-            if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
+            best = self.best.look(step, metrics)
+            if done or best or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
                 self._save(learners)
             last.mark(self.state_now())
             return done
@@ -300,6 +303,7 @@ class Run:
         self.learning = Learning((before["accuracy"], *before["interval"]) if before else None)
         if self.state.step:
             self.learning.replay(read_metrics(self.run.metrics))
+            self.best.replay(read_metrics(self.run.metrics))
 
     def state_now(self) -> RunState:
         """Current progress, with the wall time."""
@@ -323,4 +327,6 @@ class Run:
     def _save(self, learners: Learners) -> None:
         with self.interrupts.finishing():
             registry = self.registry(learners, self.state_now())
-            publish(self.run, self.world, "step", registry, states_of(registry), self.inputs)
+            publish(
+                self.run, self.world, "step", registry, states_of(registry), self.inputs, self.best
+            )

@@ -11,11 +11,17 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from ..checkpointable import Checkpointable, WithoutTensors
+from ..engine.weights import first_not_finite
+from ..trainer.trainer import TrainingDiverged
 from .assemble import World
+from .best import BestSteps
 from .checkpoint import Checkpoint, save_checkpoint
 from .folder import RunFolder
 from .inputs import Inputs
+from .listing import list_checkpoints
 from .payload import Payload
 from .publication import prune
 from .registry import Registry, tensors_of
@@ -85,6 +91,7 @@ def publish(
     registry: Registry,
     states: Mapping[str, Mapping[str, Any]],
     inputs: Inputs,
+    best: BestSteps | None = None,
 ) -> Path:
     """Publish a checkpoint with the current tensors.
 
@@ -97,17 +104,33 @@ def publish(
         registry: components whose tensors are saved.
         states: state of these components when their tensors last changed.
         inputs: inputs of the run.
+        best: steps whose checkpoints are kept too.
 
     Returns:
         The path of the checkpoint.
+
+    Raises:
+        TrainingDiverged: if a weight or another tensor is not finite. Nothing is written then.
+        UserError: if the disk refuses the checkpoint.
     """
+    tensors = tensors_of(registry)
+    _check_finite(world, tensors)
     path = save_checkpoint(
         run.checkpoints,
         states[PROGRESS]["step" if stage == "step" else "sft_steps"],
         write_model=world.policy.save,
         model_bytes=sum(p.nbytes for p in world.policy.model.parameters()),
-        payload=Payload(tensors_of(registry), states, asdict(inputs)),
+        payload=Payload(tensors, states, asdict(inputs)),
         stage=stage,
     )
-    prune(run.checkpoints, world.recipe.checkpoint.keep)
+    spared = best.among(list_checkpoints(run.checkpoints)) if best else ()
+    prune(run.checkpoints, world.recipe.checkpoint.keep, spared)
     return path
+
+
+def _check_finite(world: World, tensors: Mapping[str, Tensor]) -> None:
+    weights = {f"model/{name}": p for name, p in world.policy.model.named_parameters()}
+    if wrong := first_not_finite({**weights, **tensors}):
+        raise TrainingDiverged(
+            f"'{wrong}' is not finite, so no checkpoint was saved. Lower trainer.learning_rate"
+        )

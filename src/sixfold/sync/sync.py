@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..checkpointable import check_names, check_tensors
 from ..engine.engine import Engine
-from ..engine.weights import first_false
+from ..engine.weights import first_not_finite
 from .quantise import quantised_weights
 
 
@@ -26,16 +26,22 @@ class SyncError(RuntimeError):
     """The engine would sample from weights other than the trainer's."""
 
 
+class WeightsNotFinite(SyncError):
+    """A weight of the trainer is NaN or infinite. The engine keeps its old version."""
+
+
 def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
     """The trainer's weights by name.
 
     Raises:
-        SyncError: if a weight is not finite. Nothing is copied, and the engine keeps its old
-            weights.
+        WeightsNotFinite: if a weight is not finite. Nothing has been changed then.
     """
     weights: dict[str, Tensor] = dict(trainer.named_parameters())
-    if wrong := first_false({name: source.isfinite().all() for name, source in weights.items()}):
-        raise SyncError(f"weight '{wrong}' is not finite: it was not copied to the engine")
+    if wrong := first_not_finite(weights):
+        raise WeightsNotFinite(
+            f"weight '{wrong}' is not finite after an update: it was not passed to the engine."
+            " Lower trainer.learning_rate"
+        )
     return weights
 
 
@@ -51,11 +57,12 @@ class SharedSync:
 
         Raises:
             SyncError: if a tensor of the engine no longer shares storage with the trainer's.
+            WeightsNotFinite: if a weight is not finite.
         """
         if version == self._engine.version:
             return
         theirs = dict(self._engine.runner.model.module.named_parameters())
-        for name, mine in self._trainer.named_parameters():
+        for name, mine in finite_weights(self._trainer).items():
             if theirs[name].data_ptr() != mine.data_ptr():
                 raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
         self._engine.set_version(version)
@@ -185,6 +192,7 @@ class CopySync:
         try:
             self._engine.load_weights(weights, version, undo=self._trainer.device.type == "cpu")
         except ValueError as error:
+            finite_weights(self._trainer)  # more precise, if that is the reason
             raise SyncError(f"{error}: it was not copied to the engine") from error
 
     def tensors(self) -> dict[str, Tensor]:

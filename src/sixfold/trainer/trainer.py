@@ -33,7 +33,7 @@ from .packing import PackedRow, pack, plan_updates
 
 
 class TrainingDiverged(RuntimeError):
-    """Several steps in a row had no finite loss or gradient."""
+    """Weights are not finite, or several steps in a row had no finite loss or gradient."""
 
 
 class EngineDisagrees(TrainingDiverged):

@@ -62,6 +62,7 @@ def disk_facts(plan: Plan) -> list[Fact]:
         else f"about {bytes_text(plan.checkpoint_bytes)} each"
     )
     when = f"every {kept.every} steps and at the end" if kept.every else "at the end"
+    best = f" and the best {kept.keep_best}" if kept.keep_best else ""
     rollouts = (
         f"all trajectories, every {log.rollouts_every} steps"
         if log.rollouts_every > 1
@@ -72,7 +73,7 @@ def disk_facts(plan: Plan) -> list[Fact]:
         Fact("on disk", f"{run.dir}/{run.name}: recipe.toml, metrics.jsonl, report.html{also}"),
         Fact(
             "checkpoints",
-            f"{when}, the newest {kept.keep} kept; {each}",
+            f"{when}, the newest {kept.keep}{best} kept; {each}",
             "float32 weights and two AdamW moments are 12 bytes per parameter",
         ),
     ]

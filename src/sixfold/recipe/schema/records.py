@@ -38,6 +38,12 @@ class CheckpointConfig(Section):
         50, "steps between checkpoints, of SFT and of RL (0: at their ends only)", ge=0
     )
     keep: int = knob(2, "number of newest checkpoints that are kept", ge=1)
+    keep_best: int = knob(
+        0,
+        "number of checkpoints with the best held-out accuracy that are kept beside the newest"
+        " (a step whose evaluation is among the best is saved)",
+        ge=0,
+    )
 
 
 class LogConfig(Section):

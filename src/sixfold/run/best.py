@@ -1,0 +1,59 @@
+"""Steps of a run with the best held-out accuracy. Their checkpoints are kept. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from .listing import age
+
+METRIC = "heldout/accuracy"
+
+
+class BestSteps:
+    """Held-out accuracy by step, from the evaluations during training.
+
+    Nothing of it is saved: a resumed run reads it from its metrics file.
+
+    Args:
+        count: number of best checkpoints to keep, `checkpoint.keep_best`. 0: none.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._accuracy: dict[int, float] = {}
+
+    def look(self, step: int, metrics: Mapping[str, object]) -> bool:
+        """Record the accuracy of a step, if it was evaluated.
+
+        Returns:
+            True if the step is now among the best.
+        """
+        accuracy = metrics.get(METRIC)
+        if not isinstance(accuracy, float):
+            return False
+        self._accuracy[step] = accuracy
+        return step in self._ordered()[: self._count]
+
+    def replay(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Record the steps of an earlier process, from their metrics."""
+        for metrics in lines:
+            step = metrics.get("step")
+            if isinstance(step, int | float):
+                self.look(int(step), metrics)
+
+    def among(self, checkpoints: Sequence[Path]) -> list[Path]:
+        """The checkpoints to keep, the best one first. Of equal ones, the earlier is better."""
+        by_step = {age(path)[1]: path for path in checkpoints if path.name.startswith("step-")}
+        return [by_step[step] for step in self._ordered() if step in by_step][: self._count]
+
+    def record(self, checkpoints: Sequence[Path]) -> dict[str, object]:
+        """Entry of summary.json: the best checkpoint and its accuracy. Empty without one."""
+        if not (best := self.among(checkpoints)[:1]):
+            return {}
+        accuracy = self._accuracy[age(best[0])[1]]
+        found = {"checkpoint": f"checkpoints/{best[0].name}", METRIC: accuracy}
+        return {"best_checkpoint": found}
+
+    def _ordered(self) -> list[int]:
+        return sorted(self._accuracy, key=lambda step: (-self._accuracy[step], step))
