@@ -464,6 +464,8 @@ class Trajectory:
         required = set(cls.__dataclass_fields__) - {"kept", "opened"}
         fields = {name: record[name] for name in required}
         reward, kept = fields["reward"], record.get("kept")
+        # Dumps write a non-finite log-prob as null.
+        fields["logp"] = [math.nan if logp is None else logp for logp in fields["logp"]]
         if not isinstance(fields["provenance"], str):
             raise TypeError("provenance is not text")
         if reward is not None:

@@ -26,6 +26,7 @@ VERBS = {
     "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
     "diff": "show how two runs differ",
     "report": "write report.html of a run",
+    "replay": "recompute a recorded step of a run, and show what differs",
 }
 
 HELP = f"""usage: sixfold VERB [ARGUMENTS] [--section.key VALUE ...]

@@ -45,6 +45,7 @@ def write_rollouts(
     - `policy_version`: the oldest version that sampled a token. None if nothing was sampled.
     - `stale_by_versions`: `trained_version` minus `policy_version`.
     - `reference_version`.
+    - `greedy`: record of the group's greedy baseline, in the first line of a group that has one.
 
     Args:
         path: `RunFolder.rollout_file(step)`. Its folder must exist.
@@ -64,6 +65,8 @@ def write_rollouts(
             more = _versions(trajectory, trained_version)
             more |= {"reference_version": reference_version}
             more |= {"advantage": advantage if isinstance(advantage, float | int) else [*advantage]}
+            if group.greedy is not None and trajectory is group.trajectories[0]:
+                more["greedy"] = group.greedy.to_record()
             if decode is not None:
                 more["pieces"] = [decode(token) for token in trajectory.tokens]
             lines.append(_line(group.task, trajectory, more))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -148,6 +149,7 @@ def build_world(
     episode: MakeEpisode | None = None,
     tasks: TaskSet | None = None,
     own_ends: TurnEnd | None = None,
+    generator: Generator | None = None,
 ) -> World:
     """Load the model and the tasks, and create the engine and the environment.
 
@@ -159,6 +161,7 @@ def build_world(
         tasks: replace the recipe's tasks.
         own_ends: tokens and strings that end a completion by the model's own configuration. Needed
             for a checkpoint, because its model folder also contains those that the recipe added.
+        generator: replaces the recipe's engine, and is never synced. None: make the engine.
 
     Raises:
         UserError: for a missing device, model or dataset, or if prompts do not fit.
@@ -197,8 +200,10 @@ def build_world(
         tasks.notes += policy.notes
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
-        engine, sync = _engine_and_sync(
-            recipe, policy, renderer, longest, autocast, ending, tasks.notes
+        engine, sync = (
+            _engine_and_sync(recipe, policy, renderer, longest, autocast, ending, tasks.notes)
+            if generator is None
+            else (generator, VersionedSync(policy.model, generator, 1, math.inf, longest))
         )
         if (
             isinstance(engine, Engine)

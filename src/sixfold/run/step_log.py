@@ -79,7 +79,7 @@ class StepLog:
             write_rollouts(
                 work.run.rollout_file(step),
                 groups,
-                _advantages(groups, batch),
+                first_advantages(groups, batch),
                 work.world.renderer.piece,
                 trained_at,
                 self._learners.reference_version,
@@ -117,7 +117,7 @@ class StepLog:
         self._loggers.close()
 
 
-def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
+def first_advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
     """One advantage per trajectory, nested as the groups: that of its first sampled token."""
     if batch.advantages is None:
         raise ValueError("advantages are not filled in")

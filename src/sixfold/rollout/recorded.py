@@ -1,0 +1,136 @@
+"""Recorded trajectories in place of a sampler: their replies again, or their groups again.
+
+`RecordedReplies` plays an episode with the replies of a trajectory, so that the environment
+answers and rewards them again. `RecordedRollout` gives the groups of a step to the training loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from itertools import islice
+
+from torch import Tensor
+
+from ..environment.base import Scorer
+from ..types import Group, Kept, SamplingParams, Task, Trajectory, Turn
+from .base import Choose
+from .generator import GeneratorClosed, Sampled, SampleKey
+from .renderer.renderer import Renderer
+from .stop_watch import cut_at_stop
+
+
+class RecordEnds(Exception):
+    """The environment asks for more replies than were recorded."""
+
+
+class RecordedReplies:
+    """Generator that gives the replies of a recorded trajectory, one after the other.
+
+    Args:
+        trajectory: the trajectory. None: it has no replies.
+        renderer: decodes the replies, to find the stop strings that ended them. None if there are
+            no replies.
+    """
+
+    version = -1
+
+    def __init__(
+        self, trajectory: Trajectory | None = None, renderer: Renderer | None = None
+    ) -> None:
+        self._trajectory = trajectory
+        self._renderer = renderer
+        self._left = iter(trajectory.turns if trajectory else ())
+        self._kept = _kept_sets(trajectory.kept) if trajectory and trajectory.kept else None
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """The next recorded reply.
+
+        Raises:
+            RecordEnds: if all have been given.
+        """
+        turn, done, renderer = next(self._left, None), self._trajectory, self._renderer
+        if turn is None or done is None or renderer is None:
+            raise RecordEnds("the environment asks for a reply after the last recorded one")
+        span = slice(turn.start, turn.stop)
+        cut = cut_at_stop(done.tokens[span], renderer, stops)
+        return Sampled(
+            tokens=done.tokens[span],
+            logp=done.logp[span],
+            version=done.version[span],
+            finish_reason=turn.finish_reason,
+            reused=0,
+            seconds=turn.seconds,
+            kept=None if self._kept is None else self._kept(turn),
+            text=cut[1] if cut else None,
+        )
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """A record has no model."""
+        raise GeneratorClosed("recorded replies have no model")
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
+        """A record has no model."""
+        raise GeneratorClosed("recorded replies have no model")
+
+    async def rest(self) -> None:
+        """Nothing to free."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _kept_sets(kept: Kept) -> Callable[[Turn], Kept]:
+    """Function from a turn to the kept sets of its tokens. Call it for each turn, in order."""
+    ids, counts, mass = iter(kept.ids), iter(kept.counts), iter(kept.mass)
+
+    def of_turn(turn: Turn) -> Kept:
+        part = Kept()
+        for count, share in islice(zip(counts, mass, strict=True), turn.stop - turn.start):
+            part.add(array("i", islice(ids, count)), share)
+        return part
+
+    return of_turn
+
+
+class RecordedRollout:
+    """Rollout that gives recorded groups instead of sampling.
+
+    Attributes:
+        groups: groups of the next call, with their rewards.
+    """
+
+    samples = 1
+
+    def __init__(self) -> None:
+        self.groups: Sequence[Group] = ()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sampled the groups."""
+        return max((v for g in self.groups for t in g.trajectories for v in t.version), default=0)
+
+    def stats(self) -> dict[str, float]:
+        """Nothing was sampled, so there are no metrics."""
+        return {}
+
+    async def play(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        scorer: Scorer | None = None,
+        choose: Choose | None = None,
+        on_sampled: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Group, None]:
+        """The recorded groups, whose tasks must be `tasks`."""
+        on_sampled()
+        for group in self.groups:
+            yield group
