@@ -34,6 +34,7 @@ NEVER_PASSED = {
             "rollout.sglang_server.SglangServer.generate",
             "rollout.engine_generator.EngineGenerator.generate",
             "rollout.generator.Generator.generate",
+            "rollout.recorded.RecordedReplies.generate",
             "rollout.sixfold_server.SixfoldServer.generate",
             "rollout.worked_episode.Script.generate",
         ),
