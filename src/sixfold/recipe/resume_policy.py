@@ -47,6 +47,7 @@ FREE: dict[str, str] = {
     "critic": "takes effect from the next step",
     "reference": "takes effect from the next step",
     "trainer": "takes effect from the next step",
+    "moe": "takes effect from the next step",
     "eval": "takes effect from the next evaluation",
     "checkpoint": "takes effect from the next step",
     "log": "takes effect from the next step",

@@ -203,6 +203,34 @@ MISMATCH = (
     ),
 )
 
+EXPERTS = (
+    Metric(
+        "moe/max_load",
+        "ratio",
+        "load of the busiest expert; 1 if all experts have the same load",
+        "mean over layers of max_e n_e / mean_e n_e, n_e: tokens of all trajectories of the update"
+        " that expert e computes",
+    ),
+    Metric(
+        "moe/load_entropy_frac",
+        "share",
+        "evenness of the load; 1 if all experts have the same load",
+        "mean over layers of -Σ_e s_e log s_e / log E, s_e = n_e / Σ n_e",
+    ),
+    Metric(
+        "moe/dead_frac",
+        "share",
+        "experts without a token",
+        "experts with n_e = 0 in the update / all experts of all layers",
+    ),
+    Metric(
+        "moe/balance_loss",
+        "loss",
+        "balance loss before its weight, if moe.balance_loss is set; k if all loads are equal",
+        "mean over layers of E · Σ_e n_e / n · mean router probability of e",
+    ),
+)
+
 WEIGHT_SYNC = (
     Metric(
         "sync/version",
@@ -234,6 +262,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Adaptive weights": ADAPTIVE,
     "Critic": CRITIC,
     "Engine against trainer": MISMATCH,
+    "Experts (mixture-of-experts models only)": EXPERTS,
     "Weight sync": WEIGHT_SYNC,
     "Custom algorithms": CUSTOM,
 }

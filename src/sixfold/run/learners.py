@@ -28,6 +28,7 @@ from ..trainer.logprobs import PolicyRoot
 from ..trainer.optimizer import reset_optimizer
 from ..trainer.parity import TRAINING_LIMIT
 from ..trainer.proximal import Proximal
+from ..trainer.routing import make_routing
 from ..trainer.trainer import Trainer
 from .assemble import World
 
@@ -150,7 +151,7 @@ def build_learners(
     )
     # Log-probs of a quantised sampler differ from the policy's by design.
     limit = inf if recipe.quantised_sampling else TRAINING_LIMIT[recipe.run.precision]
-    root = PolicyRoot(world.policy.model)
+    root = PolicyRoot(world.policy.model, make_routing(world.policy.model, recipe.moe))
     policy = Trainer(
         root,
         config,

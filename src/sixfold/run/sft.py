@@ -15,6 +15,7 @@ from ..recipe.plan import SFT_PROBE_EVERY
 from ..report.numbers import percent
 from ..rollout.worked_episode import worked_episodes
 from ..trainer.logprobs import PolicyRoot
+from ..trainer.routing import make_routing
 from ..trainer.sft import SupervisedLoss, example
 from ..trainer.trainer import Trainer, TrainingDiverged
 from ..types import Group, Task
@@ -96,8 +97,9 @@ class SftStage:
             }
         )
         # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
+        model = self.world.policy.model
         trainer = Trainer(
-            PolicyRoot(self.world.policy.model),
+            PolicyRoot(model, make_routing(model, recipe.moe)),
             settings,
             replace(self.world.scoring, temperature=1.0),
             sft.steps,

@@ -12,7 +12,8 @@ runs as usual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -22,11 +23,15 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
+    noop_context_fn,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
+from ..model.experts import recomputation
 
+Context = AbstractContextManager[object]
+Contexts = tuple[Context, Context]
 Mode = Literal["none", "selective", "full"]
 
 _KEPT = frozenset(
@@ -79,15 +84,28 @@ def apply_activation_checkpointing(model: nn.Module, mode: Mode) -> None:
 def _recompute_all(layer: Callable[..., Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return layer(*inputs)
-    return checkpoint(layer, *inputs, use_reentrant=False)
+    replay = recomputation()
+    contexts = noop_context_fn if replay is None else partial(_replayed, noop_context_fn, replay)
+    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 def _recompute_selected(layer: Callable[..., Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return layer(*inputs)
-    return checkpoint(
-        layer,
-        *inputs,
-        use_reentrant=False,
-        context_fn=partial(create_selective_checkpoint_contexts, keep_result),
-    )
+    replay = recomputation()
+    contexts = partial(create_selective_checkpoint_contexts, keep_result)
+    if replay is not None:
+        contexts = partial(_replayed, contexts, replay)
+    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=contexts)
+
+
+def _replayed(contexts: Callable[[], Contexts], replay: Callable[[], Context]) -> Contexts:
+    """The contexts of a checkpoint, with the replay of expert choices in the recomputation."""
+    forward, recompute = contexts()
+    return forward, _both(recompute, replay())
+
+
+@contextmanager
+def _both(first: Context, second: Context) -> Iterator[None]:
+    with first, second:
+        yield

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..batch import LossOutput, Metrics, upload
-from .logprobs import Scores
+from .logprobs import RoutedScores, Scores
 from .mismatch import log_ratio_metrics, mismatch_metrics
+from .routing import Routed, router_metrics
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class UpdateTotals:
         scores: scores of each micro-batch, without gradient.
         old_logp: log-probs at sampling of the scored tokens of each micro-batch.
         versions: on the host, the weight version that sampled them. -1: not sampled by a policy.
+        routed: what the routers of a mixture of experts did in each micro-batch.
     """
 
     tokens: int = 0
@@ -124,10 +126,11 @@ class UpdateTotals:
     scores: list[Tensor] = field(default_factory=list)
     old_logp: list[Tensor] = field(default_factory=list)
     versions: list[Tensor] = field(default_factory=list)
+    routed: list[Routed] = field(default_factory=list)
 
     def add(
         self,
-        scores: Scores,
+        scores: Scores | RoutedScores,
         output: LossOutput,
         at: tuple[Tensor, Tensor],
         old_logp: Tensor,
@@ -149,6 +152,8 @@ class UpdateTotals:
             self.means.setdefault("train/entropy", []).append(scores.entropy.detach().sum())
             self.old_logp.append(old_logp[at])
         self.scores.append(scores.values.detach())
+        if isinstance(scores, RoutedScores):
+            self.routed.append(scores.routed)
 
     def read(self, norm: Tensor) -> Read:
         """Read everything as Python numbers, in one copy from the device."""
@@ -157,7 +162,9 @@ class UpdateTotals:
             for kind in (self.sums, self.means)
             for name, values in kind.items()
         ]
-        columns = [*self.losses, *(value for kind, name, _ in named for value in kind[name]), norm]
+        routers = router_metrics(self.routed)
+        values = [value for kind, name, _ in named for value in kind[name]]
+        columns = [*self.losses, *values, *routers.values(), norm]
         numbers = torch.stack([x.detach().double() for x in columns]).tolist()
         bad_rows = [
             b
@@ -173,7 +180,11 @@ class UpdateTotals:
         return Read(
             bad_rows,
             numbers[-1],
-            {**sums, **{name: total / tokens for name, total in means.items()}},
+            {
+                **sums,
+                **{name: total / tokens for name, total in means.items()},
+                **dict(zip(routers, numbers[at:-1], strict=True)),
+            },
         )
 
     def sampler_metrics(self, version: int) -> Metrics:

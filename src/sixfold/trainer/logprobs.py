@@ -11,7 +11,7 @@ over the same set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from ..batch import Batch, KeptSets
 from ..model.causal_lm import head_logits, hidden_states
 from .packing import PackedRow, microbatches, pack
+from .routing import Routed, Routing
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,20 @@ class Scores(NamedTuple):
     entropy: Tensor | None
 
 
+class RoutedScores(NamedTuple):
+    """Scores of a packed row under a mixture of experts.
+
+    Attributes:
+        values: as in `Scores`.
+        entropy: as in `Scores`.
+        routed: what the routers did. Its penalty is added to the loss.
+    """
+
+    values: Tensor
+    entropy: Tensor | None
+    routed: Routed
+
+
 class Root(Protocol):
     """Body and head of a model as one module, which runs in one call.
 
@@ -122,8 +137,17 @@ class Root(Protocol):
         """Module with the parameters to train."""
         ...
 
-    def __call__(self, row: PackedRow, scoring: Scoring) -> Scores:
+    def __call__(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
         """One score per read of the row."""
+        ...
+
+    def prepare(self, rows: Sequence[Callable[[], PackedRow]], scoring: Scoring) -> None:
+        """Prepare for the micro-batches of the next update, before the first of them is trained.
+
+        Args:
+            rows: makes each micro-batch.
+            scoring: temperature, chunk size and precision.
+        """
         ...
 
 
@@ -145,24 +169,40 @@ def read_states(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> Ten
 class PolicyRoot(nn.Module):
     """A causal LM that scores the tokens of a packed row.
 
+    With `routing`, the scores of a mixture of experts include what its routers did.
+
     Sharding code registers `states` by `register_fsdp_forward_method`: a head on the policy calls
     it directly.
     """
 
     model: PreTrainedModel
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, routing: Routing | None = None) -> None:
         super().__init__()
         self.model = model
+        self.routing = routing
 
     def states(self, row: PackedRow, scoring: Scoring) -> Tensor:
         """Hidden states [S, hidden] at row.reads."""
-        return read_states(self.model, row, scoring)
+        return self._routed_states(row, scoring)[0]
 
-    def forward(self, row: PackedRow, scoring: Scoring) -> Scores:
+    def _routed_states(self, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Routed | None]:
+        """Hidden states [S, hidden] at row.reads, and what the routers did."""
+        if self.routing is None:
+            return read_states(self.model, row, scoring), None
+        with self.routing.watch(self.model, row) as record:
+            hidden = read_states(self.model, row, scoring)
+        return hidden, self.routing.result(record, row)
+
+    def prepare(self, rows: Sequence[Callable[[], PackedRow]], scoring: Scoring) -> None:
+        """Count the tokens of each expert over the whole update, if the balance loss needs it."""
+        if self.routing is not None:
+            self.routing.prepare(rows, lambda row: self._routed_states(row, scoring)[1])
+
+    def forward(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
         """Log-prob and entropy of every scored token, in the order of row.target."""
         with body_precision(row, scoring):
-            hidden = self.states(row, scoring)
+            hidden, routed = self._routed_states(row, scoring)
             size = chunk_size(scoring.chunk, len(self.model.get_output_embeddings().weight))
             hiddens, targets = hidden.split(size), row.target.split(size)
             kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
@@ -175,9 +215,11 @@ class PolicyRoot(nn.Module):
                 scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
             else:
                 scores = [score_chunk(*chunk) for chunk in chunks]
-        return Scores(
-            torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
-        )
+        values = torch.cat([logp for logp, _ in scores])
+        entropies = torch.cat([entropy for _, entropy in scores])
+        if routed is None:
+            return Scores(values, entropies)
+        return RoutedScores(values, entropies, routed)
 
 
 class ScalarRoot(nn.Module):
@@ -206,6 +248,9 @@ class ScalarRoot(nn.Module):
         The head always runs in float32: targets may differ by less than bfloat16 resolves.
         """
         return Scores(self._head[0](self._states(row, scoring).float())[:, 0], None)
+
+    def prepare(self, rows: Sequence[Callable[[], PackedRow]], scoring: Scoring) -> None:
+        """Nothing to prepare."""
 
 
 def score_batch(
@@ -252,7 +297,8 @@ def score_tables(
     rows = batch.at_host().mask.any(-1).nonzero()[:, 0].tolist()
     for part in microbatches(batch, rows, max_tokens, share_prefix):
         row = pack(batch, part, share_prefix)
-        for table, column in zip(tables, root(row, scoring), strict=True):
+        scores = root(row, scoring)
+        for table, column in zip(tables, (scores.values, scores.entropy), strict=True):
             if column is not None:
                 table[row.row, row.column] = column
     return tables[0], tables[1]

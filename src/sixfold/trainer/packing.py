@@ -39,6 +39,8 @@ class PackedRow:
         slot: [S] index of that row among the micro-batch's rows.
         members: [R] rows of the batch in this micro-batch.
         kept: [S] tokens that could have been sampled there. None: the whole vocabulary.
+        copies: [N] on the host, number of trajectories that contain each token. More than 1 only in
+            a shared prompt.
     """
 
     tokens: Tensor
@@ -51,6 +53,7 @@ class PackedRow:
     slot: Tensor
     members: Tensor
     kept: KeptSets | None = None
+    copies: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Attention with q [1, H, N, D]; returns [1, N, H, D]."""
@@ -98,6 +101,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         slot=sent[6],
         members=sent[7],
         kept=kept,
+        copies=np.repeat(layout.copies, [segment.length for segment in layout.segments]),
     )
 
 
@@ -119,7 +123,8 @@ class _Layout:
     reads: list[np.ndarray] = field(default_factory=list)
     row: list[np.ndarray] = field(default_factory=list)
     column: list[np.ndarray] = field(default_factory=list)
-    shared: dict[bytes, Segment] = field(default_factory=dict)
+    shared: dict[bytes, int] = field(default_factory=dict)
+    copies: list[int] = field(default_factory=list)
     used: int = 0
 
     def add(self, b: int, key: bytes | None) -> None:
@@ -135,8 +140,11 @@ class _Layout:
             self._score(b, columns, columns - 1 + at)
             return
         if key not in self.shared:
-            self.shared[key] = self._run(b, 0, prompt)
-        before = self.shared[key]
+            self.shared[key] = len(self.segments)
+            self._run(b, 0, prompt)
+        else:
+            self.copies[self.shared[key]] += 1
+        before = self.segments[self.shared[key]]
         if length > prompt:
             at = self._run(b, prompt, length, before).start
             read = columns - 1
@@ -156,6 +164,7 @@ class _Layout:
         self.tokens.append(self.batch_tokens[b, first:last])
         self.positions.append(np.arange(first, last))
         self.segments.append(segment)
+        self.copies.append(1)
         self.used = segment.stop
         return segment
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from ..checkpointable import check_names
 from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .learned import Learned, Read, UpdateTotals, merge_updates
-from .logprobs import Root, Scores, Scoring
+from .logprobs import Root, RoutedScores, Scores, Scoring
 from .optimizer import learning_rate, make_optimizer
 from .optimizer_state import load_optimizer_tensors, optimizer_tensors
 from .packing import PackedRow, pack, plan_updates
@@ -181,23 +182,24 @@ class Trainer:
 
         Gradients add up in float32 on the master weights.
         """
-        totals, host = UpdateTotals(), batch.at_host()
+        totals, host, share = UpdateTotals(), batch.at_host(), self.config.share_prefix
+        self.root.prepare([partial(pack, batch, rows, share) for rows in parts], self.scoring)
         for rows in parts:
-            packed = pack(batch, rows, self.config.share_prefix)
+            packed = pack(batch, rows, share)
             local, scores = self._forward(batch, packed)
             at = packed.slot, packed.column
             output = loss(local, _table(local, at, scores.values))
             # Run backward even if the loss is not finite. Checking here would wait for the device,
             # and ranks that wait for each other's gradients must all run as many backward passes.
             # In that case the update is skipped later and the gradient dropped.
-            output.loss.backward()
+            _with_penalty(output.loss, scores).backward()
             totals.add(scores, output, at, local.old_logp)
             totals.tokens += len(packed.tokens)
             totals.rows.append(rows)
             totals.versions.append(host.version[rows][host.mask[rows]])
         return totals
 
-    def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Scores]:
+    def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Scores | RoutedScores]:
         """The micro-batch's rows, with entropies filled in if there are any, and their scores."""
         local, at = batch.rows(packed.members), (packed.slot, packed.column)
         # Before the policy's forward pass: otherwise its activations would be held meanwhile.
@@ -259,6 +261,13 @@ class Trainer:
                 " trainer.learning_rate, or raise trainer.max_skipped_steps"
             )
         return bool(self.skip_reason)
+
+
+def _with_penalty(loss: Tensor, scores: Scores | RoutedScores) -> Tensor:
+    """The loss plus what the forward pass of the model adds to it."""
+    if isinstance(scores, Scores) or scores.routed.penalty is None:
+        return loss
+    return loss + scores.routed.penalty
 
 
 def _table(rows: Batch, at: tuple[Tensor, Tensor], values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
 from .model import ModelConfig, ScratchConfig
+from .moe import MoeConfig
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
@@ -41,6 +42,7 @@ __all__ = [
     "GymConfig",
     "LogConfig",
     "ModelConfig",
+    "MoeConfig",
     "NgramSpeculation",
     "NoPreemption",
     "NoSpeculation",

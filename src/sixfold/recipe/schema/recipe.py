@@ -10,6 +10,7 @@ from .data import DataConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
 from .model import ModelConfig
+from .moe import MoeConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
@@ -30,6 +31,7 @@ class Recipe(Section):
     critic: CriticConfig = CriticConfig()
     reference: ReferenceConfig = ReferenceConfig()
     trainer: TrainerConfig = TrainerConfig()
+    moe: MoeConfig = MoeConfig()
     sft: SftConfig = SftConfig()
     sync: SyncConfig = knob(
         SharedSyncConfig(),

@@ -1,0 +1,182 @@
+"""Routing of a mixture of experts while it is trained: balance loss, statistics, replay.
+
+Without a penalty, routers may send all tokens to a few experts. The balance loss of the Switch
+Transformer (arXiv:2101.03961, equations 4 to 6) is, for one layer with E experts,
+
+    E · Σ_e f_e P_e      f_e: tokens that chose expert e / tokens
+                         P_e: mean router probability of expert e
+
+and its mean over the layers is added to the loss, times `moe.balance_loss`. It is k for k experts
+per token if all are used equally. f_e has no gradient.
+
+Tokens are those of all trajectories of the update: a token of a prompt that K trajectories share
+counts K times. f_e is counted over the whole update before its first micro-batch is trained, so
+the gradient does not depend on how rows are split and packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import UserError
+from ..model.experts import Routers, RoutingRecord, find_routers
+from ..recipe.schema import MoeConfig
+from .packing import PackedRow
+
+
+class Routed(NamedTuple):
+    """What the routers of L layers did in one micro-batch.
+
+    Attributes:
+        counts: [L, E] tokens per expert.
+        tokens: scalar, number of tokens.
+        balance: balance loss, without gradient. None if there is none.
+        penalty: scalar to add to the loss, with gradient. None if there is nothing to add.
+    """
+
+    counts: Tensor
+    tokens: Tensor
+    balance: Tensor | None = None
+    penalty: Tensor | None = None
+
+
+class Routing:
+    """Watches the routers of the trained model, and computes the balance loss.
+
+    Args:
+        routers: the routers of the model.
+        coefficient: weight of the balance loss; 0 for none.
+    """
+
+    def __init__(self, routers: Routers, coefficient: float = 0.0) -> None:
+        self.routers = routers
+        self.coefficient = coefficient
+        self._update: tuple[Tensor, Tensor] | None = None
+
+    def watch(self, model: nn.Module, row: PackedRow) -> AbstractContextManager[RoutingRecord]:
+        """Context of the forward pass of one packed row."""
+        return self.routers.watch(model)
+
+    def prepare(
+        self, rows: Sequence[Callable[[], PackedRow]], run: Callable[[PackedRow], Routed | None]
+    ) -> None:
+        """Count the tokens of each expert over an update.
+
+        An update with one micro-batch is counted in its own forward pass. Otherwise the body of the
+        model runs once more on every micro-batch, without gradients.
+
+        Args:
+            rows: makes each micro-batch of the update.
+            run: the forward pass of one micro-batch.
+        """
+        self._update = None
+        if self.coefficient == 0 or len(rows) == 1:
+            return
+        with torch.no_grad():
+            found = [routed for row in rows if (routed := run(row())) is not None]
+        self._update = _sum([r.counts for r in found]), _sum([r.tokens for r in found])
+
+    def result(self, record: RoutingRecord, row: PackedRow) -> Routed:
+        """What the routers did in the forward pass of a packed row."""
+        device = row.tokens.device
+        weight = torch.from_numpy(row.copies.astype(np.float32)).to(device, non_blocking=True)
+        counts, tokens = expert_counts(record.choices(), weight, self.routers.experts), weight.sum()
+        if self.coefficient == 0:
+            return Routed(counts, tokens)
+        all_counts, all_tokens = self._update or (counts, tokens)
+        logits = [record.logits[i] for i in sorted(record.logits)]
+        loss = balance_loss(
+            [router_probabilities(x, self.routers.sigmoid) for x in logits],
+            weight / all_tokens,
+            all_counts / all_tokens,
+        )
+        return Routed(counts, tokens, loss.detach(), loss * self.coefficient)
+
+
+def make_routing(model: PreTrainedModel, config: MoeConfig) -> Routing | None:
+    """The routing of a model with experts, or None for a model without.
+
+    Raises:
+        UserError: if a setting of `moe` cannot work with the model.
+    """
+    routers = find_routers(model)
+    if routers is None:
+        if config.balance_loss:
+            raise UserError(
+                f"moe.balance_loss = {config.balance_loss:g}: {type(model).__name__} has no expert"
+                " layers whose routers can be read. Remove the setting"
+            )
+        return None
+    return Routing(routers, config.balance_loss)
+
+
+def router_probabilities(logits: Tensor, sigmoid: bool) -> Tensor:
+    """Probabilities [N, E] of the experts, in float32.
+
+    Args:
+        logits: [N, E].
+        sigmoid: normalise the sigmoids of the logits, as DeepSeek-V3 does in its balance loss
+            (arXiv:2412.19437, equations 17 to 20). Otherwise the softmax.
+    """
+    if not sigmoid:
+        return logits.float().softmax(-1)
+    scores = logits.float().sigmoid()
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def balance_loss(probabilities: Sequence[Tensor], weight: Tensor, load: Tensor) -> Tensor:
+    """Balance loss: mean over layers of E · Σ_e load_e Σ_n weight_n p_ne.
+
+    Args:
+        probabilities: [N, E] router probabilities of each layer.
+        weight: [N] share of each token in all tokens of the update.
+        load: [L, E] share of all tokens that chose each expert. A row adds up to k.
+
+    Returns:
+        Scalar with gradient. It adds up over the micro-batches of the update.
+    """
+    layers, experts = load.shape
+    means = torch.stack([weight @ p for p in probabilities])
+    return (load * means).sum() * (experts / layers)
+
+
+def expert_counts(choices: Tensor, weight: Tensor, experts: int) -> Tensor:
+    """Tokens per expert, [L, E] float32.
+
+    Args:
+        choices: [N, L, k] experts of each token.
+        weight: [N] number of times that each token counts.
+        experts: E.
+    """
+    count, layers, top_k = choices.shape
+    flat = choices.transpose(0, 1).reshape(layers, -1)
+    each = weight[:, None].expand(count, top_k).reshape(1, -1).expand(layers, -1)
+    return torch.zeros(layers, experts, device=choices.device).scatter_add_(1, flat, each)
+
+
+def router_metrics(routed: Sequence[Routed]) -> dict[str, Tensor]:
+    """Metrics of an update from its micro-batches: scalars. Empty for a model without experts."""
+    if not routed:
+        return {}
+    counts = _sum([r.counts for r in routed])
+    share = counts / counts.sum(-1, keepdim=True).clamp_min(1.0)
+    experts = counts.shape[1]
+    entropy = -torch.special.xlogy(share, share).sum(-1) / np.log(max(experts, 2))
+    found = {
+        "moe/max_load": (share.amax(-1) * experts).mean(),
+        "moe/load_entropy_frac": entropy.mean(),
+        "moe/dead_frac": (counts == 0).float().mean(),
+    }
+    balance = [r.balance for r in routed if r.balance is not None]
+    return found | ({"moe/balance_loss": _sum(balance)} if balance else {})
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).sum(0)
