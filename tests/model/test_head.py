@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to compute it; the kernel is CUDA's, so its sum is written out here."""
     if request.param == "wide kernel":
-        monkeypatch.setattr(sixfold.model.head, "_wide_products", lambda device: True)
+        monkeypatch.setattr(sixfold.model.head, "wide_products", lambda device: True)
         monkeypatch.setattr(sixfold.model.head, "wide_mm", lambda a, b: a.float() @ b.float())
     return str(request.param)
 

@@ -229,7 +229,8 @@ class Allocations(TorchDispatchMode):
     """Watches every tensor an operation makes, in forward and backward.
 
     wide: entries of the largest tensor that is `width` wide. peak: most entries of such tensors
-    alive at one time. live(): bytes of all storages made here that are still alive.
+    alive at one time. peak_bytes: most bytes of all storages made here that were alive at one time.
+    live(): bytes of those that are still alive.
     """
 
     def __init__(self, width: int = 0) -> None:
@@ -237,6 +238,7 @@ class Allocations(TorchDispatchMode):
         self.width = width
         self.wide = 0
         self.peak = 0
+        self.peak_bytes = 0
         self._storages: dict[int, tuple[StorageWeakRef, int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -253,6 +255,7 @@ class Allocations(TorchDispatchMode):
         self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), wide)
         self._storages = {k: v for k, v in self._storages.items() if not v[0].expired()}
         self.peak = max(self.peak, sum(v[2] for v in self._storages.values()))
+        self.peak_bytes = max(self.peak_bytes, sum(v[1] for v in self._storages.values()))
 
     def live(self) -> int:
         return sum(nbytes for ref, nbytes, _ in self._storages.values() if not ref.expired())

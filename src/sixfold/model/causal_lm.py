@@ -18,7 +18,7 @@ from ..kernels.cpu.body_kernels import Compile, body_kernels
 from .base import Body, LayerAdditions, Layout, ModuleBody
 from .fused_decoder import fused_decoder
 from .graph_validity import GraphFingerprint
-from .head import head_product
+from .head import LogitFinish, head_product
 from .lora import added
 from .lowered import LoweredBody
 
@@ -53,13 +53,8 @@ def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 def scaled_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
     """Apply the architecture's scaling or soft cap to the head's output, float32 [N, V]."""
-    settings = vars(model.config)  # not to_dict(): it copies the config at every decode step
-    if settings.get("logits_scaling") is not None:  # Granite divides
-        logits = logits / settings["logits_scaling"]
-    if settings.get("logit_scale") is not None:  # Cohere multiplies
-        logits = logits * settings["logit_scale"]
-    cap = settings.get("final_logit_softcapping")  # Gemma 2 and 3
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    # vars and not to_dict(), which copies the config at every decode step
+    return LogitFinish.of(vars(model.config)).apply(logits)
 
 
 class CausalLM:

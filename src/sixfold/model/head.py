@@ -7,13 +7,82 @@ directions. Here the factors are rounded as under autocast, and the sums stay in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+
+def is_plain(head: nn.Module) -> TypeGuard[nn.Linear]:
+    """True for an `nn.Linear` without hooks: its output is hidden @ weight.T + bias."""
+    return type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
+
+
+class LogitFinish(NamedTuple):
+    """Scaling and soft cap that an architecture applies to its logits. None: not applied.
+
+    Attributes:
+        divisor: logits are divided by it (Granite).
+        factor: logits are multiplied by it (Cohere).
+        cap: logits become cap * tanh(logits / cap) (Gemma 2 and 3).
+    """
+
+    divisor: float | None = None
+    factor: float | None = None
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> LogitFinish:
+        """From the attributes of a model's config."""
+        return cls(
+            settings.get("logits_scaling"),
+            settings.get("logit_scale"),
+            settings.get("final_logit_softcapping"),
+        )
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Finished logits [N, V], in new memory if there is anything to do."""
+        if self.divisor is not None:
+            logits = logits / self.divisor
+        if self.factor is not None:
+            logits = logits * self.factor
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+    def apply_(self, logits: Tensor, keep_cap: bool) -> tuple[Tensor, Tensor | None]:
+        """As `apply`, in the memory of `logits`.
+
+        Args:
+            logits: [N, V]; overwritten.
+            keep_cap: also return the values of tanh, which `backward_` reads.
+
+        Returns:
+            The finished logits, and the values of tanh or None.
+        """
+        if self.divisor is not None:
+            logits = logits.div_(self.divisor)
+        if self.factor is not None:
+            logits = logits.mul_(self.factor)
+        if self.cap is None:
+            return logits, None
+        bent = logits.div_(self.cap).tanh_()
+        return (bent * self.cap, bent) if keep_cap else (bent.mul_(self.cap), None)
+
+    def backward_(self, grad: Tensor, bent: Tensor | None) -> Tensor:
+        """Gradient of the raw logits, in the memory of `grad`.
+
+        Args:
+            grad: [N, V] gradient of the finished logits; overwritten.
+            bent: values of tanh that `apply_` returned; overwritten.
+        """
+        if bent is not None:  # d tanh(x) = 1 - tanh(x)^2; the cap's factor and divisor cancel
+            grad = grad.mul_(bent.square_().neg_().add_(1.0))
+        if self.factor is not None:
+            grad = grad.mul_(self.factor)
+        return grad if self.divisor is None else grad.div_(self.divisor)
 
 
 def head_product(head: nn.Module, hidden: Tensor) -> Tensor:
@@ -23,15 +92,14 @@ def head_product(head: nn.Module, hidden: Tensor) -> Tensor:
     then round its result.
     """
     device = hidden.device.type
-    hooked = head._forward_hooks or head._forward_pre_hooks
-    if type(head) is not nn.Linear or hooked or not torch.is_autocast_enabled(device):
+    if not is_plain(head) or not torch.is_autocast_enabled(device):
         logits: Tensor = head(hidden).float()
         return logits
     dtype = torch.get_autocast_dtype(device)
     weight, bias = head.weight, head.bias
     with torch.autocast(device, enabled=False):
         hidden, weight = hidden.to(dtype), weight.to(dtype)  # type: ignore[assignment]
-        if not _wide_products(device):
+        if not wide_products(device):
             return F.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
         logits = WideProduct.apply(hidden, weight)
         return logits if bias is None else logits + bias.float()
@@ -65,7 +133,7 @@ def wide_mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 @cache
-def _wide_products(device: str) -> bool:
+def wide_products(device: str) -> bool:
     """True if `wide_mm` runs on the device: CUDA with PyTorch 2.8 or later."""
     return (
         device == "cuda"

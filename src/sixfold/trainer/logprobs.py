@@ -1,7 +1,9 @@
 """Log-probs and entropies of scored tokens, computed in chunks of positions.
 
-Logits exist for one chunk at a time, never as [B, T, V]. If a row has several chunks, each is
-checkpointed: its logits are recomputed in the backward pass instead of kept.
+Logits exist for one chunk at a time, never as [B, T, V]. A plain linear head with a large
+vocabulary runs in `fused_head.py`, with one table of logits. Otherwise autograd runs it: if a row
+has several chunks, each is checkpointed, so its logits are recomputed in the backward pass instead
+of kept.
 
 A token sampled from a truncated distribution is scored under a truncated distribution: the current
 weights, renormalised over the set of tokens that the sampler kept. This holds for every model
@@ -22,6 +24,8 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch, KeptSets
 from ..model.causal_lm import head_logits, hidden_states
+from ..model.head import LogitFinish, is_plain
+from .fused_head import HeadSettings, fused_scores
 from .packing import PackedRow, microbatches, pack
 from .routing import Routed, Routing
 
@@ -44,7 +48,11 @@ class Scoring:
 
 
 TABLE = 1 << 26
-"""Maximum logits in one table (268 MB in float32). At most four such tables exist at a time."""
+"""Maximum logits in one table (268 MB in float32). A plain linear head has one such table at a
+time, or two with a soft cap or an entropy gradient. Any other head has at most four.
+"""
+SMALL = 1 << 22
+"""Tables of at most this many logits (17 MB) are left to autograd, for any head."""
 
 
 def score_chunk(
@@ -203,23 +211,46 @@ class PolicyRoot(nn.Module):
         """Log-prob and entropy of every scored token, in the order of row.target."""
         with body_precision(row, scoring):
             hidden, routed = self._routed_states(row, scoring)
-            size = chunk_size(scoring.chunk, len(self.model.get_output_embeddings().weight))
-            hiddens, targets = hidden.split(size), row.target.split(size)
-            kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
-            chunks = [
-                (self.model, h, t, scoring.temperature, scoring.entropy_gradient, k)
-                for h, t, k in zip(hiddens, targets, kept, strict=True)
-            ]
-            # A single chunk's logits are needed in either case: checkpointing would save nothing.
-            if torch.is_grad_enabled() and len(chunks) > 1:
-                scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-            else:
-                scores = [score_chunk(*chunk) for chunk in chunks]
-        values = torch.cat([logp for logp, _ in scores])
-        entropies = torch.cat([entropy for _, entropy in scores])
+            values, entropies = score_states(self.model, hidden, row, scoring)
         if routed is None:
             return Scores(values, entropies)
         return RoutedScores(values, entropies, routed)
+
+
+def score_states(
+    model: PreTrainedModel, hidden: Tensor, row: PackedRow, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [S] of the row's scored tokens, chunk by chunk.
+
+    Args:
+        model: supplies the output head.
+        hidden: hidden states [S, hidden] at row.reads.
+        row: supplies targets and kept sets.
+        scoring: temperature, chunk size and precision.
+    """
+    head = model.get_output_embeddings()
+    size = chunk_size(scoring.chunk, len(head.weight))
+    if is_plain(head) and min(size, len(hidden)) * len(head.weight) > SMALL:
+        settings = HeadSettings(
+            LogitFinish.of(vars(model.config)),
+            scoring.temperature,
+            size,
+            scoring.autocast,
+            scoring.entropy_gradient,
+        )
+        return fused_scores(head, hidden, row.target, settings, row.kept)
+    hiddens, targets = hidden.split(size), row.target.split(size)
+    kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
+    chunks = [
+        (model, h, t, scoring.temperature, scoring.entropy_gradient, k)
+        for h, t, k in zip(hiddens, targets, kept, strict=True)
+    ]
+    # A single chunk's logits are needed in either case: checkpointing would save nothing.
+    if torch.is_grad_enabled() and len(chunks) > 1:
+        scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+    else:
+        scores = [score_chunk(*chunk) for chunk in chunks]
+    return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
 
 
 class ScalarRoot(nn.Module):
