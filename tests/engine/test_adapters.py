@@ -338,7 +338,7 @@ def test_without_adapters_in_a_forward_the_model_is_called_as_ever(
 
 def test_names_are_checked(engine_with: Callable[..., Engine]) -> None:
     engine = engine_with()
-    weights = engine.adapters.get("all")
+    weights = engine.adapters.of("all")
     assert engine.adapters.names == list(KINDS)
     with pytest.raises(ValueError, match=r"no adapter 'smal' is loaded. Did you mean 'small'\?"):
         engine.add("t", [2], SamplingParams(max_tokens=1), [0], adapter="smal")

@@ -38,7 +38,7 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """Loaded adapters by name.
+    """Loaded adapters by name, and the running one, which requests without a name use.
 
     A request keeps a reference to its adapter. Unloading removes the name, and requests in flight
     keep the weights.
@@ -51,6 +51,7 @@ class Adapters:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
         self._loaded: dict[str, LoadedAdapter] = {}
+        self._running: LoadedAdapter | None = None
         self._numbers = count(1)
 
     @property
@@ -70,6 +71,22 @@ class Adapters:
                 if name
                 else "the adapter's name is empty. Give it a name"
             )
+        self._loaded[name] = self._ready(name, adapter)
+
+    def run(self, adapter: Adapter) -> None:
+        """Make an adapter the running one, in place of the earlier one."""
+        self._running = self._ready("", adapter)
+
+    def of(self, name: str | None) -> LoadedAdapter | None:
+        """Adapter of a request: the named one, otherwise the running one, otherwise None.
+
+        Raises:
+            ValueError: if no adapter of this name is loaded.
+        """
+        return self._running if name is None else self._get(name)
+
+    def _ready(self, name: str, adapter: Adapter) -> LoadedAdapter:
+        """Padded copies of the adapter's matrices, under a new number."""
         layers = {}
         for layer, (down, up) in adapter.layers.items():
             short = -len(down) % MIN_ROWS
@@ -77,14 +94,9 @@ class Adapters:
             layers[layer] = (
                 (padded[0].to(self._dtype), padded[1].to(self._dtype)) if self._dtype else padded
             )
-        self._loaded[name] = LoadedAdapter(name, next(self._numbers), layers)
+        return LoadedAdapter(name, next(self._numbers), layers)
 
-    def get(self, name: str) -> LoadedAdapter:
-        """Get a loaded adapter.
-
-        Raises:
-            ValueError: if no adapter of this name is loaded.
-        """
+    def _get(self, name: str) -> LoadedAdapter:
         if name not in self._loaded:
             hint = "".join(
                 f" Did you mean '{close}'?" for close in get_close_matches(name, self._loaded, n=1)

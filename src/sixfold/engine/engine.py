@@ -138,7 +138,7 @@ class Engine:
             params: sampling parameters.
             samples: sample indices to draw.
             priority: larger values are served first.
-            adapter: name of a loaded adapter, or None.
+            adapter: name of a loaded adapter. None: the running one, if there is one.
             constraint: which tokens may be sampled; None for all.
             origin: position whose token has the first noise: the prompt's length in the first turn
                 of an episode. Later turns keep it, and so draw fresh noise. None: this prompt's
@@ -164,7 +164,7 @@ class Engine:
             )
         if params.counts_tokens or constraint is not None:
             params = replace(params, counted_from=len(prompt), constrained=constraint is not None)
-        loaded = None if adapter is None else self.adapters.get(adapter)
+        loaded = self.adapters.of(adapter)
         request = Request(
             key,
             prompt,
@@ -187,7 +187,7 @@ class Engine:
             prompts: token ids of each prompt.
             temperature: log-probs are those of logits / temperature; 0 counts as 1.
             top: number of most likely tokens to return at each position.
-            adapter: name of a loaded adapter, or None.
+            adapter: name of a loaded adapter. None: the running one, if there is one.
 
         Yields:
             One score per prompt, and None after each piece of a longer prompt. The caller may step
@@ -202,7 +202,7 @@ class Engine:
                 "the weights are torn: an update failed, and the old weights could not be restored."
                 " Load all weights again"
             )
-        loaded = None if adapter is None else self.adapters.get(adapter)
+        loaded = self.adapters.of(adapter)
         yield from PromptScorer(self.runner).scores(prompts, temperature, top, loaded)
 
     def run(self) -> list[Sequence]:
@@ -290,6 +290,27 @@ class Engine:
             ValueError: if the name is empty or taken.
         """
         self.adapters.load(name, adapter)
+
+    def run_adapter(self, adapter: Adapter, version: int) -> None:
+        """Replace the adapter of all requests that name none. Tokens are stamped with `version`.
+
+        The model's own weights do not change. The prefix cache is cleared.
+
+        Args:
+            adapter: the new adapter. Its matrices are copied.
+            version: the new version. The current one is accepted, because all weights before the
+                first step have version 0.
+
+        Raises:
+            RuntimeError: if `version` decreases, or sequences are in flight.
+        """
+        if self.busy:
+            raise RuntimeError("the adapter was changed while sequences are in flight")
+        if version < self.version:
+            raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
+        self.adapters.run(adapter)
+        self.prefixes.clear()
+        self.version = version
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running sequence between two steps. Its blocks are freed immediately.

@@ -25,16 +25,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError
 from ..kernels.norms import fuse_norms
+from ..recipe.adapter_folder import Base, base_of, check_base, folder_hash, is_adapter
 from ..recipe.hub_names import not_a_hub_id
 from ..recipe.schema import ModelConfig
 from .attention import NAME, register
 from .chat_template import set_template
 from .device import prepare_device
 from .ends import chosen_ends, keep_ends, model_ends
+from .lora import make_adapter, read_files
+from .merge import merge_into
 from .scratch import character_tokenizer, scratch_model
 from .split_check import check_split
+from .trained_lora import TrainedLora, add_lora, lower_linears
 from .turn_end import TurnEnd
 
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
+"""A model folder has at least one of them."""
 _PLACEHOLDER = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
 
 
@@ -52,6 +58,7 @@ class Policy:
         hub_commits: hub id -> loaded commit; empty for a folder.
         notes: messages about the model for the user.
         own_ends: ends of a completion before the recipe changed them; None if unknown.
+        lora: the adapter inside `model`, if only an adapter is trained.
     """
 
     model: PreTrainedModel
@@ -63,6 +70,34 @@ class Policy:
     hub_commits: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     own_ends: TurnEnd | None = None
+    lora: TrainedLora | None = None
+
+    @property
+    def plain(self) -> PreTrainedModel:
+        """The model without an adapter, which shares all other weights."""
+        return self.lora.base if self.lora else self.model
+
+    @property
+    def saved_bytes(self) -> int:
+        """Approximate size of the saved weights."""
+        return self.lora.nbytes if self.lora else sum(p.nbytes for p in self.model.parameters())
+
+    def with_lora(self, config: ModelConfig, origin: Base, seed: int) -> Policy:
+        """The same policy with an adapter, which is trained instead of the model's weights.
+
+        Args:
+            config: settings of the adapter. If `path` is an adapter's folder, its weights are
+                loaded.
+            origin: where the model was loaded from.
+            seed: seed of a new adapter.
+
+        Raises:
+            UserError: as `add_lora`.
+        """
+        if config.lora.base == "bfloat16":
+            lower_linears(self.model, torch.bfloat16)
+        lora = add_lora(self.model, config.lora, origin, seed, config.path)
+        return replace(self, model=lora.model, lora=lora)
 
     def stopping_at(
         self, tokens: Sequence[str], strings: Sequence[str], own: TurnEnd | None = None
@@ -87,11 +122,14 @@ class Policy:
         return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings, own_ends=own)
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face format.
+        """Write model and tokenizer in Hugging Face format, or the adapter in PEFT's.
 
         `AutoModelForCausalLM.from_pretrained(folder)` loads it.
         """
-        self.model.save_pretrained(folder)
+        if self.lora:
+            self.lora.save(folder)
+        else:
+            self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
@@ -104,6 +142,9 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
 ) -> Policy:
     """Load the model that the recipe names, in evaluation mode.
+
+    From an adapter's folder, the adapter is merged into its base. If the recipe trains an adapter,
+    only the base is loaded, for `Policy.with_lora`.
 
     Args:
         config: model settings of the recipe.
@@ -118,10 +159,11 @@ def load_policy(
     register()
     disable_progress_bar()  # transformers draws one per file, over the run's own display
     model, tokenizer = (
-        from_disk(config.path, setting, config.revision)
+        from_disk(config.path, setting, config.revision, merge=not config.lora.rank)
         if config.path
         else scratch_model(config.scratch, seed)
     )
+    lowered = bool(config.path and config.lora.rank and config.lora.base == "bfloat16")
     check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
     set_template(tokenizer, config.chat_template, config.template_args)
     model.set_attn_implementation(NAME)
@@ -129,13 +171,17 @@ def load_policy(
     prepare_device(device)
     # The check compares in float32. A model for a smaller dtype is checked on the CPU: its float32
     # weights may not fit on the GPU.
-    model = model.to(device if dtype == torch.float32 else "cpu").eval()  # type: ignore[arg-type]
+    small = lowered or dtype != torch.float32
+    model = model.to("cpu" if small else device).eval()  # type: ignore[arg-type]
     context = check_split(model)
+    if lowered:
+        lower_linears(model, torch.bfloat16)
+        model = model.to(device)  # type: ignore[arg-type]
     if dtype != torch.float32:
         model = _with_weights_in(model, dtype).to(device)  # type: ignore[arg-type]
     ends = model_ends(model.generation_config, tokenizer)
     keep_ends(model.generation_config, ends, tokenizer)
-    commits = _hub_commits(config.path, config.revision)
+    commits = hub_commits(config.path, config.revision)
     notes = (context.note,) if context.note else ()
     return Policy(
         model,
@@ -204,23 +250,66 @@ def _reason(error: Exception) -> str:
 
 
 def from_disk(
-    path: str, setting: str = "model.path", revision: str = ""
+    path: str, setting: str = "model.path", revision: str = "", *, merge: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer from a folder or the hub.
-
-    Only safetensors weights are read, and no remote code is run. Dropout is disabled: with dropout,
-    the trainer's log-probs would differ from the sampler's.
+    """Load model and tokenizer from a folder or the hub, or an adapter's folder with its base.
 
     Args:
-        path: model folder or hub id.
+        path: model folder, adapter's folder or hub id.
         setting: name of the setting that holds the path, for error messages.
         revision: branch, tag or commit of a hub id; empty for the newest.
+        merge: merge the adapter of an adapter's folder into the base.
 
     Returns:
         The model with float32 weights, and its tokenizer.
 
     Raises:
         UserError: the model cannot be loaded.
+    """
+    if not is_adapter(path):
+        return _from_disk(path, setting, revision)
+    if revision:
+        _check_folder(path, setting, revision)
+    base = base_of(path, setting)
+    check_base(base, f"{setting} = '{path}'")
+    model, tokenizer = _from_disk(base.path, setting, base.revision)
+    try:
+        if any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if (Path(path) / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{setting} = '{path}': its tokenizer cannot be loaded ({_reason(error)})"
+        ) from error
+    if merge:
+        merge_into(model, make_adapter(model, *read_files(path), f"adapter '{path}'"))
+    return model, tokenizer
+
+
+def origin_of(path: str, revision: str, setting: str = "model.path") -> Base:
+    """Where a model folder, a hub id or the base of an adapter's folder is, for its adapters.
+
+    Call it after the model was loaded: a hub id is pinned to the loaded commit.
+    """
+    if is_adapter(path):
+        base = base_of(path, setting)
+        if base.sha256:
+            return base
+        path, revision = base.path, base.revision
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return Base(str(folder.resolve()), "", folder_hash(folder))
+    return Base(path, hub_commits(path, revision).get(path, revision))
+
+
+def _from_disk(
+    path: str, setting: str, revision: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load model and tokenizer from a folder or the hub.
+
+    Only safetensors weights are read, and no remote code is run. Dropout is disabled: with dropout,
+    the trainer's log-probs would differ from the sampler's.
     """
     _check_folder(path, setting, revision)
     pinned = revision or "main"
@@ -255,7 +344,7 @@ def from_disk(
     return model, tokenizer
 
 
-def _hub_commits(path: str, revision: str) -> dict[str, str]:
+def hub_commits(path: str, revision: str) -> dict[str, str]:
     """Hub id -> commit of a model that was just loaded. Empty for a folder.
 
     The commit is the name of the cache folder that holds the model's files.
@@ -294,7 +383,7 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
             else "it has no weights (*.safetensors). Give a complete model folder"
         )
         raise UserError(f"{setting} = '{folder}': {why}")
-    if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
+    if not names & TOKENIZER_FILES:
         raise UserError(
             f"{setting} = '{folder}' has no tokenizer files (tokenizer.json). Save the tokenizer"
             " in the same folder"

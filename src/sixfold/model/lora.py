@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import UserError, nearest
 from .base import LayerAdditions
 
-KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+KEY = re.compile(
+    r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>A\.weight|B\.weight|magnitude_vector)"
+)
 
-READ = {"peft_type", "r", "lora_alpha", "use_rslora", "init_lora_weights"}
+READ = {"peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights"}
 NO_MATTER = {
     *(
         "task_type",
@@ -66,16 +68,34 @@ class LoraAdapter:
     Attributes:
         layers: name of a linear module -> (down [r, in], up [out, r]). up @ (down @ x) is added to
             the module's output. `up` contains the scale.
+        magnitudes: name of a module -> length [out] of each row of its merged weight (DoRA,
+            arXiv:2402.09353). Empty for plain LoRA. An engine cannot add such an adapter: merge it.
     """
 
     layers: Mapping[str, tuple[Tensor, Tensor]]
+    magnitudes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
-    """Load an adapter folder in PEFT's format for `model`.
+    """Load an adapter folder in PEFT's format, for an engine that adds it to `model`.
 
     Raises:
         UserError: the adapter cannot be read, is not supported or does not fit the model.
+    """
+    adapter = make_adapter(model, *read_files(path), f"adapter '{path}'")
+    if adapter.magnitudes:
+        raise UserError(
+            f"adapter '{path}': use_dora = True is not supported beside other adapters. Merge it"
+            f" into its base: sixfold export {path} OUT --merge"
+        )
+    return adapter
+
+
+def read_files(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Contents of adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        UserError: a file is missing or cannot be read.
     """
     folder, where = Path(path).expanduser(), f"adapter '{path}'"
     missing = [
@@ -95,7 +115,7 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
         raise UserError(f"{where} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{where}: adapter_config.json must be a JSON object")
-    return make_adapter(model, config, tensors, where)
+    return config, tensors
 
 
 def make_adapter(
@@ -121,18 +141,20 @@ def make_adapter(
                 f"{where}: '{key}' is not supported. Use an adapter with only lora_A and lora_B"
                 " of linear layers"
             )
-        sides.setdefault(found["layer"], {})[found["side"]] = tensor
+        sides.setdefault(found["layer"], {})[found["side"][0]] = tensor
     if not sides:
         raise UserError(f"{where} has no weights. Save the adapter again")
     modules = dict(model.named_modules())
-    layers = {}
+    layers, magnitudes = {}, {}
     for name, pair in sides.items():
         if name not in modules:
             raise UserError(
                 f"{where}: the model has no layer '{name}'.{nearest(name, list(modules))}"
             )
-        weight = _weight(model, name, modules[name], where)
+        weight = linear_sizes(model, name, modules[name], where)
         wanted = {"A": [rank, weight[0]], "B": [weight[1], rank]}
+        if config.get("use_dora"):
+            wanted["m"] = [weight[1]]
         for side, shape in wanted.items():
             if (
                 side not in pair
@@ -140,8 +162,9 @@ def make_adapter(
                 or not bool(pair[side].isfinite().all())
             ):
                 given = list(pair[side].shape) if side in pair else "missing"
+                part = {"m": "magnitude_vector"}.get(side, side)
                 raise UserError(
-                    f"{where}: lora_{side} of '{name}' is {given}, but must be a finite {shape}"
+                    f"{where}: lora_{part} of '{name}' is {given}, but must be a finite {shape}"
                 )
         like = modules[name].weight
         down, up = (
@@ -149,7 +172,9 @@ def make_adapter(
             (pair["B"].float() * scale).to(like.device, like.dtype),
         )  # type: ignore[arg-type]
         layers[name] = (down, up)
-    return LoraAdapter(layers)
+        if "m" in wanted:
+            magnitudes[name] = pair["m"].to(like.device)  # type: ignore[arg-type]
+    return LoraAdapter(layers, magnitudes)
 
 
 def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
@@ -186,7 +211,9 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
     return rank, alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
 
 
-def _weight(model: PreTrainedModel, name: str, layer: nn.Module, where: str) -> tuple[int, int]:
+def linear_sizes(
+    model: PreTrainedModel, name: str, layer: nn.Module, where: str
+) -> tuple[int, int]:
     """Sizes (inputs, outputs) of a layer. Raises UserError if adapters on it are not supported."""
     if (
         layer is model.get_output_embeddings()

@@ -9,7 +9,6 @@ as under autocast, so the results are bitwise equal. The trainer's float32 weigh
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
 from .base import Body, LayerAdditions, Layout, ModuleBody
+from .twin import twin_of
 
 Slot = tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None], str]
 """Parameter dictionaries of a submodule and of its twin, and the name of a parameter in both."""
@@ -50,7 +50,7 @@ class LoweredBody:
             reads = _Reads(module, dtype)
             with self._autocast(), reads:
                 probe(model)
-            self._twin = make(_twin(module))
+            self._twin = make(twin_of(module))
             self._slots = list(_lowered_slots(module, self._twin.module, reads))
         parts = list(module.modules())
         self._children = [part._modules for part in parts]
@@ -120,13 +120,6 @@ class LoweredBody:
     def _autocast(self) -> torch.autocast:
         device = next(self._model.module.parameters()).device.type
         return torch.autocast(device, self._dtype, cache_enabled=False)
-
-
-def _twin(module: nn.Module) -> nn.Module:
-    """A copy of the module's structure that shares parameters, buffers and settings with it."""
-    shared = [*module.parameters(), *module.buffers()]
-    shared += [config for part in module.modules() if (config := vars(part).get("config"))]
-    return copy.deepcopy(module, {id(x): x for x in shared})
 
 
 def _lowered_slots(module: nn.Module, twin: nn.Module, reads: _Reads) -> Iterator[Slot]:

@@ -17,9 +17,11 @@ from typing import Any
 
 from ..algorithm.method import Method
 from ..errors import UserError
+from .adapter_folder import base_of, is_adapter
 from .algorithm_plan import check_algorithm, resolve_algorithm
 from .dump import toml_literal
 from .kv_budget import token_bytes
+from .lora_plan import check_lora
 from .memory import number_width
 from .model_size import ModelSize, model_size
 from .schema import EngineConfig, Recipe, ScratchConfig
@@ -107,6 +109,7 @@ def make_plan(recipe: Recipe) -> Plan:
     """
     algorithm = resolve_algorithm(recipe.algorithm)
     check_algorithm(recipe, algorithm)
+    check_lora(recipe, algorithm)
     _check_eval(recipe)
     _check_keep_best(recipe)
     _check_truncation(recipe, algorithm)
@@ -249,16 +252,18 @@ def model_shape(recipe: Recipe, setting: str = "model.path") -> ModelShape:
     """
     if not recipe.model.path:
         return _scratch_shape(recipe.model.scratch)
-    folder = Path(recipe.model.path).expanduser()
+    path, revision = recipe.model.path, recipe.model.revision
+    if is_adapter(path):
+        base = base_of(path, setting)
+        path, revision = base.path, base.revision
+    folder = Path(path).expanduser()
     if folder.is_dir():
         return _local_shape(folder)
     if folder.exists():
         raise UserError(f"{setting}: {folder} is a file; give the folder that holds config.json")
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", recipe.model.path):
-        raise UserError(
-            f"{setting}: no folder {folder}, and '{recipe.model.path}' is not a hub id (owner/name)"
-        )
-    return _hub_shape(recipe.model.path, recipe.model.revision)
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path):
+        raise UserError(f"{setting}: no folder {folder}, and '{path}' is not a hub id (owner/name)")
+    return _hub_shape(path, revision)
 
 
 def _scratch_shape(sizes: ScratchConfig) -> ModelShape:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..batch import Batch
+from ..model.twin import twin_of
 from ..trainer.logprobs import PolicyRoot, Scores, Scoring, score_tables
 from ..trainer.packing import PackedRow
 from ..types import Group
@@ -63,6 +64,8 @@ class FrozenReference(FrozenWeights):
         share_prefix: whether completions of one group share one computed prompt.
         copy: keep a deep copy of `model`, which may then be trained further. False uses `model`
             itself, which nothing else may train.
+        base: module whose parameters are frozen and saved elsewhere, if `model` is an adapter on
+            it or the module itself. They are neither copied, reset nor saved.
     """
 
     scorer = None
@@ -75,9 +78,10 @@ class FrozenReference(FrozenWeights):
         share_prefix: bool,
         *,
         copy: bool = True,
+        base: nn.Module | None = None,
     ) -> None:
-        self.model = _frozen(model, copy)
-        super().__init__(dict(self.model.named_parameters()))
+        self.model = _frozen(model, copy, base)
+        super().__init__(_own_weights(self.model, base))
         self._root = PolicyRoot(self.model)
         self._scoring = scoring
         self._max_tokens = max_tokens
@@ -107,11 +111,19 @@ class FusedReference(FrozenWeights):
         model: the policy, or a teacher.
         scoring: sampling temperature, chunk size and precision.
         copy: keep a deep copy of `model`. False uses `model` itself, which nothing else may train.
+        base: as for `FrozenReference`.
     """
 
-    def __init__(self, model: PreTrainedModel, scoring: Scoring, *, copy: bool = True) -> None:
-        self.model = _frozen(model, copy)
-        super().__init__(dict(self.model.named_parameters()))
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        *,
+        copy: bool = True,
+        base: nn.Module | None = None,
+    ) -> None:
+        self.model = _frozen(model, copy, base)
+        super().__init__(_own_weights(self.model, base))
         self._root = PolicyRoot(self.model)
         self._scoring = scoring
 
@@ -132,5 +144,14 @@ class FusedReference(FrozenWeights):
         """Does nothing: there is no process to end."""
 
 
-def _frozen(model: PreTrainedModel, copy: bool) -> PreTrainedModel:
-    return (deepcopy(model) if copy else model).requires_grad_(False).eval()
+def _frozen(model: PreTrainedModel, copy: bool, base: nn.Module | None) -> PreTrainedModel:
+    if base is None:
+        return (deepcopy(model) if copy else model).requires_grad_(False).eval()
+    shared = {id(p) for p in base.parameters()}
+    return twin_of(model, {id(p) for p in model.parameters()} - shared).requires_grad_(False).eval()
+
+
+def _own_weights(model: nn.Module, base: nn.Module | None) -> dict[str, Tensor]:
+    """Weights by name, without those of the base."""
+    shared = set() if base is None else {id(p) for p in base.parameters()}
+    return {name: p for name, p in model.named_parameters() if id(p) not in shared}

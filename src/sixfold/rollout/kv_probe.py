@@ -7,6 +7,7 @@ import asyncio
 import torch
 from torch import Tensor
 
+from ..engine.adapters import LoadedAdapter
 from ..engine.engine import Engine
 from ..engine.kv_cache import KVCache
 from ..engine.model_runner import ModelRunner, on_device
@@ -78,19 +79,26 @@ def check_int8_kv(model: LanguageModel, prompts: list[list[int]]) -> float:
 
 
 @torch.inference_mode()
-def exact_logp(model: LanguageModel, tokens: list[int], autocast: torch.dtype | None) -> Tensor:
+def exact_logp(
+    model: LanguageModel,
+    tokens: list[int],
+    autocast: torch.dtype | None,
+    adapter: LoadedAdapter | None = None,
+) -> Tensor:
     """Log-probs of all tokens but the first, at temperature 1, with an unquantized KV cache.
 
     Args:
         model: the policy.
         tokens: token ids. One forward pass computes all of them.
         autocast: dtype of the forward pass; None for no autocast.
+        adapter: adapter to apply, or None.
 
     Returns:
         Log-probs [len(tokens) - 1].
     """
     cache = KVCache(-(-len(tokens) // 16), 16)
-    ticket = Ticket(Request("", tokens, SamplingParams(max_tokens=1), [0]), tokens)
+    request = Request("", tokens, SamplingParams(max_tokens=1), [0], adapter=adapter)
+    ticket = Ticket(request, tokens)
     chunk = Chunk(ticket, list(range(cache.blocks)), 0, len(tokens), 0)
     runner = ModelRunner(model, cache, autocast)
     with on_device(runner.device):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -25,8 +26,9 @@ from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..model.causal_lm import CausalLM
 from ..model.device import prepare_device, resolve_device
-from ..model.loading import Policy, load_policy
+from ..model.loading import Policy, load_policy, origin_of
 from ..model.turn_end import TurnEnd
+from ..recipe.adapter_folder import is_adapter
 from ..recipe.schema import Preemption, Recipe
 from ..report.numbers import percent
 from ..rollout.base import Rollout, groups_in_order
@@ -36,6 +38,7 @@ from ..rollout.generator import Generator
 from ..rollout.player import Limits, OneTurn, Player
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
+from ..sync.adapter import AdapterSync
 from ..sync.quantise import quantised_share
 from ..sync.sync import CopySync, SharedSync
 from ..sync.versioned import VersionedSync
@@ -76,7 +79,7 @@ class World:
     environment: Environment
     loop: EventLoop
     scoring: Scoring
-    sync: SharedSync | CopySync | VersionedSync
+    sync: SharedSync | AdapterSync | CopySync | VersionedSync
     device: str
     longest: int
     ending: ExitStack = field(default_factory=ExitStack)
@@ -92,6 +95,21 @@ class World:
     def outside(self) -> bool:
         """True if the engine runs in another process."""
         return not isinstance(self.engine, Engine)
+
+    def train_adapter(self, base: Path) -> None:
+        """Freeze the policy's weights, and train a new adapter from now on.
+
+        Args:
+            base: folder with the policy's current weights.
+        """
+        recipe = self.recipe
+        self.policy = self.policy.with_lora(recipe.model, origin_of(str(base), ""), recipe.run.seed)
+        lora = self.policy.lora
+        assert lora is not None
+        if isinstance(self.sync, CopySync | VersionedSync):
+            self.sync.adapt(lora)
+        elif isinstance(self.engine, Engine):
+            self.sync = AdapterSync(lora, self.engine)
 
     def rollout(self, samples: int = 0) -> Driver:
         """Rollout role for training, with the recipe's temperature and truncation.
@@ -189,6 +207,10 @@ def build_world(
         environment.start()  # start early: its workers load while the model loads
         policy = load_policy(source, seed=recipe.run.seed, device=device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
+        # A model from scratch is trained in full by SFT before it gets its adapter.
+        if recipe.model.lora.rank and (recipe.model.path or is_adapter(source.path)):
+            origin = origin_of(source.path, source.revision)
+            policy = policy.with_lora(source, origin, recipe.run.seed)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = renderer.shown
         longest = min(
@@ -288,7 +310,7 @@ def _engine_and_sync(
     autocast: torch.dtype | None,
     ending: ExitStack,
     notes: list[str],
-) -> tuple[Engine, SharedSync | CopySync] | tuple[Generator, VersionedSync]:
+) -> tuple[Engine, SharedSync | AdapterSync | CopySync] | tuple[Generator, VersionedSync]:
     """Create the engine and its weight sync.
 
     Args:
@@ -304,11 +326,14 @@ def _engine_and_sync(
         return start_outside(recipe, recipe.rollout.backend, policy, renderer, longest, ending)
     engine = make_engine(recipe, policy, longest, autocast, notes)
     if recipe.sync.kind == "shared":
-        return engine, SharedSync(policy.model, engine)
-    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind)
+        lora = policy.lora
+        return engine, AdapterSync(lora, engine) if lora else SharedSync(policy.model, engine)
+    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind, policy.lora)
+    if policy.lora and not recipe.sync.quantised:  # the engine starts with the base alone
+        sync.refresh()
     if recipe.sync.quantised:  # the engine starts with an unquantised copy
         sync.refresh()
-        share = quantised_share(policy.model)
+        share = quantised_share(policy.plain)
         notes.append(
             f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
             f" {recipe.sync.kind} precision. This saves neither memory nor time."
@@ -336,7 +361,7 @@ def make_engine(
         UserError: for CUDA graphs without a GPU, or if memory does not suffice for one sequence.
     """
     config = recipe.engine
-    model = policy.model
+    model = policy.plain
     if config.cuda_graphs == "on" and model.device.type != "cuda":
         raise UserError(
             f"engine.cuda_graphs = 'on' needs a GPU, but the model is on {model.device}: set 'auto'"

@@ -17,7 +17,7 @@ from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.record import solved_if
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
-from ..recipe.schema import Recipe, SharedSyncConfig
+from ..recipe.schema import LoraConfig, Recipe, SharedSyncConfig
 from ..report.numbers import p_value, percent, percent_range, points
 from .assemble import build_world
 from .manifest import MANIFEST, OtherRelease
@@ -97,7 +97,10 @@ def evaluate_command(
 def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
     # Nothing is trained here: sample from the model itself, not from a quantised copy.
     engine = recipe.engine.model_copy(update={"kv_dtype": "auto"})
-    exact = recipe.model_copy(update={"sync": SharedSyncConfig(), "engine": engine})
+    source = recipe.model.model_copy(update={"lora": LoraConfig()})  # adapters are merged
+    exact = recipe.model_copy(
+        update={"sync": SharedSyncConfig(), "engine": engine, "model": source}
+    )
     world = build_world(exact, model)
     try:
         if not world.tasks.heldout:

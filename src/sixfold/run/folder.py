@@ -81,6 +81,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def base(self) -> Path:
+        """Base model of the run's adapters, if the run made it itself."""
+        return self.path / "base"
+
+    @property
     def summary(self) -> Path:
         """Final figures of the run."""
         return self.path / "summary.json"

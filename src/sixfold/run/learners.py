@@ -16,6 +16,7 @@ from ..controller.oversample import DynamicK
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
 from ..critic.critic import Critic
+from ..recipe.adapter_folder import is_adapter
 from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.schema import Recipe
 from ..reference.base import KeptReference, Reference
@@ -213,14 +214,29 @@ def training_collector(world: World, own: Algorithm | None = None) -> Collector:
 def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     """Frozen reference: the teacher, or the current policy. It is closed with the world."""
     config, own = world.recipe.trainer, world.recipe.reference
-    model = teacher or world.policy.model
+    model, base = teacher or world.policy.model, None
+    if world.policy.lora and not teacher:
+        base = world.policy.plain
+        model = base if _starts_at_base(world.recipe) else world.policy.model
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix
     reference: KeptReference
     if own.placement == "worker":
         reference = WorkerReference(model, world.scoring, budget, shared, own.threads)
     elif own.placement == "fused":
-        reference = FusedReference(model, world.scoring, copy=not own.path)
+        reference = FusedReference(model, world.scoring, copy=not own.path, base=base)
     else:
-        reference = FrozenReference(model, world.scoring, budget, shared, copy=not own.path)
+        reference = FrozenReference(
+            model, world.scoring, budget, shared, copy=not own.path, base=base
+        )
     world.ending.callback(reference.close)
     return reference
+
+
+def _starts_at_base(recipe: Recipe) -> bool:
+    """True if the reference is the model with the adapter off, in the whole run.
+
+    Otherwise RL starts with a trained adapter, or a reset copies one. The reference then has an
+    adapter of its own on the same base.
+    """
+    trained = recipe.model.path and (recipe.sft.steps or is_adapter(recipe.model.path))
+    return not (trained or recipe.reference.reset_every or recipe.reference.reset_patience)

@@ -76,7 +76,7 @@ def start_outside(
         )
     ending.callback(engine.close)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
-    sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest)
+    sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest, policy.lora)
     try:
         sync.refresh()
     except SyncError as error:

@@ -145,10 +145,11 @@ def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tenso
         world.sampler, few, scoring, config.max_tokens_per_microbatch, config.share_prefix
     )
     sampled = torch.zeros_like(logp)
-    model = world.engine.runner.model
+    model, adapter = world.engine.runner.model, world.engine.adapters.of(None)
     for row, length in enumerate(few.lengths.tolist()):
         tokens = few.tokens[row, :length].tolist()
-        sampled[row, 1:length] = exact_logp(model, tokens, scoring.autocast).to(logp.device)
+        exact = exact_logp(model, tokens, scoring.autocast, adapter)
+        sampled[row, 1:length] = exact.to(logp.device)
     return logp, sampled, few.mask
 
 

@@ -70,6 +70,32 @@ def publish(
     return final
 
 
+def publish_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder so that it appears complete or not at all. An earlier one is replaced.
+
+    Args:
+        folder: the folder. Its parent must exist.
+        write: writes the files into the given directory.
+
+    Raises:
+        UserError: if the disk is full or not writable.
+    """
+    staging = folder.with_name(f".saving-{folder.name}")
+    with disk_errors(f"cannot save {folder}"):
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            staging.mkdir()
+            write(staging)
+            for path in sorted(staging.rglob("*")):
+                fsync_path(path)
+            if folder.exists():
+                _remove(folder)
+            os.rename(staging, folder)
+            fsync_path(folder.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
 def prune(checkpoints: Path, keep: int, spared: Collection[Path] = ()) -> list[Path]:
     """Delete checkpoints older than the newest `keep` intact ones, and return them.
 

@@ -119,7 +119,7 @@ def publish(
         run.checkpoints,
         states[PROGRESS]["step" if stage == "step" else "sft_steps"],
         write_model=world.policy.save,
-        model_bytes=sum(p.nbytes for p in world.policy.model.parameters()),
+        model_bytes=world.policy.saved_bytes,
         payload=Payload(tensors, states, asdict(inputs)),
         stage=stage,
     )

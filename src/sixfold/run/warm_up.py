@@ -32,6 +32,7 @@ from .last_step import unfinished
 from .learners import method_of
 from .parity_probe import check_parity
 from .policy_evaluation import evaluate_policy
+from .publication import publish_folder
 from .registry import load_components, states_of
 from .sft import SftMark, SftStage
 from .state import publish, with_progress
@@ -47,6 +48,8 @@ def warm_up(work: Run, checkpoint: Checkpoint | None) -> None:
     """Run SFT (from its `checkpoint`, if any), pre-flight, parity probe, first evaluation."""
     if work.recipe.sft.steps and (checkpoint is None or work.state.warming_up):
         _sft(work, checkpoint)
+    if work.recipe.model.lora.rank and work.world.policy.lora is None:
+        _add_adapter(work)
     work.progress.phase("pre-flight")
     _preflight(work)
     if work.world.tasks.heldout:
@@ -96,6 +99,14 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
     with work.interrupts.finishing():
         registry = with_progress(work.state_now(), {})
         publish(work.run, work.world, "sft", registry, states_of(registry), work.inputs)
+
+
+def _add_adapter(work: Run) -> None:
+    """Save the model as the base of the run's checkpoints, and train an adapter from now on."""
+    with work.interrupts.finishing():
+        folder = work.run.base
+        publish_folder(folder, work.world.policy.save)
+        work.world.train_adapter(folder)
 
 
 def _preflight(work: Run) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..engine.adapters import Adapter
 
 
 class WeightSync(Protocol):
@@ -17,4 +23,26 @@ class WeightSync(Protocol):
 
         `version` never decreases.
         """
+        ...
+
+
+class AdaptedPolicy(Protocol):
+    """A policy that is a frozen base with a trained adapter."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The trained module, with the adapter inside."""
+        ...
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The plain model. It shares its weights with the trained module."""
+        ...
+
+    def adapter(self) -> Adapter:
+        """The current matrices of the adapter, scale included."""
+        ...
+
+    def merged(self) -> Mapping[str, Tensor]:
+        """Weights of the base by name, with the current adapter merged in."""
         ...

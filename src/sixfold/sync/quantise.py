@@ -82,22 +82,26 @@ class QuantisedWeights(Mapping[str, Tensor]):
     second copy of all weights.
     """
 
-    def __init__(self, model: PreTrainedModel, form: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, form: str, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Wrap a model without modifying its weights.
 
         Args:
             model: the policy.
             form: "int8" or "fp8".
+            weights: replace the model's weights, by name.
         """
         self._form = form
-        self._weights = dict(model.named_parameters())
+        self._own = dict(model.named_parameters())
+        self._weights = self._own if weights is None else weights
         self._outputs = _linear(model)
 
     def __getitem__(self, name: str) -> Tensor:
-        weight = self._weights[name]
-        if id(weight) not in self._outputs:
+        weight, own = self._weights[name], self._own[name]
+        if id(own) not in self._outputs:
             return weight
-        return _rounded(weight.detach(), self._form, self._outputs[id(weight)])
+        return _rounded(weight.detach(), self._form, self._outputs[id(own)])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -106,14 +110,16 @@ class QuantisedWeights(Mapping[str, Tensor]):
         return len(self._weights)
 
 
-def quantised_weights(model: PreTrainedModel, form: str) -> QuantisedWeights:
+def quantised_weights(
+    model: PreTrainedModel, form: str, weights: Mapping[str, Tensor] | None = None
+) -> QuantisedWeights:
     """Weights of the model as an int8 or fp8 engine would hold them.
 
     Not quantised: embeddings and the head, tied or not; norms; biases; and matrices outside a
     linear layer, such as stacked experts and their router. vLLM and llm-compressor also keep the
     head, because every log-prob depends on it directly.
     """
-    return QuantisedWeights(model, form)
+    return QuantisedWeights(model, form, weights)
 
 
 def quantised_share(model: PreTrainedModel) -> float:

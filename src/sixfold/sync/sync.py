@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from ..checkpointable import check_names, check_tensors
 from ..engine.engine import Engine
 from ..engine.weights import first_not_finite
+from .base import AdaptedPolicy
 from .quantise import quantised_weights
 
 
@@ -106,20 +107,36 @@ class CopySync:
         engine: engine whose weights are overwritten.
         every: steps between copies.
         form: "copy", or "int8" or "fp8" to quantise the trainer's weights anew at every copy.
+        lora: the adapter that is trained, if any. The engine then gets merged weights.
 
     Attributes:
         waited: steps since the last copy.
     """
 
     def __init__(
-        self, trainer: PreTrainedModel, engine: Engine, every: int, form: str = "copy"
+        self,
+        trainer: PreTrainedModel,
+        engine: Engine,
+        every: int,
+        form: str = "copy",
+        lora: AdaptedPolicy | None = None,
     ) -> None:
         self._trainer = trainer
+        self._lora = lora
         self._engine = engine
         self._every = every
         self._form = form
         self._held: dict[str, Tensor] = {}
         self.waited = 0
+
+    def adapt(self, lora: AdaptedPolicy) -> None:
+        """Copy the merged weights of a trained adapter from now on.
+
+        Raises:
+            SyncError: as `sync` does.
+        """
+        self._trainer, self._lora = lora.model, lora
+        self.refresh()
 
     def sync(self, version: int) -> None:
         """Called once per step. Copy if `every` steps have passed and the version has changed.
@@ -161,7 +178,7 @@ class CopySync:
             for name, p in self._engine.runner.model.module.named_parameters()
         }
         self._held = held
-        self._copy(dict(self._trainer.named_parameters()), version)
+        self._copy(self._weights(), version)
         try:
             yield
         finally:
@@ -174,14 +191,15 @@ class CopySync:
 
     def _hand_over(self, version: int) -> None:
         """Copy the trainer's weights, or their quantised form."""
-        self._copy(
-            (
-                dict(self._trainer.named_parameters())
-                if self._form == "copy"
-                else quantised_weights(self._trainer, self._form)
-            ),
-            version,
-        )
+        weights = self._weights()
+        if self._form != "copy":
+            plain = self._lora.base if self._lora else self._trainer
+            weights = quantised_weights(plain, self._form, weights)
+        self._copy(weights, version)
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        """The policy's weights, without an adapter."""
+        return self._lora.merged() if self._lora else dict(self._trainer.named_parameters())
 
     def _copy(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Load weights into the engine, which checks all of them first and verifies each copy.

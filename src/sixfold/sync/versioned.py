@@ -18,6 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from ..checkpointable import check_names, check_tensors
 from ..rollout.generator import Generator, wait_for
+from .base import AdaptedPolicy
 from .sync import SyncError, finite_weights
 
 PROBE_TOKENS = 32
@@ -34,6 +35,7 @@ class VersionedSync:
         every: steps between copies.
         limit: largest mean difference of the probe's log-probs, in nats.
         longest: longest sequence that the engine accepts, in tokens.
+        lora: the adapter that is trained, if any. The engine then gets merged weights.
 
     Attributes:
         waited: steps since the last copy.
@@ -46,8 +48,10 @@ class VersionedSync:
         every: int,
         limit: float,
         longest: int,
+        lora: AdaptedPolicy | None = None,
     ) -> None:
         self._trainer = trainer
+        self._lora = lora
         self._engine = engine
         self._every = every
         self._limit = limit
@@ -56,6 +60,15 @@ class VersionedSync:
         )
         self._handed: dict[str, Tensor] = {}
         self.waited = 0
+
+    def adapt(self, lora: AdaptedPolicy) -> None:
+        """Copy the merged weights of a trained adapter from now on.
+
+        Raises:
+            SyncError: as `sync` does.
+        """
+        self._trainer, self._lora = lora.model, lora
+        self.refresh()
 
     def sync(self, version: int) -> None:
         """Called once per step. Copy if `every` steps have passed and the version has changed.
@@ -128,7 +141,9 @@ class VersionedSync:
 
     @torch.no_grad()
     def _hand_over(self, version: int) -> None:
-        weights = finite_weights(self._trainer)
+        weights: Mapping[str, Tensor] = finite_weights(self._trainer)
+        if self._lora:
+            weights = self._lora.merged()
         self._load(weights, version)
         if self._every > 1:
             self._handed = {name: tensor.detach().clone() for name, tensor in weights.items()}
@@ -143,12 +158,13 @@ class VersionedSync:
         Experts are stacked in the trainer and separate in a checkpoint. Tied weights appear under
         each of their names.
         """
-        names = {id(p): name for name, p in self._trainer.named_parameters()}
+        plain = self._lora.base if self._lora else self._trainer
+        names = {id(p): name for name, p in plain.named_parameters()}
         every = {
             name: weights[names[id(p)]]
-            for name, p in self._trainer.named_parameters(remove_duplicate=False)
+            for name, p in plain.named_parameters(remove_duplicate=False)
         }
-        return revert_weight_conversion(self._trainer, every)
+        return revert_weight_conversion(plain, every)
 
     @torch.no_grad()
     def prove(self) -> None:

@@ -14,7 +14,7 @@ from .base import PATTERNS, Section, device_name
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
-from .model import ModelConfig, ScratchConfig
+from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .recipe import Recipe
@@ -26,6 +26,7 @@ from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig
 
 __all__ = [
+    "ALL_LINEAR",
     "PATTERNS",
     "AlgorithmConfig",
     "ArithmeticConfig",
@@ -41,6 +42,7 @@ __all__ = [
     "EvalConfig",
     "GymConfig",
     "LogConfig",
+    "LoraConfig",
     "ModelConfig",
     "MoeConfig",
     "NgramSpeculation",

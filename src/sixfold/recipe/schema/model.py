@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from .base import Assignment, Section, knob
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from .base import Assignment, Real, Section, knob
+
+ALL_LINEAR = "all-linear"
+"""Target that stands for every linear module except the output head."""
 
 
 class ScratchConfig(Section):
@@ -18,6 +25,54 @@ class ScratchConfig(Section):
     head_dim: int = knob(32, "numbers per head", ge=2)
     intermediate_size: int = knob(384, "width of the MLP", ge=8)
     context: int = knob(512, "longest sequence in tokens, prompt and completion together", ge=8)
+
+
+class LoraConfig(Section):
+    """A LoRA adapter that is trained instead of the model's own weights."""
+
+    rank: int = knob(0, "rank of the adapter's matrices; 0 trains all weights", ge=0)
+    alpha: Real = knob(32.0, "the adapter's product is scaled by alpha / rank", gt=0, le=1e6)
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] = knob(
+        (ALL_LINEAR,),
+        "names of the linear modules that get an adapter, e.g. q_proj; all-linear: every one"
+        " except the output head",
+        min_length=1,
+    )
+    rslora: bool = knob(False, "scale by alpha / sqrt(rank) instead (rank-stabilised LoRA)")
+    dora: bool = knob(
+        False, "also train the length of each row of the weights (DoRA); needs sync.kind = copy"
+    )
+    base: Literal["float32", "bfloat16"] = knob(
+        "float32",
+        "precision of the frozen linear modules; bfloat16 needs run.precision = bfloat16",
+    )
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapter's product."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+    @model_validator(mode="after")
+    def _used(self) -> LoraConfig:
+        """Refuse settings of an adapter that does not exist."""
+        fields = type(self).model_fields
+        given: dict[str, Any] = {
+            name: value
+            for name, field in fields.items()
+            if (value := getattr(self, name)) != field.default
+        }
+        if not self.rank and given:
+            name, value = next(iter(given.items()))
+            raise ValueError(
+                f"model.lora.{name} = {value!r} has no effect with model.lora.rank = 0. Set a rank,"
+                " such as 16, or remove it"
+            )
+        if ALL_LINEAR in self.targets and len(self.targets) > 1:
+            raise ValueError(
+                f"model.lora.targets = {list(self.targets)} names '{ALL_LINEAR}' and other modules."
+                f" Give '{ALL_LINEAR}' alone, or the names of modules"
+            )
+        return self
 
 
 class ModelConfig(Section):
@@ -36,3 +91,4 @@ class ModelConfig(Section):
         "variables of the chat template, e.g. enable_thinking=false; they are saved with the model",
     )
     scratch: ScratchConfig = ScratchConfig()
+    lora: LoraConfig = LoraConfig()

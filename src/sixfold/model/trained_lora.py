@@ -1,0 +1,266 @@
+"""LoRA adapters that are trained (Hu et al. 2021, arXiv:2106.09685).
+
+PEFT makes the adapter modules inside the trained module. A plain twin of the module shares all
+parameters of the base: the engine and the reference run the twin, so nothing of the base exists
+twice. The adapter's settings and files are PEFT's, so PEFT, vLLM and transformers load them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import UserError, nearest
+from ..recipe.adapter_folder import BASE, CONFIG, WEIGHTS, Base, is_adapter
+from ..recipe.schema import ALL_LINEAR, LoraConfig
+from .lora import LoraAdapter, linear_sizes, make_adapter, read_files
+from .merge import MergedWeights
+from .twin import twin_of
+
+NAME = "default"
+"""PEFT's name of the adapter inside the module."""
+PREFIX = "base_model.model."
+"""PEFT's prefix of weights in a file."""
+
+
+@dataclass(frozen=True)
+class TrainedLora:
+    """A trained adapter and its base.
+
+    Attributes:
+        model: the module with the adapter inside. Only the adapter requires gradients.
+        base: the plain module. It shares every parameter of the base with `model`.
+        layers: name of a linear module -> PEFT's module at its place in `model`.
+        config: the recipe's settings of the adapter.
+        origin: where the base was loaded from.
+        peft_config: PEFT's settings.
+    """
+
+    model: PreTrainedModel
+    base: PreTrainedModel
+    layers: Mapping[str, Any]
+    config: LoraConfig
+    origin: Base
+    peft_config: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the adapter's weights."""
+        return sum(p.nbytes for p in self.weights().values())
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Trained parameters, by their names in PEFT's files."""
+        return {file_name(name): p for name, p in self.model.named_parameters() if is_lora(name)}
+
+    @torch.no_grad()
+    def adapter(self) -> LoraAdapter:
+        """The current matrices. `up` is a new tensor, because it contains the scale."""
+        scale = self.config.scale
+        layers, magnitudes = {}, {}
+        for name, layer in self.layers.items():
+            down, up = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+            layers[name] = (down.detach(), up.detach() * scale)
+            if self.config.dora:
+                magnitudes[name] = layer.lora_magnitude_vector[NAME].weight.detach()
+        return LoraAdapter(layers, magnitudes)
+
+    def merged(self) -> MergedWeights:
+        """Weights of the base by name, with the current adapter merged in."""
+        return MergedWeights(self.base, self.adapter())
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format, and `base.json`."""
+        run = folder.resolve().parents[min(2, len(folder.resolve().parents) - 1)]
+        inside = self.origin.sha256 and Path(self.origin.path).is_relative_to(run)
+        beside = os.path.relpath(self.origin.path, folder) if inside else ""
+        config = self.peft_config.to_dict() | {
+            "base_model_name_or_path": self.origin.path,
+            "revision": self.origin.revision or None,
+            "inference_mode": True,
+        }
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, default=sorted) + "\n")
+        tensors = {name: p.detach().contiguous() for name, p in self.weights().items()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        self.model.generation_config.save_pretrained(folder)
+        (folder / BASE).write_text(
+            json.dumps({"path": beside, "sha256": self.origin.sha256}, indent=2) + "\n"
+        )
+
+
+def is_lora(name: str) -> bool:
+    """True for the name of a parameter that PEFT added."""
+    return f".{NAME}" in name and ".lora_" in name
+
+
+def file_name(name: str) -> str:
+    """Name of an adapter's parameter in PEFT's files."""
+    plain = name.replace(f".{NAME}", "")
+    # PEFT omits the last part for these: they were parameters, not modules, in earlier releases.
+    return PREFIX + (plain.removesuffix(".weight") if "magnitude" in plain else plain)
+
+
+def add_lora(
+    model: PreTrainedModel, config: LoraConfig, origin: Base, seed: int, path: str = ""
+) -> TrainedLora:
+    """Put a new adapter into a twin of the model, or one that was saved.
+
+    A new adapter leaves the outputs unchanged.
+
+    Args:
+        model: the plain model. It becomes the frozen base, which the engine runs.
+        config: settings of the adapter.
+        origin: where the model was loaded from.
+        seed: seed of a new adapter's weights.
+        path: folder of a saved adapter, whose weights are loaded. Other folders are ignored.
+
+    Raises:
+        UserError: PEFT is not installed, or a target or the saved adapter does not fit the model.
+    """
+    peft = _peft()
+    names = target_modules(model, config)
+    model.requires_grad_(False)
+    peft_config = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,
+        target_modules=ALL_LINEAR if config.targets == (ALL_LINEAR,) else list(config.targets),
+        exclude_modules=None,
+        use_rslora=config.rslora,
+        use_dora=config.dora,
+        lora_dropout=0.0,
+        bias="none",
+        fan_in_fan_out=isinstance(model.get_submodule(names[0]), Conv1D),
+        task_type="CAUSAL_LM",
+    )
+    trained = twin_of(model)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT warns about tied embeddings, which get no adapter
+        torch.manual_seed(seed % 2**63)
+        peft.inject_adapter_in_model(peft_config, trained, NAME)
+    trained.eval()
+    for name, p in trained.named_parameters():
+        p.requires_grad_(is_lora(name))
+        if is_lora(name):
+            p.data = p.data.float()  # PEFT gives adapters the dtype of the base
+    layers = {name: trained.get_submodule(name) for name in names}
+    lora = TrainedLora(trained, model, layers, config, origin, peft_config)
+    if path and is_adapter(path):
+        _load(lora, path)
+    return lora
+
+
+@torch.no_grad()
+def _load(lora: TrainedLora, path: str) -> None:
+    """Copy the weights of a saved adapter.
+
+    Raises:
+        UserError: it has other settings than the recipe, or does not fit the model.
+    """
+    saved, tensors = read_files(path)
+    make_adapter(lora.base, saved, tensors, f"adapter '{path}'")  # checks it
+    config = lora.config
+    asked = {
+        "rank": (saved["r"], config.rank),
+        "alpha": (saved["lora_alpha"], config.alpha),
+        "rslora": (bool(saved.get("use_rslora")), config.rslora),
+        "dora": (bool(saved.get("use_dora")), config.dora),
+    }
+    for name, (theirs, ours) in asked.items():
+        if theirs != ours:
+            raise UserError(
+                f"model.lora.{name} = {ours}, but the adapter '{path}' has {theirs}. Set it to"
+                f" {theirs}, or use model.lora.rank = 0 to train the merged weights"
+            )
+    own = lora.weights()
+    if other := sorted(own.keys() ^ tensors.keys()):
+        where = "only in the adapter" if other[0] in tensors else "not in the adapter"
+        raise UserError(
+            f"model.lora.targets = {list(config.targets)} do not fit the adapter '{path}':"
+            f" {other[0]} is {where}. Name the modules that the adapter has"
+        )
+    for name, p in own.items():
+        p.copy_(tensors[name])
+
+
+def target_modules(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Names of the modules that get an adapter.
+
+    Raises:
+        UserError: a target is unknown or not supported, or the rank is larger than a module.
+    """
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    head = model.get_output_embeddings()
+    names = [n for n in linear if linear[n] is not head]
+    if config.targets != (ALL_LINEAR,):
+        for target in config.targets:
+            _check_target(model, target, list(linear))
+        names = [n for n in linear if any(_is_at(n, target) for target in config.targets)]
+    if not names:
+        raise UserError(
+            f"model.lora.targets = {list(config.targets)}: {type(model).__name__} has no linear"
+            " modules. Train all weights: model.lora.rank = 0"
+        )
+    for name in names:
+        sizes = linear_sizes(model, name, linear[name], "model.lora.targets")
+        if config.rank > min(sizes):
+            raise UserError(
+                f"model.lora.rank = {config.rank} is larger than '{name}', which has"
+                f" {sizes[0]} inputs and {sizes[1]} outputs. Use at most {min(sizes)}"
+            )
+    return names
+
+
+def _check_target(model: PreTrainedModel, target: str, linear: list[str]) -> None:
+    """Raise UserError if no linear module has the name."""
+    if any(_is_at(name, target) for name in linear):
+        return
+    known = sorted({name.rpartition(".")[2] for name in linear})
+    others = [m for n, m in model.named_modules() if _is_at(n, target)]
+    what = f"is a {type(others[0]).__name__}" if others else "is in none of its modules"
+    raise UserError(
+        f"model.lora.targets: '{target}' {what} of {type(model).__name__}."
+        f"{nearest(target, known)} Its linear modules are {', '.join(known)}"
+    )
+
+
+def _is_at(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def lower_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Store the weights of all linear modules in `dtype`, also of the head unless it is tied.
+
+    Under autocast to `dtype`, the results do not change by a bit: it casts the same weights.
+    Embeddings and norms keep their dtype.
+    """
+    tied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for weight in _linear_weights(model):
+        if id(weight) not in tied:
+            weight.data = weight.data.to(dtype)
+
+
+def _linear_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            yield module.weight  # type: ignore[misc]
+
+
+def _peft() -> Any:
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise UserError(
+            "model.lora needs PEFT, which is not installed. Install it: pip install"
+            " 'sixfold[lora]', or set model.lora.rank = 0"
+        ) from error

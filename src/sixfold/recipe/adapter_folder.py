@@ -1,0 +1,117 @@
+"""Folder of a LoRA adapter in PEFT's format, as checkpoints contain it. No torch.
+
+    adapter_config.json          PEFT's settings; names the base model and its revision
+    adapter_model.safetensors    the adapter's matrices
+    base.json                    hash of the base, and its path relative to this folder, if Sixfold
+                                 saved the folder
+
+PEFT and vLLM read the first two files only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The frozen model of an adapter.
+
+    Attributes:
+        path: model folder or hub id.
+        revision: commit of a hub id; empty for a folder.
+        sha256: hash of a folder's weights when the adapter was trained (`folder_hash`). Empty for a
+            hub id, or if it is not known.
+    """
+
+    path: str
+    revision: str = ""
+    sha256: str = ""
+
+
+def is_adapter(path: str) -> bool:
+    """True if the path is a folder with an adapter and no model of its own."""
+    folder = Path(path).expanduser()
+    return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
+
+
+def adapter_settings(folder: Path) -> dict[str, Any]:
+    """Content of adapter_config.json.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    return _read(folder / CONFIG)
+
+
+def base_of(path: str, setting: str) -> Base:
+    """The base model of an adapter folder, with a path that exists here or a hub id.
+
+    Args:
+        path: the adapter's folder.
+        setting: name of the setting that holds the path, for error messages.
+
+    Raises:
+        UserError: if the folder names no base, or the base is gone.
+    """
+    folder = Path(path).expanduser()
+    named = adapter_settings(folder)
+    own = _read(folder / BASE) if (folder / BASE).is_file() else {}
+    base = named.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(
+            f"{setting} = '{path}': {CONFIG} names no base model. Write the base model's folder or"
+            " hub id to its base_model_name_or_path"
+        )
+    beside = (folder / own["path"]).resolve() if own.get("path") else None
+    if beside is not None and beside.is_dir():
+        base = str(beside)
+    elif Path(base).is_absolute() and not Path(base).exists():
+        raise UserError(
+            f"{setting} = '{path}': the base model {base} is gone. Put it back, or write its new"
+            f" place to base_model_name_or_path in {folder / CONFIG}"
+        )
+    if Path(base).is_dir():
+        return Base(base, "", str(own.get("sha256") or ""))
+    return Base(base, str(named.get("revision") or ""))
+
+
+def check_base(base: Base, setting: str) -> None:
+    """Check that the base's weights are those that the adapter was trained on.
+
+    Raises:
+        UserError: if they have changed.
+    """
+    if base.sha256 and base.sha256 != folder_hash(Path(base.path)):
+        raise UserError(
+            f"{setting}: the base model {base.path} has changed since its adapter was trained."
+            " Restore its weights"
+        )
+
+
+def folder_hash(folder: Path) -> str:
+    """Hash of the weights in a model folder."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        found.update(file.name.encode())
+        with file.open("rb") as stream:
+            found.update(hashlib.file_digest(stream, "sha256").digest())
+    return found.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a JSON object")
+    return content

@@ -1,0 +1,43 @@
+"""Refuse settings that contradict the training of an adapter. No torch."""
+
+from __future__ import annotations
+
+from ..algorithm.method import Method
+from ..errors import UserError
+from .schema import Recipe
+
+
+def check_lora(recipe: Recipe, method: Method) -> None:
+    """Check the recipe against `model.lora`.
+
+    Args:
+        recipe: the recipe.
+        method: its resolved algorithm.
+
+    Raises:
+        UserError: if a setting contradicts the training of an adapter.
+    """
+    lora = recipe.model.lora
+    if not lora.rank:
+        return
+    if lora.base == "bfloat16" and recipe.run.precision != "bfloat16":
+        raise UserError(
+            "model.lora.base = 'bfloat16' needs forward passes in bfloat16: set run.precision ="
+            " 'bfloat16', or model.lora.base = 'float32'"
+        )
+    if lora.dora and recipe.sync.kind == "shared" and recipe.rollout.backend.kind == "engine":
+        raise UserError(
+            "model.lora.dora = true rescales the weights of the base, so the engine needs merged"
+            " weights of its own: set sync.kind = 'copy'"
+        )
+    own = recipe.reference
+    if method.needs_reference and own.placement == "worker" and not own.path:
+        raise UserError(
+            "reference.placement = 'worker' would hold a second copy of the base. With"
+            " model.lora.rank > 0 the reference is the base itself: set 'inline' or 'fused'"
+        )
+    if method.needs_critic and recipe.critic.body == "own":
+        raise UserError(
+            "critic.body = 'own' copies all weights of the policy, but model.lora.rank > 0 trains"
+            " an adapter: set critic.body = 'policy'"
+        )
