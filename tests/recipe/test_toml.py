@@ -446,8 +446,8 @@ def test_names_mean_shipped_recipes_and_local_ones(
     with pytest.raises(
         UserError,
         match=(
-            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, demo, gsm8k,"
-            r" reasoning_gym; "
+            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, demo,"
+            r" demo_lora, gsm8k, reasoning_gym; "
         ),
     ):
         load_recipe("dmo")
@@ -633,7 +633,9 @@ def test_the_knob_table_is_the_schema() -> None:
 
 
 def test_every_shipped_recipe_parses() -> None:
-    assert sorted(shipped_recipes()) == ["calculator", "demo", "gsm8k", "reasoning_gym"]
+    assert sorted(shipped_recipes()) == [
+        *("calculator", "demo", "demo_lora", "gsm8k", "reasoning_gym")
+    ]
     for name in shipped_recipes():
         assert load_recipe(name).run.name == name
 

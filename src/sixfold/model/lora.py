@@ -82,13 +82,13 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
     Raises:
         UserError: the adapter cannot be read, is not supported or does not fit the model.
     """
-    adapter = make_adapter(model, *read_files(path), f"adapter '{path}'")
-    if adapter.magnitudes:
+    config, tensors = read_files(path)
+    if config.get("use_dora"):
         raise UserError(
             f"adapter '{path}': use_dora = True is not supported beside other adapters. Merge it"
             f" into its base: sixfold export {path} OUT --merge"
         )
-    return adapter
+    return make_adapter(model, config, tensors, f"adapter '{path}'")
 
 
 def read_files(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -136,7 +136,7 @@ def make_adapter(
     sides: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         found = KEY.fullmatch(key)
-        if found is None:
+        if found is None or (found["side"][0] == "m" and not config.get("use_dora")):
             raise UserError(
                 f"{where}: '{key}' is not supported. Use an adapter with only lora_A and lora_B"
                 " of linear layers"

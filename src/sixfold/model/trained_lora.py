@@ -134,8 +134,8 @@ def add_lora(
     peft_config = peft.LoraConfig(
         r=config.rank,
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,
-        target_modules=ALL_LINEAR if config.targets == (ALL_LINEAR,) else list(config.targets),
-        exclude_modules=None,
+        # Names in full: PEFT would also match stacked experts, which no engine can add to.
+        target_modules=names,
         use_rslora=config.rslora,
         use_dora=config.dora,
         lora_dropout=0.0,
@@ -154,6 +154,12 @@ def add_lora(
         if is_lora(name):
             p.data = p.data.float()  # PEFT gives adapters the dtype of the base
     layers = {name: trained.get_submodule(name) for name in names}
+    made = {n.partition(".lora_")[0] for n, _ in trained.named_parameters() if is_lora(n)}
+    if made != layers.keys():
+        raise UserError(
+            f"model.lora.targets = {list(config.targets)}: PEFT also puts adapters on"
+            f" {min(made ^ layers.keys())}, which is not supported. Name other modules"
+        )
     lora = TrainedLora(trained, model, layers, config, origin, peft_config)
     if path and is_adapter(path):
         _load(lora, path)
@@ -227,7 +233,7 @@ def _check_target(model: PreTrainedModel, target: str, linear: list[str]) -> Non
         return
     known = sorted({name.rpartition(".")[2] for name in linear})
     others = [m for n, m in model.named_modules() if _is_at(n, target)]
-    what = f"is a {type(others[0]).__name__}" if others else "is in none of its modules"
+    what = f"is a module of class {type(others[0]).__name__}" if others else "is no module"
     raise UserError(
         f"model.lora.targets: '{target}' {what} of {type(model).__name__}."
         f"{nearest(target, known)} Its linear modules are {', '.join(known)}"
