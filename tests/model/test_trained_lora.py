@@ -306,7 +306,7 @@ def test_a_sync_of_a_matrix_that_is_not_finite_keeps_the_old_adapter(tiny: Tiny)
     name, p = next(iter(lora.weights().items()))
     with torch.no_grad():
         p[0, 0] = torch.nan
-    with pytest.raises(SyncError, match="lora_A of .* is not finite"):
+    with pytest.raises(SyncError, match=r"lora_A of .* is not finite"):
         sync.sync(1)
     assert sampled(engine) == before, name
 
