@@ -287,13 +287,13 @@ def from_disk(
     return model, tokenizer
 
 
-def origin_of(path: str, revision: str, setting: str = "model.path") -> Base:
+def origin_of(path: str, revision: str) -> Base:
     """Where a model folder, a hub id or the base of an adapter's folder is, for its adapters.
 
     Call it after the model was loaded: a hub id is pinned to the loaded commit.
     """
     if is_adapter(path):
-        base = base_of(path, setting)
+        base = base_of(path, "model.path")
         if base.sha256:
             return base
         path, revision = base.path, base.revision
