@@ -84,6 +84,14 @@ def base_of(path: str, setting: str) -> Base:
     return Base(base, str(named.get("revision") or ""))
 
 
+def loaded_from(path: str, revision: str, setting: str) -> tuple[str, str]:
+    """Path and revision of the whole model: those of the base if `path` is an adapter's folder."""
+    if not is_adapter(path):
+        return path, revision
+    base = base_of(path, setting)
+    return base.path, base.revision
+
+
 def check_base(base: Base, setting: str) -> None:
     """Check that the base's weights are those that the adapter was trained on.
 

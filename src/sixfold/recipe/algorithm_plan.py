@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, PASS_AT_K, Method
 from ..algorithm.zoo import ZOO
 from ..errors import UserError, nearest
+from .lora_plan import check_lora
 from .schema import AlgorithmConfig, Recipe
 
 _WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
@@ -68,6 +69,7 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
     Raises:
         UserError: if a setting contradicts the algorithm.
     """
+    check_lora(recipe, row)
     samples, prompts = recipe.rollout.samples_per_prompt, recipe.rollout.prompts_per_step
     if row.group_baseline and samples < 2:
         raise UserError(

@@ -17,11 +17,10 @@ from typing import Any
 
 from ..algorithm.method import Method
 from ..errors import UserError
-from .adapter_folder import base_of, is_adapter
+from .adapter_folder import loaded_from
 from .algorithm_plan import check_algorithm, resolve_algorithm
 from .dump import toml_literal
 from .kv_budget import token_bytes
-from .lora_plan import check_lora
 from .memory import number_width
 from .model_size import ModelSize, model_size
 from .schema import EngineConfig, Recipe, ScratchConfig
@@ -109,7 +108,6 @@ def make_plan(recipe: Recipe) -> Plan:
     """
     algorithm = resolve_algorithm(recipe.algorithm)
     check_algorithm(recipe, algorithm)
-    check_lora(recipe, algorithm)
     _check_eval(recipe)
     _check_keep_best(recipe)
     _check_truncation(recipe, algorithm)
@@ -252,10 +250,7 @@ def model_shape(recipe: Recipe, setting: str = "model.path") -> ModelShape:
     """
     if not recipe.model.path:
         return _scratch_shape(recipe.model.scratch)
-    path, revision = recipe.model.path, recipe.model.revision
-    if is_adapter(path):
-        base = base_of(path, setting)
-        path, revision = base.path, base.revision
+    path, revision = loaded_from(recipe.model.path, recipe.model.revision, setting)
     folder = Path(path).expanduser()
     if folder.is_dir():
         return _local_shape(folder)
