@@ -41,6 +41,7 @@ ALLOWED = {
     "event_loop": set(),
     "batch": {"types"},
     "checkpointable": {"errors"},
+    "ranks": {"errors"},
     "recipe": {"algorithm", "environment", "errors"},
     "kernels": set(),
     "processes": set(),
@@ -50,7 +51,9 @@ ALLOWED = {
     "interop": {"algorithm"},
     "environment": {"errors", "processes", "types"},
     "data": {"environment", "errors", "recipe", "seeds", "types"},
-    "trainer": {"batch", "checkpointable", "errors", "kernels", "model", "recipe", "types"},
+    "trainer": {
+        *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "types"),
+    },
     "reference": {
         *("batch", "checkpointable", "errors", "model", "processes", "recipe", "trainer", "types"),
     },

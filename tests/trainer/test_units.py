@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from sixfold.batch import Batch, LossOutput, collate, filled
-from sixfold.trainer.packing import microbatches, pack, plan_updates, units
+from sixfold.trainer.packing import microbatches, pack, units
+from sixfold.trainer.sharing import plan_updates
 
 torch.set_num_threads(1)
 ROWS = 12

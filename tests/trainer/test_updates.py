@@ -16,7 +16,7 @@ from torch import Tensor
 from sixfold.batch import Batch, Loss, LossOutput, filled
 from sixfold.trainer.learned import Learned, merge_updates
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
-from sixfold.trainer.packing import plan_updates
+from sixfold.trainer.sharing import plan_updates
 from sixfold.trainer.trainer import Trainer
 
 torch.set_num_threads(1)

@@ -51,6 +51,7 @@ FREE: dict[str, str] = {
     "eval": "takes effect from the next evaluation",
     "checkpoint": "takes effect from the next step",
     "log": "takes effect from the next step",
+    "parallel": "weights and optimizer state are sharded anew",
 }
 """Setting or section -> effect of a change. A setting takes precedence over its section.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..batch import LossOutput, Metrics, upload
+from ..ranks import ALONE, Ranks
 from .logprobs import RoutedScores, Scores
 from .mismatch import log_ratio_metrics, mismatch_metrics
 from .routing import Routed, router_metrics
@@ -87,17 +88,33 @@ def _merged(made: Sequence[Metrics]) -> Metrics:
 
 @dataclass(frozen=True)
 class Read:
-    """Host numbers of an update.
+    """Host numbers of an update, over all ranks.
 
     Attributes:
         bad_rows: rows of the micro-batches whose loss is not finite.
         norm: gradient norm.
         metrics: sums, and means over the scored tokens.
+        tokens: tokens computed.
+        microbatches: micro-batches with rows.
     """
 
     bad_rows: list[int]
     norm: float
     metrics: Metrics
+    tokens: int
+    microbatches: int
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Numbers of one rank: as in `Read`, with sums of `means`, and the number of scored tokens."""
+
+    bad_rows: list[int]
+    sums: dict[str, float]
+    means: dict[str, float]
+    scored: int
+    tokens: int
+    microbatches: int
 
 
 @dataclass
@@ -155,17 +172,22 @@ class UpdateTotals:
         if isinstance(scores, RoutedScores):
             self.routed.append(scores.routed)
 
-    def read(self, norm: Tensor) -> Read:
-        """Read everything as Python numbers, in one copy from the device."""
+    def read(self, norm: Tensor, ranks: Ranks = ALONE) -> Read:
+        """Read everything as Python numbers, in one copy from the device.
+
+        Args:
+            norm: gradient norm, equal on all ranks.
+            ranks: the ranks whose numbers are added.
+        """
         named = [
             (kind, name, len(values))
             for kind in (self.sums, self.means)
             for name, values in kind.items()
         ]
-        routers = router_metrics(self.routed)
+        routers = router_metrics(_routed_everywhere(self.routed, ranks))
         values = [value for kind, name, _ in named for value in kind[name]]
         columns = [*self.losses, *values, *routers.values(), norm]
-        numbers = torch.stack([x.detach().double() for x in columns]).tolist()
+        numbers = torch.stack([x.detach().to(norm.device, torch.double) for x in columns]).tolist()
         bad_rows = [
             b
             for loss, rows in zip(numbers, self.rows, strict=False)
@@ -176,31 +198,55 @@ class UpdateTotals:
         for kind, name, count in named:
             (sums if kind is self.sums else means)[name] = sum(numbers[at : at + count])
             at += count
-        tokens = max(sum(map(len, self.scores)), 1)
-        return Read(
-            bad_rows,
-            numbers[-1],
-            {
-                **sums,
-                **{name: total / tokens for name, total in means.items()},
-                **dict(zip(routers, numbers[at:-1], strict=True)),
-            },
-        )
+        scored = sum(map(len, self.scores))
+        counts = _Counts(bad_rows, sums, means, scored, self.tokens, len(self.rows))
+        found = dict(zip(routers, numbers[at:-1], strict=True))
+        return _over_ranks(ranks.gather(counts), numbers[-1], found)
 
-    def sampler_metrics(self, version: int) -> Metrics:
+    def sampler_metrics(self, version: int, ranks: Ranks = ALONE) -> Metrics:
         """Metrics that compare log-probs with those at sampling.
 
         Empty if the scores are not log-probs, or if no policy sampled the tokens (as in SFT).
 
         Args:
             version: current weight version. Tokens that it sampled are fresh.
+            ranks: the ranks whose tokens count.
         """
-        versions = torch.cat(self.versions)
-        if not self.old_logp or not bool((versions >= 0).any()):
+        columns = [torch.cat(x) if x else torch.zeros(0) for x in (self.scores, self.old_logp)]
+        columns += [torch.cat(self.versions) if self.versions else torch.zeros(0).long()]
+        if ranks.size > 1:
+            of_ranks = ranks.gather([column.cpu() for column in columns])
+            columns = [torch.cat(column) for column in zip(*of_ranks, strict=True)]
+        logp, old_logp, versions = columns
+        if not len(old_logp) or not bool((versions >= 0).any()):
             return {}
-        logp, old_logp = torch.cat(self.scores), torch.cat(self.old_logp)
         fresh = _chosen(versions == version, logp, old_logp)
         return log_ratio_metrics(logp, old_logp) | mismatch_metrics(*fresh)
+
+
+def _over_ranks(counts: Sequence[_Counts], norm: float, routers: Metrics) -> Read:
+    """Add the numbers of all ranks. The metrics of routers are those of all ranks already."""
+    sums, means = dict[str, float](), dict[str, float]()
+    for count in counts:
+        for total, own in ((sums, count.sums), (means, count.means)):
+            for name, value in own.items():
+                total[name] = total[name] + value if name in total else value
+    scored = max(sum(count.scored for count in counts), 1)
+    return Read(
+        [b for count in counts for b in count.bad_rows],
+        norm,
+        {**sums, **{name: total / scored for name, total in means.items()}, **routers},
+        sum(count.tokens for count in counts),
+        sum(count.microbatches for count in counts),
+    )
+
+
+def _routed_everywhere(routed: list[Routed], ranks: Ranks) -> list[Routed]:
+    """What the routers did in the micro-batches of all ranks."""
+    if ranks.size == 1:
+        return routed
+    kept = [(r.counts.cpu(), r.tokens.cpu()) for r in routed]
+    return [Routed(*each) for of_rank in ranks.gather(kept) for each in of_rank]
 
 
 def _chosen(which: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:

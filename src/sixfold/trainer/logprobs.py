@@ -25,9 +25,11 @@ from transformers import PreTrainedModel
 from ..batch import Batch, KeptSets
 from ..model.causal_lm import head_logits, hidden_states
 from ..model.head import LogitFinish, is_plain
+from ..ranks import ALONE, Ranks
 from .fused_head import HeadSettings, fused_scores
-from .packing import PackedRow, microbatches, pack
+from .packing import PackedRow, filler, pack
 from .routing import Routed, Routing
+from .sharing import own_microbatches
 
 
 @dataclass(frozen=True)
@@ -309,8 +311,11 @@ def score_tables(
     scoring: Scoring,
     max_tokens: int,
     share_prefix: bool,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """Scores and entropies of a whole batch, without gradient.
+
+    Every rank scores its share, and gets the tables of all.
 
     Args:
         root: root to score with.
@@ -318,6 +323,7 @@ def score_tables(
         scoring: temperature, chunk size and precision.
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
+        ranks: the ranks that share the work.
 
     Returns:
         (scores, entropies), each [B, T], 0 where mask is False. Entropies are 0 if the root gives
@@ -326,10 +332,13 @@ def score_tables(
     tables = tuple(torch.zeros(batch.tokens.shape, device=batch.tokens.device) for _ in range(2))
     batch = batch.with_host()
     rows = batch.at_host().mask.any(-1).nonzero()[:, 0].tolist()
-    for part in microbatches(batch, rows, max_tokens, share_prefix):
+    for part in own_microbatches(batch, rows, max_tokens, share_prefix, ranks):
+        if not part:
+            root(filler(batch), scoring)
+            continue
         row = pack(batch, part, share_prefix)
         scores = root(row, scoring)
         for table, column in zip(tables, (scores.values, scores.entropy), strict=True):
             if column is not None:
                 table[row.row, row.column] = column
-    return tables[0], tables[1]
+    return ranks.sum(tables[0]), ranks.sum(tables[1])

@@ -174,39 +174,25 @@ class _Layout:
         self.column.append(columns)
 
 
-def plan_updates(
-    batch: Batch,
-    weighs: Sequence[int],
-    minibatch: Sequence[int],
-    max_tokens: int,
-    share_prefix: bool,
-) -> list[list[list[int]]]:
-    """Plan one pass over a batch: the rows of every micro-batch of every update.
+def filler(batch: Batch) -> PackedRow:
+    """An empty micro-batch: two tokens whose score no loss reads.
 
-    The plan is complete before the first backward pass and does not depend on any loss or gradient.
-    So ranks can agree on the number of backward passes.
-
-    Args:
-        batch: the batch.
-        weighs: for each row, whether it has a nonzero weight. A unit is computed if any of its rows
-            has one.
-        minibatch: number of each row's mini-batch (`batch.minibatch`, on the host).
-        max_tokens: maximum computed tokens per micro-batch.
-        share_prefix: whether a shared prompt counts only once per micro-batch.
-
-    Returns:
-        Micro-batches of each update, in mini-batch order. Empty mini-batches are omitted.
-
-    Raises:
-        ValueError: if a mini-batch splits a unit.
+    It runs forward and backward through the whole model, as the ranks do that have rows left.
     """
-    rows: dict[int, list[int]] = {}
-    for unit in units(batch.at_host(), range(len(weighs))):
-        if len({minibatch[b] for b in unit}) > 1:
-            raise ValueError(f"batch.minibatch splits the unit of rows {unit}")
-        if any(weighs[b] for b in unit):
-            rows.setdefault(minibatch[unit[0]], []).extend(unit)
-    return [microbatches(batch, rows[m], max_tokens, share_prefix) for m in sorted(rows)]
+    device = batch.tokens.device
+    zero, one = (torch.full((1,), n, device=device) for n in (0, 1))
+    return PackedRow(
+        tokens=batch.tokens[0, :2],
+        positions=torch.arange(2, device=device),
+        attention=plan_attention([Segment(0, 2)], device),
+        reads=zero,
+        target=batch.tokens[0, 1:2],
+        row=zero,
+        column=one,
+        slot=zero,
+        members=zero,
+        copies=np.zeros(2, dtype=np.int64),
+    )
 
 
 def units(host: Batch, rows: Iterable[int]) -> list[list[int]]:

@@ -24,13 +24,16 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Loss, Metrics, check_mask
 from ..checkpointable import check_names
+from ..ranks import ALONE, Ranks
 from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .learned import Learned, Read, UpdateTotals, merge_updates
 from .logprobs import Root, RoutedScores, Scores, Scoring
 from .optimizer import learning_rate, make_optimizer
 from .optimizer_state import load_optimizer_tensors, optimizer_tensors
-from .packing import PackedRow, pack, plan_updates
+from .packing import PackedRow, filler, pack
+from .sharded import own_part, whole
+from .sharing import plan_updates
 
 
 class TrainingDiverged(RuntimeError):
@@ -57,6 +60,7 @@ class Trainer:
             they are already filled in or not needed.
         mismatch_limit: largest mean log-prob difference to the engine on fresh tokens, in nats,
             with which an update is made.
+        ranks: the ranks that train the model together. With several, it is sharded.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Trainer:
         epochs: int = 1,
         frozen: Callable[[PackedRow], Tensor] | None = None,
         mismatch_limit: float = math.inf,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.root = root
         self.config = config
@@ -77,6 +82,7 @@ class Trainer:
         self.epochs = epochs
         self.frozen = frozen
         self.mismatch_limit = mismatch_limit
+        self.ranks = ranks
         apply_activation_checkpointing(self.model, config.activation_checkpointing)
         self.optimizer = make_optimizer(self.model, config)
         self.version = 0
@@ -139,9 +145,8 @@ class Trainer:
         weighty, numbers = torch.stack([weighs, number]).tolist()  # one wait for the device
         batch, config = batch.with_host(), self.config
         check_mask(batch)
-        plan = plan_updates(
-            batch, weighty, numbers, config.max_tokens_per_microbatch, config.share_prefix
-        )
+        budget = config.max_tokens_per_microbatch, config.share_prefix
+        plan = plan_updates(batch, weighty, numbers, *budget, self.ranks)
         if not plan:
             self.skip_reason = (
                 "every advantage is zero, for example because the rewards of each group are equal"
@@ -159,11 +164,13 @@ class Trainer:
         """One update on the given micro-batches of the batch."""
         rate = learning_rate(self.config, self.steps, self.total_steps)
         totals = self._accumulate(batch, parts, loss)
-        norm = torch.nn.utils.get_total_norm(
-            [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = whole(
+            torch.nn.utils.get_total_norm(
+                [p.grad for p in self.model.parameters() if p.grad is not None]
+            )
         )
-        read = totals.read(norm)
-        sampler = totals.sampler_metrics(self.version)
+        read = totals.read(norm, self.ranks)
+        sampler = totals.sampler_metrics(self.version, self.ranks)
         self._check_mismatch(sampler)
         skipped = self._step(norm, read, rate)
         return Learned(
@@ -171,8 +178,8 @@ class Trainer:
             learning_rate=rate,
             grad_norm=read.norm,
             updates=int(not skipped),
-            tokens=totals.tokens,
-            microbatches=len(parts),
+            tokens=read.tokens,
+            microbatches=read.microbatches,
             skipped=int(skipped),
             skipped_total=self.skipped_total,
         )
@@ -182,22 +189,35 @@ class Trainer:
 
         Gradients add up in float32 on the master weights.
         """
-        totals, host, share = UpdateTotals(), batch.at_host(), self.config.share_prefix
-        self.root.prepare([partial(pack, batch, rows, share) for rows in parts], self.scoring)
+        totals, share = UpdateTotals(), self.config.share_prefix
+        full = [partial(pack, batch, rows, share) for rows in parts if rows]
+        self.root.prepare(full, self.scoring)
         for rows in parts:
-            packed = pack(batch, rows, share)
-            local, scores = self._forward(batch, packed)
-            at = packed.slot, packed.column
-            output = loss(local, _table(local, at, scores.values))
+            part = self._loss(batch, rows, loss, totals) if rows else self._no_loss(batch)
             # Run backward even if the loss is not finite. Checking here would wait for the device,
             # and ranks that wait for each other's gradients must all run as many backward passes.
             # In that case the update is skipped later and the gradient dropped.
-            _with_penalty(output.loss, scores).backward()
-            totals.add(scores, output, at, local.old_logp)
-            totals.tokens += len(packed.tokens)
-            totals.rows.append(rows)
-            totals.versions.append(host.version[rows][host.mask[rows]])
+            part.backward()
         return totals
+
+    def _loss(self, batch: Batch, rows: Sequence[int], loss: Loss, totals: UpdateTotals) -> Tensor:
+        """Loss of one micro-batch, with gradient. Its numbers are added to the totals."""
+        host, packed = batch.at_host(), pack(batch, rows, self.config.share_prefix)
+        local, scores = self._forward(batch, packed)
+        at = packed.slot, packed.column
+        output = loss(local, _table(local, at, scores.values))
+        totals.add(scores, output, at, local.old_logp)
+        totals.tokens += len(packed.tokens)
+        totals.rows.append(rows)
+        totals.versions.append(host.version[rows][host.mask[rows]])
+        return _with_penalty(output.loss, scores)
+
+    def _no_loss(self, batch: Batch) -> Tensor:
+        """Loss of an empty micro-batch: zero, and every gradient gets zeros added."""
+        packed = filler(batch)
+        if self.frozen is not None:
+            self.frozen(packed)
+        return self.root(packed, self.scoring).values.sum() * 0.0
 
     def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Scores | RoutedScores]:
         """The micro-batch's rows, with entropies filled in if there are any, and their scores."""
@@ -236,11 +256,7 @@ class Trainer:
         if read.bad_rows:
             self.skip_reason = f"loss not finite in rows {read.bad_rows[:8]}"
         elif not math.isfinite(read.norm):
-            names = [
-                n
-                for n, p in self.model.named_parameters()
-                if p.grad is not None and not bool(p.grad.isfinite().all())
-            ]
+            names = self._not_finite()
             self.skip_reason = f"gradient not finite in {len(names)} tensors, first {names[:1]}"
         if not self.skip_reason:
             for group in self.optimizer.param_groups:
@@ -261,6 +277,13 @@ class Trainer:
                 " trainer.learning_rate, or raise trainer.max_skipped_steps"
             )
         return bool(self.skip_reason)
+
+    def _not_finite(self) -> list[str]:
+        """Names of the parameters whose gradient is not finite on some rank."""
+        graded = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+        wrong = torch.stack([(~own_part(grad).isfinite()).any() for _, grad in graded])
+        found = self.ranks.sum(wrong.float()).tolist()
+        return [name for (name, _), bad in zip(graded, found, strict=True) if bad]
 
 
 def _with_penalty(loss: Tensor, scores: Scores | RoutedScores) -> Tensor:

@@ -16,6 +16,7 @@ from .engine import EngineConfig
 from .environment import EnvironmentConfig
 from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
+from .parallel import ParallelConfig
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
@@ -48,6 +49,7 @@ __all__ = [
     "NgramSpeculation",
     "NoPreemption",
     "NoSpeculation",
+    "ParallelConfig",
     "Preemption",
     "Recipe",
     "RecomputePreemption",

@@ -11,6 +11,7 @@ from .engine import EngineConfig
 from .environment import EnvironmentConfig
 from .model import ModelConfig
 from .moe import MoeConfig
+from .parallel import ParallelConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
@@ -33,6 +34,7 @@ class Recipe(Section):
     trainer: TrainerConfig = TrainerConfig()
     moe: MoeConfig = MoeConfig()
     sft: SftConfig = SftConfig()
+    parallel: ParallelConfig = ParallelConfig()
     sync: SyncConfig = knob(
         SharedSyncConfig(),
         "how new weights reach the engine: shared (one module), copy, or a copy with weights"

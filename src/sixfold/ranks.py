@@ -1,0 +1,246 @@
+"""Ranks: the processes that train one model together, started by torchrun.
+
+Every rank runs the same program on its share of the work. `Ranks` is all that the roles need of
+the others: sum a tensor, exchange objects, wait. With one process, `ALONE` does nothing.
+
+Every call is made by all ranks, in the same order. A rank that fails, ends or hangs would leave
+the others waiting. So each rank publishes where it is and whether it has failed, in the key-value
+store that torchrun keeps. A rank whose call fails reads it, and names the ranks that did not
+answer. Of all ranks, only the first that fails prints its error.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import RunFailed, UserError, one_line
+
+T = TypeVar("T")
+
+GRACE_S = 5.0
+"""Seconds for the other ranks to notice a failure too, before those that did not are named."""
+
+
+class Ranks(Protocol):
+    """The processes of a run. Every rank calls the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process. Rank 0 writes the files and the messages."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        ...
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum of a tensor over all ranks, equal on all. The argument is not changed."""
+        ...
+
+    def gather(self, value: T) -> list[T]:
+        """Objects of all ranks, in rank order. They are pickled, and stay within the run."""
+        ...
+
+    def barrier(self, name: str) -> None:
+        """Wait until every rank has called it. `name` appears in the error of one that did not."""
+        ...
+
+
+class Alone:
+    """One process."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """The object alone."""
+        return [value]
+
+    def barrier(self, name: str) -> None:
+        """Nobody to wait for."""
+
+
+ALONE = Alone()
+"""The ranks of a run in one process."""
+
+
+class RankLost(RunFailed):
+    """Another rank has failed or did not answer in time."""
+
+
+class ProcessRanks:
+    """Ranks of torch.distributed.
+
+    Args:
+        store: key-value store that all ranks reach.
+        rank: number of this process.
+        size: number of processes.
+        timeout_s: longest wait for another rank, in seconds.
+        backend: backend of torch.distributed. It must support the CPU, for objects.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, timeout_s: float, backend: str = "gloo"
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self._store = dist.PrefixStore("sixfold", store)
+        self._place = "the start"
+        wait = timedelta(seconds=timeout_s)
+        self._mark("the start")
+        with self._answered():
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """As `Ranks.sum`."""
+        total = tensor.detach().clone()
+        with self._answered():
+            dist.all_reduce(total)
+        return total
+
+    def gather(self, value: T) -> list[T]:
+        """As `Ranks.gather`."""
+        found: list[Any] = [None] * self.size
+        with self._answered():
+            dist.all_gather_object(found, value)
+        return found
+
+    def barrier(self, name: str) -> None:
+        """As `Ranks.barrier`."""
+        self._mark(name)
+        self.gather(None)
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Context of a run. If it ends by an error, the other ranks end too.
+
+        Raises:
+            SystemExit: with code 1 instead of the error, if another rank prints an error already.
+            RankLost: if a rank did not answer, and this rank is the first to say so.
+        """
+        try:
+            yield
+        except Exception as error:
+            lost = error if isinstance(error, RankLost) else None
+            if lost is None and lost_connection(error):
+                lost = self._lost(error)
+            if not self._first_to_fail(one_line(error)):
+                raise SystemExit(1) from error
+            if lost is not None:
+                raise lost from error
+            if self.rank:
+                error.add_note(f"(on rank {self.rank} of {self.size})")
+            raise
+        dist.destroy_process_group()
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Turn the error of a collective call into RankLost."""
+        try:
+            yield
+        except (RuntimeError, TimeoutError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException) -> RankLost:
+        """The error that names the ranks that failed or did not answer."""
+        others = [r for r in range(self.size) if r != self.rank]
+        try:
+            self._store.set(f"stuck/{self.rank}", self._place)
+            if self._store.check(["failed"]):
+                return RankLost(f"another rank failed: {self._store.get('failed').decode()}")
+            until = time.monotonic() + min(GRACE_S, self.timeout_s)
+            while others and time.monotonic() < until:
+                others = [r for r in others if not self._store.check([f"stuck/{r}"])]
+                time.sleep(0.05)
+            silent = [f"rank {r} (last seen at {self._seen(r)})" for r in others]
+        except (RuntimeError, dist.DistError):
+            return RankLost("the store of torchrun has gone: torchrun or its machine has ended")
+        who = " and ".join(silent) or "a connection"
+        verb = "did not answer" if silent else "was lost"
+        return RankLost(
+            f"{who} {verb}, while rank {self.rank} of {self.size} was at {self._place}"
+            f" (parallel.timeout_s = {self.timeout_s:g}). Look for what ended or stopped that"
+            " process, for example the system's out-of-memory killer, then resume the run"
+            f" [{one_line(error)[:160]}]"
+        )
+
+    def _first_to_fail(self, message: str) -> bool:
+        """True for the first rank that fails. Its message is published for the others."""
+        try:
+            first = self._store.add("failures", 1) == 1
+            if first:
+                self._store.set("failed", message)
+        except (RuntimeError, dist.DistError):
+            return self.rank == 0
+        return first
+
+    def _mark(self, place: str) -> None:
+        """Publish where this rank is, as a name of a point in the run."""
+        self._place = place
+        with self._answered():
+            self._store.set(f"at/{self.rank}", place)
+
+    def _seen(self, rank: int) -> str:
+        key = f"at/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else "no point yet"
+
+
+def lost_connection(error: BaseException) -> bool:
+    """True for an error of a collective call, such as those that FSDP makes."""
+    text = str(error)
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "Connection closed" in text)
+    )
+
+
+def torchrun_ranks(device: str, timeout_s: float) -> Alone | ProcessRanks:
+    """Ranks of this run: those of torchrun's environment, or one process.
+
+    On GPUs, each process of a machine takes the GPU of its local number.
+
+    Args:
+        device: "cpu", or "cuda" without a number.
+        timeout_s: longest wait for another rank, in seconds.
+
+    Raises:
+        UserError: if there are more processes than GPUs, or if the environment is incomplete.
+        RankLost: if a rank does not start in time.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return ALONE
+    missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE = {size}, but {missing[0]} is not set. Start several ranks with torchrun"
+            " --nproc-per-node N -m sixfold train RECIPE, or unset WORLD_SIZE"
+        )
+    backend = "gloo"
+    if device != "cpu":
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if device != "cuda" or local >= count:
+            raise UserError(
+                f"run.device = '{device}' with {size} ranks: process {local} of this machine has no"
+                f" GPU of its own ({count} found). Set run.device = 'auto', and start at most one"
+                " process per GPU"
+            )
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
+    wait = timedelta(seconds=timeout_s)
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=wait)))
+    return ProcessRanks(store, rank, size, timeout_s, backend)

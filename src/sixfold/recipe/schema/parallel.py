@@ -1,0 +1,17 @@
+"""Settings of training on several ranks. Their number comes from torchrun."""
+
+from __future__ import annotations
+
+from .base import Real, Section, knob
+
+
+class ParallelConfig(Section):
+    """Training on several ranks, which torchrun starts."""
+
+    replicas: int = knob(
+        1,
+        "copies of the sharded model (HSDP); the ranks of one copy share its weights, gradients"
+        " and optimizer state. Must divide the number of ranks",
+        ge=1,
+    )
+    timeout_s: Real = knob(1800.0, "longest wait for another rank, in seconds", gt=0)

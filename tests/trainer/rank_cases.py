@@ -1,0 +1,114 @@
+"""What the ranks of the tests compute. The functions run in other processes, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from tiny import grpo, ragged_batch, settings, tiny_model
+
+from sixfold.algorithm.aggregation import AGGREGATIONS
+from sixfold.batch import Batch
+from sixfold.ranks import Ranks
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
+from sixfold.trainer.sharded import rank_mesh, shard_root, whole
+from sixfold.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step of training.
+
+    Attributes:
+        aggregation: how the loss is averaged.
+        groups: groups of the batch.
+        trained: parts of the names of trained parameters. Empty: all are trained.
+        values: trainer settings.
+        scoring: settings of the forward pass.
+        model: kind and sizes of the model.
+        batch: changes the batch.
+        replicas: copies of the sharded model.
+    """
+
+    aggregation: str = "sequence"
+    groups: int = 3
+    trained: tuple[str, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+    scoring: Scoring = field(default_factory=Scoring)
+    model: dict[str, Any] = field(default_factory=dict)
+    batch: Callable[[Batch], Batch] = lambda batch: batch
+    replicas: int = 1
+
+
+def _pairs(batch: Batch) -> Batch:
+    return batch.with_(unit=torch.arange(len(batch.tokens)) // 2)
+
+
+def _two_updates(batch: Batch) -> Batch:
+    return batch.with_(minibatch=(batch.group > 0).long())
+
+
+SMALL = {"max_tokens_per_microbatch": 24}
+
+CASES = {
+    **{name: Case(name, values=SMALL) for name in AGGREGATIONS},
+    "one micro-batch": Case(),
+    "prompts not shared": Case(values={**SMALL, "share_prefix": False}),
+    "chunks of logits": Case(scoring=Scoring(chunk=8)),
+    "own head": Case(model={"tie_word_embeddings": False}, values=SMALL),
+    "frozen base": Case(trained=("q_proj", "v_proj"), values=SMALL),
+    "frozen base, last layer alone": Case(trained=("layers.1.self_attn.o_proj",)),
+    "pairs": Case(batch=_pairs, values=SMALL),
+    "several updates": Case(batch=_two_updates, values=SMALL),
+    "one group": Case(groups=1),
+    "many groups": Case(groups=7, values=SMALL),
+    "recompute all": Case(values={**SMALL, "activation_checkpointing": "full"}),
+    "recompute some": Case(values={**SMALL, "activation_checkpointing": "selective"}),
+    "gpt2": Case(model={"kind": "gpt2"}),
+    "gpt_oss": Case(model={"kind": "gpt_oss"}, values=SMALL),
+    "replicas": Case(values=SMALL, replicas=2),
+}
+
+
+def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) -> Trainer:
+    """A trainer on a new model, sharded if there are several ranks."""
+    model = tiny_model(**case.model)
+    if case.trained:
+        for name, p in model.named_parameters():
+            p.requires_grad_(any(part in name for part in case.trained))
+    root = PolicyRoot(model)
+    if ranks.size > 1:
+        shard_root(root, rank_mesh(ranks, case.replicas, "cpu"), autocast)
+    scoring = replace(case.scoring, autocast=autocast)
+    return Trainer(root, settings(**case.values), scoring, total_steps=10, ranks=ranks)
+
+
+def batch_of(case: Case) -> Batch:
+    return case.batch(ragged_batch(0, grpo(case.aggregation), groups=case.groups))
+
+
+def step(ranks: Ranks, case: Case, autocast: torch.dtype | None = None) -> dict[str, Any]:
+    """Gradient, weights and metrics of one step. The gradient is AdamW's first moment, scaled."""
+    trainer = trainer_of(case, ranks, autocast)
+    metrics = trainer.train_step(batch_of(case), grpo(case.aggregation).compute_loss)
+    state = trainer.optimizer.state
+    moments = [state[p]["exp_avg"] for p in trainer.model.parameters() if p.requires_grad]
+    gradient = torch.cat([whole(m).flatten() for m in moments]) / (1 - trainer.config.betas[0])
+    return {
+        "gradient": gradient,
+        "weights": torch.cat([whole(p).detach().flatten() for p in trainer.model.parameters()]),
+        "metrics": metrics,
+        "skipped": trainer.skip_reason,
+    }
+
+
+def steps(ranks: Ranks, names: list[str]) -> dict[str, dict[str, Any]]:
+    """`step` of several cases."""
+    return {name: step(ranks, CASES[name]) for name in names}
+
+
+def bfloat16_step(ranks: Ranks) -> dict[str, Any]:
+    """A step of a bfloat16 run."""
+    return step(ranks, Case(values=SMALL), torch.bfloat16)
