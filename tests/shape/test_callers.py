@@ -22,10 +22,36 @@ BENCHMARKS = "benchmarks/algorithms uses it"
 UNREACHED = {
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
+    **dict.fromkeys(
+        (
+            "ranks.Alone.barrier",
+            "ranks.GRACE_S",
+            "ranks.ProcessRanks",
+            "ranks.ProcessRanks.__init__",
+            "ranks.ProcessRanks._answered",
+            "ranks.ProcessRanks._first_to_fail",
+            "ranks.ProcessRanks._lost",
+            "ranks.ProcessRanks._mark",
+            "ranks.ProcessRanks._seen",
+            "ranks.ProcessRanks.barrier",
+            "ranks.ProcessRanks.ending_together",
+            "ranks.ProcessRanks.gather",
+            "ranks.ProcessRanks.sum",
+            "ranks.RankLost",
+            "ranks.Ranks.barrier",
+            "ranks.lost_connection",
+            "ranks.torchrun_ranks",
+            "trainer.sharded.rank_mesh",
+            "trainer.sharded.shard_root",
+        ),
+        "runs on several ranks follow",
+    ),
 }
 """Definition -> why it stays although no entry point reaches it."""
 
 NEVER_PASSED = {
+    "trainer.logprobs.score_tables.ranks": "runs on several ranks follow",
+    "trainer.trainer.Trainer.__init__.ranks": "runs on several ranks follow",
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "api.train": "the Python API",
     **dict.fromkeys(
