@@ -50,6 +50,7 @@ UNREACHED = {
 """Definition -> why it stays although no entry point reaches it."""
 
 NEVER_PASSED = {
+    "trainer.sharded.shard_root.autocast": "runs on several ranks follow",
     "trainer.logprobs.score_tables.ranks": "runs on several ranks follow",
     "trainer.trainer.Trainer.__init__.ranks": "runs on several ranks follow",
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
