@@ -22,7 +22,8 @@ from sixfold.batch import Batch, collate
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.recipe.algorithm_plan import resolve_algorithm
-from sixfold.recipe.memory import held_parts, work_parts
+from sixfold.recipe.memory_held import held_parts
+from sixfold.recipe.memory_work import work_parts
 from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe

@@ -13,17 +13,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from sixfold.errors import UserError
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
-from sixfold.recipe import memory as memory_plan
-from sixfold.recipe import memory_text
+from sixfold.recipe import memory_text, memory_work
 from sixfold.recipe.explain import explain
-from sixfold.recipe.memory import (
-    MemoryPlan,
+from sixfold.recipe.memory import MemoryPlan
+from sixfold.recipe.memory_text import Device, memory_lines, memory_of, parse_devices, what_helps
+from sixfold.recipe.memory_work import (
     activation_bytes,
     kept_results,
     layer_bytes,
     layer_work_bytes,
 )
-from sixfold.recipe.memory_text import Device, memory_lines, memory_of, parse_devices, what_helps
 from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.toml import load_recipe, parse_recipe
@@ -158,13 +157,13 @@ def test_a_large_models_casts_are_the_peak_of_the_forward_pass() -> None:
         keys=4,
         vocabulary=50,
     )
-    parts = {part.name: part.size for part in memory_plan.work_parts(recipe, size, 16)}
+    parts = {part.name: part.size for part in memory_work.work_parts(recipe, size, 16)}
     later = parts["logits"] + parts["head's gradient"] + parts["backward pass of a layer"]
     assert parts["weights cast in a pass"] == 2 * (10**9 - 400) + 3 * 4 * 16 * 50 - later > 10**9
 
 
 def test_logits_by_hand() -> None:
-    assert memory_plan.TABLE == logprobs.TABLE
+    assert memory_work.TABLE == logprobs.TABLE
     assert sizes(memory())["logits"] == 4 * 4 * 441 * 151_936
     assert sizes(memory("--trainer.logprob_chunk=100"))["logits"] == 4 * 4 * 100 * 151_936
     assert sizes(memory())["sampler's logits"] == 3 * 4 * 256 * 151_936
@@ -172,11 +171,11 @@ def test_logits_by_hand() -> None:
 
 def test_a_shared_prompt_is_kept_once_for_each_completion() -> None:
     recipe = load_recipe("gsm8k")
-    assert memory_plan.keys_per_token(recipe, 512) == (512 + 8 * 1024) / (512 + 8 * 512)
+    assert memory_work.keys_per_token(recipe, 512) == (512 + 8 * 1024) / (512 + 8 * 512)
     alone = recipe.model_copy(
         update={"trainer": recipe.trainer.model_copy(update={"share_prefix": False})}
     )
-    assert memory_plan.keys_per_token(alone, 512) == 1
+    assert memory_work.keys_per_token(alone, 512) == 1
 
 
 def test_the_cache_is_what_is_left_and_one_sequence_at_least() -> None:

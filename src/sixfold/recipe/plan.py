@@ -21,7 +21,7 @@ from .adapter_folder import loaded_from
 from .algorithm_plan import check_algorithm, resolve_algorithm
 from .dump import toml_literal
 from .kv_budget import token_bytes
-from .memory import number_width
+from .memory_part import number_width
 from .model_size import ModelSize, model_size
 from .schema import EngineConfig, Recipe, ScratchConfig
 

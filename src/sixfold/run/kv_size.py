@@ -12,7 +12,9 @@ from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
 from ..recipe import kv_budget
-from ..recipe.memory import held_parts, number_width, work_parts
+from ..recipe.memory_held import held_parts
+from ..recipe.memory_part import number_width
+from ..recipe.memory_work import work_parts
 from ..recipe.model_size import rough_size
 from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
 from ..recipe.schema import Recipe
