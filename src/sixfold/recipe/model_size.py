@@ -12,6 +12,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class LinearModule:
+    """Linear modules of one name.
+
+    Attributes:
+        name: last part of the modules' names.
+        inputs: width of the input.
+        outputs: width of the output.
+        count: number of layers that have one.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    count: int
+
+
+@dataclass(frozen=True)
 class ModelSize:
     """Sizes of a decoder.
 
@@ -25,6 +42,8 @@ class ModelSize:
         keys: width of all keys, and of all values: key-value heads times head size.
         vocabulary: rows of the embedding.
         head_norms: queries and keys are normalised.
+        tied: the head is the embedding.
+        linears: linear modules of the layers, without the head. None: not known.
     """
 
     parameters: int
@@ -36,6 +55,13 @@ class ModelSize:
     keys: int
     vocabulary: int
     head_norms: bool = False
+    tied: bool = False
+    linears: tuple[LinearModule, ...] | None = None
+
+    @property
+    def table(self) -> int:
+        """Parameters of the embedding, and of the head."""
+        return self.vocabulary * self.hidden
 
 
 @dataclass(frozen=True)
@@ -143,7 +169,26 @@ def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
         keys=keys,
         vocabulary=vocabulary,
         head_norms=family.head_norms,
+        tied=tied,
+        linears=_linears(config, queries, keys),
     )
+
+
+def _linears(
+    config: Mapping[str, Any], queries: int, keys: int
+) -> tuple[LinearModule, ...] | None:
+    """Linear modules of all layers. None for sparse layers, whose experts are stacked."""
+    hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    layers = int(config["num_hidden_layers"])
+    if config["model_type"] == "qwen3_moe":
+        return None
+    sizes = [("q_proj", hidden, queries), ("k_proj", hidden, keys), ("v_proj", hidden, keys)]
+    sizes += [("o_proj", queries, hidden), ("gate_proj", hidden, inner), ("up_proj", hidden, inner)]
+    if config["model_type"] == "phi3":
+        sizes = [("qkv_proj", hidden, queries + 2 * keys), ("o_proj", queries, hidden)]
+        sizes += [("gate_up_proj", hidden, 2 * inner)]
+    sizes.append(("down_proj", inner, hidden))
+    return tuple(LinearModule(name, i, o, layers) for name, i, o in sizes)
 
 
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
@@ -203,4 +248,11 @@ def _gpt2(config: Mapping[str, Any]) -> ModelSize | None:
         queries=hidden,
         keys=hidden,
         vocabulary=vocabulary,
+        tied=bool(config.get("tie_word_embeddings", True)),
+        linears=(
+            LinearModule("c_attn", hidden, 3 * hidden, layers),
+            LinearModule("c_proj", hidden, hidden, layers),
+            LinearModule("c_fc", hidden, inner, layers),
+            LinearModule("c_proj", inner, hidden, layers),
+        ),
     )
