@@ -22,7 +22,7 @@ from sixfold.batch import Batch, collate
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.recipe.algorithm_plan import resolve_algorithm
-from sixfold.recipe.memory_held import held_parts
+from sixfold.recipe.memory_held import held_parts, holdings
 from sixfold.recipe.memory_work import work_parts
 from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.schema import Recipe
@@ -75,6 +75,7 @@ def measure(precision: str, checkpointing: str) -> None:
         "--trainer.logprob_chunk=64",
         f"--run.precision={precision}",
         f"--trainer.activation_checkpointing={checkpointing}",
+        "--run.device=cpu",
     ]
     recipe = load_recipe("gsm8k", flags)
     register()
@@ -117,8 +118,10 @@ def report(
     moments = sum(
         s[key].nbytes for s in trainer.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
     )
-    held = {p.name: p.size for p in held_parts(recipe, size.parameters)}
-    work = [p for p in work_parts(recipe, size, PROMPT) if p.trains]
+    numbers = holdings(recipe, size)
+    assert numbers is not None
+    held = {p.name: p.size for p in held_parts(recipe, numbers)}
+    work = [p for p in work_parts(recipe, size, PROMPT, numbers) if p.trains]
     rows = [
         ("weights", held["weights"], weights),
         ("gradients", held["gradients"], weights),  # one float32 number for each weight

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,6 +18,7 @@ from sixfold.model.attention import NAME, register
 from sixfold.recipe import memory_text, memory_work
 from sixfold.recipe.explain import explain
 from sixfold.recipe.memory import MemoryPlan
+from sixfold.recipe.memory_held import adapter_parameters, holdings
 from sixfold.recipe.memory_text import Device, memory_lines, memory_of, parse_devices, what_helps
 from sixfold.recipe.memory_work import (
     activation_bytes,
@@ -25,8 +28,9 @@ from sixfold.recipe.memory_work import (
 )
 from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.plan import make_plan
+from sixfold.recipe.schema import LoraConfig
 from sixfold.recipe.toml import load_recipe, parse_recipe
-from sixfold.trainer import logprobs
+from sixfold.trainer import fused_head, logprobs
 from sixfold.trainer.checkpointing import Mode, apply_activation_checkpointing
 
 QWEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-0.5b"
@@ -65,6 +69,47 @@ def test_weights_and_all_that_is_held_with_them_by_hand() -> None:
     assert "engine's weights" not in single and "weights cast in a pass" not in single
     teacher = sizes(memory("--algorithm.beta=0.1", f"--reference.path={QWEN}"))
     assert teacher["reference"] == 4 * N
+
+
+SEVEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-7b"
+N7, TABLE7 = 7_615_616_512, 152_064 * 3584
+
+
+def test_an_adapter_and_its_base_by_hand() -> None:
+    """Qwen2.5-7B, rank 16: each layer has q and o (3584 x 3584), k and v (3584 x 512), gate, up
+    and down (3584 x 18944). Embedding, biases and norms stay in float32.
+    """
+    trained = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    matrices = 28 * 3584 * (2 * 3584 + 2 * 512 + 3 * 18_944)
+    flags = [f"--model.path={SEVEN}", "--model.lora.rank=16"]
+    plan = memory_of(make_plan(load_recipe("gsm8k", flags)))
+    assert plan is not None
+    assert {
+        "weights": 4 * N7,
+        "adapter": 4 * trained,
+        "gradients": 4 * trained,
+        "AdamW moments": 8 * trained,
+        "engine's weights": 2 * (N7 - TABLE7),
+        "engine's adapter": 4 * trained,
+        "head's gradient": 0,
+    }.items() <= sizes(plan).items()
+    flags += ["--model.lora.base=bfloat16", "--algorithm.beta=0.1"]
+    plan = memory_of(make_plan(load_recipe("gsm8k", flags)))
+    assert plan is not None
+    lowered = sizes(plan)
+    assert lowered["weights"] == 4 * N7 - 2 * (matrices + TABLE7)
+    assert "engine's weights" not in lowered, "the engine reads the base"
+    assert lowered["reference"] == 4 * trained
+    assert lowered["weights cast in a pass"] == 0
+
+
+def test_adapters_of_some_modules_and_their_magnitudes() -> None:
+    size = model_size(json.loads((QWEN / "config.json").read_text()))
+    assert size is not None
+    some = LoraConfig(rank=4, targets=("q_proj", "down_proj"), dora=True)
+    each = 4 * (896 + 896) + 896 + 4 * (4864 + 896) + 896
+    assert adapter_parameters(some, size) == 24 * each
+    assert adapter_parameters(some, replace(size, linears=None)) is None
 
 
 def test_a_layer_by_hand() -> None:
@@ -132,10 +177,9 @@ def test_casts_last_as_long_as_something_reads_them() -> None:
     they are gone when the loss has its tables.
     """
     head = 151_936 * 896
-    assert sizes(memory("--trainer.activation_checkpointing=none"))[
-        "weights cast in a pass"
-    ] == 2 * (N - head)
-    assert sizes(memory())["weights cast in a pass"] == 0
+    unkept = sizes(memory())["weights cast in a pass"]
+    kept = sizes(memory("--trainer.activation_checkpointing=none"))["weights cast in a pass"]
+    assert (unkept, kept) == (2 * head, 2 * head + 2 * (N - head))
 
 
 def test_a_large_models_casts_are_the_peak_of_the_forward_pass() -> None:
@@ -157,15 +201,28 @@ def test_a_large_models_casts_are_the_peak_of_the_forward_pass() -> None:
         keys=4,
         vocabulary=50,
     )
-    parts = {part.name: part.size for part in memory_work.work_parts(recipe, size, 16)}
+    held = holdings(recipe, size)
+    assert held is not None
+    parts = {part.name: part.size for part in memory_work.work_parts(recipe, size, 16, held)}
     later = parts["logits"] + parts["head's gradient"] + parts["backward pass of a layer"]
-    assert parts["weights cast in a pass"] == 2 * (10**9 - 400) + 3 * 4 * 16 * 50 - later > 10**9
+    forward = 2 * (10**9 - 400) + 3 * 4 * 16 * 50
+    assert parts["forward pass of the head"] == forward - later > 10**9
 
 
 def test_logits_by_hand() -> None:
-    assert memory_work.TABLE == logprobs.TABLE
-    assert sizes(memory())["logits"] == 4 * 4 * 441 * 151_936
-    assert sizes(memory("--trainer.logprob_chunk=100"))["logits"] == 4 * 4 * 100 * 151_936
+    assert (memory_work.TABLE, memory_work.SMALL) == (logprobs.TABLE, logprobs.SMALL)
+    assert (memory_work.SLICE, memory_work.ENTROPY_TABLE) == (
+        fused_head.SLICE,
+        fused_head.ENTROPY_TABLE,
+    )
+    table = 4 * 441 * 151_936
+    assert sizes(memory())["logits"] == 3 * table // 2, "and their bfloat16 cast, on a GPU"
+    assert sizes(memory("--run.precision=float32"))["logits"] == table
+    assert sizes(memory("--trainer.logprob_chunk=100"))["logits"] == 6 * 100 * 151_936
+    small = sizes(memory("--trainer.logprob_chunk=16"))
+    assert small["logits"] == 4 * 4 * 16 * 151_936, "left to autograd"
+    assert small["head's gradient"] == 2 * 4 * 151_936 * 896
+    assert sizes(memory())["head's gradient"] == 4 * 151_936 * 896 + 4 * 2**24
     assert sizes(memory())["sampler's logits"] == 3 * 4 * 256 * 151_936
 
 

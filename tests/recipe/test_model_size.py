@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sixfold.recipe.model_size import model_size
@@ -87,6 +89,34 @@ def test_a_real_model_has_its_published_number_of_parameters() -> None:
         AutoConfig.for_model(**QWEN_05B)
     )
     assert (size.queries, size.keys) == (896, 128)
+
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-4b": 4_022_468_096,
+    "llama-3-8b": 8_030_261_248,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_real_models_have_their_published_sizes(name: str) -> None:
+    """Parameters, and inputs and outputs of every linear module, of the module made on meta."""
+    given = json.loads((CONFIGS / name / "config.json").read_text())
+    size = model_size(given)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**given))
+    assert size is not None and size.linears is not None
+    assert size.parameters == PUBLISHED[name] == sum(p.numel() for p in model.parameters())
+    assert size.tied == (model.lm_head.weight is model.model.embed_tokens.weight)
+    found = Counter(
+        (path.rpartition(".")[2], module.in_features, module.out_features)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.lm_head
+    )
+    assert found == {(m.name, m.inputs, m.outputs): m.count for m in size.linears}
 
 
 def test_what_is_not_known_is_none() -> None:

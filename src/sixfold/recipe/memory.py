@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .kv_budget import HEADROOM, token_bytes, wanted_tokens
-from .memory_held import held_parts
+from .memory_held import held_parts, holdings
 from .memory_part import Part, number_width
 from .memory_work import work_parts
 from .model_size import ModelSize
@@ -73,8 +73,8 @@ def memory_plan(
     longest: int | None,
     teacher: int | None = None,
     draft: ModelSize | None = None,
-) -> MemoryPlan:
-    """Memory of the run, part by part.
+) -> MemoryPlan | None:
+    """Memory of the run, part by part. None if the size of its adapter is not known.
 
     Args:
         recipe: the whole run.
@@ -87,12 +87,12 @@ def memory_plan(
     engine, embedded = recipe.engine, recipe.rollout.backend.kind == "engine"
     sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0
     wanted = engine.kv_tokens or engine.max_running * sequence
-    work = [p for p in work_parts(recipe, size, prompt) if embedded or p.trains]
+    held = holdings(recipe, size, teacher, draft.parameters if draft else None)
+    if held is None:
+        return None
+    work = [p for p in work_parts(recipe, size, prompt, held) if embedded or p.trains]
     return MemoryPlan(
-        parts=(
-            *held_parts(recipe, size.parameters, teacher, draft.parameters if draft else None),
-            *work,
-        ),
+        parts=(*held_parts(recipe, held), *work),
         cache_wanted=wanted if embedded else 0,
         cache_least=(engine.kv_tokens or sequence) if embedded else 0,
         cache_token=_cache_token(recipe, size, engine.kv_dtype)

@@ -5,19 +5,30 @@ docs/memory.md explains the formulas.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from .memory_held import Holdings
 from .memory_part import LOWERED, Part, number_width
 from .model_size import ModelSize
 from .schema import Recipe
 
 TABLE = 1 << 26
 """Maximum number of logits in one table. Equals `trainer.logprobs.TABLE`, which needs torch."""
+SMALL = 1 << 22
+"""Tables of at most this many logits are left to autograd: `trainer.logprobs.SMALL`."""
+SLICE = 1 << 24
+"""Maximum numbers of a temporary share of the head's gradient: `trainer.fused_head.SLICE`."""
+ENTROPY_TABLE = 1 << 22
+"""Maximum log-probs whose entropies are computed at once: `trainer.fused_head.ENTROPY_TABLE`."""
 BACKWARD_TABLES = 4
-"""Float32 [chunk, vocabulary] tables alive at the peak of the loss's backward pass."""
+"""Float32 [chunk, vocabulary] tables alive at the peak of the loss's backward pass by autograd."""
 FORWARD_TABLES = 3
-"""Float32 [chunk, vocabulary] tables in a forward pass without gradients, and during sampling."""
+"""Float32 [chunk, vocabulary] tables in a forward pass by autograd, and during sampling."""
+ADAPTERS = 7
+"""Linear modules of a decoder layer, each with an adapter if all have one."""
 
 
-def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
+def layer_bytes(size: ModelSize, width: int, keys: float = 1.0, rank: int = 0) -> float:
     """Bytes per token that one layer keeps for its backward pass.
 
     The residual stream is float32, and both norms keep it. Matrix products keep their inputs in the
@@ -29,25 +40,37 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
         width: bytes per number in products: 2 under autocast to bfloat16, otherwise 4.
         keys: keys and values that attention keeps per token. Those of a shared prompt count once
             per completion.
+        rank: rank of LoRA adapters. Their inputs are kept instead of those of the frozen products,
+            which no gradient needs; under autocast o's is another cast. 0: none.
     """
     inputs = 5 if width == 2 else 2
     products = (
         inputs * size.hidden + 2 * size.queries + 2 * keys * size.keys + 4 * size.intermediate
     )
+    if rank:
+        products += ADAPTERS * rank + (size.queries if width == 2 else 0)
     normed = size.queries + size.keys if size.head_norms else 0
     return 4 * (2 * size.hidden + size.heads + 2 + normed) + width * products
 
 
-def kept_results(size: ModelSize, width: int) -> float:
+def kept_results(size: ModelSize, width: int, rank: int = 0) -> float:
     """Bytes per token that selective checkpointing keeps of one layer.
 
-    They are the results of matrix products and of attention.
+    They are the results of matrix products and of attention. Each LoRA adapter has two products.
+
+    Args:
+        size: sizes of the model.
+        width: bytes per number in products.
+        rank: rank of LoRA adapters. 0: none.
     """
-    products = 2 * size.queries + 2 * size.keys + 2 * size.hidden + 2 * size.intermediate
-    return width * products + 4 * size.heads
+    products = size.queries + 2 * size.keys + 2 * size.hidden + 2 * size.intermediate
+    adapters = products + ADAPTERS * rank if rank else 0
+    return width * (products + adapters + size.queries) + 4 * size.heads
 
 
-def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
+def activation_bytes(
+    size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0, rank: int = 0
+) -> int:
     """Bytes that a forward pass keeps for the backward pass.
 
     Args:
@@ -56,14 +79,17 @@ def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
         mode: activation checkpointing: none, selective or full.
         width: bytes per number in products.
         keys: as in `layer_bytes`.
+        rank: as in `layer_bytes`.
     """
     entrance = 4 * size.hidden
-    kept = {"none": 0.0, "selective": kept_results(size, width), "full": 0.0}[mode]
-    layer = layer_bytes(size, width, keys) if mode == "none" else entrance + kept
+    kept = {"none": 0.0, "selective": kept_results(size, width, rank), "full": 0.0}[mode]
+    layer = layer_bytes(size, width, keys, rank) if mode == "none" else entrance + kept
     return int(tokens * (size.layers * layer + 2 * entrance))
 
 
-def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
+def layer_work_bytes(
+    size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0, rank: int = 0
+) -> int:
     """Bytes that the backward pass of one layer needs in addition to what was kept.
 
     These are the recomputed results and three gradients of MLP width. The product of gate and up is
@@ -76,22 +102,68 @@ def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
         mode: activation checkpointing: none, selective or full.
         width: bytes per number in products.
         keys: as in `layer_bytes`.
+        rank: as in `layer_bytes`.
     """
-    again = 0.0 if mode == "none" else layer_bytes(size, width, keys)
+    again = 0.0 if mode == "none" else layer_bytes(size, width, keys, rank)
     if mode == "selective":  # these are not recomputed
         again -= width * (2 * size.intermediate + size.queries + size.keys)
     return int(tokens * (again + 2 * width * size.intermediate))
 
 
-def logit_bytes(chunk: int, vocabulary: int, tables: int = BACKWARD_TABLES) -> int:
-    """Bytes of the logits of one chunk of positions, in all tables alive at the peak.
+@dataclass(frozen=True)
+class HeadWork:
+    """Memory of the output head in a training pass, in bytes.
+
+    Attributes:
+        chunk: positions whose logits exist at the same time.
+        tables: float32 [chunk, vocabulary] tables in the backward pass.
+        logits: those tables.
+        forward: tables in the forward pass, those of the entropies included.
+        cast: the head's weight as the matrix product reads it, if that is a copy.
+        gradient: gradients of the head's weight in the backward pass of the loss.
+        waiting: gradient that waits for the embedding's in the backward pass of the layers.
+    """
+
+    chunk: int
+    tables: float
+    logits: int
+    forward: int
+    cast: int
+    gradient: int
+    waiting: int
+
+
+def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> HeadWork:
+    """Memory of the head.
+
+    A table with more than SMALL logits is computed by `trainer/fused_head.py`: one table, and on a
+    GPU its bfloat16 cast. Smaller ones are left to autograd.
 
     Args:
-        chunk: positions per chunk.
-        vocabulary: size of the vocabulary.
-        tables: number of float32 tables.
+        recipe: the whole run.
+        size: sizes of the policy.
+        tokens: tokens in one micro-batch.
+        held: numbers that the run holds.
     """
-    return tables * 4 * max(1, min(chunk, TABLE // vocabulary)) * vocabulary
+    chunk = max(1, min(recipe.trainer.logprob_chunk, TABLE // size.vocabulary))
+    table = 4 * chunk * size.vocabulary
+    weight = 4 * size.table
+    frozen = held.trained < held.parameters
+    waiting = 0 if frozen or not size.tied else weight
+    if min(chunk, tokens) * size.vocabulary <= SMALL:
+        gradient = 0 if frozen else 2 * weight
+        forward = FORWARD_TABLES * table
+        return HeadWork(
+            chunk, BACKWARD_TABLES, BACKWARD_TABLES * table, forward, 0, gradient, waiting
+        )
+    lowered, on_gpu = recipe.run.precision == "bfloat16", recipe.run.device != "cpu"
+    tables = 1.5 if lowered and on_gpu else 1.0
+    cast = (LOWERED * size.table if on_gpu else weight) if lowered else 0
+    if lowered and on_gpu and held.lowered and not size.tied:
+        cast = 0  # the head is stored in bfloat16
+    gradient = 0 if frozen else weight + min(4 * SLICE, weight)
+    forward = table + 2 * min(table, 4 * ENTROPY_TABLE)
+    return HeadWork(chunk, tables, int(tables * table), forward, cast, gradient, waiting)
 
 
 def keys_per_token(recipe: Recipe, prompt: int) -> float:
@@ -102,65 +174,63 @@ def keys_per_token(recipe: Recipe, prompt: int) -> float:
     return (prompt + samples * (prompt + new)) / (prompt + samples * new)
 
 
-def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Part, ...]:
+def work_parts(
+    recipe: Recipe, size: ModelSize, prompt: int | None, held: Holdings
+) -> tuple[Part, ...]:
     """Memory of one micro-batch and of sampling, freed after each.
 
     Args:
         recipe: the whole run.
         size: sizes of the policy.
         prompt: longest prompt, in tokens. None: not known.
+        held: numbers that the run holds.
     """
-    trainer, width = recipe.trainer, number_width(recipe)
+    trainer, width, rank = recipe.trainer, number_width(recipe), recipe.model.lora.rank
     # A trajectory longer than the budget gets a micro-batch to itself.
     tokens = max(trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.episode_tokens)
     keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
-    chunk = max(1, min(trainer.logprob_chunk, TABLE // size.vocabulary))
     running = recipe.engine.max_running
     kept = {
         "none": "all inputs of a layer",
         "selective": "a layer's input and its products",
         "full": "a layer's input",
     }[mode]
-    head = 4 * size.vocabulary * size.hidden
-    cast = LOWERED * (size.parameters - size.vocabulary * size.hidden) if width == LOWERED else 0
-    logits = logit_bytes(trainer.logprob_chunk, size.vocabulary)
-    # With checkpointing, a layer's casts are freed with its results. Otherwise autocast keeps them
-    # until the end of the pass.
-    cast_kept, cast_layer = (cast, cast) if mode == "none" else (0, cast // max(1, size.layers))
-    layer = layer_work_bytes(size, tokens, mode, width, keys)
-    in_loss = cast_kept + logits + 2 * head
-    in_layer = max(0, cast_layer + head + layer - in_loss)
-    in_forward = max(
-        0,
-        cast
-        + logit_bytes(trainer.logprob_chunk, size.vocabulary, FORWARD_TABLES)
-        - in_loss
-        - in_layer,
-    )
+    head = head_work(recipe, size, tokens, held)
+    moments = _moments(recipe, size, held, head)
+    layer = moments.layer + layer_work_bytes(size, tokens, mode, width, keys, rank)
+    in_layer = max(0, layer - moments.loss)
+    in_forward = max(0, moments.forward - moments.loss - in_layer)
     parts = [
         Part(
             "activations",
-            activation_bytes(size, tokens, mode, width, keys),
+            activation_bytes(size, tokens, mode, width, keys, rank),
             f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode}: {kept} are kept",
             samples=False,
         ),
         Part(
             "logits",
-            logits,
-            f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} x 4 bytes",
+            head.logits,
+            f"{head.tables:g} tables x {head.chunk:,} positions x {size.vocabulary:,} x 4 bytes",
             samples=False,
         ),
         Part(
             "head's gradient",
-            2 * head,
-            f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest",
+            head.gradient,
+            f"{size.vocabulary:,} x {size.hidden:,} x 4 bytes, and the share that is added to it",
             samples=False,
         ),
         Part(
             "backward pass of a layer",
             in_layer,
-            f"{cast_layer + head + layer:,} bytes, minus the memory of the logits and the head's"
-            " gradient, which the backward pass of the loss has freed",
+            f"{layer:,} bytes, minus the memory of the logits and the head, which the backward"
+            " pass of the loss has freed",
+            samples=False,
+        ),
+        Part(
+            "forward pass of the head",
+            in_forward,
+            f"{moments.forward:,} bytes, minus the memory that backward passes need, because they"
+            " come later",
             samples=False,
         ),
         Part(
@@ -171,11 +241,51 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         ),
     ]
     if width == LOWERED:
-        gone = (
-            ""
-            if mode == "none"
-            else "; minus the memory that backward passes need, because the casts are freed before"
+        layers = f"of the layers ({moments.cast:,} bytes)"
+        says = f"bfloat16, of the head; those {layers} are freed before the backward pass"
+        if mode == "none":
+            says = f"bfloat16, {layers} and of the head"
+        parts.insert(
+            0, Part("weights cast in a pass", moments.kept + head.cast, says, samples=False)
         )
-        says = f"2 bytes per parameter except the embedding's, bfloat16: {cast:,} bytes{gone}"
-        parts.insert(0, Part("weights cast in a pass", cast_kept + in_forward, says, samples=False))
     return tuple(parts)
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Bytes in the three moments of which one is the peak, beside the activations.
+
+    Attributes:
+        cast: bfloat16 copies of all weights of the layers.
+        kept: those that exist in the backward pass of the loss.
+        forward: forward pass of the head.
+        loss: backward pass of the loss.
+        layer: backward pass of a layer, without the layer's own work.
+    """
+
+    cast: int
+    kept: int
+    forward: int
+    loss: int
+    layer: int
+
+
+def _moments(recipe: Recipe, size: ModelSize, held: Holdings, head: HeadWork) -> _Moments:
+    """Casts and the head in the three moments.
+
+    With checkpointing, a layer's casts are freed with its results. Otherwise autocast keeps them
+    until the end of the pass.
+    """
+    lowered = number_width(recipe) == LOWERED
+    adapter = held.trained if held.trained < held.parameters else 0
+    others = 0 if held.lowered else size.parameters - size.table
+    cast = LOWERED * (others + adapter) if lowered else 0
+    all_kept = recipe.trainer.activation_checkpointing == "none"
+    kept, each = (cast, cast) if all_kept else (0, cast // max(1, size.layers))
+    return _Moments(
+        cast=cast,
+        kept=kept,
+        forward=cast + head.cast + head.forward,
+        loss=kept + head.cast + head.logits + head.gradient,
+        layer=each + head.waiting,
+    )

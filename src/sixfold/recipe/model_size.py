@@ -136,6 +136,7 @@ def rough_size(config: Mapping[str, Any], parameters: int) -> ModelSize:
         queries=head * heads,
         keys=head * (config.get("num_key_value_heads") or heads),
         vocabulary=config.get("vocab_size") or 1,
+        tied=bool(config.get("tie_word_embeddings")),
     )
 
 
@@ -174,9 +175,7 @@ def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
     )
 
 
-def _linears(
-    config: Mapping[str, Any], queries: int, keys: int
-) -> tuple[LinearModule, ...] | None:
+def _linears(config: Mapping[str, Any], queries: int, keys: int) -> tuple[LinearModule, ...] | None:
     """Linear modules of all layers. None for sparse layers, whose experts are stacked."""
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     layers = int(config["num_hidden_layers"])

@@ -21,6 +21,7 @@ from .adapter_folder import loaded_from
 from .algorithm_plan import check_algorithm, resolve_algorithm
 from .dump import toml_literal
 from .kv_budget import token_bytes
+from .memory_held import checkpoint_bytes
 from .memory_part import number_width
 from .model_size import ModelSize, model_size
 from .schema import EngineConfig, Recipe, ScratchConfig
@@ -35,9 +36,6 @@ SFT_PROBE_EVERY = 10
 """SFT steps between evaluations of the probe set, which may end the warm-up."""
 TRAINING_BYTES_PER_PARAMETER = 16
 """Bytes of float32 weights, gradient and AdamW's two moments."""
-
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""Bytes of float32 weights and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,7 @@ def make_plan(recipe: Recipe) -> Plan:
         kv_bytes=None if kv_tokens is None or each is None else kv_tokens * each,
         keeps_reference=algorithm.needs_reference,
         evaluations=_evaluations(recipe),
-        checkpoint_bytes=(
-            None if model.parameters is None else CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
-        ),
+        checkpoint_bytes=checkpoint_bytes(recipe, model.size, model.parameters),
     )
 
 

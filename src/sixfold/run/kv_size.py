@@ -6,16 +6,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
 from ..recipe import kv_budget
-from ..recipe.memory_held import held_parts
+from ..recipe.memory_held import Holdings, cast_parameters, held_parts
 from ..recipe.memory_part import number_width
 from ..recipe.memory_work import work_parts
-from ..recipe.model_size import rough_size
+from ..recipe.model_size import ModelSize, rough_size
 from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
 from ..recipe.schema import Recipe
 
@@ -103,9 +104,18 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
         config: the model's configuration.
         longest: longest sequence, in tokens.
     """
-    size = rough_size(config, sum(p.numel() for p in policy.model.parameters()))
-    held = sum(part.size for part in held_parts(recipe, size.parameters) if not part.early)
+    size = rough_size(config, sum(p.numel() for p in policy.plain.parameters()))
+    numbers = _holdings(policy, size)
+    held = sum(part.size for part in held_parts(recipe, numbers) if not part.early)
     if recipe.engine.release_kv:
         return held
     prompt = max(0, longest - recipe.episode_tokens)
-    return held + sum(part.size for part in work_parts(recipe, size, prompt) if part.trains)
+    work = work_parts(recipe, size, prompt, numbers)
+    return held + sum(part.size for part in work if part.trains)
+
+
+def _holdings(policy: Policy, size: ModelSize) -> Holdings:
+    """Numbers of a loaded policy, whose adapter is counted on the module."""
+    lowered = sum(p.numel() for p in policy.plain.parameters() if p.dtype == torch.bfloat16)
+    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    return Holdings(size.parameters, lowered, trained, cast_parameters(size, lowered))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from ..plan import TRAINING_BYTES_PER_PARAMETER, Plan
+from ..memory_held import held_parts, holdings
+from ..plan import Plan
 from ..schema import Recipe
 from .fact import UNKNOWN, Fact, bytes_text, count_text
 
 
 def model_facts(plan: Plan) -> list[Fact]:
     model = plan.model
-    if model.parameters is None:
-        size, state = UNKNOWN, UNKNOWN
-    else:
-        size, state = (
-            count_text(model.parameters),
-            bytes_text(TRAINING_BYTES_PER_PARAMETER * model.parameters),
-        )
+    size = UNKNOWN if model.parameters is None else count_text(model.parameters)
     return [
         Fact(
             "model",
@@ -27,13 +22,22 @@ def model_facts(plan: Plan) -> list[Fact]:
             f"{model.context or UNKNOWN}"
             + (" tokens, prompt and completion together" if model.context else ""),
         ),
-        Fact(
-            "memory",
-            f"training state: {state}",
-            "float32 weights, gradient and two AdamW moments are 16 bytes per parameter",
-        ),
+        _training_state(plan),
         *_sampler_facts(plan.recipe),
     ]
+
+
+def _training_state(plan: Plan) -> Fact:
+    """Weights, gradients and optimizer state."""
+    size = plan.model.size
+    held = None if size is None else holdings(plan.recipe, size)
+    if held is None:
+        return Fact("memory", f"training state: {UNKNOWN}")
+    names = ("weights", "adapter", "gradients", "AdamW moments")
+    parts = [p for p in held_parts(plan.recipe, held) if p.name in names]
+    what = ", ".join(part.name for part in parts)
+    state = bytes_text(sum(part.size for part in parts))
+    return Fact("memory", f"training state: {state}", f"{what}; all memory: GPU memory, below")
 
 
 def _sampler_facts(recipe: Recipe) -> list[Fact]:

@@ -1,0 +1,151 @@
+"""Planned bytes of a training step against those that PyTorch allocates, on a small model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.batch import Batch, collate
+from sixfold.kernels.norms import fuse_norms
+from sixfold.model.attention import NAME, register
+from sixfold.model.trained_lora import add_lora, lower_linears
+from sixfold.recipe.adapter_folder import Base
+from sixfold.recipe.algorithm_plan import resolve_algorithm
+from sixfold.recipe.memory_held import held_parts, holdings
+from sixfold.recipe.memory_work import work_parts
+from sixfold.recipe.model_size import model_size
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import load_recipe
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
+from sixfold.trainer.optimizer_state import optimizer_tensors
+from sixfold.trainer.trainer import Trainer
+from sixfold.types import Group, Reward, Task, Trajectory
+
+CONFIG = Qwen2Config(
+    vocab_size=12288,
+    hidden_size=112,
+    intermediate_size=608,
+    num_hidden_layers=4,
+    num_attention_heads=7,
+    num_key_value_heads=1,
+    tie_word_embeddings=True,
+)
+PROMPT, NEW, SAMPLES, TOKENS = 64, 64, 8, 576
+SIZES = [
+    f"--rollout.max_new_tokens={NEW}",
+    f"--rollout.samples_per_prompt={SAMPLES}",
+    f"--trainer.max_tokens_per_microbatch={TOKENS}",
+    f"--data.max_prompt_tokens={PROMPT}",
+    "--trainer.logprob_chunk=400",  # a table of it is larger than SMALL, so the fused head runs
+    "--run.device=cpu",
+]
+LORA = ["--model.lora.rank=8"]
+
+
+def make_batch() -> Batch:
+    """Two prompts with their samples, all of full length."""
+    chance = random.Random(1)
+
+    def draw(count: int) -> list[int]:
+        return [chance.randrange(CONFIG.vocab_size) for _ in range(count)]
+
+    groups = []
+    for g in range(2):
+        prompt = draw(PROMPT)
+        rows = [
+            Trajectory.one_turn(
+                f"task-{g}", k, prompt, draw(NEW), [-9.0] * NEW, [0] * NEW, "stop",
+                reward=Reward(float(k % 2)),
+            )
+            for k in range(SAMPLES)
+        ]  # fmt: skip
+        groups.append(Group(Task(f"task-{g}", "?"), rows))
+    return collate(groups)
+
+
+def make_model(recipe: Recipe) -> PreTrainedModel:
+    """The model that the recipe's trainer would train."""
+    register()
+    torch.manual_seed(0)
+    config = Qwen2Config(**CONFIG.to_dict())
+    config._attn_implementation = NAME
+    model = Qwen2ForCausalLM(config).eval()
+    fuse_norms(model)
+    lora = recipe.model.lora
+    if not lora.rank:
+        return model
+    if lora.base == "bfloat16":
+        lower_linears(model, torch.bfloat16)
+    return add_lora(model, lora, Base("", ""), 0).model
+
+
+def measured(recipe: Recipe) -> dict[str, int]:
+    """Bytes of weights, of optimizer state, and of the second step's peak beyond both."""
+    model = make_model(recipe)
+    method = make_algorithm(resolve_algorithm(recipe.algorithm), NEW)
+    lowered = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
+    scoring = Scoring(1.0, recipe.trainer.logprob_chunk, lowered)
+    trainer = Trainer(PolicyRoot(model), recipe.trainer, scoring, 10)
+    batch = method.prepare(make_batch())
+    trainer.train_step(batch, method.compute_loss)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        trainer.train_step(batch, method.compute_loss)
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    moments = optimizer_tensors(trainer.optimizer, model)
+    return {
+        "weights": sum(p.nbytes for p in model.parameters()),
+        "moments": sum(t.nbytes for t in moments.values()),
+        "step": peak,
+    }
+
+
+def planned(recipe: Recipe) -> dict[str, int]:
+    """The same by the plan."""
+    size = model_size(CONFIG.to_dict())
+    assert size is not None
+    held = holdings(recipe, size)
+    assert held is not None
+    parts = {p.name: p.size for p in held_parts(recipe, held)}
+    work = [p.size for p in work_parts(recipe, size, PROMPT, held) if p.trains]
+    return {
+        "weights": parts["weights"] + parts.get("adapter", 0),
+        "moments": parts["AdamW moments"],
+        "step": parts["gradients"] + sum(work),
+    }
+
+
+CASES = {
+    "full": ["--run.precision=float32", "--trainer.activation_checkpointing=none"],
+    "full, checkpointing": ["--trainer.activation_checkpointing=full"],
+    "full, selective": [],
+    "lora": [*LORA, "--run.precision=float32", "--trainer.activation_checkpointing=none"],
+    "lora, bfloat16 base": [
+        *LORA,
+        "--model.lora.base=bfloat16",
+        "--trainer.activation_checkpointing=full",
+    ],
+    "lora, selective": [*LORA, "--model.lora.base=bfloat16"],
+    "lora, no checkpointing": [
+        *LORA, "--model.lora.base=bfloat16", "--trainer.activation_checkpointing=none",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.mostly_slow(2)
+@pytest.mark.parametrize("case", CASES)
+def test_planned_bytes_are_those_of_a_measured_step(case: str) -> None:
+    recipe = load_recipe("gsm8k", [*SIZES, *CASES[case]])
+    plan, found = planned(recipe), measured(recipe)
+    assert plan["weights"] == found["weights"]
+    assert plan["moments"] == pytest.approx(found["moments"], rel=0.01)
+    assert plan["step"] == pytest.approx(found["step"], rel=0.1)
+    assert sum(plan.values()) == pytest.approx(sum(found.values()), rel=0.1)
