@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .types import SAMPLED, Group, Trajectory
+from .types import SAMPLED, Group, Routes, Trajectory
 
 Metrics = dict[str, float | list[float]]
 """Metrics of a step, by key. Every key is documented in docs/metrics.md."""
@@ -144,6 +144,8 @@ class Batch:
             row is a unit.
         kept: kept set of each token, or None if nothing was truncated. If set, all log-probs and
             entropies above refer to the renormalised distribution over the kept set.
+        routes: experts that computed each row's tokens at sampling, on the host. Empty if they are
+            not recorded, and for a selection of rows.
         names: task and sample of each row, for messages. Empty for a selection of rows.
         host: if the batch is on a GPU, the CPU batch from which it was moved. See `at_host`.
     """
@@ -174,6 +176,7 @@ class Batch:
     minibatch: Tensor | None = None
     unit: Tensor | None = None
     kept: KeptSets | None = None
+    routes: tuple[Routes | None, ...] = field(default=(), repr=False)
     names: tuple[str, ...] = ()
     host: Batch | None = field(default=None, repr=False)
 
@@ -216,6 +219,7 @@ class Batch:
         """Batch of the rows `index` [R], with the same T."""
         return replace(
             self._map(lambda t: t[index], None if self.kept is None else self.kept[index]),
+            routes=(),
             names=(),
             host=None,
         )
@@ -313,6 +317,7 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
         part_names=names,
         greedy=_greedy(groups) if scored else None,
         kept=_kept_sets(trajectories, tokens, mask) if any(t.kept for t in trajectories) else None,
+        routes=tuple(t.routes for t in trajectories) if any(t.routes for t in trajectories) else (),
         names=tuple(f"trajectory {t.sample} of task {t.task_id}" for t in trajectories),
     )
     check_mask(batch)

@@ -9,10 +9,12 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypedDict
+
+from .streams import Kept as Kept
+from .streams import Routes as Routes
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
@@ -164,51 +166,6 @@ class Reward:
     solved: bool | None = None
 
 
-@dataclass
-class Kept:
-    """Token ids that truncated sampling could have drawn, for each sampled token in order.
-
-    The sets are ragged: token n has the next `counts[n]` entries of `ids`.
-
-    Attributes:
-        ids: int32, ascending within a token.
-        counts: int32. 0 means that the token was drawn from the full distribution.
-        mass: probability of the set before renormalisation.
-    """
-
-    ids: array[int] = field(default_factory=lambda: array("i"))
-    counts: array[int] = field(default_factory=lambda: array("i"))
-    mass: array[float] = field(default_factory=lambda: array("d"))
-
-    def __len__(self) -> int:
-        """Number of sampled tokens."""
-        return len(self.counts)
-
-    def add(self, ids: array[int], mass: float) -> None:
-        """Append the set of one more sampled token."""
-        self.ids.extend(ids)
-        self.counts.append(len(ids))
-        self.mass.append(mass)
-
-    def cut(self, tokens: int) -> None:
-        """Keep only the first `tokens` sampled tokens."""
-        del self.ids[sum(self.counts[:tokens]) :], self.counts[tokens:], self.mass[tokens:]
-
-    def to_record(self) -> dict[str, list[int] | list[float]]:
-        """Three flat lists. With the compression of the dumps they are as small as packed bytes."""
-        return {
-            "ids": self.ids.tolist(),
-            "counts": self.counts.tolist(),
-            "mass": self.mass.tolist(),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Sequence[Any]]) -> Kept:
-        """Inverse of `to_record`. Dumps write a non-finite mass as null; it is read as NaN."""
-        mass = array("d", [math.nan if m is None else m for m in record["mass"]])
-        return cls(array("i", record["ids"]), array("i", record["counts"]), mass)
-
-
 @dataclass(frozen=True)
 class Turn:
     """One reply of the policy within a trajectory.
@@ -229,6 +186,10 @@ class Turn:
     finish_reason: FinishReason = "stop"
     seconds: float = 0.0
     tool_errors: int = 0
+
+
+_OPTIONAL = frozenset({"kept", "routes", "opened"})
+"""Fields of a trajectory that its record leaves out if they are empty."""
 
 
 @dataclass
@@ -252,6 +213,7 @@ class Trajectory:
             stop string or token that ends the last reply.
         kept: kept set of each sampled token under truncated sampling. None if all tokens were drawn
             from the full distribution.
+        routes: experts that computed the tokens, at sampling. None unless the engine records them.
         opened: tag of a think block that the prompt left open, or "". The completion then starts
             inside that block.
         environment: name of the environment that played the episode, or "".
@@ -261,7 +223,7 @@ class Trajectory:
         ended: end of the episode.
 
     Raises:
-        ValueError: if lengths, provenance, turns and kept sets do not agree.
+        ValueError: if lengths, provenance, turns, kept sets and routes do not agree.
     """
 
     task_id: str
@@ -275,6 +237,7 @@ class Trajectory:
     text: str = ""
     reward: Reward | None = None
     kept: Kept | None = None
+    routes: Routes | None = None
     opened: str = ""
     environment: str = ""
     events: tuple[Mapping[str, Any], ...] = ()
@@ -295,6 +258,11 @@ class Trajectory:
             raise ValueError(
                 f"kept sets do not match the {self.sampled_length} sampled tokens: {lengths},"
                 f" counts add up to {sum(kept.counts)}"
+            )
+
+        if self.routes and len(self.routes) > len(self.tokens):
+            raise ValueError(
+                f"routes are those of {len(self.routes)} tokens, but there are {len(self.tokens)}"
             )
 
     def _check_provenance(self) -> None:
@@ -441,8 +409,8 @@ class Trajectory:
     def to_record(self) -> dict[str, Any]:
         """JSON-ready dict, from which `from_record` restores every field.
 
-        It also has the derived values `prompt_length`, `sampled_length` and `finish_reason`. `kept`
-        and `opened` are left out if they are empty.
+        It also has the derived values `prompt_length`, `sampled_length` and `finish_reason`.
+        `kept`, `routes` and `opened` are left out if they are empty.
         """
         record = {name: getattr(self, name) for name in self.__dataclass_fields__}
         record |= {name: list(record[name]) for name in ("tokens", "logp", "version")}
@@ -450,9 +418,10 @@ class Trajectory:
         record |= {"events": [dict(event) for event in self.events]}
         record |= {"reward": self.reward and asdict(self.reward)}
         record |= {"kept": self.kept and self.kept.to_record()}
+        record |= {"routes": self.routes and self.routes.to_record()}
         derived = ("prompt_length", "sampled_length", "finish_reason")
         record |= {name: getattr(self, name) for name in derived}
-        return {k: v for k, v in record.items() if v or k not in ("kept", "opened")}
+        return {k: v for k, v in record.items() if v or k not in _OPTIONAL}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
@@ -461,9 +430,9 @@ class Trajectory:
         Raises:
             KeyError, TypeError, ValueError, OverflowError: if the record has another form.
         """
-        required = set(cls.__dataclass_fields__) - {"kept", "opened"}
+        required = set(cls.__dataclass_fields__) - _OPTIONAL
         fields = {name: record[name] for name in required}
-        reward, kept = fields["reward"], record.get("kept")
+        reward, kept, routes = fields["reward"], record.get("kept"), record.get("routes")
         # Dumps write a non-finite log-prob as null.
         fields["logp"] = [math.nan if logp is None else logp for logp in fields["logp"]]
         if not isinstance(fields["provenance"], str):
@@ -476,6 +445,7 @@ class Trajectory:
         fields["turns"] = tuple(Turn(**turn) for turn in turns)
         fields["events"] = tuple({**event} for event in fields["events"])
         fields["kept"] = None if kept is None else Kept.from_record(kept)
+        fields["routes"] = None if routes is None else Routes.from_record(routes)
         return cls(**fields, opened=record.get("opened", ""))
 
 

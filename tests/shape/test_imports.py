@@ -35,7 +35,8 @@ ALGORITHMS = {
 CONCRETE = ALGORITHMS | {"algorithm.zoo", "algorithm.composed", "algorithm.parts"}
 
 ALLOWED = {
-    "types": {"errors"},
+    "types": {"errors", "streams"},
+    "streams": set(),
     "errors": set(),
     "seeds": set(),
     "event_loop": set(),

@@ -74,6 +74,9 @@ class KVCache:
         self.scales: dict[int, tuple[Tensor, Tensor]] = {}
         """Scales of int8 pools, [kv_heads, blocks + 1, block_size, 1] (`quantised_cache.py`). Empty
         for an exact cache."""
+        self.routes: Tensor | None = None
+        """Experts that computed each cached token, [1, blocks + 1, block_size, layers, k]
+        (`routes.py`). None unless they are recorded."""
 
     @property
     def scratch_slot(self) -> int:
@@ -135,13 +138,15 @@ class KVCache:
         return select(keys), select(values)
 
     def tensors(self) -> list[Tensor]:
-        """All pools and scales allocated so far, each [kv_heads, blocks + 1, block_size, ...]."""
-        return [side for pair in [*self.pools.values(), *self.scales.values()] for side in pair]
+        """All pools, scales and routes so far, each [kv_heads, blocks + 1, block_size, ...]."""
+        sides = [side for pair in [*self.pools.values(), *self.scales.values()] for side in pair]
+        return sides if self.routes is None else [*sides, self.routes]
 
     def clear(self) -> None:
         """Free the buffers."""
         self.pools.clear()
         self.scales.clear()
+        self.routes = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..types import FinishReason, Kept, SamplingParams
+from ..types import FinishReason, Kept, Routes, SamplingParams
 from .adapters import LoadedAdapter
 
 Rank = tuple[int, int, int, int]
@@ -113,6 +113,7 @@ class Sequence:
         version: weight version that sampled each completion token.
         kept: tokens kept by truncation at each completion position; empty without truncation.
         top: most likely tokens and their log-probs at each completion position, if requested.
+        routes: experts of the computed tokens, once the sequence has ended, if they are recorded.
         finish_reason: None while the sequence runs.
         seconds: time from start to end.
         limit: the request's limit.
@@ -130,6 +131,7 @@ class Sequence:
     version: list[int] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     top: list[dict[int, float]] = field(default_factory=list)
+    routes: Routes | None = None
     finish_reason: FinishReason | None = None
     seconds: float = 0.0
     limit: int = 0
@@ -148,6 +150,7 @@ class Sequence:
         sampled = length - len(self.request.prompt)
         del self.tokens[length:], self.logp[sampled:], self.version[sampled:], self.top[sampled:]
         self.kept.cut(sampled)
+        self.routes = self.routes and self.routes.cut(length)
 
     @property
     def rank(self) -> Rank:

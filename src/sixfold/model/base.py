@@ -7,6 +7,7 @@ The engine knows no model class: it receives a `LanguageModel`. The trainer arra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -81,6 +82,37 @@ class LayerAdditions(Protocol):
             x: input of the module, [N, in].
             y: output of the module, [N, out]. It is changed.
         """
+        ...
+
+
+class ChosenExperts(Protocol):
+    """Experts of one forward pass."""
+
+    def choices(self) -> Tensor:
+        """Experts of each token, [N, layers with experts, k]."""
+        ...
+
+
+class WatchedRouters(Protocol):
+    """The routers of a mixture of experts.
+
+    Attributes:
+        names: their names.
+        experts: experts per layer.
+        top_k: experts per token and layer.
+    """
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    def watch(self, module: nn.Module) -> AbstractContextManager[ChosenExperts]:
+        """Record what the routers of `module` choose in the block."""
         ...
 
 

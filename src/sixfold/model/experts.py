@@ -54,6 +54,10 @@ class RoutingRecord:
         """`used` of all routers, [N, routers, k]."""
         return torch.stack([self.used[i] for i in sorted(self.used)], 1)
 
+    def own_choices(self) -> Tensor:
+        """`own` of all routers, [N, routers, k]."""
+        return torch.stack([self.own[i] for i in sorted(self.own)], 1)
+
 
 @dataclass(frozen=True)
 class Routers:
@@ -88,8 +92,10 @@ class Routers:
 
         Args:
             module: the model, or a copy of it.
-            given: [N, routers, k] experts to use, or OWN. None: every router chooses by itself.
+            given: [N, routers, k] integers, experts to use, or OWN. None: every router chooses by
+                itself.
         """
+        given = None if given is None else given.long()
         record = RoutingRecord()
         token = _REPLAYED.set(None if given is None else (self, module, given))
         try:

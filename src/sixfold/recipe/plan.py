@@ -208,6 +208,7 @@ def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
     """(key, value, default) of the settings that only the embedded engine has."""
     engine, default = recipe.engine, EngineConfig()
     return [
+        ("moe.routing", recipe.moe.routing, "free"),
         ("engine.preemption.kind", engine.preemption.kind, "none"),
         ("engine.speculation.kind", engine.speculation.kind, "none"),
         ("engine.kv_dtype", engine.kv_dtype, "auto"),

@@ -229,6 +229,19 @@ EXPERTS = (
         "balance loss before its weight, if moe.balance_loss is set; k if all loads are equal",
         "mean over layers of E · Σ_e n_e / n · mean router probability of e",
     ),
+    Metric(
+        "moe/drift_frac",
+        "share",
+        "tokens whose routers choose other experts than at sampling, in at least one layer;"
+        " measured if moe.routing is not 'free'",
+        "tokens with another set of experts / tokens with a record; mean over the updates",
+    ),
+    Metric(
+        "moe/drift_layer_frac",
+        "share",
+        "choices of experts that differ from those at sampling",
+        "pairs of token and layer with another set of experts / such pairs with a record",
+    ),
 )
 
 WEIGHT_SYNC = (

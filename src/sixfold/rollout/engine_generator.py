@@ -238,4 +238,5 @@ def _sampled(delta: Delta) -> Sampled:
         sequence.kept or None,
         delta.text if delta.stopped else None,
         delta.peers,
+        sequence.routes,
     )

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from ..errors import UserError
-from ..types import FinishReason, Kept, SamplingParams
+from ..types import FinishReason, Kept, Routes, SamplingParams
 
 T = TypeVar("T")
 
@@ -90,6 +90,8 @@ class Sampled:
         text: the completion as text if a stop string ended it; the text ends before the stop
             string. None: decode the tokens.
         peers: the calls that were sampled together with this one.
+        routes: experts that computed the given and the sampled tokens, from the first token on.
+            None unless the engine records them.
     """
 
     tokens: list[int]
@@ -101,6 +103,7 @@ class Sampled:
     kept: Kept | None = None
     text: str | None = field(default=None, compare=False)
     peers: Peers = field(default=ALONE, compare=False)
+    routes: Routes | None = None
 
 
 class GeneratorClosed(RuntimeError):

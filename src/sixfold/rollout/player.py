@@ -209,6 +209,7 @@ class _Course:
             text=done.text,
             reward=self.reward,
             kept=done.kept or None,
+            routes=done.routes,
             opened=self.player.renderer.opened(self.prompt),
             environment=self.player.environment,
             events=tuple(self.events),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..types import SAMPLED, Kept, Turn
+from ..types import SAMPLED, Kept, Routes, Turn
 from .generator import Sampled
 
 
@@ -20,6 +20,7 @@ class Transcript:
         version: weight version of each sampled token; -1 for other tokens.
         turns: the replies.
         kept: kept sets of the sampled tokens; empty without truncated sampling.
+        routes: experts that computed the tokens, if they are recorded.
         pieces: text after the prompt, in parts.
     """
 
@@ -29,6 +30,7 @@ class Transcript:
     version: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
+    routes: Routes | None = None
     pieces: list[str] = field(default_factory=list)
 
     def write(self, tokens: Sequence[int], provenance: str, text: str = "") -> None:
@@ -61,6 +63,9 @@ class Transcript:
             self.kept.ids.extend(sampled.kept.ids)
             self.kept.counts.extend(sampled.kept.counts)
             self.kept.mass.extend(sampled.kept.mass)
+        if sampled.routes:
+            known = self.routes
+            self.routes = sampled.routes if known is None else known.grown(sampled.routes)
         self.turns.append(
             Turn(
                 start,

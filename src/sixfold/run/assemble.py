@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, few_tasks_notes
 from ..engine.engine import Engine
+from ..engine.routes import RecordedModel
 from ..engine.speculative import Speculation
 from ..environment.episode import MakeEpisode
 from ..environment.episodes import load_episode
@@ -43,6 +44,7 @@ from ..sync.quantise import quantised_share
 from ..sync.sync import CopySync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import Scoring
+from ..trainer.routing import make_routing
 from ..types import Group, SamplingParams, Task
 from .draft_model import load_draft
 from .kv_size import kv_tokens
@@ -369,8 +371,9 @@ def make_engine(
     if recipe.sync.kind != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
     speculation, draft = _speculation(recipe, policy, longest)
+    routing = make_routing(model, recipe.moe) if recipe.moe.routing != "free" else None
     return Engine(
-        CausalLM(model),
+        CausalLM(model) if routing is None else RecordedModel(CausalLM(model), routing.routers),
         kv_tokens=config.kv_tokens
         or kv_tokens(recipe, policy, longest, notes if notes is not None else [], draft),
         block_size=config.block_size,

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, KeptSets, upload
+from ..batch import Batch, KeptSets, send, upload
 from ..kernels.attention import AttentionLayer
+from ..model.experts import OWN
+from ..types import Routes
 from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
 
 
@@ -41,6 +43,8 @@ class PackedRow:
         kept: [S] tokens that could have been sampled there. None: the whole vocabulary.
         copies: [N] on the host, number of trajectories that contain each token. More than 1 only in
             a shared prompt.
+        experts: [N, layers, k] experts that computed each token at sampling, int16. OWN for tokens
+            without a record. None if no token has one.
     """
 
     tokens: Tensor
@@ -54,6 +58,7 @@ class PackedRow:
     members: Tensor
     kept: KeptSets | None = None
     copies: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
+    experts: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Attention with q [1, H, N, D]; returns [1, N, H, D]."""
@@ -102,7 +107,26 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         members=sent[7],
         kept=kept,
         copies=np.repeat(layout.copies, [segment.length for segment in layout.segments]),
+        experts=_sampled_experts(host.routes, layout, device),
     )
+
+
+def _sampled_experts(
+    routes: Sequence[Routes | None], layout: _Layout, device: torch.device
+) -> Tensor | None:
+    """`PackedRow.experts`. A shared prompt has the record of its first trajectory."""
+    known = {b: r for b, _ in layout.runs if routes and (r := routes[b]) is not None}
+    if not known:
+        return None
+    first = next(iter(known.values()))
+    shape = (layout.used, first.layers, first.top_k)
+    experts = np.full(shape, OWN, dtype=np.int16)
+    for segment, (b, start) in zip(layout.segments, layout.runs, strict=True):
+        if b in known:
+            numbers = np.frombuffer(known[b].data, dtype=f"<u{known[b].width}")
+            found = numbers.reshape(-1, *shape[1:])[start : start + segment.length]
+            experts[segment.start : segment.start + len(found)] = found
+    return send(torch.from_numpy(experts), device)
 
 
 @dataclass
@@ -110,7 +134,7 @@ class _Layout:
     """Builder of a packed row.
 
     The first four fields come from the batch, on the host. The lists hold one array for each run of
-    tokens.
+    tokens. `runs` has the row of the batch and the first column of each.
     """
 
     batch_tokens: np.ndarray
@@ -125,6 +149,7 @@ class _Layout:
     column: list[np.ndarray] = field(default_factory=list)
     shared: dict[bytes, int] = field(default_factory=dict)
     copies: list[int] = field(default_factory=list)
+    runs: list[tuple[int, int]] = field(default_factory=list)
     used: int = 0
 
     def add(self, b: int, key: bytes | None) -> None:
@@ -165,6 +190,7 @@ class _Layout:
         self.positions.append(np.arange(first, last))
         self.segments.append(segment)
         self.copies.append(1)
+        self.runs.append((b, first))
         self.used = segment.stop
         return segment
 

@@ -12,6 +12,9 @@ per token if all are used equally. f_e has no gradient.
 Tokens are those of all trajectories of the update: a token of a prompt that K trajectories share
 counts K times. f_e is counted over the whole update before its first micro-batch is trained, so
 the gradient does not depend on how rows are split and packed.
+
+A replay computes every token with the experts that computed it when it was sampled
+(arXiv:2510.11370). Their weights come from the current router logits.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UserError
-from ..model.experts import Routers, RoutingRecord, find_routers
+from ..model.experts import OWN, Routers, RoutingRecord, find_routers
 from ..recipe.schema import MoeConfig
 from .packing import PackedRow
 
@@ -39,12 +42,16 @@ class Routed(NamedTuple):
         tokens: scalar, number of tokens.
         balance: balance loss, without gradient. None if there is none.
         penalty: scalar to add to the loss, with gradient. None if there is nothing to add.
+        drifted: [3] numbers of tokens that the routers would give to other experts than at
+            sampling: in at least one layer, and summed over layers; and of tokens compared. None
+            if the experts at sampling are not known.
     """
 
     counts: Tensor
     tokens: Tensor
     balance: Tensor | None = None
     penalty: Tensor | None = None
+    drifted: Tensor | None = None
 
 
 class Routing:
@@ -53,16 +60,18 @@ class Routing:
     Args:
         routers: the routers of the model.
         coefficient: weight of the balance loss; 0 for none.
+        replay: whether tokens are computed by the experts that computed them at sampling.
     """
 
-    def __init__(self, routers: Routers, coefficient: float = 0.0) -> None:
+    def __init__(self, routers: Routers, coefficient: float = 0.0, *, replay: bool = False) -> None:
         self.routers = routers
         self.coefficient = coefficient
+        self.replay = replay
         self._update: tuple[Tensor, Tensor] | None = None
 
     def watch(self, model: nn.Module, row: PackedRow) -> AbstractContextManager[RoutingRecord]:
         """Context of the forward pass of one packed row."""
-        return self.routers.watch(model)
+        return self.routers.watch(model, row.experts if self.replay else None)
 
     def prepare(
         self, rows: Sequence[Callable[[], PackedRow]], run: Callable[[PackedRow], Routed | None]
@@ -88,8 +97,9 @@ class Routing:
         device = row.tokens.device
         weight = torch.from_numpy(row.copies.astype(np.float32)).to(device, non_blocking=True)
         counts, tokens = expert_counts(record.choices(), weight, self.routers.experts), weight.sum()
+        drifted = None if row.experts is None else drift(record.own_choices(), row.experts)
         if self.coefficient == 0:
-            return Routed(counts, tokens)
+            return Routed(counts, tokens, drifted=drifted)
         all_counts, all_tokens = self._update or (counts, tokens)
         logits = [record.logits[i] for i in sorted(record.logits)]
         loss = balance_loss(
@@ -97,7 +107,7 @@ class Routing:
             weight / all_tokens,
             all_counts / all_tokens,
         )
-        return Routed(counts, tokens, loss.detach(), loss * self.coefficient)
+        return Routed(counts, tokens, loss.detach(), loss * self.coefficient, drifted)
 
 
 def make_routing(model: PreTrainedModel, config: MoeConfig) -> Routing | None:
@@ -108,13 +118,20 @@ def make_routing(model: PreTrainedModel, config: MoeConfig) -> Routing | None:
     """
     routers = find_routers(model)
     if routers is None:
-        if config.balance_loss:
+        settings = [f"moe.balance_loss = {config.balance_loss:g}"] * (config.balance_loss > 0)
+        settings += [f"moe.routing = '{config.routing}'"] * (config.routing != "free")
+        if settings:
             raise UserError(
-                f"moe.balance_loss = {config.balance_loss:g}: {type(model).__name__} has no expert"
-                " layers whose routers can be read. Remove the setting"
+                f"{' and '.join(settings)}: {type(model).__name__} has no expert layers whose"
+                " routers can be read. Remove the setting"
             )
         return None
-    return Routing(routers, config.balance_loss)
+    if config.routing == "replay" and not routers.replays:
+        raise UserError(
+            f"moe.routing = 'replay': the routers of {type(model).__name__} do not choose experts"
+            " by one top-k, so their choices cannot be replayed. Use 'measure' or 'free'"
+        )
+    return Routing(routers, config.balance_loss, replay=config.routing == "replay")
 
 
 def router_probabilities(logits: Tensor, sigmoid: bool) -> Tensor:
@@ -161,6 +178,13 @@ def expert_counts(choices: Tensor, weight: Tensor, experts: int) -> Tensor:
     return torch.zeros(layers, experts, device=choices.device).scatter_add_(1, flat, each)
 
 
+def drift(own: Tensor, sampled: Tensor) -> Tensor:
+    """`Routed.drifted` from two choices [N, L, k]. Tokens without a record (OWN) are left out."""
+    known = sampled[:, 0, 0] != OWN
+    differs = (own.sort(-1)[0] != sampled.long().sort(-1)[0]).any(-1) & known[:, None]
+    return torch.stack([differs.any(-1).sum(), differs.sum(), known.sum()])
+
+
 def router_metrics(routed: Sequence[Routed]) -> dict[str, Tensor]:
     """Metrics of an update from its micro-batches: scalars. Empty for a model without experts."""
     if not routed:
@@ -174,8 +198,13 @@ def router_metrics(routed: Sequence[Routed]) -> dict[str, Tensor]:
         "moe/load_entropy_frac": entropy.mean(),
         "moe/dead_frac": (counts == 0).float().mean(),
     }
-    balance = [r.balance for r in routed if r.balance is not None]
-    return found | ({"moe/balance_loss": _sum(balance)} if balance else {})
+    if balance := [r.balance for r in routed if r.balance is not None]:
+        found["moe/balance_loss"] = _sum(balance)
+    if drifted := [r.drifted for r in routed if r.drifted is not None]:
+        tokens, choices, all_tokens = _sum(drifted).double().unbind()
+        found["moe/drift_frac"] = tokens / all_tokens.clamp_min(1)
+        found["moe/drift_layer_frac"] = choices / (all_tokens * len(counts)).clamp_min(1)
+    return found
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .base import Real, Section, knob
 
 
@@ -12,4 +14,9 @@ class MoeConfig(Section):
         0.0,
         "weight of the loss that makes routers use all experts equally (0: none; usual: 0.001)",
         ge=0,
+    )
+    routing: Literal["free", "measure", "replay"] = knob(
+        "free",
+        "measure: the engine records the experts of every token, and the trainer reports how often"
+        " it would choose others; replay: the trainer also uses the recorded experts",
     )

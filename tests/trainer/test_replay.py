@@ -1,0 +1,180 @@
+"""Routing replay: the trainer computes every token with the experts that sampled it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.models.experts import VOCABULARY, expert_model
+from tests.rollouts import EngineRollout
+from tiny import grpo, relative, settings
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sixfold.batch import Batch, collate
+from sixfold.engine.engine import Engine
+from sixfold.engine.routes import RecordedModel
+from sixfold.errors import UserError
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.experts import OWN, find_routers
+from sixfold.model.scratch import character_tokenizer
+from sixfold.recipe.schema import MoeConfig
+from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.trainer.logprobs import PolicyRoot, RoutedScores, Scoring, score_tables
+from sixfold.trainer.packing import pack
+from sixfold.trainer.routing import make_routing
+from sixfold.trainer.trainer import Trainer
+from sixfold.types import Group, Reward, SamplingParams, Task
+
+ALPHABET = "".join(chr(ord("0") + i) for i in range(VOCABULARY - 6))
+TASKS = [Task(f"t{i}", ALPHABET[i : i + n]) for i, n in enumerate((2, 9, 17))]
+RENDERER = Renderer(character_tokenizer(ALPHABET))
+
+
+def sampled_groups(model: PreTrainedModel, **options: Any) -> list[Group]:
+    routers = find_routers(model)
+    assert routers is not None
+    engine = Engine(
+        RecordedModel(CausalLM(model), routers),
+        kv_tokens=600,
+        block_size=8,
+        max_running=8,
+        **options,
+    )
+    params = SamplingParams(max_tokens=12, stop_token_ids=(1,))
+    groups = EngineRollout(engine, RENDERER, params, samples=4).generate(TASKS, 0)
+    for group in groups:
+        for t in group.trajectories:
+            t.reward = Reward(float(t.sample % 2))
+    return groups
+
+
+def prepared(groups: list[Group]) -> Batch:
+    return grpo().prepare(collate(groups))
+
+
+def root_of(model: PreTrainedModel, routing: str) -> PolicyRoot:
+    return PolicyRoot(model, make_routing(model, MoeConfig(routing=routing)))  # type: ignore[arg-type]
+
+
+def moved(model: PreTrainedModel, scale: float = 0.1) -> PreTrainedModel:
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p += scale * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    return model
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_packed_row_has_the_experts_of_every_trajectory(share_prefix: bool) -> None:
+    groups = sampled_groups(expert_model("qwen3_moe"))
+    batch = prepared(groups)
+    row = pack(batch, range(12), share_prefix)
+    assert row.experts is not None and row.experts.dtype == torch.int16
+    trajectories = [t for group in groups for t in group.trajectories]
+    assert row.experts.shape == (len(row.tokens), 2, 2)
+    # The state before a scored token is that of the token before it.
+    for read, b, column in zip(
+        row.reads.tolist(), row.row.tolist(), row.column.tolist(), strict=True
+    ):
+        routes = trajectories[b].routes
+        assert routes is not None and len(routes) == len(trajectories[b].tokens) - 1
+        record = np.frombuffer(routes.data, dtype=np.uint8).reshape(-1, 2, 2)
+        assert row.experts[read].tolist() == record[column - 1].tolist()
+    # Only the last token of each trajectory has no record.
+    assert int((row.experts[:, 0, 0] == OWN).sum()) == 12
+
+
+def test_replay_uses_the_experts_of_sampling_under_other_weights() -> None:
+    policy = expert_model("qwen3_moe")
+    batch = prepared(sampled_groups(policy))
+    row = pack(batch, range(12), True)
+    assert row.experts is not None
+    other = moved(policy)
+    known = row.experts[:, 0, 0] != OWN
+    drifts = {}
+    for routing in ("measure", "replay"):
+        root = root_of(other, routing)
+        assert root.routing is not None
+        with root.routing.watch(other, row) as record, torch.no_grad():
+            root.model.base_model(
+                input_ids=row.tokens[None],
+                position_ids=row.positions[None],
+                use_cache=False,
+                layout=row,
+            )
+        same = (record.choices().sort(-1)[0] == row.experts.sort(-1)[0]).all(-1)[known]
+        assert bool(same.all()) == (routing == "replay")
+        scores = root(row, Scoring())
+        assert isinstance(scores, RoutedScores) and scores.routed.drifted is not None
+        drifts[routing] = scores.routed.drifted.tolist()
+    for tokens, choices, compared in drifts.values():
+        assert 0 < tokens <= choices and compared == int(known.sum())
+    unmoved = root_of(policy, "measure")(row, Scoring())
+    assert isinstance(unmoved, RoutedScores) and unmoved.routed.drifted is not None
+    assert unmoved.routed.drifted.tolist()[:2] == [0, 0]
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_replay_does_not_depend_on_packing(share_prefix: bool) -> None:
+    policy = expert_model("deepseek_v3")
+    batch, root = prepared(sampled_groups(policy)), root_of(moved(policy), "replay")
+    whole, _ = score_tables(root, batch, Scoring(), 4096, True)
+    parts, _ = score_tables(root, batch, Scoring(), 50, share_prefix)
+    torch.testing.assert_close(parts, whole, atol=2e-5, rtol=2e-5)
+    free, _ = score_tables(root_of(root.model, "measure"), batch, Scoring(), 4096, True)
+    assert float((free - whole).abs().max()) > 1e-3
+
+
+def step(model: PreTrainedModel, batch: Batch, routing: str, **values: Any) -> tuple[Tensor, Any]:
+    model = copy.deepcopy(model)
+    trainer = Trainer(root_of(model, routing), settings(**values), Scoring(), 10)
+    metrics = trainer.train_step(batch, grpo().compute_loss)
+    moments = [trainer.optimizer.state[p]["exp_avg"].flatten() for p in model.parameters()]
+    return torch.cat(moments), metrics
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "jetmoe"])
+def test_recomputed_layers_replay_too(name: str, mode: str) -> None:
+    policy = expert_model(name)
+    batch, other = prepared(sampled_groups(policy)), moved(policy)
+    plain, metrics = step(other, batch, "replay", max_tokens_per_microbatch=80)
+    assert metrics["train/microbatches"] > 1 and metrics["moe/drift_frac"] > 0
+    assert metrics["moe/drift_layer_frac"] <= metrics["moe/drift_frac"]
+    again, _ = step(
+        other, batch, "replay", max_tokens_per_microbatch=80, activation_checkpointing=mode
+    )
+    assert relative(again, plain) < 1e-5
+    free, _ = step(other, batch, "measure", max_tokens_per_microbatch=80)
+    assert relative(free, plain) > 1e-3
+
+
+def test_replay_closes_the_gap_between_engine_and_trainer_in_bfloat16() -> None:
+    """Routers that are nearly undecided: rounding then changes choices."""
+    policy = expert_model("qwen3_moe")
+    with torch.no_grad():
+        for layer in policy.model.layers:
+            layer.mlp.gate.weight *= 0.02
+    batch = prepared(sampled_groups(policy, autocast=torch.bfloat16))
+    scoring = Scoring(autocast=torch.bfloat16)
+    gaps = {}
+    for routing in ("measure", "replay"):
+        logp, _ = score_tables(root_of(policy, routing), batch, scoring, 4096, True)
+        gaps[routing] = float((logp - batch.old_logp)[batch.mask].abs().mean())
+    assert gaps["replay"] < 0.5 * gaps["measure"]
+
+
+def test_a_router_without_top_k_refuses_a_replay() -> None:
+    model = expert_model("phimoe")
+    assert make_routing(model, MoeConfig(routing="measure")) is not None
+    with pytest.raises(UserError, match=r"moe\.routing = 'replay'.*Use 'measure'"):
+        make_routing(model, MoeConfig(routing="replay"))
+
+
+def test_a_dense_model_refuses_a_replay(tiny: Any) -> None:
+    with pytest.raises(UserError, match=r"moe\.routing = 'replay'.*Remove"):
+        make_routing(tiny("qwen3"), MoeConfig(routing="replay"))
