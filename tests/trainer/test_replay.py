@@ -165,7 +165,7 @@ def test_replay_closes_the_gap_between_engine_and_trainer_in_bfloat16() -> None:
     for routing in ("measure", "replay"):
         logp, _ = score_tables(root_of(policy, routing), batch, scoring, 4096, True)
         gaps[routing] = float((logp - batch.old_logp)[batch.mask].abs().mean())
-    assert gaps["replay"] < 0.5 * gaps["measure"]
+    assert gaps["replay"] < 0.7 * gaps["measure"]
 
 
 def test_a_router_without_top_k_refuses_a_replay() -> None:
