@@ -27,7 +27,7 @@ from .model_runner import ModelRunner, fill, on_device
 from .offload import HostBlocks, HostPools
 from .prefix_cache import make_prefix_cache
 from .quantised_cache import Int8KVCache
-from .routes import routes_of
+from .routes import with_routes
 from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
 from .scoring import PromptScore, PromptScorer
@@ -323,7 +323,7 @@ class Engine:
             raise ValueError(f"the sequence has already ended: {sequence.finish_reason}")
         sequence.finish_reason = reason
         sequence.seconds = time.perf_counter() - sequence.started
-        self._retire([sequence])
+        self.scheduler.retire(with_routes(self.runner.cache, [sequence]))
 
     def abort(self, request: Request, samples: Container[int] | None = None) -> list[Sequence]:
         """Abort samples of a request and free their blocks immediately.
@@ -453,14 +453,8 @@ class Engine:
                 batch.sequences[row].kept.add(ids, mass)
             finished += batch.advance(tokens.tolist(), logps.tolist(), versions)
             self.stats.decoded_tokens += len(batch)
-        self._retire(finished)
+        self.scheduler.retire(with_routes(self.runner.cache, finished))
         return finished
-
-    def _retire(self, ended: list[Sequence]) -> None:
-        """Free the blocks of ended sequences."""
-        for sequence in ended:
-            sequence.routes = routes_of(self.runner.cache, sequence)
-        self.scheduler.retire(ended)
 
     def _speculate(self, work: Work, speculator: Speculator) -> list[Sequence]:
         """Run a step in which each running sequence advances by its accepted tokens plus one."""
@@ -480,7 +474,7 @@ class Engine:
         give_back(self.scheduler, running)
         self.scheduler.revision += 1
         ended = [s for s in running if s.finish_reason]
-        self._retire(ended)
+        self.scheduler.retire(with_routes(self.runner.cache, ended))
         return finished + ended
 
     def _extend(self, run: Run) -> int:

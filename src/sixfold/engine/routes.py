@@ -123,18 +123,23 @@ def _write(layout: CachedLayout, choices: Tensor, experts: int) -> None:
     rows.index_copy_(0, layout.slots, flat.to(rows.dtype))
 
 
-def routes_of(cache: KVCache, sequence: Sequence) -> Routes | None:
-    """The experts of a sequence that still has its blocks, without its newest token.
+def with_routes(cache: KVCache, ended: list[Sequence]) -> list[Sequence]:
+    """The ended sequences, with their routes if the cache records them.
 
-    Returns:
-        None if they are not recorded.
+    They must still have their blocks.
     """
-    if cache.routes is None:
-        return None
-    *_, layers, top_k = cache.routes.shape
+    if cache.routes is not None:
+        for sequence in ended:
+            sequence.routes = _routes(cache, cache.routes, sequence)
+    return ended
+
+
+def _routes(cache: KVCache, recorded: Tensor, sequence: Sequence) -> Routes:
+    """The experts of a sequence's tokens, without the newest one."""
+    *_, layers, top_k = recorded.shape
     at = np.arange(sequence.length - 1)
     slots = np.asarray(sequence.blocks)[at // cache.block_size] * cache.block_size
-    chosen = cache.routes.view(-1, layers, top_k)
+    chosen = recorded.view(-1, layers, top_k)
     rows = chosen[torch.from_numpy(slots + at % cache.block_size).to(chosen.device)].cpu()
     width = rows.element_size()
     return Routes(layers, top_k, width, rows.numpy().astype(f"<u{width}", copy=False).tobytes())
