@@ -53,8 +53,9 @@ def tiny_recipe(folder: Path, **overrides: Any) -> list[str]:
     ]
 
 
-def _child(flags: list[str], resume: str | None, errors: str) -> None:
+def _child(flags: list[str], resume: str | None, errors: str, fault: str) -> None:
     os.chdir(Path(errors).parent)
+    os.environ["SIXFOLD_FAULT"] = fault
     os.fsync = lambda descriptor: None  # as in tests/conftest.py
     with open(errors, "w") as sink:
         os.dup2(sink.fileno(), 2)
@@ -75,10 +76,12 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["sixfold.run.start", "tests.run.processes"])
 
 
-def start(flags: list[str], errors: Path, resume: Path | None = None) -> BaseProcess:
-    """Start a run; its standard error goes to `errors`."""
+def start(
+    flags: list[str], errors: Path, resume: Path | None = None, fault: str = ""
+) -> BaseProcess:
+    """Start a run; its standard error goes to `errors`. `fault` is its SIXFOLD_FAULT."""
     process = _context.Process(
-        target=_child, args=(flags, str(resume) if resume else None, str(errors))
+        target=_child, args=(flags, str(resume) if resume else None, str(errors), fault)
     )
     process.start()
     return process

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -77,11 +78,6 @@ class Policy:
         """The model without an adapter, which shares all other weights."""
         return self.lora.base if self.lora else self.model
 
-    @property
-    def saved_bytes(self) -> int:
-        """Approximate size of the saved weights."""
-        return self.lora.nbytes if self.lora else sum(p.nbytes for p in self.model.parameters())
-
     def with_lora(self, config: ModelConfig, origin: Base, seed: int) -> Policy:
         """The same policy with an adapter, which is trained instead of the model's weights.
 
@@ -121,15 +117,24 @@ class Policy:
         keep_ends(self.model.generation_config, ends, self.tokenizer)
         return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings, own_ends=own)
 
-    def save(self, folder: Path) -> None:
+    def weights(self) -> dict[str, Tensor]:
+        """The live tensors that `save` writes, by name."""
+        return dict(self.lora.weights() if self.lora else self.model.state_dict())
+
+    def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write model and tokenizer in Hugging Face format, or the adapter in PEFT's.
 
         `AutoModelForCausalLM.from_pretrained(folder)` loads it.
+
+        Args:
+            folder: an existing folder.
+            weights: tensors to write, under the names of `weights()`. None: the live ones.
         """
         if self.lora:
-            self.lora.save(folder)
+            self.lora.save(folder, weights)
         else:
-            self.model.save_pretrained(folder)
+            # A copy: transformers removes tied weights from it.
+            self.model.save_pretrained(folder, state_dict=dict(weights or self.weights()))
         self.tokenizer.save_pretrained(folder)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -55,11 +55,6 @@ class TrainedLora:
     origin: Base
     peft_config: Any
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the adapter's weights."""
-        return sum(p.nbytes for p in self.weights().values())
-
     def weights(self) -> dict[str, nn.Parameter]:
         """Trained parameters, by their names in PEFT's files."""
         return {file_name(name): p for name, p in self.model.named_parameters() if is_lora(name)}
@@ -80,8 +75,13 @@ class TrainedLora:
         """Weights of the base by name, with the current adapter merged in."""
         return MergedWeights(self.base, self.adapter())
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter in PEFT's format, and `base.json`."""
+    def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the adapter in PEFT's format, and `base.json`.
+
+        Args:
+            folder: an existing folder.
+            weights: tensors to write, under the names of `weights()`. None: the live ones.
+        """
         run = folder.resolve().parents[min(2, len(folder.resolve().parents) - 1)]
         inside = self.origin.sha256 and Path(self.origin.path).is_relative_to(run)
         beside = os.path.relpath(self.origin.path, folder) if inside else ""
@@ -91,7 +91,7 @@ class TrainedLora:
             "inference_mode": True,
         }
         (folder / CONFIG).write_text(json.dumps(config, indent=2, default=sorted) + "\n")
-        tensors = {name: p.detach().contiguous() for name, p in self.weights().items()}
+        tensors = {name: p.detach().contiguous() for name, p in (weights or self.weights()).items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         self.model.generation_config.save_pretrained(folder)
         (folder / BASE).write_text(

@@ -52,6 +52,12 @@ TRAINING = (
         "sum of the updates whose loss or gradient was not finite",
     ),
     Metric("train/tok_s", "tokens/s", "training speed", "train/tokens / time/trainer_s"),
+    Metric(
+        "checkpoint/failed_total",
+        "count",
+        "checkpoints that this process could not save",
+        "sum of the saves that the disk refused; only if there was one",
+    ),
 )
 
 POLICY_RATIO = (

@@ -25,7 +25,7 @@ from .learners import Learners
 from .listing import list_checkpoints
 from .out_of_memory import free_memory_of, is_out_of_memory, remedies
 from .registry import States, states_of
-from .state import PROGRESS, RunState, publish
+from .state import PROGRESS, RunState
 
 if TYPE_CHECKING:
     from .start import Run
@@ -60,6 +60,7 @@ class LastStep:
         Returns:
             None if nothing is more recent than the checkpoints on disk.
         """
+        self._work.saver.settle()
         if is_out_of_memory(error):
             free_memory_of(error)
             self._learners.policy.optimizer.zero_grad(set_to_none=True)
@@ -99,7 +100,7 @@ class LastStep:
         """Publish states of an earlier moment with the current tensors, which belong to it."""
         work = self._work
         registry = work.registry(self._learners, work.state)
-        return publish(work.run, work.world, "step", registry, states, work.inputs, work.best)
+        return work.saver.save("step", registry, states)
 
 
 def unfinished(metrics: Metrics) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class SftStage:
     Attributes:
         world: its policy is trained in place.
         on_step: called with the metrics of each step.
-        save: called with the trainer and the progress, every `every` steps and if training stops
-            early.
+        save: called with the trainer, the progress, and whether training stops here: every `every`
+            steps and if training stops early.
         every: steps between saves. 0: never.
         interrupts: signals when to stop.
         enough: the probe result that reached `sft.stop_at_accuracy`, in words. Empty before that.
@@ -58,7 +58,7 @@ class SftStage:
 
     world: World
     on_step: Callable[[Metrics], None]
-    save: Callable[[Trainer, SftMark], None] = lambda trainer, mark: None
+    save: Callable[[Trainer, SftMark, bool], None] = lambda trainer, mark, last: None
     every: int = 0
     interrupts: Interrupts = field(default_factory=lambda: Interrupts(print))
     enough: str = field(default="", init=False)
@@ -127,7 +127,7 @@ class SftStage:
             solved = self._log(metrics, probe)
             if self.every and step % self.every == 0 and step < steps and not solved:
                 with self.interrupts.finishing():
-                    self.save(trainer, self._mark)
+                    self.save(trainer, self._mark, False)
 
     def _step(self, trainer: Trainer, tasks: list[Task], step: int) -> Metrics:
         objective, examples = SupervisedLoss(), self._batch(tasks)
@@ -180,7 +180,7 @@ class SftStage:
         if mark.step and all(counts[key] == mark.counters[key] for key in keys):
             # Save nothing if the tensors in memory are not finite.
             with self.interrupts.finishing(), suppress(TrainingDiverged):
-                self.save(trainer, mark)
+                self.save(trainer, mark, True)
 
     def _solved_tasks(self) -> list[Task]:
         """Training tasks with a solution to imitate: a trace, or otherwise the answer.

@@ -47,7 +47,8 @@ from .last_step import LastStep, failures_in_words, last_ending, where_it_stoppe
 from .learners import Learners, build_learners, method_of, teacher_of, training_collector
 from .registry import load_components, states_of
 from .resume import cut_after, find_checkpoint
-from .state import RunState, publish, with_progress
+from .saver import Saver
+from .state import RunState, with_progress
 from .step_log import StepLog
 from .warm_up import tried, warm_up
 
@@ -140,6 +141,7 @@ def train_run(
                 words,
                 state,
             )
+            stack.callback(work.saver.settle)
             work.go(checkpoint, stop_after)
         except Interrupted:
             pass
@@ -170,6 +172,13 @@ class Run:
     def __post_init__(self) -> None:
         self.notes = Notes(self.run.path, self.progress.note)
         self.best = BestSteps(self.recipe.checkpoint.keep_best)
+        self.saver = Saver(
+            self.run,
+            self.world,
+            self.inputs,
+            self.best,
+            lambda text: self.notes.add(self.state.step, text, warning=True),
+        )
         self.alarms.group_baseline = method_of(self.recipe, self.algorithm).equal_rewards_idle
 
     def _prepare(self, checkpoint: Checkpoint | None) -> None:
@@ -206,7 +215,7 @@ class Run:
         else:
             warm_up(self, checkpoint)
             learners = build_learners(self.world, self.algorithm, self.teacher)
-            self._save(learners)
+            self._save(learners, required=True)
         if stop_after != "sft":
             self._loop(learners)
             if learners.critic:
@@ -268,7 +277,7 @@ class Run:
             done = self._ended(step) is not None or self.interrupts.exit_code != 0
             best = self.best.look(step, metrics)
             if done or best or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
-                self._save(learners)
+                self._save(learners, required=done)
             last.mark(self.state_now())
             return done
 
@@ -292,6 +301,7 @@ class Run:
     def phase(self, name: str) -> None:
         """Announce a phase. From the trainer on, an interrupted step is finished first."""
         self.progress.phase(name)
+        self.saver.check()
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))
 
     def _ended(self, step: int) -> Ending | None:
@@ -324,9 +334,7 @@ class Run:
         }
         return with_progress(state, others)
 
-    def _save(self, learners: Learners) -> None:
+    def _save(self, learners: Learners, *, required: bool) -> None:
         with self.interrupts.finishing():
             registry = self.registry(learners, self.state_now())
-            publish(
-                self.run, self.world, "step", registry, states_of(registry), self.inputs, self.best
-            )
+            self.saver.save("step", registry, states_of(registry), required=required)

@@ -1,4 +1,4 @@
-"""Progress of a run, and the checkpoints of its two stages.
+"""Progress of a run.
 
 A checkpoint stores everything that does not follow from the recipe and the step: the components of
 a registry (`run/registry.py`) and the inputs of the run (`run/inputs.py`).
@@ -8,23 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any
 
 from ..checkpointable import Checkpointable, WithoutTensors
-from ..engine.weights import first_not_finite
-from ..trainer.trainer import TrainingDiverged
-from .assemble import World
-from .best import BestSteps
-from .checkpoint import Checkpoint, save_checkpoint
-from .folder import RunFolder
-from .inputs import Inputs
-from .listing import list_checkpoints
-from .payload import Payload
-from .publication import prune
-from .registry import Registry, tensors_of
+from .checkpoint import Checkpoint
+from .registry import Registry
 
 PROGRESS = "progress"
 """Name of `RunState` in the registry."""
@@ -82,55 +70,3 @@ def with_progress(state: RunState, others: Registry) -> dict[str, Checkpointable
         others: components of the stage.
     """
     return {PROGRESS: WithoutTensors(state), **others}
-
-
-def publish(
-    run: RunFolder,
-    world: World,
-    stage: Literal["sft", "step"],
-    registry: Registry,
-    states: Mapping[str, Mapping[str, Any]],
-    inputs: Inputs,
-    best: BestSteps | None = None,
-) -> Path:
-    """Publish a checkpoint with the current tensors.
-
-    The oldest checkpoints beyond `checkpoint.keep` are deleted.
-
-    Args:
-        run: folder of the run, locked.
-        world: model and settings.
-        stage: stage that the checkpoint belongs to.
-        registry: components whose tensors are saved.
-        states: state of these components when their tensors last changed.
-        inputs: inputs of the run.
-        best: steps whose checkpoints are kept too.
-
-    Returns:
-        The path of the checkpoint.
-
-    Raises:
-        TrainingDiverged: if a weight or another tensor is not finite. Nothing is written then.
-        UserError: if the disk refuses the checkpoint.
-    """
-    tensors = tensors_of(registry)
-    _check_finite(world, tensors)
-    path = save_checkpoint(
-        run.checkpoints,
-        states[PROGRESS]["step" if stage == "step" else "sft_steps"],
-        write_model=world.policy.save,
-        model_bytes=world.policy.saved_bytes,
-        payload=Payload(tensors, states, asdict(inputs)),
-        stage=stage,
-    )
-    spared = best.among(list_checkpoints(run.checkpoints)) if best else ()
-    prune(run.checkpoints, world.recipe.checkpoint.keep, spared)
-    return path
-
-
-def _check_finite(world: World, tensors: Mapping[str, Tensor]) -> None:
-    weights = {f"model/{name}": p for name, p in world.policy.model.named_parameters()}
-    if wrong := first_not_finite({**weights, **tensors}):
-        raise TrainingDiverged(
-            f"'{wrong}' is not finite, so no checkpoint was saved. Lower trainer.learning_rate"
-        )

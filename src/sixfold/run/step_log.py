@@ -66,6 +66,8 @@ class StepLog:
             "sync/version": float(work.world.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
+        if work.saver.failed:
+            metrics["checkpoint/failed_total"] = float(work.saver.failed)
         if trainer.skip_reason and metrics["train/skipped"]:
             work.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
         if unfilled := metrics.get("dynamic/unfilled"):

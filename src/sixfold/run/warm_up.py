@@ -35,7 +35,7 @@ from .policy_evaluation import evaluate_policy
 from .publication import publish_folder
 from .registry import load_components, states_of
 from .sft import SftMark, SftStage
-from .state import publish, with_progress
+from .state import with_progress
 
 if TYPE_CHECKING:
     from .start import Run
@@ -68,10 +68,11 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
     log = JsonlLogger(work.run.path / "sft.jsonl")
 
     def on_step(metrics: Metrics) -> None:
+        work.saver.check()
         log.log(int(number(metrics, "step")), metrics)
         work.progress.update(metrics)
 
-    def save_at(trainer: Trainer, mark: SftMark) -> None:
+    def save_at(trainer: Trainer, mark: SftMark, last: bool) -> None:
         now = replace(
             work.state_now(),
             sft_steps=mark.step,
@@ -80,7 +81,7 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
         )
         registry = with_progress(now, {SFT: trainer})
         states = {**states_of(registry), SFT: dict(mark.counters)}
-        publish(work.run, work.world, "sft", registry, states, work.inputs)
+        work.saver.save("sft", registry, states, required=last)
 
     def restore(trainer: Trainer) -> SftMark:
         if checkpoint:
@@ -98,7 +99,7 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
     work.state = replace(work.state, sft_steps=done, unlogged={}, warming_up=False)
     with work.interrupts.finishing():
         registry = with_progress(work.state_now(), {})
-        publish(work.run, work.world, "sft", registry, states_of(registry), work.inputs)
+        work.saver.save("sft", registry, states_of(registry))
 
 
 def _add_adapter(work: Run) -> None:

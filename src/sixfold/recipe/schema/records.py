@@ -37,6 +37,11 @@ class CheckpointConfig(Section):
     every: int = knob(
         50, "steps between checkpoints, of SFT and of RL (0: at their ends only)", ge=0
     )
+    asynchronous: bool = knob(
+        False,
+        "write checkpoints in the background while training goes on; needs host memory for a copy"
+        " of everything that is saved",
+    )
     keep: int = knob(2, "number of newest checkpoints that are kept", ge=1)
     keep_best: int = knob(
         0,
