@@ -88,10 +88,12 @@ def publish_folder(folder: Path, write: Callable[[Path], None]) -> None:
             write(staging)
             for path in sorted(staging.rglob("*")):
                 fsync_path(path)
+            faultpoint(f"{folder.name}.written")
             if folder.exists():
                 _remove(folder)
             os.rename(staging, folder)
             fsync_path(folder.parent)
+            faultpoint(f"{folder.name}.published")
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
