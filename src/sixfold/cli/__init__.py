@@ -22,6 +22,7 @@ VERBS = {
     "eval": "evaluate checkpoints on held-out tasks: share solved and pass@k, with 95 % intervals",
     "generate": "sample completions of one prompt",
     "serve": "serve a model with an OpenAI-compatible HTTP API",
+    "export": "write the model of a checkpoint to a folder, with its LoRA adapter merged if asked",
     "explain": "explain a recipe: resolved values with reasons, and whether it fits in memory",
     "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
     "diff": "show how two runs differ",
