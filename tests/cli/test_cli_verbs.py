@@ -161,11 +161,11 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
 MISTAKES = {
     "trian demo": (
         "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate,"
-        " serve, explain, algorithms, diff, report"
+        " serve, export, explain, algorithms, diff, report, replay"
     ),
     "--verbose": (
-        "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, explain,"
-        " algorithms, diff, report"
+        "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, export, explain,"
+        " algorithms, diff, report, replay"
     ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train demo --resume x": (
