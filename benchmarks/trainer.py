@@ -252,7 +252,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--lengths", default="64+128,512+64", help="prompt + completion of the cases, by comma"
     )
     parser.add_argument("--checkpointing", default="none,full", help="of the cases, by comma")
-    parser.add_argument("--lora", default="0", help="ranks of the adapters; 0: all weights train")
+    parser.add_argument("--lora", default=f"0,{LORA_RANK}", help="adapter ranks; 0: full training")
     parser.add_argument("--rows", type=int, default=SAMPLES, help="trajectories per micro-batch")
     parser.add_argument("--steps", type=int, default=3, help="timed steps per round")
     parser.add_argument("--sides", default=",".join(SIDES), help="who runs, by comma, in order")

@@ -7,14 +7,14 @@ import sys
 import torch
 import transformers
 from side_process import emit
-from trainer_job import Job, Meter
+from trainer_job import LORA_SCALE, Job, Meter
 
 import sixfold
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, collate
-from sixfold.model.loading import load_policy
-from sixfold.recipe.schema import ModelConfig, TrainerConfig
+from sixfold.model.loading import load_policy, origin_of
+from sixfold.recipe.schema import LoraConfig, ModelConfig, TrainerConfig
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
@@ -36,11 +36,21 @@ def given_batch(job: Job) -> Batch:
     return collate(groups)
 
 
+def adapter(job: Job) -> LoraConfig:
+    """Settings of the adapters."""
+    if not job.lora_rank:
+        return LoraConfig()
+    return LoraConfig(rank=job.lora_rank, alpha=LORA_SCALE * job.lora_rank)
+
+
 def main(path: str) -> None:
     """Run the job in the file at `path`."""
     job = Job.load(path)
     torch.set_num_threads(job.threads)
-    policy = load_policy(ModelConfig(path=job.model), seed=0, device="cpu")
+    model = ModelConfig(path=job.model, lora=adapter(job))
+    policy = load_policy(model, seed=0, device="cpu")
+    if job.lora_rank:
+        policy = policy.with_lora(model, origin_of(job.model, ""), seed=0)
     method = make_algorithm(ZOO["grpo"], job.longest)
     meter = Meter(job)
     config = TrainerConfig(

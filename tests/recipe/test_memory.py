@@ -319,12 +319,16 @@ def test_a_model_without_known_sizes_is_said_to_be_unknown(
         "GPU memory" in explain(make_plan(load_recipe("gsm8k")))
         and memory_of(make_plan(load_recipe("gsm8k"))) is None
     )
+    (missing, remedy), *_ = memory_lines(make_plan(load_recipe("gsm8k")))
+    assert "Qwen/Qwen2.5-0.5B-Instruct" in missing and "hf download Qwen/Qwen2.5-0.5B" in remedy
     teacher = make_plan(
         parse_recipe(
             'run.name = "x"', "x.toml", ["--algorithm.beta=0.1", "--reference.path=owner/name"]
         )
     )
     assert memory_of(teacher) is None
+    (missing, _), *_ = memory_lines(teacher)
+    assert "owner/name" in missing
 
 
 @pytest.mark.parametrize(

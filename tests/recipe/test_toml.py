@@ -447,7 +447,7 @@ def test_names_mean_shipped_recipes_and_local_ones(
         UserError,
         match=(
             r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, demo,"
-            r" demo_lora, gsm8k, reasoning_gym; "
+            r" demo_lora, gsm8k, gsm8k_lora_7b, reasoning_gym; "
         ),
     ):
         load_recipe("dmo")
@@ -634,7 +634,7 @@ def test_the_knob_table_is_the_schema() -> None:
 
 def test_every_shipped_recipe_parses() -> None:
     assert sorted(shipped_recipes()) == [
-        *("calculator", "demo", "demo_lora", "gsm8k", "reasoning_gym")
+        *("calculator", "demo", "demo_lora", "gsm8k", "gsm8k_lora_7b", "reasoning_gym")
     ]
     for name in shipped_recipes():
         assert load_recipe(name).run.name == name

@@ -65,7 +65,12 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gsm8k_runs_on_a_local_model_and_dataset_of_the_same_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "extra"), [("gsm8k", []), ("gsm8k_lora_7b", ["--model.lora.rank", "4"])]
+)
+def test_gpu_recipes_run_on_a_local_model_and_dataset_of_the_same_form(
+    name: str, extra: list[str], tmp_path: Path
+) -> None:
     """The real loading path: a chat model folder by from_pretrained, a dataset folder by
     `datasets`, answers after ####, math-verify.
     """
@@ -101,13 +106,12 @@ def test_gsm8k_runs_on_a_local_model_and_dataset_of_the_same_form(tmp_path: Path
         "--environment.workers",
         "1",
     ]
-    recipe = load_recipe(
-        "gsm8k", [*local, *short, *FEW, "--run.dir", str(tmp_path), "--environment.preflight", "0"]
-    )
+    fast = ["--run.dir", str(tmp_path), "--environment.preflight", "0"]
+    recipe = load_recipe(name, [*local, *short, *FEW, *fast, *extra])
     assert train_run(recipe) == 0
-    _check(tmp_path / "gsm8k")
+    _check(tmp_path / name)
     records = [
-        json.loads(line) for line in (tmp_path / "gsm8k" / "metrics.jsonl").read_text().splitlines()
+        json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
     ]
     assert all(r["reward/error_frac"] == 0.0 for r in records)
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from .memory import MemoryPlan, memory_plan
 from .plan import ModelShape, Plan, model_shape
@@ -17,6 +18,8 @@ CARDS = (24, 40, 80)
 _QUERY = ("--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits")
 _MIB = 1 << 20
 _UNKNOWN = "not known: the sizes of this model cannot be read before it is loaded"
+_NOT_HERE = "not known: config.json of {name} is not in the hub's cache"
+_DOWNLOAD = "get it, without the weights: hf download {name} config.json"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
     """
     memory = memory_of(plan)
     if memory is None:
-        return [(_UNKNOWN, "")]
+        return [_missing(plan)]
     lines = [(f"{p.name}: {gigabytes(p.size)}", p.formula) for p in memory.parts if p.size]
     cache = memory.cache_wanted * memory.cache_token
     if memory.cache_wanted:
@@ -126,6 +129,17 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
             )
         )
     return lines
+
+
+def _missing(plan: Plan) -> tuple[str, str]:
+    """Why the memory is not known, and what helps."""
+    named = [plan.recipe.model.path] if plan.model.parameters is None else []
+    if _teacher(plan.recipe) is None:
+        named.append(plan.recipe.reference.path)
+    name = next((n for n in named if n and not Path(n).expanduser().is_dir()), "")
+    if not name:
+        return _UNKNOWN, ""
+    return _NOT_HERE.format(name=name), _DOWNLOAD.format(name=name)
 
 
 def _cards(memory: MemoryPlan) -> str:

@@ -204,7 +204,7 @@ def work_parts(
         Part(
             "activations",
             activation_bytes(size, tokens, mode, width, keys, rank),
-            f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode}: {kept} are kept",
+            f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode} keeps {kept}",
             samples=False,
         ),
         Part(

@@ -1,0 +1,58 @@
+"""Shipped GPU recipes: the plan counts what the module on the meta device has, and fits the GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sixfold.model.trained_lora import add_lora, lower_linears
+from sixfold.recipe.adapter_folder import Base
+from sixfold.recipe.kv_budget import HEADROOM
+from sixfold.recipe.memory_held import holdings
+from sixfold.recipe.memory_text import memory_of
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import load_recipe
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+RECIPES = {"gsm8k": ("qwen2.5-0.5b", 24), "gsm8k_lora_7b": ("qwen2.5-7b", 24)}
+"""Name of the recipe -> folder with the config.json of its model, and GB of its GPU."""
+
+
+def local(name: str) -> Recipe:
+    """The recipe with the config.json of its model in a folder."""
+    return load_recipe(name, [f"--model.path={CONFIGS / RECIPES[name][0]}"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_counts_what_the_module_has(name: str) -> None:
+    recipe = local(name)
+    given = json.loads((CONFIGS / RECIPES[name][0] / "config.json").read_text())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**given), dtype=torch.float32)
+    lora, trained = recipe.model.lora, model
+    if lora.rank:
+        if lora.base == "bfloat16":
+            lower_linears(model, torch.bfloat16)
+        trained = add_lora(model, lora, Base("", ""), 0).model
+    plan = make_plan(recipe)
+    assert plan.model.size is not None
+    held = holdings(recipe, plan.model.size)
+    assert held is not None
+    learned = [p for p in trained.parameters() if p.requires_grad]
+    assert held.parameters == sum(p.numel() for p in model.parameters())
+    assert held.stored == sum(p.nbytes for p in model.parameters())
+    assert held.trained == sum(p.numel() for p in learned)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_fits_the_gpu_with_a_tenth_to_spare(name: str) -> None:
+    plan, total = memory_of(make_plan(local(name))), RECIPES[name][1] * 10**9
+    assert plan is not None and HEADROOM == 0.1
+    cache = plan.cache_that_fits(total)
+    assert cache is not None and cache >= 32 * plan.sequence, "32 full-length sequences at a time"
+    assert plan.needed(cache) <= 0.9 * total
