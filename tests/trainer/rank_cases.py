@@ -12,7 +12,9 @@ from tiny import grpo, ragged_batch, settings, tiny_model
 from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.batch import Batch
 from sixfold.ranks import Ranks
+from sixfold.recipe.schema import MoeConfig
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
+from sixfold.trainer.routing import make_routing
 from sixfold.trainer.sharded import rank_mesh, shard_root, whole
 from sixfold.trainer.trainer import Trainer
 
@@ -30,6 +32,7 @@ class Case:
         model: kind and sizes of the model.
         batch: changes the batch.
         replicas: copies of the sharded model.
+        balance: weight of the balance loss of experts.
     """
 
     aggregation: str = "sequence"
@@ -40,6 +43,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     batch: Callable[[Batch], Batch] = lambda batch: batch
     replicas: int = 1
+    balance: float = 0.0
 
 
 def _pairs(batch: Batch) -> Batch:
@@ -68,6 +72,9 @@ CASES = {
     "recompute some": Case(values={**SMALL, "activation_checkpointing": "selective"}),
     "gpt2": Case(model={"kind": "gpt2"}),
     "gpt_oss": Case(model={"kind": "gpt_oss"}, values=SMALL),
+    "balance loss": Case(
+        model={"kind": "gpt_oss", "num_experts_per_tok": 1}, values=SMALL, balance=0.5
+    ),
     "replicas": Case(values=SMALL, replicas=2),
 }
 
@@ -78,7 +85,7 @@ def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) ->
     if case.trained:
         for name, p in model.named_parameters():
             p.requires_grad_(any(part in name for part in case.trained))
-    root = PolicyRoot(model)
+    root = PolicyRoot(model, make_routing(model, MoeConfig(balance_loss=case.balance)))
     if ranks.size > 1:
         shard_root(root, rank_mesh(ranks, case.replicas, "cpu"), autocast)
     scoring = replace(case.scoring, autocast=autocast)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.models.experts import VOCABULARY, expert_model
+from tests.rollout.episodes import scripted
 from tests.rollouts import EngineRollout
 from tiny import grpo, relative, settings
 from torch import Tensor
@@ -17,11 +19,16 @@ from transformers import PreTrainedModel
 from sixfold.batch import Batch, collate
 from sixfold.engine.engine import Engine
 from sixfold.engine.routes import RecordedModel
+from sixfold.environment.episode import End, Observation
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.experts import OWN, find_routers
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import MoeConfig
+from sixfold.rollout.base import groups_in_order
+from sixfold.rollout.driver import Driver
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.player import Limits, Player
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import PolicyRoot, RoutedScores, Scoring, score_tables
 from sixfold.trainer.packing import pack
@@ -127,6 +134,33 @@ def test_replay_does_not_depend_on_packing(share_prefix: bool) -> None:
     torch.testing.assert_close(parts, whole, atol=2e-5, rtol=2e-5)
     free, _ = score_tables(root_of(root.model, "measure"), batch, Scoring(), 4096, True)
     assert float((free - whole).abs().max()) > 1e-3
+
+
+def test_turns_of_an_episode_keep_the_experts_of_their_sampling() -> None:
+    """Three replies with observations between them: one record over all of them."""
+    policy = expert_model("qwen3_moe")
+    routers = find_routers(policy)
+    assert routers is not None
+    engine = Engine(
+        RecordedModel(CausalLM(policy), routers), kv_tokens=600, block_size=8, max_running=8
+    )
+    steps = [Observation(text="abc"), Observation(text="d"), End(reward=1.0)]
+    player = Player(
+        EngineGenerator(engine, RENDERER), RENDERER, Limits(100, 3, 60.0), scripted(*steps)
+    )
+    params = SamplingParams(max_tokens=5)
+    groups = asyncio.run(groups_in_order(Driver(player, params, 2).play(TASKS, 0), TASKS))
+    batch = collate(groups, scored=False)
+    for group in groups:
+        for t in group.trajectories:
+            assert len(t.turns) == 3
+            assert t.routes is not None and len(t.routes) == len(t.tokens) - 1
+    root = root_of(policy, "replay")
+    scores = root(pack(batch, range(6), True), Scoring())
+    assert isinstance(scores, RoutedScores) and scores.routed.drifted is not None
+    assert scores.routed.drifted.tolist()[:2] == [0, 0]
+    logp, _ = score_tables(root, batch, Scoring(), 4096, True)
+    torch.testing.assert_close(logp, batch.old_logp, atol=1e-4, rtol=1e-4)
 
 
 def step(model: PreTrainedModel, batch: Batch, routing: str, **values: Any) -> tuple[Tensor, Any]:

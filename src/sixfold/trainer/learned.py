@@ -245,8 +245,9 @@ def _routed_everywhere(routed: list[Routed], ranks: Ranks) -> list[Routed]:
     """What the routers did in the micro-batches of all ranks."""
     if ranks.size == 1:
         return routed
-    kept = [(r.counts.cpu(), r.tokens.cpu()) for r in routed]
-    return [Routed(*each) for of_rank in ranks.gather(kept) for each in of_rank]
+    # Without the penalty: it has a gradient.
+    kept = [[None if x is None else x.cpu() for x in r._replace(penalty=None)] for r in routed]
+    return [Routed(*each) for of_rank in ranks.gather(kept) for each in of_rank]  # type: ignore[arg-type]
 
 
 def _chosen(which: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:

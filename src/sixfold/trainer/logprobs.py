@@ -151,12 +151,18 @@ class Root(Protocol):
         """One score per read of the row."""
         ...
 
-    def prepare(self, rows: Sequence[Callable[[], PackedRow]], scoring: Scoring) -> None:
+    def prepare(
+        self,
+        rows: Sequence[Callable[[], PackedRow]],
+        scoring: Scoring,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Prepare for the micro-batches of the next update, before the first of them is trained.
 
         Args:
-            rows: makes each micro-batch.
+            rows: makes each micro-batch of this rank. All ranks have the same number.
             scoring: temperature, chunk size and precision.
+            ranks: the ranks that share the update.
         """
         ...
 
@@ -181,8 +187,8 @@ class PolicyRoot(nn.Module):
 
     With `routing`, the scores of a mixture of experts include what its routers did.
 
-    Sharding code registers `states` by `register_fsdp_forward_method`: a head on the policy calls
-    it directly.
+    Sharding code registers `states` and `count` by `register_fsdp_forward_method`: a head on the
+    policy calls the first directly, and `prepare` the second.
     """
 
     model: PreTrainedModel
@@ -204,10 +210,19 @@ class PolicyRoot(nn.Module):
             hidden = read_states(self.model, row, scoring)
         return hidden, self.routing.result(record, row)
 
-    def prepare(self, rows: Sequence[Callable[[], PackedRow]], scoring: Scoring) -> None:
+    def count(self, row: PackedRow, scoring: Scoring) -> Routed | None:
+        """What the routers do with a row."""
+        return self._routed_states(row, scoring)[1]
+
+    def prepare(
+        self,
+        rows: Sequence[Callable[[], PackedRow]],
+        scoring: Scoring,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Count the tokens of each expert over the whole update, if the balance loss needs it."""
         if self.routing is not None:
-            self.routing.prepare(rows, lambda row: self._routed_states(row, scoring)[1])
+            self.routing.prepare(rows, lambda row: self.count(row, scoring), ranks)
 
     def forward(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
         """Log-prob and entropy of every scored token, in the order of row.target."""
@@ -282,7 +297,12 @@ class ScalarRoot(nn.Module):
         """
         return Scores(self._head[0](self._states(row, scoring).float())[:, 0], None)
 
-    def prepare(self, rows: Sequence[Callable[[], PackedRow]], scoring: Scoring) -> None:
+    def prepare(
+        self,
+        rows: Sequence[Callable[[], PackedRow]],
+        scoring: Scoring,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Nothing to prepare."""
 
 

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from ..model.experts import OWN, Routers, RoutingRecord, find_routers
+from ..ranks import ALONE, Ranks
 from ..recipe.schema import MoeConfig
 from .packing import PackedRow
 
@@ -74,7 +75,10 @@ class Routing:
         return self.routers.watch(model, row.experts if self.replay else None)
 
     def prepare(
-        self, rows: Sequence[Callable[[], PackedRow]], run: Callable[[PackedRow], Routed | None]
+        self,
+        rows: Sequence[Callable[[], PackedRow]],
+        run: Callable[[PackedRow], Routed | None],
+        ranks: Ranks = ALONE,
     ) -> None:
         """Count the tokens of each expert over an update.
 
@@ -82,15 +86,17 @@ class Routing:
         model runs once more on every micro-batch, without gradients.
 
         Args:
-            rows: makes each micro-batch of the update.
+            rows: makes each micro-batch of this rank.
             run: the forward pass of one micro-batch.
+            ranks: the ranks that share the update.
         """
         self._update = None
-        if self.coefficient == 0 or len(rows) == 1:
+        if self.coefficient == 0 or (len(rows) == 1 and ranks.size == 1):
             return
         with torch.no_grad():
             found = [routed for row in rows if (routed := run(row())) is not None]
-        self._update = _sum([r.counts for r in found]), _sum([r.tokens for r in found])
+        counts, tokens = _sum([r.counts for r in found]), _sum([r.tokens for r in found])
+        self._update = ranks.sum(counts), ranks.sum(tokens)
 
     def result(self, record: RoutingRecord, row: PackedRow) -> Routed:
         """What the routers did in the forward pass of a packed row."""

@@ -75,7 +75,8 @@ def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None 
         sharded.set_force_sum_reduction_for_comms(True)
         # A parameter without gradient on some ranks (an expert without tokens) counts as zeros.
         sharded.set_reduce_scatter_unused_params(True)
-    register_fsdp_forward_method(root, "states")
+    for method in ("states", "count"):
+        register_fsdp_forward_method(root, method)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -190,8 +190,10 @@ class Trainer:
         Gradients add up in float32 on the master weights.
         """
         totals, share = UpdateTotals(), self.config.share_prefix
-        full = [partial(pack, batch, rows, share) for rows in parts if rows]
-        self.root.prepare(full, self.scoring)
+        packs = [
+            partial(pack, batch, rows, share) if rows else partial(filler, batch) for rows in parts
+        ]
+        self.root.prepare(packs, self.scoring, self.ranks)
         for rows in parts:
             part = self._loss(batch, rows, loss, totals) if rows else self._no_loss(batch)
             # Run backward even if the loss is not finite. Checking here would wait for the device,
