@@ -53,7 +53,8 @@ ALLOWED = {
     "environment": {"errors", "processes", "types"},
     "data": {"environment", "errors", "recipe", "seeds", "types"},
     "trainer": {
-        *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "types"),
+        *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "seeds"),
+        "types",
     },
     "reference": {
         *("batch", "checkpointable", "errors", "model", "processes", "recipe", "trainer", "types"),

@@ -42,18 +42,22 @@ def loss_and_gradient(root: PolicyRoot, batch: Batch, scoring: Scoring) -> tuple
     return loss.detach(), torch.cat([g.flatten() for g in whole if g is not None])
 
 
-@pytest.mark.parametrize("chunk", [1024, 8])
+@pytest.mark.parametrize(("chunk", "fused"), [(1024, False), (8, False), (8, True)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_sharded_root_has_the_same_loss_and_gradient(
-    tied: bool, chunk: int, mesh: DeviceMesh
+    tied: bool, chunk: int, fused: bool, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One chunk of logits or several checkpointed ones; a head of its own or the embedding."""
+    """One chunk of logits, several checkpointed ones, or the fused head; a head of its own or the
+    embedding.
+    """
+    if fused:
+        monkeypatch.setattr("sixfold.trainer.logprobs.SMALL", 0)
     plain = tiny_model(tie_word_embeddings=tied)
     model, batch, scoring = copy.deepcopy(plain), ragged_batch(0), Scoring(chunk=chunk)
     root = PolicyRoot(model)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(root, mesh=mesh)
+    fully_shard(root, mesh=mesh, reshard_after_forward=True)
     assert all(isinstance(p, DTensor) for p in root.parameters())
     ours = loss_and_gradient(root, batch, scoring)
     expected = loss_and_gradient(PolicyRoot(plain), batch, scoring)

@@ -19,12 +19,13 @@ from ..algorithm.method import Method
 from ..errors import UserError
 from .adapter_folder import loaded_from
 from .algorithm_plan import check_algorithm, resolve_algorithm
-from .dump import toml_literal
+from .backend_checks import check_backend
 from .kv_budget import token_bytes
+from .memory_checks import check_memory_settings
 from .memory_held import checkpoint_bytes
 from .memory_part import number_width
 from .model_size import ModelSize, model_size
-from .schema import EngineConfig, Recipe, ScratchConfig
+from .schema import Recipe, ScratchConfig
 
 SCRATCH_SPECIAL_TOKENS = 6
 """Tokens of the character tokenizer in addition to the alphabet.
@@ -110,7 +111,8 @@ def make_plan(recipe: Recipe) -> Plan:
     _check_keep_best(recipe)
     _check_truncation(recipe, algorithm)
     _check_batching(recipe)
-    _check_backend(recipe)
+    check_backend(recipe)
+    check_memory_settings(recipe)
     model = model_shape(recipe)
     prompt, longest = _lengths(recipe, model.context)
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
@@ -173,66 +175,6 @@ def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
             f" with rollout.top_k = {top_k} the entropy is at most ln {top_k} ="
             f" {math.log(top_k):.3g}. Lower it, or raise rollout.top_k"
         )
-
-
-def _check_backend(recipe: Recipe) -> None:
-    """Refuse settings that an engine in another process does not support."""
-    r = recipe.rollout
-    backend = r.backend.kind
-    if backend == "engine":
-        return
-    if recipe.sync.quantised:
-        raise UserError(
-            f"sync.kind = '{recipe.sync.kind}' rounds the embedded engine's weights, but"
-            f" rollout.backend.kind = '{backend}' samples elsewhere. Use rollout.backend.kind ="
-            " 'engine', or sync.kind = 'copy'"
-        )
-    unused = _only_embedded(recipe) + (
-        _options_of_the_server(recipe) * (backend in ("sglang", "sixfold"))
-    )
-    for key, value, default in unused:
-        if value != default:
-            raise UserError(
-                f"{key} = {toml_literal(value)} has no effect with rollout.backend.kind ="
-                f" '{backend}'. Remove it, or use rollout.backend.kind = 'engine'"
-            )
-    if backend != "sixfold" and (r.top_p < 1 or r.top_k or r.min_p):
-        raise UserError(
-            f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"
-            " which tokens it kept, so the trainer cannot score them. Switch them off, or use"
-            " rollout.backend.kind = 'engine'"
-        )
-
-
-def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """(key, value, default) of the settings that only the embedded engine has."""
-    engine, default = recipe.engine, EngineConfig()
-    return [
-        ("moe.routing", recipe.moe.routing, "free"),
-        ("engine.preemption.kind", engine.preemption.kind, "none"),
-        ("engine.speculation.kind", engine.speculation.kind, "none"),
-        ("engine.kv_dtype", engine.kv_dtype, "auto"),
-        ("engine.chunked_prefill", engine.chunked_prefill, False),
-        ("engine.continuous", engine.continuous, True),
-        ("engine.block_size", engine.block_size, default.block_size),
-        ("engine.release_kv", engine.release_kv, False),
-        ("engine.cuda_graphs", engine.cuda_graphs, "auto"),
-    ]
-
-
-def _options_of_the_server(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """(key, value, default) of the settings that a server takes when it is started."""
-    engine, default = recipe.engine, EngineConfig()
-    return [
-        ("engine.max_running", engine.max_running, default.max_running),
-        ("engine.kv_tokens", engine.kv_tokens, default.kv_tokens),
-        (
-            "engine.prefill_tokens_per_step",
-            engine.prefill_tokens_per_step,
-            default.prefill_tokens_per_step,
-        ),
-        ("engine.prefix_cache", engine.prefix_cache, default.prefix_cache),
-    ]
 
 
 def model_shape(recipe: Recipe, setting: str = "model.path") -> ModelShape:

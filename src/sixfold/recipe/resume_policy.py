@@ -16,6 +16,7 @@ from .knobs import knobs
 from .schema import Recipe
 
 ADAPTED = "the checkpoint has state that was adapted under this setting"
+STATE = "the optimizer state in the checkpoint has this form"
 SAMPLER = "it decides whether the checkpoint contains the sampler's weights"
 WARM_UP = "the warm-up is over"
 TOKENS_DECIDE = "the tokens of the prompts are compared: a template that changes them is refused"
@@ -29,6 +30,10 @@ FIXED: dict[str, str] = {
     "algorithm.kl_target": ADAPTED,
     "algorithm.entropy_target": ADAPTED,
     "critic.body": "the checkpoint contains the critic that this setting created",
+    "trainer.weights": STATE,
+    "trainer.rounding": STATE,
+    "trainer.optimizer": STATE,
+    "reference.precision": "the checkpoint contains a reference in this precision",
     "reference.path": "the finished steps used this reference model",
     "sync": SAMPLER,
     "sft": WARM_UP,

@@ -6,6 +6,7 @@ The frozen model is a copy of the policy, or a teacher.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..model.twin import twin_of
 from ..trainer.logprobs import PolicyRoot, Scores, Scoring, score_tables
 from ..trainer.packing import PackedRow
 from ..types import Group
+from .host_weights import HostWeights
 from .weights import FrozenWeights
 
 
@@ -66,6 +68,7 @@ class FrozenReference(FrozenWeights):
             itself, which nothing else may train.
         base: module whose parameters are frozen and saved elsewhere, if `model` is an adapter on
             it or the module itself. They are neither copied, reset nor saved.
+        offload: keep the weights in host memory, except while the model scores.
     """
 
     scorer = None
@@ -79,9 +82,11 @@ class FrozenReference(FrozenWeights):
         *,
         copy: bool = True,
         base: nn.Module | None = None,
+        offload: bool = False,
     ) -> None:
         self.model = _frozen(model, copy, base)
-        super().__init__(_own_weights(self.model, base))
+        self._host = HostWeights(self.model) if offload else None
+        super().__init__(self._host.weights if self._host else _own_weights(self.model, base))
         self._root = PolicyRoot(self.model)
         self._scoring = scoring
         self._max_tokens = max_tokens
@@ -92,9 +97,10 @@ class FrozenReference(FrozenWeights):
 
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False."""
-        logp, _ = score_tables(
-            self._root, batch, self._scoring, self._max_tokens, self._share_prefix
-        )
+        with self._host.on_device() if self._host else nullcontext():
+            logp, _ = score_tables(
+                self._root, batch, self._scoring, self._max_tokens, self._share_prefix
+            )
         return batch.with_(ref_logp=logp)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..batch import Batch, KeptSets
 from ..model.attention import NAME, register
+from ..model.half_weights import store_in_bfloat16
 from ..processes.program import Requests
 from ..trainer.logprobs import Scoring, score_batch
 from .shared_weights import DTYPES, Place, mapped
@@ -87,6 +88,8 @@ class Scorer:
             setup.temperature, setup.chunk, DTYPES[setup.autocast] if setup.autocast else None
         )
         self.take_weights()
+        if any(p.dtype == torch.bfloat16 for p in self._model.parameters()):
+            store_in_bfloat16(self._model)
 
     def take_weights(self) -> None:
         """Use the current shared weights: in place on a CPU, as a copy on another device."""

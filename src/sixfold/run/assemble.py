@@ -27,10 +27,11 @@ from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..model.causal_lm import CausalLM
 from ..model.device import prepare_device, resolve_device
+from ..model.half_weights import store_in_bfloat16
 from ..model.loading import Policy, load_policy, origin_of
 from ..model.turn_end import TurnEnd
 from ..recipe.adapter_folder import is_adapter
-from ..recipe.schema import Preemption, Recipe
+from ..recipe.schema import ModelConfig, Preemption, Recipe
 from ..report.numbers import percent
 from ..rollout.base import Rollout, groups_in_order
 from ..rollout.driver import Driver
@@ -207,7 +208,7 @@ def build_world(
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
         environment.start()  # start early: its workers load while the model loads
-        policy = load_policy(source, seed=recipe.run.seed, device=device)
+        policy = _trained_policy(recipe, source, device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
         # A model from scratch is trained in full by SFT before it gets its adapter.
         if recipe.model.lora.rank and (recipe.model.path or is_adapter(source.path)):
@@ -220,7 +221,7 @@ def build_world(
             _fit_prompts(recipe, tasks, renderer, policy.context) + recipe.episode_tokens,
         )
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
-        scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
+        scoring = _scoring(recipe, autocast)
         tasks.notes += policy.notes
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
@@ -256,6 +257,28 @@ def build_world(
         longest=longest,
         ending=ending,
     )
+
+
+def _scoring(recipe: Recipe, autocast: torch.dtype | None) -> Scoring:
+    """How log-probs are computed. `autocast`: dtype of products, None: that of the weights."""
+    return Scoring(
+        recipe.rollout.temperature,
+        recipe.trainer.logprob_chunk,
+        autocast,
+        offload=recipe.trainer.activation_offload,
+    )
+
+
+def _trained_policy(recipe: Recipe, source: ModelConfig, device: str) -> Policy:
+    """Load the policy with its weights in the dtype that they are trained in.
+
+    For bfloat16 it is loaded on the CPU: its float32 weights may not fit on the GPU.
+    """
+    if recipe.trainer.weights == "float32":
+        return load_policy(source, seed=recipe.run.seed, device=device)
+    policy = load_policy(source, seed=recipe.run.seed, device="cpu")
+    store_in_bfloat16(policy.model).to(device)  # type: ignore[arg-type]
+    return policy
 
 
 def _environment(recipe: Recipe, reward: Callable[..., Any] | None) -> Environment:

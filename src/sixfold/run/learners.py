@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -16,6 +17,7 @@ from ..controller.oversample import DynamicK
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
 from ..critic.critic import Critic
+from ..model.half_weights import store_in_bfloat16
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.schema import Recipe
@@ -161,6 +163,7 @@ def build_learners(
         epochs=method.epochs,
         frozen=reference.scorer,
         mismatch_limit=limit,
+        seed=recipe.run.seed,
     )
     reference.check_apart(policy.optimizer)
     critic = (
@@ -218,15 +221,18 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     if world.policy.lora and not teacher:
         base = world.policy.plain
         model = base if _starts_at_base(world.recipe) else world.policy.model
+    copy = not own.path
+    if own.precision == "bfloat16":
+        model, copy = store_in_bfloat16(deepcopy(model) if copy else model), False
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix
     reference: KeptReference
     if own.placement == "worker":
         reference = WorkerReference(model, world.scoring, budget, shared, own.threads)
     elif own.placement == "fused":
-        reference = FusedReference(model, world.scoring, copy=not own.path, base=base)
+        reference = FusedReference(model, world.scoring, copy=copy, base=base)
     else:
         reference = FrozenReference(
-            model, world.scoring, budget, shared, copy=not own.path, base=base
+            model, world.scoring, budget, shared, copy=copy, base=base, offload=own.offload
         )
     world.ending.callback(reference.close)
     return reference

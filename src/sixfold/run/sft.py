@@ -103,6 +103,7 @@ class SftStage:
             settings,
             replace(self.world.scoring, temperature=1.0),
             sft.steps,
+            seed=recipe.run.seed,
         )
         self._mark = self._good = restore(trainer)
         try:

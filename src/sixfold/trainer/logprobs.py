@@ -14,6 +14,7 @@ over the same set.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -26,6 +27,7 @@ from ..batch import Batch, KeptSets
 from ..model.causal_lm import head_logits, hidden_states
 from ..model.head import LogitFinish, is_plain
 from ..ranks import ALONE, Ranks
+from .activation_offload import activations_on_host
 from .fused_head import HeadSettings, fused_scores
 from .packing import PackedRow, filler, pack
 from .routing import Routed, Routing
@@ -41,12 +43,14 @@ class Scoring:
         chunk: positions per chunk.
         autocast: precision of the model body. None: the dtype of the weights.
         entropy_gradient: whether entropies carry gradients, as an entropy bonus needs.
+        offload: whether the body's activations wait in host memory for the backward pass.
     """
 
     temperature: float = 1.0
     chunk: int = 1024
     autocast: torch.dtype | None = None
     entropy_gradient: bool = False
+    offload: bool = False
 
 
 TABLE = 1 << 26
@@ -178,7 +182,8 @@ def body_precision(row: PackedRow, scoring: Scoring) -> torch.autocast:
 
 def read_states(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> Tensor:
     """Hidden states [S, hidden] of the body at row.reads."""
-    with body_precision(row, scoring):
+    kept = activations_on_host(len(row.tokens)) if scoring.offload else nullcontext()
+    with body_precision(row, scoring), kept:
         return hidden_states(model, row.tokens, row.positions, row).index_select(0, row.reads)
 
 

@@ -10,9 +10,7 @@ from torch.optim import Optimizer
 
 from ..checkpointable import tensor_form
 from ..errors import UserError
-
-MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
-"""State that AdamW keeps per parameter."""
+from .lean_adamw import LeanAdamW
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -49,7 +47,13 @@ def load_optimizer_tensors(
             raise UserError(f"tensor '{flat_name}' is in the checkpoint but not in the run")
         saved.setdefault(name, {})[key] = tensor
     optimized = _optimized(optimizer, model)
-    _require_same_model(saved, optimized)
+    _require_same_model(saved, {n: _forms(optimizer, p) for n, p in optimized.items()})
+    if isinstance(optimizer, LeanAdamW):
+        optimizer.state.clear()
+        for name, parameter in optimized.items():
+            if saved[name]["step"] > 0:
+                optimizer.state[parameter] = _filled(optimizer.new_state(parameter), saved[name])
+        return
     state_dict = optimizer.state_dict()
     numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
     state_dict["state"] = {
@@ -68,18 +72,33 @@ def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter
     }
 
 
+def _forms(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Tensors with the shapes and dtypes of a parameter's state."""
+    if isinstance(optimizer, LeanAdamW):
+        return optimizer.new_state(parameter, "meta")
+    return {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+
+
+def _filled(state: dict[str, Tensor], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State with the saved values, in its own memory."""
+    for key, tensor in state.items():
+        tensor.copy_(saved[key])
+    return state
+
+
 def _require_same_model(
-    saved: Mapping[str, Mapping[str, Tensor]], optimized: Mapping[str, nn.Parameter]
+    saved: Mapping[str, Mapping[str, Tensor]], forms: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    for name, parameter in optimized.items():
+    for name, own in forms.items():
         for key, tensor in saved.get(name, {}).items():
-            own = torch.zeros(()) if key == "step" else parameter
-            if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            if key not in own:
+                continue  # of a different optimizer: reported below
+            if (tensor.shape, tensor.dtype) != (own[key].shape, own[key].dtype):
                 raise UserError(
                     f"checkpoint is for a different model: {name}"
-                    f" {tensor_form(tensor)} vs {tensor_form(own)}"
+                    f" {tensor_form(tensor)} vs {tensor_form(own[key])}"
                 )
-    for name in sorted(saved.keys() ^ optimized.keys()):
+    for name in sorted(saved.keys() ^ forms.keys()):
         where = (
             "in the checkpoint but not in the model"
             if name in saved
@@ -88,7 +107,7 @@ def _require_same_model(
         raise UserError(f"checkpoint is for a different model: {name} is {where}")
     for name, state in saved.items():
         never_moved = "step" in state and not state["step"] > 0
-        if state.keys() != MOMENTS and not (never_moved and state.keys() == {"step"}):
+        if state.keys() != forms[name].keys() and not (never_moved and state.keys() == {"step"}):
             raise UserError(
                 f"checkpoint is for a different optimizer: it has {', '.join(sorted(state))} of"
                 f" {name}"

@@ -61,6 +61,7 @@ class Trainer:
         mismatch_limit: largest mean log-prob difference to the engine on fresh tokens, in nats,
             with which an update is made.
         ranks: the ranks that train the model together. With several, it is sharded.
+        seed: seed of stochastic rounding.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Trainer:
         frozen: Callable[[PackedRow], Tensor] | None = None,
         mismatch_limit: float = math.inf,
         ranks: Ranks = ALONE,
+        seed: int = 0,
     ) -> None:
         self.root = root
         self.config = config
@@ -84,7 +86,7 @@ class Trainer:
         self.mismatch_limit = mismatch_limit
         self.ranks = ranks
         apply_activation_checkpointing(self.model, config.activation_checkpointing)
-        self.optimizer = make_optimizer(self.model, config)
+        self.optimizer = make_optimizer(self.model, config, seed)
         self.version = 0
         self.steps = 0
         self.skipped_total = 0

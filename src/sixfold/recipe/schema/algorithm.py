@@ -131,6 +131,16 @@ class ReferenceConfig(Section):
         " (another process, while answers are checked), fused (by the trainer; only for a"
         " KL in the loss)",
     )
+    precision: Literal["policy", "bfloat16"] = knob(
+        "policy",
+        "dtype of the reference's weight matrices: that of the policy's, or bfloat16 (2 instead of"
+        " 4 bytes per parameter); needs run.precision = 'bfloat16'",
+    )
+    offload: bool = knob(
+        False,
+        "keep the reference's weights in host memory, and on the GPU only while it scores; needs"
+        " placement = 'inline'",
+    )
     threads: int = knob(1, "CPU threads of the worker", ge=1, le=1024)
     reset_every: int = knob(
         0, "steps between copies of the policy into the reference (0: never)", ge=0

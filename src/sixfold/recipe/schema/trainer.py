@@ -37,6 +37,30 @@ class TrainerConfig(Section):
     activation_checkpointing: Literal["none", "selective", "full"] = knob(
         "none", "recompute activations in the backward pass to save memory"
     )
+    activation_offload: bool = knob(
+        False,
+        "keep activations in host memory until the backward pass; with full checkpointing, the"
+        " GPU then holds those of one layer",
+    )
+    weights: Literal["float32", "bfloat16"] = knob(
+        "float32",
+        "dtype of the trained weight matrices; bfloat16 takes 2 instead of 4 bytes per parameter"
+        " and lets the engine use the same weights; needs run.precision = 'bfloat16'",
+    )
+    rounding: Literal["master", "stochastic"] = knob(
+        "master",
+        "how updates reach bfloat16 weights: master (through float32 copies, 4 bytes per"
+        " parameter), stochastic (random rounding, without copies)",
+    )
+    optimizer: Literal["adamw", "adamw8bit"] = knob(
+        "adamw",
+        "adamw8bit stores AdamW's moments in 2 instead of 8 bytes per parameter; needs torchao",
+    )
+    offload: Literal["none", "optimizer"] = knob(
+        "none",
+        "optimizer keeps moments and float32 copies in host memory and updates weights there; the"
+        " GPU saves 8 to 12 bytes per parameter",
+    )
     share_prefix: bool = knob(
         True, "compute a prompt once for all its completions, in the forward and backward pass"
     )
@@ -45,6 +69,11 @@ class TrainerConfig(Section):
         "number of consecutive updates with NaN or infinite gradients after which the run stops",
         ge=1,
     )
+
+    @property
+    def plain_optimizer(self) -> bool:
+        """True for AdamW with all state in float32 on the device of the weights."""
+        return (self.weights, self.optimizer, self.offload) == ("float32", "adamw", "none")
 
 
 class SftConfig(Section):

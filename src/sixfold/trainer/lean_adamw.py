@@ -1,0 +1,267 @@
+"""AdamW with less memory: bfloat16 weights, 8-bit moments, state in host memory.
+
+The arithmetic is that of `torch.optim.AdamW`, in float32. Only what is stored between updates
+differs. A parameter is updated in slices, so temporary float32 tensors stay small:
+
+1. Fetch a slice: its master weights if there are any, else the weights themselves, and its moments.
+2. Update it by PyTorch's fused AdamW.
+3. Store it: moments in 8 bits or float32, weights rounded to the parameter's dtype.
+
+The moments in 8 bits are those of torchao (`OptimState8bit`; Dettmers et al. 2021,
+arXiv:2110.02861): blocks of 256 numbers with one scale each. As in torchao, parameters of fewer
+than 4,096 numbers, and those that blocks do not divide, keep float32 moments. Unlike torchao, a
+second moment is never rounded to 0: the update, which is divided by its root, would be huge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from ..seeds import STEP_BYTES, seed_number
+
+SLICE = 1 << 22
+"""Numbers of a parameter that are updated at once (17 MB in float32). A multiple of BLOCK."""
+BLOCK = 256
+LEAST_IN_8_BITS = 4096
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """What is stored between updates, and where.
+
+    Attributes:
+        master: float32 copies of weights that are not float32. False: such weights are rounded
+            stochastically.
+        eight_bit: moments in 8 bits.
+        on_host: state is in host memory, and updates are computed there.
+    """
+
+    master: bool = True
+    eight_bit: bool = False
+    on_host: bool = False
+
+
+class LeanAdamW(torch.optim.Optimizer):
+    """AdamW whose state has the given form.
+
+    State of a parameter, created by its first update:
+
+      step                          number of updates; on the host
+      master                        float32 weights
+      exp_avg, exp_avg_sq           float32 moments, or
+      exp_avg_codes, exp_avg_scale, exp_avg_sq_codes, exp_avg_sq_scale
+                                    moments in 8 bits: a code per number, a scale per block
+
+    Args:
+        parameters: parameters to train.
+        form: what is stored, and where.
+        seed: seed of stochastic rounding. The noise depends on it, the step and the parameter.
+        lr: learning rate.
+        betas: decay of the two moments.
+        eps: epsilon of the denominator.
+        weight_decay: decoupled weight decay.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        form: StateForm,
+        seed: int,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, settings)
+        self.form = form
+        self.seed = seed
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        index = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    if not self.state[parameter]:
+                        self.state[parameter] = self.new_state(parameter)
+                    self._update(parameter, group, index)
+                index += 1
+
+    def new_state(self, parameter: Tensor, device: str | None = None) -> dict[str, Tensor]:
+        """State before the first update.
+
+        Args:
+            parameter: the parameter.
+            device: where to create it. None: where this optimizer keeps it.
+        """
+        target = torch.device(device or ("cpu" if self.form.on_host else parameter.device))
+        pinned = parameter.is_cuda and target.type == "cpu"
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=target, pin_memory=pinned)
+
+        state = {"step": torch.zeros((), device="meta" if target.type == "meta" else "cpu")}
+        if self.form.master and parameter.dtype != torch.float32:
+            state["master"] = zeros(*parameter.shape)
+            if target.type != "meta":
+                state["master"].copy_(parameter)
+        numbers = parameter.numel()
+        if not self.form.eight_bit or numbers < LEAST_IN_8_BITS or numbers % BLOCK:
+            return state | {name: zeros(*parameter.shape) for name in MOMENTS}
+        for name in MOMENTS:
+            state[f"{name}_codes"] = zeros(*parameter.shape, dtype=torch.uint8)
+            state[f"{name}_scale"] = zeros(numbers // BLOCK)
+        return state
+
+    def reset(self) -> None:
+        """Zero all moments and step counts in place. Master weights stay."""
+        for state in self.state.values():
+            for name, tensor in state.items():
+                if name != "master":
+                    tensor.zero_()
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any], index: int) -> None:
+        state = self.state[parameter]
+        weights, gradient = parameter.detach().reshape(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
+        for start in range(0, len(weights), SLICE):
+            at = slice(start, start + SLICE)
+            work = _Slice(state, weights[at], at)
+            work.update(gradient[at], group)
+            weights[at] = self._rounded(work.weight, parameter.dtype, int(state["step"]), index, at)
+        if not parameter.is_contiguous():  # `weights` is then a copy
+            parameter.copy_(weights.view_as(parameter))
+        state["step"] += 1
+
+    def _rounded(
+        self, weight: Tensor, dtype: torch.dtype, step: int, index: int, at: slice
+    ) -> Tensor:
+        """Float32 weights as they are stored in the parameter."""
+        if dtype != torch.bfloat16 or self.form.master:
+            return weight.to(dtype)
+        key = seed_number(f"{self.seed}\x00{step}\x00{index}\x00{at.start}", STEP_BYTES)
+        return round_stochastically(weight, key)
+
+
+class _Slice:
+    """A slice of a parameter and of its state, in float32 where the update is computed.
+
+    Args:
+        state: state of the parameter.
+        weights: slice of the parameter.
+        at: the slice.
+    """
+
+    def __init__(self, state: dict[str, Tensor], weights: Tensor, at: slice) -> None:
+        self._step = state["step"]
+        parts = {
+            name: tensor.view(-1)[_scales(at) if name.endswith("_scale") else at]
+            for name, tensor in state.items()
+            if name != "step"
+        }
+        self._quantised = {
+            name: _quantised(parts[f"{name}_codes"], parts[f"{name}_scale"], name == "exp_avg")
+            for name in MOMENTS
+            if f"{name}_codes" in parts
+        }
+        moments = [
+            self._quantised[name].dequantize() if name in self._quantised else parts[name]
+            for name in MOMENTS
+        ]
+        self._moments: list[Tensor] = moments
+        master = parts.get("master")
+        self.weight = weights.to(moments[0].device, torch.float32) if master is None else master
+
+    def update(self, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Apply AdamW to `weight`, and store the moments."""
+        device = self.weight.device
+        first, second = self._moments
+        adamw(
+            [self.weight],
+            [gradient.to(device, torch.float32)],
+            [first],
+            [second],
+            [],
+            [self._step.to(device, copy=True)],  # the update adds 1, once per slice
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        for name, moment in zip(MOMENTS, self._moments, strict=True):
+            if name in self._quantised:
+                self._quantised[name].copy_(moment)
+        if "exp_avg_sq" in self._quantised:
+            # Never 0: where the first moment is not, the update would be huge.
+            self._quantised["exp_avg_sq"].codes.clamp_min_(1)
+
+
+def round_stochastically(weight: Tensor, key: int) -> Tensor:
+    """Round float32 to bfloat16, up or down with probabilities that keep the expectation.
+
+    A random number below 2^16 is added to the lower 16 bits, which are then cut off. It is a hash
+    of the key and the index, so it is the same on every device.
+
+    Args:
+        weight: [N].
+        key: 56 bits.
+    """
+    index = torch.arange(len(weight), device=weight.device)
+    noise = _mixed(_mixed(index + (key & _WORD)) ^ (key >> 24)).bitwise_and_(0xFFFF)
+    bits = weight.view(torch.int32) + noise.to(torch.int32)
+    return bits.bitwise_and_(-(1 << 16)).view(torch.float32).to(torch.bfloat16)
+
+
+_WORD = (1 << 32) - 1
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Hash of int64 words of 32 bits. The factor is below 2^27, so no product overflows."""
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) & _WORD).mul_(0x45D9F3B).bitwise_and_(_WORD)
+    return x ^ (x >> 16)
+
+
+def _scales(at: slice) -> slice:
+    """Scales of the blocks in a slice."""
+    return slice(at.start // BLOCK, at.stop // BLOCK)
+
+
+def _quantised(codes: Tensor, scale: Tensor, signed: bool) -> Any:
+    """Codes and scales as a tensor of torchao, which reads and writes them."""
+    form, values = _torchao()
+    return form(codes, scale, values(signed, codes.device), signed, torch.float32)
+
+
+@cache
+def _torchao() -> tuple[Any, Any]:
+    """Class of 8-bit state, and a function that returns the values of its codes."""
+    log = logging.getLogger("torchao")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns about GPU kernels that are not needed here
+    try:
+        from torchao.optim.quant_utils import create_dynamic_map
+        from torchao.optim.subclass_8bit import OptimState8bit
+    finally:
+        log.setLevel(level)
+
+    @cache
+    def values(signed: bool, device: torch.device) -> Tensor:
+        return torch.tensor(create_dynamic_map(signed=signed), device=device)
+
+    return OptimState8bit, values
