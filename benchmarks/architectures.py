@@ -102,6 +102,7 @@ EXTRAS: dict[str, dict[str, object]] = {
     ),
     "gemma3_text": dict(query_pre_attn_scalar=16),
     "phimoe": dict(sliding_window=32),
+    "olmoe": dict(sliding_window=None),  # its own code ignores a window
     "lfm2": dict(layer_types=["conv", "full_attention"]),
     "phi3": dict(
         rope_parameters=LONGROPE, original_max_position_embeddings=32, sliding_window=None

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..batch import send
 from ..errors import UserError
 from ..model.experts import OWN, Routers, RoutingRecord, find_routers
 from ..ranks import ALONE, Ranks
@@ -100,8 +101,7 @@ class Routing:
 
     def result(self, record: RoutingRecord, row: PackedRow) -> Routed:
         """What the routers did in the forward pass of a packed row."""
-        device = row.tokens.device
-        weight = torch.from_numpy(row.copies.astype(np.float32)).to(device, non_blocking=True)
+        weight = send(torch.from_numpy(row.copies.astype(np.float32)), row.tokens.device)
         counts, tokens = expert_counts(record.choices(), weight, self.routers.experts), weight.sum()
         drifted = None if row.experts is None else drift(record.own_choices(), row.experts)
         if self.coefficient == 0:
