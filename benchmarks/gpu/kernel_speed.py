@@ -69,7 +69,7 @@ class AttentionProbe:
         """Itself."""
         return self
 
-    def lowered(self, dtype: torch.dtype) -> Body:
+    def lowered(self, dtype: torch.dtype, build: object) -> Body:
         """Itself."""
         return self
 

@@ -445,7 +445,7 @@ def test_rows_run_in_parallel_only_if_none_reads_another_rows_write(
     monkeypatch.setattr(
         BodyKernels,
         "body",
-        lambda *args: seen.setdefault(at[-1], set()).add(args[-1][-1]) or run(*args),
+        lambda *args: seen.setdefault(at[-1], set()).add(args[-2][-1]) or run(*args),
     )
     plain = draw(llama, 30)
     assert draw(llama, 30, preemption="recompute", kv_tokens=1000) == plain

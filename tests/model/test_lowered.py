@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+import sixfold.engine.model_runner
 from sixfold.engine.engine import Engine
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
@@ -49,8 +50,14 @@ class CastParameters(TorchDispatchMode):
 class AsItIs(CausalLM):
     """The module under autocast, which casts its weights in each forward: the oracle."""
 
-    def lowered(self, dtype: torch.dtype) -> Any:
+    def lowered(self, dtype: torch.dtype, build: object = None) -> Any:
         return self
+
+
+@pytest.fixture(autouse=True)
+def without_the_fused_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin is for GPUs, and for models and machines that the CPU kernels do not support."""
+    monkeypatch.setattr(sixfold.engine.model_runner, "cpu_kernels", lambda: None)
 
 
 def own(name: str) -> PreTrainedModel:

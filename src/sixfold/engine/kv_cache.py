@@ -89,8 +89,9 @@ class KVCache:
         Returns:
             The layer's pools, [kv_heads, blocks + 1, block_size, D] each.
         """
-        k = k.to(v.dtype)  # under autocast, rotated keys are float32
-        keys, values = self.layer_pools(layer, k, v)
+        # Under autocast rotated keys are float32. The pools may be too, if the fused body made them.
+        keys, values = self.layer_pools(layer, k.to(v.dtype), v)
+        k, v = k.to(keys.dtype), v.to(values.dtype)
         keys.view(k.shape[0], -1, k.shape[-1]).index_copy_(1, slots, k)
         values.view(v.shape[0], -1, v.shape[-1]).index_copy_(1, slots, v)
         return keys, values

@@ -73,11 +73,8 @@ class ModelRunner:
         self._autocast = autocast
         self.host = HostPools(cache)
         self._adapted = adapted
-        self._body = (
-            model.body(compiled if cpu_kernels() is not None else None)
-            if autocast is None
-            else model.lowered(autocast)
-        )
+        build = compiled if cpu_kernels() is not None else None
+        self._body = model.body(build) if autocast is None else model.lowered(autocast, build)
         self._ready = self._body
         self._table = DecodeTable(cache.blocks)
         self._shared: tuple[object, tuple[np.ndarray, ...]] = (None, ())

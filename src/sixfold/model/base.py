@@ -207,6 +207,11 @@ class LanguageModel(Body, Protocol):
         """
         ...
 
-    def lowered(self, dtype: torch.dtype) -> Body:
-        """This model on a copy of its weights in `dtype`, for use under autocast."""
+    def lowered(self, dtype: torch.dtype, build: Compile | None) -> Body:
+        """This model on a copy of its weights in `dtype`, for use under autocast.
+
+        Args:
+            dtype: autocast's dtype.
+            build: as in `body`.
+        """
         ...

@@ -94,8 +94,22 @@ class CausalLM:
         kernels = None if build is None else body_kernels(build)
         return (None if kernels is None else fused_decoder(self, kernels)) or self
 
-    def lowered(self, dtype: torch.dtype) -> LoweredBody:
-        """Body and head on a copy of the weights in autocast's dtype. Built once per dtype."""
+    def lowered(self, dtype: torch.dtype, build: Compile | None = None) -> Body:
+        """Body and head on a copy of the weights in autocast's dtype. Built once per dtype.
+
+        Args:
+            dtype: autocast's dtype.
+            build: compiles a C file. None: use no CPU kernels.
+
+        Returns:
+            A `FusedDecoder` for bfloat16 if the kernels compile and support the module, otherwise a
+            `LoweredBody`, which has the same bits as autocast.
+        """
+        kernels = None if build is None or dtype != torch.bfloat16 else body_kernels(build)
+        with torch.inference_mode(False):  # PyTorch does not count writes to tensors made in it
+            fused = None if kernels is None else fused_decoder(self, kernels, half=True)
+        if fused is not None:
+            return fused
         if dtype not in self._lowered:
             self._lowered[dtype] = LoweredBody(self, _halves, _probe_logits, dtype)
         return self._lowered[dtype]

@@ -38,18 +38,20 @@ class Linear:
         parts: parameter dictionary of each layer.
         paths: name of each layer in the model.
         packed: packed copy of the layers' weights, made at the first use.
+        half: pack the weights in bfloat16.
     """
 
     parts: list[Weights]
     paths: list[str]
     packed: Packed | None = None
+    half: bool = False
 
     def pack(self, kernels: BodyKernels) -> Packed:
         """Packed copy of the layers' weights. It is made if there is none."""
         if self.packed is None:
             weights = [part["weight"] for part in self.parts]
             biases = [part.get("bias") for part in self.parts]
-            self.packed = kernels.pack(weights, biases)  # type: ignore[arg-type]
+            self.packed = kernels.pack(weights, biases, self.half)  # type: ignore[arg-type]
         return self.packed
 
     def run(

@@ -7,6 +7,9 @@ A module qualifies by what it computes, not by its name. Its submodules must hav
 shapes, and on a probe with random weights the kernels must reproduce its hidden states. All other
 modules run as they are, and so does a module that changed later (hooks, adapters, another dtype).
 
+With `half`, the packed copies are bfloat16 and the products round their inputs to bfloat16; sums and
+everything else stay float32.
+
 PyTorch counts in-place updates of a weight, so an updated weight is packed again at the next
 forward pass. PyTorch does not count writes through `.data`, through NumPy or by another process:
 call `refresh` after those.
@@ -80,6 +83,7 @@ class FusedDecoder:
         self._table = (torch.empty(0), torch.empty(0))
         self._packed_from: tuple[list[nn.Parameter], list[tuple[int, int, int]]] = ([], [])
         self._readable = False
+        self._half = False
         self._compiled: CLayers | None = None
 
     @property
@@ -107,6 +111,13 @@ class FusedDecoder:
         """As `Body.release`."""
         self.refresh()
 
+    def use_half(self) -> None:
+        """Pack the weights in bfloat16 from now on."""
+        self.refresh()
+        self._half = True
+        for linear in self._linears:
+            linear.half = True
+
     def graph_fingerprint(self) -> None:
         """None: the CPU has no CUDA graphs."""
 
@@ -123,7 +134,14 @@ class FusedDecoder:
             attention = layout.compiled(*self._heads_of(rows.qkv), self._attention)
             if attention is not None:
                 return self._kernels.body(
-                    self._as_c(), rows, self._heads, self._kv_heads, table, positions, attention
+                    self._as_c(),
+                    rows,
+                    self._heads,
+                    self._kv_heads,
+                    table,
+                    positions,
+                    attention,
+                    self._half,
                 )
         return self._written_out(rows, positions, layout, table, additions)
 
@@ -318,10 +336,17 @@ class _WithWeights(nn.Module):
 
 
 @torch.no_grad()  # not inference_mode: PyTorch does not count writes to tensors made there
-def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | None:
+def fused_decoder(
+    model: ModuleBody, kernels: BodyKernels, half: bool = False
+) -> FusedDecoder | None:
     """The module on the CPU kernels; None if the kernels do not support it.
 
     Supported modules have the common transformer architecture and float32 weights on the CPU.
+
+    Args:
+        model: body and head of the module.
+        kernels: compiled CPU kernels.
+        half: compute products in bfloat16. Whether the module is supported is decided in float32.
     """
     if not has_decoder_parts(model.module):
         return None
@@ -342,6 +367,8 @@ def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | Non
         _WithWeights(model.module), weights, (lambda: decoder.agrees(context),)
     )
     decoder.refresh()
+    if half:
+        decoder.use_half()
     return decoder if same else None
 
 

@@ -55,6 +55,7 @@ class _CBody(ctypes.Structure):
         (name, ctypes.c_void_p) for name in ("cosine", "sine", "attend", "attention", "positions")
     ]
     _fields_ += [(name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "attended", "gate_up")]
+    _fields_ += [("narrow", ctypes.c_void_p), ("room", ctypes.c_int64)]
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,22 @@ class Packed:
     """Stacked weights of linear layers that read the same input.
 
     Attributes:
-        panels: [panels, K, width] weights; each panel holds `width` outputs. Zeros fill the last
-            one.
-        bias: [panels * width], or None.
+        panels: weights; each panel holds `width` outputs. Zeros fill the last one. float32
+            [panels, K, width], or bfloat16 [panels, K / 2, width, 2] with K filled up with zeros.
+        bias: [panels * width] float32, or None.
         outputs: total number of outputs (N).
+        inputs: number of inputs (K).
     """
 
     panels: Tensor
     bias: Tensor | None
     outputs: int
+    inputs: int
+
+    @property
+    def half(self) -> bool:
+        """True if the weights are bfloat16."""
+        return self.panels.dtype is torch.bfloat16
 
     def as_c(self) -> CLinear:
         """C structure with pointers to the weights."""
@@ -103,14 +111,15 @@ class Packed:
             self.panels.data_ptr(),
             0 if self.bias is None else self.bias.data_ptr(),
             self.outputs,
-            self.panels.shape[1],
+            self.inputs,
         )
 
 
 class BodyKernels:
     """Typed calls into the compiled library.
 
-    Tensors are float32 (indices int64), on the CPU. Rows may have any stride.
+    Tensors are float32 (indices int64), on the CPU. Rows may have any stride. Packed weights may be
+    bfloat16: a product then rounds its inputs to bfloat16 and sums in float32.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -131,27 +140,45 @@ class BodyKernels:
             library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads
         )
         self._body = typed(library.body, pointer, integer, threads, threads)
+        self._narrow = typed(library.narrow, pointer, *[integer] * 3, pointer, threads)
+        self._product_half = typed(
+            library.product_half, *[pointer] * 4, *[integer] * 4, threads, threads
+        )
+        self._pack_half = typed(library.pack_half, pointer, *[integer] * 3, pointer, threads)
+        self._narrow_width = typed(library.narrow_width, integer, result=integer)
+        self._spare: int = typed(library.spare_rows, result=integer)()
+        kind: int = typed(library.prepare_half, result=threads)()
+        self.half_instructions = ("float32", "avx512_bf16", "amx")[kind]
+        """Instructions of products with bfloat16 weights."""
         self._pack = typed(library.pack, pointer, *[integer] * 3, pointer, threads)
         self._width: int = typed(library.panel_width, result=integer)()
 
-    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Packed:
+    def pack(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], half: bool = False
+    ) -> Packed:
         """Copy weights into the layout that `product` reads.
 
         Args:
             weights: [N_i, K] of each linear layer; all layers read the same x.
             biases: [N_i] of each layer, or None.
+            half: round the weights to bfloat16.
         """
-        outputs, depth = sum(map(len, weights)), weights[0].shape[1]
-        panels = torch.empty(-(-outputs // self._width), depth, self._width)
-        panels[-1] = 0.0
-        first = 0
+        outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
+        count = -(-outputs // self._width)
+        if half:
+            pairs = self._narrow_width(inputs) // 2
+            panels = torch.zeros(count, pairs, self._width, 2, dtype=torch.bfloat16)
+        else:
+            panels = torch.empty(count, inputs, self._width)
+            panels[-1] = 0.0
+        pack, first = self._pack_half if half else self._pack, 0
         for weight in weights:
             # Bind the copy to a name: the kernel gets a raw pointer, which does not keep it alive.
             weight = weight.contiguous()
-            self._pack(
+            pack(
                 weight.data_ptr(),
                 len(weight),
-                depth,
+                inputs,
                 first,
                 panels.data_ptr(),
                 torch.get_num_threads(),
@@ -166,7 +193,7 @@ class BodyKernels:
             if any(b is not None for b in biases)
             else None
         )
-        return Packed(panels, bias, outputs)
+        return Packed(panels, bias, outputs, inputs)
 
     def product(self, x: Tensor, packed: Packed, out: Tensor, *, add: bool = False) -> None:
         """Linear layer: out = x W^T + b, or out += x W^T + b with `add`.
@@ -180,16 +207,21 @@ class BodyKernels:
             out: [M, N] outputs.
             add: add to `out` instead of overwriting it.
         """
-        bias, panels = packed.bias, packed.panels
-        start = (
-            x.data_ptr(),
-            x.stride(0),
-            panels.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            out.stride(0),
-        )
-        self._product(*start, x.shape[0], packed.outputs, x.shape[1], add, torch.get_num_threads())
+        weights = (packed.panels.data_ptr(), 0 if packed.bias is None else packed.bias.data_ptr())
+        target = (*weights, out.data_ptr(), out.stride(0))
+        sizes = (x.shape[0], packed.outputs, packed.inputs)
+        threads = torch.get_num_threads()
+        if not packed.half:
+            self._product(x.data_ptr(), x.stride(0), *target, *sizes, add, threads)
+            return
+        rows = self._room_for_narrow(len(x), packed.inputs)
+        self._narrow(x.data_ptr(), x.stride(0), len(x), packed.inputs, rows.data_ptr(), threads)
+        self._product_half(rows.data_ptr(), *target, *sizes, add, threads)
+
+    def _room_for_narrow(self, rows: int, inputs: int) -> Tensor:
+        """Memory for rows of inputs in bfloat16, with the rows that a product may read beyond."""
+        shape = (rows + self._spare, self._narrow_width(inputs))
+        return torch.empty(shape, dtype=torch.bfloat16)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
         """RMSNorm: out = x / rms(x) * weight.
@@ -265,6 +297,7 @@ class BodyKernels:
         table: tuple[Tensor, Tensor],
         positions: Tensor,
         attention: CompiledAttention,
+        half: bool = False,
     ) -> Tensor:
         """Run all layers and the last norm in one call.
 
@@ -276,6 +309,7 @@ class BodyKernels:
             table: cosines and sines, [P, D / 2] each.
             positions: [N].
             attention: compiled attention and its arguments for each layer.
+            half: whether the packed weights are bfloat16.
 
         Returns:
             [N, hidden]: `rows.normed`.
@@ -288,6 +322,8 @@ class BodyKernels:
             t.data_ptr() for t in (positions, rows.x, rows.normed, rows.qkv, attended, rows.gate_up)
         )
         angles = (t.data_ptr() for t in table)
+        deepest = max(hidden, heads * width, rows.gate_up.shape[1] // 2)
+        narrow = self._room_for_narrow(count, deepest) if half else None
         body = _CBody(
             ctypes.addressof(weights.layers),
             *sizes,
@@ -296,6 +332,8 @@ class BodyKernels:
             attend,
             ctypes.addressof(layers),
             *room,
+            None if narrow is None else narrow.data_ptr(),
+            self._narrow_width(deepest),
         )
         self._body(ctypes.byref(body), count, apart, torch.get_num_threads())
         return rows.normed

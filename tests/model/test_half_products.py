@@ -1,0 +1,144 @@
+"""Products with bfloat16 weights on the CPU: against a slow version in double precision, and row by
+row the same bits in any company. Each kind of instructions is tested: those of this machine, AMX by
+a stand-in, and float32 arithmetic for processors that have neither.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sixfold.kernels.cpu import engine_kernels
+from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler"
+)
+
+STAND_IN = Path(__file__).with_name("amx_stand_in.h")
+FLAGS = engine_kernels.FLAGS
+X86 = platform.machine() == "x86_64"
+KINDS = {
+    "this machine": (),
+    "amx": ("-include", str(STAND_IN)),
+    "float32": ("-mno-avx512bf16", "-mno-amx-bf16") if X86 else (),
+    "float32, narrow": ("-mno-avx512f",) if X86 else (),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def kernels(request: pytest.FixtureRequest) -> BodyKernels:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_kernels, "FLAGS", (*FLAGS, *KINDS[request.param]))
+        found = body_kernels(engine_kernels.compiled)
+    assert found is not None
+    if request.param == "amx":
+        if found._width != 32:
+            pytest.skip("AMX comes with AVX-512, which this machine does not have")
+        assert found.half_instructions == "amx"
+    if request.param.startswith("float32") and X86:
+        assert found.half_instructions == "float32"
+    return found
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def product(
+    kernels: BodyKernels,
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    before: Tensor | None = None,
+) -> Tensor:
+    """Into the middle of longer rows, which must stay as they are around it."""
+    packed = kernels.pack(weights, biases, half=True)
+    room = torch.full((len(x) + 2, packed.outputs + 9), 7.0)
+    out = room[1:-1, 4:-5]
+    out.copy_(torch.full_like(out, math.nan) if before is None else before)
+    kernels.product(x, packed, out, add=before is not None)
+    around = torch.ones_like(room, dtype=torch.bool)
+    around[1:-1, 4:-5] = False
+    assert bool((room[around] == 7).all())
+    return out
+
+
+@pytest.mark.parametrize("outputs", [[1], [7, 9], [31, 33, 1], [200]], ids=str)
+@pytest.mark.parametrize("depth", [1, 2, 31, 32, 100, 704])
+@pytest.mark.parametrize("rows", [1, 2, 5, 13, 16, 17, 33, 96, 203])
+def test_product_against_the_slow_version(
+    kernels: BodyKernels, rows: int, depth: int, outputs: list[int]
+) -> None:
+    """Inputs and weights are rounded to bfloat16; sums are those of float32."""
+    x = random(rows, depth + 3)[:, :depth]  # rows lie apart
+    weights = [random(n, depth, seed=n) for n in outputs]
+    biases = [random(n, seed=-n) if n % 2 else None for n in outputs]
+    bias = torch.cat(
+        [torch.zeros(n) if b is None else b for n, b in zip(outputs, biases, strict=True)]
+    )
+    before = random(rows, sum(outputs), seed=5)
+    narrow, weight = x.bfloat16().double(), torch.cat(weights).bfloat16().double()
+    exact = narrow @ weight.T + bias.double()
+    most = narrow.abs() @ weight.abs().T + bias.abs().double() + 3
+    for added in (None, before):
+        ours = product(kernels, x, weights, biases, added)
+        wanted = exact if added is None else exact + added.double()
+        assert bool(((ours.double() - wanted).abs() <= 6e-8 * (depth**0.5 + 2) * most).all())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rows_product_is_the_same_bits_in_any_company(kernels: BodyKernels, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x, weights = random(301, 90), [random(n, 90, seed=n) for n in (5, 70)]
+        biases = [random(5, seed=8), None]
+        start = random(301, 75, seed=3)
+        whole = product(kernels, x, weights, biases, start)
+        for first, last in ((0, 1), (300, 301), (7, 19), (100, 133), (3, 4), (0, 300)):
+            part = product(kernels, x[first:last], weights, biases, start[first:last])
+            assert torch.equal(part, whole[first:last]), (first, last)
+        alone = product(kernels, x, weights[1:], biases[1:], start[:, 5:])
+        assert torch.equal(alone, whole[:, 5:])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_numbers_are_rounded_as_pytorch_rounds(kernels: BodyKernels) -> None:
+    """To the nearest, ties to even; infinities and NaN stay."""
+    bits = torch.randint(-(2**31), 2**31, (4000,), generator=torch.Generator().manual_seed(0))
+    ties = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF])
+    numbers = torch.cat([bits, ties]).int().view(torch.float32)
+    weight = numbers[:, None]
+    panels = kernels.pack([weight], [None], half=True).panels  # [panels, pairs, width, 2]
+    ours = panels[:, 0, :, 0].flatten()[: len(numbers)]
+    theirs = numbers.bfloat16()
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    exact = ~theirs.isnan()
+    assert torch.equal(ours[exact].view(torch.int16), theirs[exact].view(torch.int16))
+    rows = torch.empty(len(numbers), 1)
+    kernels.product(weight, kernels.pack([torch.ones(1, 1)], [None], half=True), rows)
+    fits = exact & (theirs.float().abs() > 1e-37)  # processors take tiny numbers for zeros
+    assert torch.equal(rows[fits, 0], theirs[fits].float())
+
+
+def test_products_of_what_is_not_a_number_stay_in_their_row_and_column(
+    kernels: BodyKernels,
+) -> None:
+    x, weight = random(9, 20), random(19, 20, seed=1)
+    x[3, 7], weight[18, 2] = math.nan, math.inf
+    wrong = ~product(kernels, x, [weight], [None]).isfinite()
+    assert wrong[3].all() and wrong[:, 18].all() and int(wrong.sum()) == 19 + 8
+
+
+def test_packed_weights_take_half_the_bytes(kernels: BodyKernels) -> None:
+    weight = random(64, 96)
+    whole, half = (kernels.pack([weight], [None], half=h) for h in (False, True))
+    assert 2 * half.panels.nbytes == whole.panels.nbytes
