@@ -158,6 +158,37 @@ def check_attention(kernels: CPUKernels, call: Call, tolerance: float = 5e-6) ->
         )  # the new tokens, and nothing else
 
 
+def narrow(call: Call) -> Call:
+    """The call on bfloat16 pools."""
+    return replace(call, pools=(call.pools[0].bfloat16(), call.pools[1].bfloat16()))
+
+
+def check_narrow(kernels: CPUKernels, call: Call) -> None:
+    """Attention over bfloat16 pools is exactly attention over float32 pools of the same numbers, up
+    to the order of sums.
+    """
+    k, v = call.k.bfloat16().float(), call.v.bfloat16().float()
+    pools = (call.pools[0].bfloat16().float(), call.pools[1].bfloat16().float())
+    out, written = narrow(call).run(kernels)
+    exact = slow_attention(replace(call, k=k, v=v, pools=pools))
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=5e-6)
+    for pool, before, new in zip(written, call.pools, (k, v), strict=True):
+        expected = before.bfloat16()
+        expected.view(len(pool), -1, pool.shape[-1])[:, call.slots] = new.bfloat16().transpose(0, 1)
+        assert torch.equal(pool.nan_to_num(7.5), expected.nan_to_num(7.5))
+
+
+@pytest.mark.parametrize("width", [16, 48, 64, 128])
+@pytest.mark.parametrize(("groups", "kv_heads"), [(1, 3), (3, 1), (4, 2), (8, 1)])
+def test_bfloat16_pools_against_the_slow_version(
+    kernels: CPUKernels, width: int, groups: int, kv_heads: int
+) -> None:
+    for block, window in ((1, None), (3, 17), (16, None), (256, 40)):
+        ends = [0, 1, 2, 15, 16, 40, 41, 255, 256]
+        call = make_call(width, groups, kv_heads, block, ends, seed=block, window=window)
+        check_narrow(kernels, call)
+
+
 @pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize(("groups", "kv_heads"), [(1, 3), (2, 2), (3, 1), (4, 2), (8, 1)])
@@ -255,10 +286,12 @@ def same_on_two_threads(
 
 @pytest.mark.parametrize("width", [16, 32, 64, 80, 128])
 @pytest.mark.parametrize("groups", [1, 2, 3, 4])
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_a_rows_attention_is_the_same_bits_in_any_company(
-    kernels: CPUKernels, width: int, groups: int
+    kernels: CPUKernels, width: int, groups: int, kept: torch.dtype
 ) -> None:
     call = make_call(width, groups, 2, 16, [5, 6, 7, 33, 100, 31, 64, 64], seed=1)
+    call = narrow(call) if kept is torch.bfloat16 else call
     out, pools = same_on_two_threads(kernels, call, times=5)
     written = replace(call, pools=pools)
     for r in range(len(call.q)):
@@ -321,13 +354,15 @@ def test_attention_over_shared_blocks_is_the_same_bits_as_over_ones_own(
         table[i, :blocks] = table[parent, :blocks]
     call = replace(call, table=table)
     check_attention(found, call)
-    out, pools = call.run(found)
-    for r in range(len(rows)):
-        alone = {
-            name: getattr(call, name)[r : r + 1]
-            for name in ("q", "k", "v", "slots", "table", "positions")
-        }
-        assert torch.equal(replace(call, pools=pools, **alone).run(found)[0], out[r : r + 1])
+    check_narrow(found, call)
+    for made in (call, narrow(call)):
+        out, pools = made.run(found)
+        for r in range(len(rows)):
+            alone = {
+                name: getattr(call, name)[r : r + 1]
+                for name in ("q", "k", "v", "slots", "table", "positions")
+            }
+            assert torch.equal(replace(made, pools=pools, **alone).run(found)[0], out[r : r + 1])
 
 
 @pytest.mark.slow

@@ -48,6 +48,18 @@ def run(engine: Engine, tasks: range = range(4), adapter: str | None = None) -> 
     return {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
 
 
+def assert_near(some: Drawn, others: Drawn, limit: float) -> None:
+    """Most first tokens are equal, and their log-probs differ by less than `limit`."""
+    gaps = []
+    for (task, sample), (tokens, logp) in some.items():
+        at = len(PROMPTS[int(task.removeprefix("task-"))])
+        theirs = others[task, sample]
+        if tokens[at] == theirs[0][at]:
+            gaps.append(abs(logp[0] - theirs[1][0]))
+    assert len(gaps) >= 0.75 * len(some)
+    assert max(gaps) < limit
+
+
 @pytest.mark.parametrize("name", sorted(WRITTEN_OUT | set(MORE)))
 def test_log_probs_are_nearer_to_float32_than_under_autocast(name: str) -> None:
     model = prepared(name)
@@ -154,14 +166,18 @@ def test_an_adapter_is_added_to_float32_sums() -> None:
     with torch.no_grad():
         merged.model.layers[0].mlp.up_proj.weight.add_(up @ down)
     theirs = Engine(CausalLM(merged), kv_tokens=4000, autocast=BF16)
-    assert run(theirs) != plain
-    first = [
-        (a[0][0] == b[0][0], abs(a[1][0] - b[1][0]))
-        for a, b in zip(run(theirs).values(), adapted.values(), strict=True)
-    ]
-    gaps = [gap for same, gap in first if same]
-    assert len(gaps) >= 6
-    assert max(gaps) < 0.05
+    assert_near(run(theirs), adapted, 0.05)
+
+
+@pytest.mark.parametrize("sizes", [dict(kv_dtype="int8"), dict(head_dim=8)], ids=str)
+def test_attention_in_pytorch_gives_the_body_float32(sizes: dict[str, Any]) -> None:
+    """An int8 cache, and heads that the attention kernel does not support."""
+    extra = {name: sizes[name] for name in sizes if name == "head_dim"}
+    model = prepared("qwen3", **extra)
+    options = {} if extra else sizes
+    drawn = draw(model, range(4), **options)
+    exact = run(Engine(CausalLM(model), kv_tokens=4000, **options))
+    assert_near(drawn, exact, 0.1)
 
 
 def test_without_bfloat16_kernels_the_twin_runs() -> None:

@@ -89,39 +89,50 @@ class KVCache:
         Returns:
             The layer's pools, [kv_heads, blocks + 1, block_size, D] each.
         """
-        # Under autocast rotated keys are float32. The pools may be too, if the fused body made them.
-        keys, values = self.layer_pools(layer, k.to(v.dtype), v)
+        keys, values = self.layer_pools(layer, k, v)
         k, v = k.to(keys.dtype), v.to(values.dtype)
         keys.view(k.shape[0], -1, k.shape[-1]).index_copy_(1, slots, k)
         values.view(v.shape[0], -1, v.shape[-1]).index_copy_(1, slots, v)
         return keys, values
 
     def layer_pools(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's pools. Allocates them to fit k, v [kv_heads, N, D] if there are none yet."""
+        """The layer's pools. Allocates them to fit k, v [kv_heads, N, D] if there are none yet.
+
+        Under autocast they have its dtype, although rotated keys are float32.
+        """
         if layer not in self.pools:
+            device = v.device.type
+            if torch.is_autocast_enabled(device):
+                k, v = (x.to(torch.get_autocast_dtype(device)) for x in (k, v))
+            k = k.to(v.dtype)
             shape = (k.shape[0], self.blocks + 1, self.block_size)
             self.pools[layer] = (zeros(k, *shape, k.shape[-1]), zeros(v, *shape, v.shape[-1]))
         return self.pools[layer]
 
     def kernels(self, q: Tensor, k: Tensor, v: Tensor) -> CPUKernels | None:
-        """The compiled paged attention, or None if it does not support q, k, v [..., D]."""
-        fits = (
-            self.exact
-            and q.dtype == k.dtype == v.dtype == torch.float32
-            and v.is_cpu
-            and k.shape[-1] == v.shape[-1]
-            and v.shape[-1] % 16 == 0
-        )
-        return cpu_kernels() if fits else None
+        """The compiled paged attention, or None if it does not support q, k, v [..., D].
+
+        They must be float32. The pools may be bfloat16.
+        """
+        exact = q.dtype == k.dtype == v.dtype == torch.float32
+        return cpu_kernels() if exact and self._fits(k, v) else None
+
+    def _fits(self, k: Tensor, v: Tensor) -> bool:
+        """True if the compiled attention supports heads like those of k, v [..., D]."""
+        heads = v.is_cpu and k.shape[-1] == v.shape[-1] and v.shape[-1] % 16 == 0
+        return self.exact and heads
 
     @property
     def steady(self) -> bool:
-        """True if the cache has been written and compiled attention reads every layer of it.
+        """True if the cache has been written and compiled attention can read every layer of it.
 
         The bits of a row then do not depend on the number of rows.
         """
-        return bool(self.pools) and all(
-            self.kernels(k, k, v) is not None for k, v in self.pools.values()
+        readable = (torch.float32, torch.bfloat16)
+        return (
+            bool(self.pools)
+            and cpu_kernels() is not None
+            and all(k.dtype in readable and self._fits(k, v) for k, v in self.pools.values())
         )
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -239,7 +239,8 @@ class FusedDecoder:
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
             layer.output.run(
                 kernels,
-                layout.attend(queries, keys, values, attention).view(count, -1),
+                # Under autocast, attention in PyTorch may give another dtype.
+                layout.attend(queries, keys, values, attention).view(count, -1).float(),
                 x,
                 additions,
                 add=True,

@@ -31,9 +31,7 @@ typedef uint32_t pairs __attribute__((vector_size(4 * WIDE), aligned(4), may_ali
 #define PAIRS_AT(p) (*(pairs *)(p))
 enum { PANEL = 2 * WIDE, CHUNK = 264 };
 
-/* A bfloat16: the upper half of a float32. The product of two is exact in float32. Inputs of a
-   product are padded with zeros to a multiple of DEEP. */
-typedef uint16_t half;
+/* Inputs of a bfloat16 product are padded with zeros to a multiple of DEEP. */
 enum { DEEP = 32 };
 LINE i64 deep(i64 K) { return (K + DEEP - 1) / DEEP * DEEP; }
 
@@ -48,20 +46,6 @@ void pack(const float *weight, i64 N, i64 K, i64 first, float *panels, int threa
         for (i64 from = 0; from < K; from += block)
             for (i64 n = p * PANEL < first ? first : p * PANEL; n < (p + 1) * PANEL && n < first + N; n++)
                 for (i64 k = from; k < K && k < from + block; k++) panels[(p * K + k) * PANEL + n % PANEL] = weight[(n - first) * K + k];
-}
-
-/* Round to the nearest bfloat16, ties to even. */
-LINE half narrowed(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-LINE float widened(half x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    return y;
 }
 
 /* Round M rows of K floats to rows of deep(K) bfloat16, with zeros at the end. */

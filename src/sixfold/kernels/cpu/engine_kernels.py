@@ -48,13 +48,16 @@ class Attention(ctypes.Structure):
     ]
     _fields_ += [
         (name, ctypes.c_int64)
-        for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window")
+        for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window", "bfloat16")
     ]
     _fields_ += [(name, ctypes.c_float) for name in ("scale", "softcap")]
 
 
 class CPUKernels:
-    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU."""
+    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU.
+
+    Pools of keys and values may be bfloat16.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -90,7 +93,8 @@ class CPUKernels:
         larger one, which reallocates the scratch memory.
 
         Args:
-            pools: keys and values of the layer, [kv_heads, blocks, block_size, D] each.
+            pools: keys and values of the layer, [kv_heads, blocks, block_size, D] each, both
+                float32 or both bfloat16.
             where: slots [N], table [N, M], positions [N].
             heads: number of query heads.
             scale: factor of the scores.
@@ -113,6 +117,7 @@ class CPUKernels:
             kv_heads,
             width,
             window or 0,
+            pools[0].dtype is torch.bfloat16,
         )
         places = (
             *(t.data_ptr() for t in pools),

@@ -10,6 +10,14 @@ typedef float lanes __attribute__((vector_size(32), aligned(4), may_alias));
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (int32_t __attribute__((vector_size(32)))){__VA_ARGS__})
 #endif
 
+/* Eight numbers of a pool, from number `at` on. */
+typedef uint16_t eight __attribute__((vector_size(16), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(32)));
+LINE lanes numbers(int narrow, const void *pool, i64 at) {
+    return narrow ? (lanes)(__builtin_convertvector(*(eight *)((half *)pool + at), words) << 16) : AT((float *)pool + at);
+}
+#define FETCH(pool, at) __builtin_prefetch((const char *)(pool) + (at) * (narrow ? sizeof(half) : sizeof(float)))
+
 /* Sums of eight vectors, one lane each: add upper half to lower half, repeatedly. */
 LINE lanes sums(const lanes *v) {
     lanes half[4], quarter[2];
@@ -21,53 +29,61 @@ LINE lanes sums(const lanes *v) {
 
 enum { TOGETHER = 8, AHEAD = 16, SPARE = 8 + AHEAD };
 
-/* scores[g][t] = x[g] . key t for Q queries; key t begins at pool[at[t]]. Computes eight sums at a
+/* scores[g][t] = x[g] . key t for Q queries; key t begins at number at[t] of the pool, which holds
+   bfloat16 if `narrow`, else float32. Computes eight sums at a
    time, so up to 7 extra scores are written. The order of each sum does not depend on Q. */
-LINE void score(int Q, const float *x, const float *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
+LINE void score(int Q, int narrow, const float *x, const void *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
     const int T = 8 / Q;
     for (i64 t = 0; t < n; t += T) {
         lanes s[8] = {{0}};
         for (int j = 0; j < T; j++)
-            for (i64 d = 0; d < D; d += 16) __builtin_prefetch(pool + at[t + j + AHEAD] + d);
+            for (i64 d = 0; d < D; d += 16) FETCH(pool, at[t + j + AHEAD] + d);
         for (i64 d = 0; d < D; d += 8)
 #pragma GCC unroll 8
             for (int g = 0; g < Q; g++)
 #pragma GCC unroll 8
-                for (int j = 0; j < T; j++) s[g * T + j] += AT(x + g * D + d) * AT(pool + at[t + j] + d);
+                for (int j = 0; j < T; j++) s[g * T + j] += AT(x + g * D + d) * numbers(narrow, pool, at[t + j] + d);
         lanes total = sums(s);
         for (int g = 0; g < Q; g++) memcpy(scores + g * stride + t, (float *)&total + g * T, sizeof(float) * T);
     }
 }
 
-/* x[g] += sum over t of scores[g][t] * value t, for C * 8 floats of Q queries; Q * C <= 8. C must
-   be at least 2: for a single sum GCC may use separate multiplications and additions where it fuses
-   them for several, and the last bit would depend on Q. */
-LINE void mix(int Q, int C, float *x, const float *pool, const i64 *at, i64 n, i64 D, const float *scores, i64 stride) {
+/* x[g] += sum over t of scores[g][t] * value t, for C * 8 numbers of Q queries, from number `from` of
+   a value on; Q * C <= 8. C must be at least 2: for a single sum GCC may use separate
+   multiplications and additions where it fuses them for several, and the last bit would depend on
+   Q. */
+LINE void mix(int Q, int C, int narrow, float *x, const void *pool, i64 from, const i64 *at, i64 n, i64 D, const float *scores, i64 stride) {
     lanes s[8];
     for (int i = 0; i < Q * C; i++) s[i] = AT(x + i / C * D + i % C * 8);
     for (i64 t = 0; t < n; t++) {
-        for (int c = 0; c < C; c += 2) __builtin_prefetch(pool + at[t + AHEAD] + c * 8);
+        for (int c = 0; c < C; c += 2) FETCH(pool, at[t + AHEAD] + from + c * 8);
 #pragma GCC unroll 8
         for (int g = 0; g < Q; g++)
 #pragma GCC unroll 8
-            for (int c = 0; c < C; c++) s[g * C + c] += scores[g * stride + t] * AT(pool + at[t] + c * 8);
+            for (int c = 0; c < C; c++) s[g * C + c] += scores[g * stride + t] * numbers(narrow, pool, at[t] + from + c * 8);
     }
     for (int i = 0; i < Q * C; i++) AT(x + i / C * D + i % C * 8) = s[i];
 }
 
 /* Scores of N queries x over n keys or, if `mixing`, their sums x over n values. Takes four queries
    at a time, then two, then one. */
-static void look(int mixing, float *x, i64 N, const float *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
+LINE void look(int mixing, int narrow, float *x, i64 N, const void *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
 #define TAKE(Q) \
     for (; N >= Q; N -= Q, x += Q * D, scores += Q * stride) { \
         i64 d = 0; \
-        if (!mixing) score(Q, x, pool, at, n, D, scores, stride); \
+        if (!mixing) score(Q, narrow, x, pool, at, n, D, scores, stride); \
         else { \
-            for (; d + 64 / Q <= D; d += 64 / Q) mix(Q, 8 / Q, x + d, pool + d, at, n, D, scores, stride); \
-            for (; d < D; d += 16) mix(Q, 2, x + d, pool + d, at, n, D, scores, stride); \
+            for (; d + 64 / Q <= D; d += 64 / Q) mix(Q, 8 / Q, narrow, x + d, pool, d, at, n, D, scores, stride); \
+            for (; d < D; d += 16) mix(Q, 2, narrow, x + d, pool, d, at, n, D, scores, stride); \
         } \
     }
     TAKE(4) TAKE(2) TAKE(1)
+}
+static void look_wide(int mixing, float *x, i64 N, const void *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
+    look(mixing, 0, x, N, pool, at, n, D, scores, stride);
+}
+static void look_narrow(int mixing, float *x, i64 N, const void *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
+    look(mixing, 1, x, N, pool, at, n, D, scores, stride);
 }
 
 /* Replace scores by unnormalised weights; return 1 / their sum. sink: an extra score that only
@@ -122,7 +138,8 @@ static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i6
 }
 
 /* `look` for all rows of a piece: scores over the keys or, if `mixing`, sums over the values. */
-static void look_at_all(const Piece *p, int mixing, float *x, const float *pool, float *scores) {
+static void look_at_all(const Piece *p, int mixing, int narrow, float *x, const void *pool, float *scores) {
+    void (*const look)(int, float *, i64, const void *, const i64 *, i64, i64, float *, i64) = narrow ? look_narrow : look_wide;
     const i64 *at = p->at, G = p->G, W = G * p->D;
     for (i64 i = 0; i < p->rows; i += p->length[i]) {
         look(mixing, x + i * W, p->length[i] * G, pool, at, p->shared[i], p->D, scores + i * G * p->stride, p->stride);
@@ -138,6 +155,14 @@ static void look_at_all(const Piece *p, int mixing, float *x, const float *pool,
    queries, results and scores. */
 i64 attention_room(i64 G, i64 D, i64 columns, i64 block) { return (TOGETHER + 1 + TOGETHER / 2 * G) * (columns * block + SPARE) + TOGETHER * G * D; }
 
+/* Write a row's key or value of D floats to number `at` of a pool. */
+LINE void keep(int narrow, void *pool, i64 at, const float *from, i64 D) {
+    if (narrow)
+        for (i64 d = 0; d < D; d++) ((half *)pool)[at + d] = narrowed(from[d]);
+    else
+        memcpy((float *)pool + at, from, sizeof(float) * D);
+}
+
 /* Write each row's new key and value into the pools, then attend. Row r attends over positions
    [max(0, p - window + 1), p] of its own table, with p = positions[r].
 
@@ -146,12 +171,13 @@ i64 attention_room(i64 G, i64 D, i64 columns, i64 block) { return (TOGETHER + 1 
    If several rows have the same slot, as padding rows do, any one of them is stored. Up to TOGETHER
    rows are computed at a time, and read their shared keys and values once.
 
-   Pools: [kv_heads, blocks, block, D]; D is a multiple of 16. pool: floats per head of a pool.
+   Pools: [kv_heads, blocks, block, D]; D is a multiple of 16. pool: numbers per head of a pool.
    scratch: `attention_room` for each thread. Calls for several parts of a forward pass may run
    concurrently, with one thread each. `part` is the number of the part, and selects its scratch
    memory. */
 void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, const float *k, const float *v, i64 q_stride, i64 kv_stride, float *out,
                      i64 part, int threads) {
+    const int narrow = a->bfloat16, size = narrow ? sizeof(half) : sizeof(float);
     const i64 heads = a->heads, kv_heads = a->kv_heads, D = a->D, pool = a->pool, columns = a->columns, block = a->block;
     const i64 *slots = a->slots + first, *table = a->table + first * columns, *positions = a->positions + first;
     const i64 G = heads / kv_heads, W = G * D, stride = columns * block + SPARE, room = attention_room(G, D, columns, block);
@@ -161,8 +187,8 @@ void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, co
 #pragma omp parallel for num_threads(threads)
     for (i64 r = 0; r < rows; r++)
         for (i64 h = 0; h < kv_heads; h++) {
-            memcpy(a->keys + h * pool + slots[r] * D, k + r * kv_stride + h * D, sizeof(float) * D);
-            memcpy(a->values + h * pool + slots[r] * D, v + r * kv_stride + h * D, sizeof(float) * D);
+            keep(narrow, a->keys, h * pool + slots[r] * D, k + r * kv_stride + h * D, D);
+            keep(narrow, a->values, h * pool + slots[r] * D, v + r * kv_stride + h * D, D);
         }
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (i64 item = 0; item < pieces * kv_heads; item++) {
@@ -172,10 +198,10 @@ void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, co
         lay_out(&p, table + r * columns, columns, block, positions + r, a->window);
         for (i64 i = 0; i < p.rows; i++)
             for (i64 d = 0; d < W; d++) query[i * W + d] = q[(r + i) * q_stride + h * W + d] * a->scale, mine[i * W + d] = 0;
-        look_at_all(&p, 0, query, a->keys + h * pool, scores);
+        look_at_all(&p, 0, narrow, query, (char *)a->keys + h * pool * size, scores);
         for (i64 i = 0; i < p.rows * G; i++) /* reuses `query`: the queries are no longer needed */
             query[i] = softmax(scores + i * stride, p.count[i / G], a->softcap, a->sinks ? a->sinks + h * G + i % G : 0);
-        look_at_all(&p, 1, mine, a->values + h * pool, scores);
+        look_at_all(&p, 1, narrow, mine, (char *)a->values + h * pool * size, scores);
         for (i64 i = 0; i < p.rows; i++)
             for (i64 g = 0; g < G; g++)
                 for (i64 d = 0; d < D; d++) out[((r + i) * heads + h * G + g) * D + d] = mine[i * W + g * D + d] * query[i * G + g];

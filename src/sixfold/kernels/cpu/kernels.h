@@ -1,5 +1,5 @@
-/* Shared by the CPU kernels: the compiler includes it before each C file. All numbers are float32,
-   and strides are in floats. */
+/* Shared by the CPU kernels: the compiler includes it before each C file. Numbers are float32 where
+   no other type is named, and strides are in numbers. */
 
 #include <math.h>
 #include <stdint.h>
@@ -14,13 +14,30 @@
 
 typedef int64_t i64;
 
+/* A bfloat16: the upper half of a float32. The product of two is exact in float32. */
+typedef uint16_t half;
+
+/* Round to the nearest bfloat16, ties to even. */
+LINE half narrowed(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+LINE float widened(half x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
 /* Paged attention of one layer, for all rows of a forward pass: see `paged_attention`. sinks: one
-   per head, or NULL. */
+   per head, or NULL. bfloat16: 1 if keys and values are bfloat16, 0 if float32. */
 typedef struct {
-    float *keys, *values;
+    void *keys, *values;
     const float *sinks;
     const i64 *slots, *table, *positions;
-    i64 *scratch, pool, columns, block, heads, kv_heads, D, window;
+    i64 *scratch, pool, columns, block, heads, kv_heads, D, window, bfloat16;
     float scale, softcap;
 } Attention;
 
