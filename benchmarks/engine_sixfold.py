@@ -20,7 +20,13 @@ from sixfold.rollout.generator import Sampled, SampleKey
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams
 
-SETTINGS: dict[str, Any] = {"block_size": 64, "prefix_cache": "radix", "prefill_tokens": 4096}
+SETTINGS: dict[str, Any] = {
+    "precision": "float32",
+    "block_size": 64,
+    "prefix_cache": "radix",
+    "prefill_tokens": 4096,
+}
+AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class Sixfold:
@@ -35,8 +41,13 @@ class Sixfold:
         ]
         policy = load_policy(ModelConfig(path=job.model), seed=0, device="cpu")
         kv_tokens = sum(rooms) + 2 * settings["block_size"] * len(rooms)
+        options = {name: value for name, value in settings.items() if name != "precision"}
         self.engine = Engine(
-            CausalLM(policy.model), kv_tokens=kv_tokens, max_running=len(rooms), **settings
+            CausalLM(policy.model),
+            kv_tokens=kv_tokens,
+            max_running=len(rooms),
+            autocast=AUTOCAST[settings["precision"]],
+            **options,
         )
         self.generator = EngineGenerator(self.engine, Renderer(policy.tokenizer))
 
