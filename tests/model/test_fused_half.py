@@ -156,7 +156,8 @@ def test_an_adapter_is_added_to_float32_sums() -> None:
     down, up = (torch.randn(*s, generator=made) * 0.1 for s in ((4, width), (out, 4)))
 
     class Added:
-        layers = {"model.layers.0.mlp.up_proj": (down, up)}
+        def __init__(self) -> None:
+            self.layers = {"model.layers.0.mlp.up_proj": (down, up)}
 
     engine = Engine(CausalLM(model), kv_tokens=4000, autocast=BF16)
     engine.load_adapter("a", Added())

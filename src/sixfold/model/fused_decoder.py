@@ -7,8 +7,8 @@ A module qualifies by what it computes, not by its name. Its submodules must hav
 shapes, and on a probe with random weights the kernels must reproduce its hidden states. All other
 modules run as they are, and so does a module that changed later (hooks, adapters, another dtype).
 
-With `half`, the packed copies are bfloat16 and the products round their inputs to bfloat16; sums and
-everything else stay float32.
+With `half`, the packed copies are bfloat16 and the products round their inputs to bfloat16. Sums
+and everything else stay float32.
 
 PyTorch counts in-place updates of a weight, so an updated weight is packed again at the next
 forward pass. PyTorch does not count writes through `.data`, through NumPy or by another process:
