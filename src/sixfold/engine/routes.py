@@ -62,10 +62,10 @@ class RecordedModel:
         """This object: the compiled kernels have no expert layers."""
         return self
 
-    def lowered(self, dtype: torch.dtype) -> Body:
+    def lowered(self, dtype: torch.dtype, build: Compile | None) -> Body:
         """As `LanguageModel.lowered`, with the record."""
         made = RecordedModel(self._model, self._routers)
-        made._body = self._model.lowered(dtype)  # type: ignore[assignment]
+        made._body = self._model.lowered(dtype, None)  # type: ignore[assignment]
         return made
 
     def hidden(
