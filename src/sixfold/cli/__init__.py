@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -43,12 +44,18 @@ HELP = f"""usage: sixfold VERB [ARGUMENTS] [--section.key VALUE ...]
 _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}
 
 
+_TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that warn when transformers imports torchao, about matters of torchao alone."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
         The exit code.
     """
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
