@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from sixfold.errors import UserError
 from sixfold.model.loading import from_disk, load_policy
+from sixfold.model.lora import read_adapter
 from sixfold.recipe.schema import LoraConfig, ModelConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.evaluate import evaluate_command
@@ -150,6 +151,16 @@ def test_eval_and_generate_take_a_run_with_adapters(
         for m in (whole, whole / "checkpoints" / "step-000006")
     ]
     assert made[0] == made[1]
+
+
+def test_a_server_adds_the_adapter_of_a_checkpoint_to_its_base(whole: Path) -> None:
+    folder = str(whole / "checkpoints" / "step-000006" / "model")
+    base = load_policy(ModelConfig(path=str(whole / "base")), seed=0, device="cpu")
+    adapter = read_adapter(folder, base.model)
+    merged, _ = from_disk(folder)
+    for name, (down, up) in adapter.layers.items():
+        weight = base.model.get_parameter(f"{name}.weight") + up @ down
+        torch.testing.assert_close(weight, merged.get_parameter(f"{name}.weight"))
 
 
 def test_a_run_starts_from_an_adapter(whole: Path, tmp_path: Path) -> None:

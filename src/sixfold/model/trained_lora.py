@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -61,14 +62,17 @@ class TrainedLora:
 
     @torch.no_grad()
     def adapter(self) -> LoraAdapter:
-        """The current matrices. `up` is a new tensor, because it contains the scale."""
+        """The current matrices. `up` is a new tensor, because it contains the scale.
+
+        If the matrices are sharded, every rank must call this at the same time.
+        """
         scale = self.config.scale
         layers, magnitudes = {}, {}
         for name, layer in self.layers.items():
-            down, up = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-            layers[name] = (down.detach(), up.detach() * scale)
+            down, up = _whole(layer.lora_A[NAME].weight), _whole(layer.lora_B[NAME].weight)
+            layers[name] = (down, up * scale)
             if self.config.dora:
-                magnitudes[name] = layer.lora_magnitude_vector[NAME].weight.detach()
+                magnitudes[name] = _whole(layer.lora_magnitude_vector[NAME].weight)
         return LoraAdapter(layers, magnitudes)
 
     def merged(self) -> MergedWeights:
@@ -97,6 +101,11 @@ class TrainedLora:
         (folder / BASE).write_text(
             json.dumps({"path": beside, "sha256": self.origin.sha256}, indent=2) + "\n"
         )
+
+
+def _whole(p: nn.Parameter) -> Tensor:
+    """The values of a parameter, gathered from all ranks if it is sharded."""
+    return p.detach().full_tensor() if isinstance(p, DTensor) else p.detach()
 
 
 def is_lora(name: str) -> bool:

@@ -22,8 +22,26 @@ def model_facts(plan: Plan) -> list[Fact]:
             f"{model.context or UNKNOWN}"
             + (" tokens, prompt and completion together" if model.context else ""),
         ),
+        *_adapter_facts(plan.recipe),
         _training_state(plan),
         *_sampler_facts(plan.recipe),
+    ]
+
+
+def _adapter_facts(recipe: Recipe) -> list[Fact]:
+    """The adapter that is trained instead of the model's weights, if there is one."""
+    lora = recipe.model.lora
+    if not lora.rank:
+        return []
+    kind = "DoRA" if lora.dora else "LoRA"
+    sft = recipe.sft.steps and not recipe.model.path
+    return [
+        Fact(
+            "adapter",
+            f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}, scale {lora.scale:g}; the"
+            f" base is frozen in {lora.base}" + (" after SFT of all its weights" if sft else ""),
+            f"scale = alpha / {'sqrt(rank)' if lora.rslora else 'rank'}",
+        )
     ]
 
 
