@@ -105,7 +105,7 @@ class TrainedLora:
 
 def _whole(p: nn.Parameter) -> Tensor:
     """The values of a parameter, gathered from all ranks if it is sharded."""
-    return p.detach().full_tensor() if isinstance(p, DTensor) else p.detach()
+    return p.full_tensor().detach() if isinstance(p, DTensor) else p.detach()
 
 
 def is_lora(name: str) -> bool:
