@@ -7,11 +7,11 @@ import copy
 import torch
 from fused_kernels import register_gpu
 from phantom import is_phantom
-from tests.models.experts import expert_model
-from tests.trainer.test_replay import prepared, root_of, sampled_groups
+from tests.models.experts import expert_model, sampled_groups
 from tests.trainer.tiny import grpo, relative, settings
 from torch import Tensor
 
+from sixfold.batch import collate
 from sixfold.recipe.schema import MoeConfig
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.packing import pack
@@ -32,7 +32,7 @@ def test_the_engine_records_the_experts_of_the_cpu() -> None:
 
 def test_replay_and_balance_loss_give_the_gradient_of_the_cpu() -> None:
     model, config = expert_model("qwen3_moe"), MoeConfig(balance_loss=0.3, routing="replay")
-    batch = prepared(sampled_groups(model))
+    batch = grpo().prepare(collate(sampled_groups(model)))
 
     def gradient(device: str) -> tuple[Tensor, float]:
         own = copy.deepcopy(model).to(device)  # type: ignore[arg-type]
@@ -51,6 +51,5 @@ def test_replay_and_balance_loss_give_the_gradient_of_the_cpu() -> None:
 
 def test_the_record_of_a_packed_row_lies_on_the_device() -> None:
     model = expert_model("qwen3_moe")
-    row = pack(prepared(sampled_groups(model)).to(DEVICE), range(12), True)
+    row = pack(collate(sampled_groups(model)).to(DEVICE), range(12), True)
     assert row.experts is not None and is_phantom(row.experts)
-    assert root_of(model, "replay").routing is not None

@@ -1,4 +1,4 @@
-"""A tiny model of each family of mixtures of experts, with random weights."""
+"""A tiny model of each family of mixtures of experts, with random weights, and samples of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from sixfold.engine.engine import Engine
+from sixfold.engine.routes import RecordedModel
 from sixfold.model.attention import NAME, register
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.experts import find_routers
+from sixfold.model.scratch import character_tokenizer
+from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.types import Group, Reward, SamplingParams, Task
+from tests.rollouts import EngineRollout
 
 VOCABULARY = 61
 _SIZES: dict[str, Any] = dict(
@@ -87,3 +95,27 @@ def _make(name: str) -> PreTrainedModel:
                     b.normal_(0, 0.05)
     model.set_attn_implementation(NAME)
     return model.eval()
+
+
+ALPHABET = "".join(chr(ord("0") + i) for i in range(VOCABULARY - 6))
+TASKS = [Task(f"t{i}", ALPHABET[i : i + n]) for i, n in enumerate((2, 9, 17))]
+RENDERER = Renderer(character_tokenizer(ALPHABET))
+
+
+def sampled_groups(model: PreTrainedModel, **options: Any) -> list[Group]:
+    """Groups of an engine that records experts, with made-up rewards."""
+    routers = find_routers(model)
+    assert routers is not None
+    engine = Engine(
+        RecordedModel(CausalLM(model), routers),
+        kv_tokens=600,
+        block_size=8,
+        max_running=8,
+        **options,
+    )
+    params = SamplingParams(max_tokens=12, stop_token_ids=(1,))
+    groups = EngineRollout(engine, RENDERER, params, samples=4).generate(TASKS, 0)
+    for group in groups:
+        for t in group.trajectories:
+            t.reward = Reward(float(t.sample % 2))
+    return groups

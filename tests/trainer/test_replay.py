@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.experts import VOCABULARY, expert_model
+from tests.models.experts import RENDERER, TASKS, expert_model, sampled_groups
 from tests.rollout.episodes import scripted
-from tests.rollouts import EngineRollout
 from tiny import grpo, relative, settings
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,40 +22,16 @@ from sixfold.environment.episode import End, Observation
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.experts import OWN, find_routers
-from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import MoeConfig
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import PolicyRoot, RoutedScores, Scoring, score_tables
 from sixfold.trainer.packing import pack
 from sixfold.trainer.routing import make_routing
 from sixfold.trainer.trainer import Trainer
-from sixfold.types import Group, Reward, SamplingParams, Task
-
-ALPHABET = "".join(chr(ord("0") + i) for i in range(VOCABULARY - 6))
-TASKS = [Task(f"t{i}", ALPHABET[i : i + n]) for i, n in enumerate((2, 9, 17))]
-RENDERER = Renderer(character_tokenizer(ALPHABET))
-
-
-def sampled_groups(model: PreTrainedModel, **options: Any) -> list[Group]:
-    routers = find_routers(model)
-    assert routers is not None
-    engine = Engine(
-        RecordedModel(CausalLM(model), routers),
-        kv_tokens=600,
-        block_size=8,
-        max_running=8,
-        **options,
-    )
-    params = SamplingParams(max_tokens=12, stop_token_ids=(1,))
-    groups = EngineRollout(engine, RENDERER, params, samples=4).generate(TASKS, 0)
-    for group in groups:
-        for t in group.trajectories:
-            t.reward = Reward(float(t.sample % 2))
-    return groups
+from sixfold.types import Group, SamplingParams
 
 
 def prepared(groups: list[Group]) -> Batch:
