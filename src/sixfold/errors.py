@@ -5,6 +5,9 @@ Every package may import this module. It imports no other package.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """Bad input: a setting, file, dataset or checkpoint.
@@ -15,11 +18,25 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """Training cannot continue because it diverged or ran out of memory.
+    """Training cannot continue: it diverged, memory is used up, or a part of the run is silent.
 
     The command line prints the message on one line and exits with code 3. The message names the
     last usable checkpoint and settings that would help.
     """
+
+
+class NoAnswer(RunFailed):
+    """A part of the run gave no sign of life for too long. The message names it."""
+
+
+@contextmanager
+def size_noted(what: str) -> Iterator[None]:
+    """Add the size of the work in this block to an error, for the message if memory is used up."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        error.add_note(what)
+        raise
 
 
 def one_line(error: BaseException) -> str:

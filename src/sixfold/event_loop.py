@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -63,7 +63,10 @@ class EventLoop:
 
     def _end(self) -> None:
         self._clean_up()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        with suppress(TimeoutError):
+            self._loop.run_until_complete(
+                asyncio.wait_for(self._loop.shutdown_asyncgens(), CLEAN_UP_S)
+            )
         self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -138,7 +138,9 @@ def inline(policy: PreTrainedModel) -> FrozenReference:
 
 
 def worker(policy: PreTrainedModel, threads: int = 1) -> WorkerReference:
-    return WorkerReference(policy, SCORING, BUDGET, share_prefix=True, threads=threads)
+    return WorkerReference(
+        policy, SCORING, BUDGET, share_prefix=True, threads=threads, silence_s=300
+    )
 
 
 class Patched(LlamaForCausalLM):

@@ -169,7 +169,7 @@ def reference(model: PreTrainedModel, kind: str) -> Subject:
     elif kind == "fused":
         made = FusedReference(model, SCORING)
     else:
-        made = WorkerReference(model, SCORING, 64, True, 1)
+        made = WorkerReference(model, SCORING, 64, True, 1, 300)
         CLOSED.append(made)
 
     def step(i: int) -> object:

@@ -45,7 +45,7 @@ ALLOWED = {
     "ranks": {"errors"},
     "recipe": {"algorithm", "environment", "errors"},
     "kernels": set(),
-    "processes": set(),
+    "processes": {"errors"},
     "model": {"errors", "kernels", "recipe"},
     "engine": {"kernels", "model", "seeds", "types"},
     "algorithm": {"batch", "types"},

@@ -92,6 +92,11 @@ class ActorCritic:
         return self.actor.steps
 
     @property
+    def spikes(self) -> list[str]:
+        """Gradient spikes of the last step: the critic's, then the policy's."""
+        return [f"critic: {line}" for line in self.critic.trainer.spikes] + self.actor.spikes
+
+    @property
     def skipped_total(self) -> int:
         """Updates of the policy that were skipped because the gradient was not finite."""
         return self.actor.skipped_total

@@ -229,7 +229,9 @@ class Child:
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            # A process that waits for a broken disk or device cannot be killed. Leave it.
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_TIMEOUT_S)
         os.close(self.replies)
         if self._output is not None:
             self._output.close()

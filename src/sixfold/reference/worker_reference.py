@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..batch import Batch, collate
-from ..processes.child import Child, ChildEnded, RequestFailed
+from ..processes.child import Child, ChildEnded, ChildSilent, RequestFailed
+from ..processes.deadline import Deadline
 from ..trainer.logprobs import Scoring
 from ..types import Group
 from .shared_weights import mapped, share
@@ -48,6 +49,7 @@ class WorkerReference(FrozenWeights):
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
         threads: CPU threads of the process.
+        silence_s: longest time for one batch, or for the start of the process.
     """
 
     scorer = None
@@ -59,6 +61,7 @@ class WorkerReference(FrozenWeights):
         max_tokens: int,
         share_prefix: bool,
         threads: int,
+        silence_s: float,
     ) -> None:
         parameters = dict(policy.named_parameters())
         buffers = {name: buffer for name, buffer in policy.named_buffers() if buffer.numel()}
@@ -87,9 +90,10 @@ class WorkerReference(FrozenWeights):
             descriptors=[self._file.fileno()],
             keeps_output=True,
         )
+        self._deadline = Deadline("the reference process", silence_s)
         self._asked: dict[str, Tensor] | None = None
         # Do not wait: the process loads while the run continues.
-        self._child.send(setup.to_bytes())
+        self._send(setup.to_bytes())
 
     def start(self, groups: Sequence[Group]) -> None:
         """Begin to score the groups in the background."""
@@ -113,13 +117,13 @@ class WorkerReference(FrozenWeights):
         """Restore a checkpoint's reference weights, in place."""
         self._settle()
         super().load(tensors, state)
-        self._child.send(_WEIGHTS_CHANGED)
+        self._send(_WEIGHTS_CHANGED)
 
     def reset(self, policy: nn.Module) -> None:
         """Copy the policy's weights into the reference, in place."""
         self._settle()
         super().reset(policy)
-        self._child.send(_WEIGHTS_CHANGED)
+        self._send(_WEIGHTS_CHANGED)
 
     def close(self) -> None:
         """End the process."""
@@ -128,7 +132,7 @@ class WorkerReference(FrozenWeights):
 
     def _ask(self, fields: dict[str, Tensor]) -> None:
         self._settle()
-        self._child.send(bytes_of(fields))
+        self._send(bytes_of(fields))
         self._asked = fields
 
     def _settle(self) -> None:
@@ -136,11 +140,31 @@ class WorkerReference(FrozenWeights):
         if self._asked is not None:
             self._collect()
 
+    def _send(self, body: bytes) -> None:
+        """Send a request.
+
+        Raises:
+            NoAnswer: if the process reads nothing for too long.
+        """
+        try:
+            self._child.send(body, self._deadline.seconds)
+        except ChildSilent as error:
+            self._child.close(grace_s=0.0)
+            raise self._deadline.missed() from error
+
     def _collect(self) -> bytes:
-        """Answer to the last request. Earlier answers are empty acknowledgements."""
+        """Answer to the last request. Earlier answers are empty acknowledgements.
+
+        Raises:
+            NoAnswer: if the process gives none for too long.
+            ReferenceFailed: if it failed or died.
+        """
         self._asked = None
         try:
-            return self._child.receive()
+            return self._child.receive(self._deadline.seconds)
+        except ChildSilent as error:
+            self._child.close(grace_s=0.0)
+            raise self._deadline.missed() from error
         except RequestFailed as error:
             raise ReferenceFailed(f"the reference process failed:\n{error}") from error
         except ChildEnded as error:

@@ -11,7 +11,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from ..engine.engine import Engine
+from ..processes.deadline import Deadline
 from ..types import SamplingParams
+from .engine_guard import EngineGuard
 from .engine_job import Delta, Job
 from .engine_thread import EngineThread
 from .generator import GeneratorClosed, Sampled, SampleKey
@@ -76,16 +78,22 @@ class EngineGenerator:
         renderer: decodes completions for stop strings. The generator makes a copy. None: stop
             strings are refused.
         release_kv: free the memory of the KV cache between rollouts (`rest`).
+        deadline: longest silence of the engine while a call waits for it. None: any time.
     """
 
     def __init__(
-        self, engine: Engine, renderer: Renderer | None = None, release_kv: bool = False
+        self,
+        engine: Engine,
+        renderer: Renderer | None = None,
+        release_kv: bool = False,
+        deadline: Deadline | None = None,
     ) -> None:
         self.engine = engine
         self.release_kv = release_kv
         self._decodes = renderer is not None
         self._thread = EngineThread(engine, None if renderer is None else renderer.copy())
         self._calls: list[_Call] = []
+        self._guard = EngineGuard(self._thread.pulse, deadline)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -116,10 +124,10 @@ class EngineGenerator:
             loop.call_soon(self._submit_all)
         self._calls.append(call)
         try:
-            return await call.result
+            return await self._guard.answer(call.result)
         except asyncio.CancelledError:
             if call.job is not None:
-                await asyncio.wrap_future(self._thread.abort(call.job, call.choice))
+                await self._guard.outcome(self._thread.abort(call.job, call.choice))
             raise
 
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
@@ -138,9 +146,9 @@ class EngineGenerator:
         job = Job(["score"], [list(tokens)], params, [0], receive, scored=True)
         self._thread.submit(job)
         try:
-            await done
+            await self._guard.answer(done)
         except asyncio.CancelledError:
-            await asyncio.wrap_future(self._thread.abort(job))
+            await self._guard.outcome(self._thread.abort(job))
             raise
         return job.scores[0].logp
 
@@ -151,7 +159,7 @@ class EngineGenerator:
             ValueError: if the tensors do not fit, or the version is not greater. The old weights
                 stay in use.
         """
-        return await asyncio.wrap_future(self._thread.load(weights, version))
+        return await self._guard.outcome(self._thread.load(weights, version))
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function(engine)` in the engine's thread between two steps.
@@ -159,7 +167,7 @@ class EngineGenerator:
         Returns:
             The function's result.
         """
-        return await asyncio.wrap_future(self._thread.call(function))
+        return await self._guard.outcome(self._thread.call(function))
 
     async def rest(self) -> None:
         """Free the memory of the KV cache until the next call, if `release_kv` is set."""
@@ -171,8 +179,11 @@ class EngineGenerator:
         release_workers()
 
     def close(self) -> None:
-        """End the engine's thread. Calls that are waiting raise GeneratorClosed."""
-        self._thread.close()
+        """End the engine's thread. Calls that are waiting raise GeneratorClosed.
+
+        An engine that has missed its deadline is not waited for.
+        """
+        self._thread.close(self._guard.left)
 
     def _submit_all(self) -> None:
         """Give the calls of this iteration of the event loop to the engine."""

@@ -24,7 +24,9 @@ from ..engine.engine import Engine
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
+from ..processes.deadline import Pulse
 from ..types import FinishReason
+from .engine_guard import ended, fail
 from .engine_job import Choice, Delta, Job, RecordError
 from .generator import GeneratorClosed, Peers
 from .rate import Rate
@@ -83,6 +85,7 @@ class EngineThread:
         rate: sampled tokens per second.
         usage: running sequences and KV cache blocks. Other threads may read it.
         failure: the error that ended the thread, or None.
+        pulse: signs of life: every command and every step of the engine.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class EngineThread:
         self.rate = Rate()
         self.usage = engine.usage()
         self.failure: BaseException | None = None
+        self.pulse = Pulse()
         self._renderer = renderer
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
         self._choices: dict[tuple[Request, int], Choice] = {}
@@ -154,7 +158,7 @@ class EngineThread:
             if self._closing or self.failure is not None or self._thread.ident is None:
                 done.set_result(None)
             else:
-                self._send(partial(self._drop, job, choice, done), lambda _: _ended(done))
+                self._send(partial(self._drop, job, choice, done), lambda _: ended(done))
         return done
 
     def load(self, tensors: NamedTensors, version: int) -> Future[int]:
@@ -186,7 +190,7 @@ class EngineThread:
         done: Future[T] = Future()
         with self._lock:
             self._check_open()
-            self._send(partial(self._call, function, done), partial(_fail, done))
+            self._send(partial(self._call, function, done), partial(fail, done))
         return done
 
     def close(self, timeout: float | None = None) -> bool:
@@ -212,6 +216,7 @@ class EngineThread:
         """Queue a command. Starts the thread if it does not run yet. Needs the lock."""
         if self._thread.ident is None:
             self._thread.start()
+        self.pulse.begin()
         self._commands.put(_Command(run, refuse))
 
     # The rest runs in the engine's thread.
@@ -223,17 +228,22 @@ class EngineThread:
             False if the thread must end.
         """
         try:
+            self.pulse.beat()
             command.run()
             while True:
                 while not self._commands.empty():
                     if self._closing or (following := self._commands.get()) is None:
                         return False
                     following.run()
+                    self.pulse.beat()
                 if not (self.engine.busy or self._scoring.busy):
+                    self.pulse.rest()
                     return True
                 self._advance()
+                self.pulse.beat()
         except Exception as error:  # thread boundary: without this, waiting callers would hang
             log.exception("the engine has failed; all further requests are refused")
+            error.add_note(f"{len(self.engine.scheduler.running)} running sequences")
             with self._lock:
                 self.failure = error
             return False
@@ -378,7 +388,7 @@ class EngineThread:
         else:
             self._abort(job, choice)
         self.usage = self.engine.usage()
-        _ended(done)
+        ended(done)
 
     def _abort(self, job: Job, choice: int | None) -> None:
         """Abort the open choices of a job, or one of them."""
@@ -453,17 +463,6 @@ def _refuse_all(jobs: Sequence[Job], error: GeneratorClosed) -> None:
     for job in jobs:
         if job.loop is not None:
             _send_all(job.loop, [(job, error)])
-
-
-def _ended(done: Future[None]) -> None:
-    """Set the result, unless the caller has stopped waiting."""
-    if done.set_running_or_notify_cancel():
-        done.set_result(None)
-
-
-def _fail(done: Future[T], error: GeneratorClosed) -> None:
-    if done.set_running_or_notify_cancel():
-        done.set_exception(error)
 
 
 def _serve(

@@ -12,6 +12,7 @@ its tokens and log-probs are the same, bit for bit.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -169,6 +170,7 @@ class SixfoldServer:
 
     async def _complete(self, body: object, priority: int) -> Any:
         """Send a request for a completion. Waits while the server's queue is full."""
+        began = time.monotonic()
         while True:
             try:
                 return await self._server.ask("POST", "/v1/completions", body, LONG_S, priority)
@@ -177,6 +179,10 @@ class SixfoldServer:
                     raise ValueError(str(error)) from error
                 if error.status != 429:
                     raise EngineLost(str(error)) from error
+                if time.monotonic() - began > LONG_S:
+                    raise EngineLost(
+                        f"the queue of the Sixfold server at {self._url} was full for {LONG_S:g} s"
+                    ) from error
             await asyncio.sleep(RETRY_S)
 
     def _sampled(self, choice: Mapping[str, Any]) -> Sampled:

@@ -30,6 +30,7 @@ from ..model.device import prepare_device, resolve_device
 from ..model.half_weights import store_in_bfloat16
 from ..model.loading import Policy, load_policy, origin_of
 from ..model.turn_end import TurnEnd
+from ..processes.deadline import Deadline
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.schema import ModelConfig, Preemption, Recipe
 from ..report.numbers import percent
@@ -319,7 +320,12 @@ def _player(
     if episode is not None:
         limits = Limits(longest, recipe.rollout.max_turns, config.timeout_s)
     generator: Generator = (
-        EngineGenerator(engine, renderer, recipe.engine.release_kv)
+        EngineGenerator(
+            engine,
+            renderer,
+            recipe.engine.release_kv,
+            Deadline("the engine", recipe.run.silence_s),
+        )
         if isinstance(engine, Engine)
         else engine
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Metrics
-from ..errors import RunFailed
+from ..errors import NoAnswer, RunFailed
 from ..recipe.schema import Recipe
 from ..report.progress import Progress
 from ..sync.sync import WeightsNotFinite
@@ -23,7 +23,7 @@ from ..trainer.trainer import EngineDisagrees, TrainingDiverged
 from .folder import RunFolder
 from .learners import Learners
 from .listing import list_checkpoints
-from .out_of_memory import free_memory_of, is_out_of_memory, remedies
+from .out_of_memory import free_memory_of, is_out_of_memory, remedies, work_size
 from .registry import States, states_of
 from .state import PROGRESS, RunState
 
@@ -159,12 +159,15 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
         progress: knows the phase in which the run failed.
 
     Raises:
-        RunFailed: if engine and trainer disagree, training has diverged, or memory is used up.
+        RunFailed: if engine and trainer disagree, training has diverged, memory is used up, or a
+            part of the run gives no answer.
     """
     try:
         yield
     except EngineDisagrees as error:
         raise RunFailed(f"{error}. {_left(run)}") from error
+    except NoAnswer as error:
+        raise NoAnswer(f"{error}. {_left(run)}") from error
     except (TrainingDiverged, WeightsNotFinite) as error:
         raise RunFailed(f"training has diverged: {error}. {_left(run)}") from error
     except (MemoryError, RuntimeError) as error:
@@ -172,7 +175,7 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
             raise
         phase = progress.phase_name or "loading"
         raise RunFailed(
-            f"out of memory in {phase}: {remedies(recipe, phase)}. {_left(run)}"
+            f"out of memory in {phase}{work_size(error)}: {remedies(recipe, phase)}. {_left(run)}"
         ) from error
 
 

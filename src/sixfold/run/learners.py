@@ -227,7 +227,8 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix
     reference: KeptReference
     if own.placement == "worker":
-        reference = WorkerReference(model, world.scoring, budget, shared, own.threads)
+        silence_s = world.recipe.run.silence_s
+        reference = WorkerReference(model, world.scoring, budget, shared, own.threads, silence_s)
     elif own.placement == "fused":
         reference = FusedReference(model, world.scoring, copy=copy, base=base)
     else:

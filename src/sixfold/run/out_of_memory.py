@@ -26,6 +26,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
 
 
+def work_size(error: BaseException) -> str:
+    """Size of the work that failed, from the notes of an error and of its causes: " (...)"."""
+    notes, cause = list[str](), error
+    while True:
+        notes += vars(cause).get("__notes__", [])
+        if cause.__cause__ is None:
+            return f" ({'; '.join(notes)})" if notes else ""
+        cause = cause.__cause__
+
+
 def remedies(recipe: Recipe, phase: str) -> str:
     """Settings that reduce memory in a phase of the loop, with their current values.
 

@@ -70,6 +70,8 @@ class StepLog:
             metrics["checkpoint/failed_total"] = float(work.saver.failed)
         if trainer.skip_reason and metrics["train/skipped"]:
             work.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
+        for spike in trainer.spikes:
+            work.notes.add(step, spike, warning=True)
         if unfilled := metrics.get("dynamic/unfilled"):
             work.progress.note(
                 f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"

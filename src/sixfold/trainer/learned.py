@@ -18,6 +18,7 @@ from ..ranks import ALONE, Ranks
 from .logprobs import RoutedScores, Scores
 from .mismatch import log_ratio_metrics, mismatch_metrics
 from .routing import Routed, router_metrics
+from .spikes import RowGradients
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class UpdateTotals:
         old_logp: log-probs at sampling of the scored tokens of each micro-batch.
         versions: on the host, the weight version that sampled them. -1: not sampled by a policy.
         routed: what the routers of a mixture of experts did in each micro-batch.
+        gradients: derivatives with respect to the scores.
     """
 
     tokens: int = 0
@@ -144,6 +146,7 @@ class UpdateTotals:
     old_logp: list[Tensor] = field(default_factory=list)
     versions: list[Tensor] = field(default_factory=list)
     routed: list[Routed] = field(default_factory=list)
+    gradients: RowGradients = field(default_factory=RowGradients)
 
     def add(
         self,

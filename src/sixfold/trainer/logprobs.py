@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ..batch import Batch, KeptSets
+from ..errors import size_noted
 from ..model.causal_lm import head_logits, hidden_states
 from ..model.head import LogitFinish, is_plain
 from ..ranks import ALONE, Ranks
@@ -362,7 +363,8 @@ def score_tables(
             root(filler(batch), scoring)
             continue
         row = pack(batch, part, share_prefix)
-        scores = root(row, scoring)
+        with size_noted(f"micro-batch of {len(part)} rows, {len(row.tokens)} tokens"):
+            scores = root(row, scoring)
         for table, column in zip(tables, (scores.values, scores.entropy), strict=True):
             if column is not None:
                 table[row.row, row.column] = column

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Loss, Metrics, check_mask
 from ..checkpointable import check_names
+from ..errors import size_noted
 from ..ranks import ALONE, Ranks
 from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
@@ -34,6 +35,7 @@ from .optimizer_state import load_optimizer_tensors, optimizer_tensors
 from .packing import PackedRow, filler, pack
 from .sharded import own_part, whole
 from .sharing import plan_updates
+from .spikes import NormLevel, named_rows
 
 
 class TrainingDiverged(RuntimeError):
@@ -92,6 +94,8 @@ class Trainer:
         self.skipped_total = 0
         self.skipped_in_a_row = 0
         self.skip_reason = ""
+        self.level = NormLevel()
+        self.spikes: list[str] = []
 
     @property
     def model(self) -> nn.Module:
@@ -102,13 +106,14 @@ class Trainer:
         """Optimizer state for a checkpoint. The model's weights are saved with the model."""
         return optimizer_tensors(self.optimizer, self.model)
 
-    def state(self) -> dict[str, int]:
-        """Counters for a checkpoint."""
+    def state(self) -> dict[str, Any]:
+        """Counters, and the running level of the gradient norm, for a checkpoint."""
         return {
             "version": self.version,
             "steps": self.steps,
             "skipped_total": self.skipped_total,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "gradient_norm": self.level.state(),
         }
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -122,13 +127,14 @@ class Trainer:
         self.version, self.steps = state["version"], state["steps"]
         self.skipped_total = state["skipped_total"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
+        self.level.load(state["gradient_norm"])
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
         """Make all updates of one step on the batch.
 
         Returns:
             Metrics of the step. `train/skipped` counts updates that were not made; `skip_reason`
-            says why.
+            says why. `spikes` has a line for each update with a gradient spike.
 
         Raises:
             ValueError: if batch.weights is None, if the mask contradicts the versions of tokens, or
@@ -145,7 +151,7 @@ class Trainer:
         weighs = batch.weights.any(-1).long()
         number = torch.zeros_like(weighs) if batch.minibatch is None else batch.minibatch
         weighty, numbers = torch.stack([weighs, number]).tolist()  # one wait for the device
-        batch, config = batch.with_host(), self.config
+        batch, config, self.spikes = batch.with_host(), self.config, []
         check_mask(batch)
         budget = config.max_tokens_per_microbatch, config.share_prefix
         plan = plan_updates(batch, weighty, numbers, *budget, self.ranks)
@@ -175,6 +181,8 @@ class Trainer:
         sampler = totals.sampler_metrics(self.version, self.ranks)
         self._check_mismatch(sampler)
         skipped = self._step(norm, read, rate)
+        if not skipped and (excess := self.level.look(read.norm)):
+            self._report(batch, totals, read.norm, excess)
         return Learned(
             metrics=read.metrics | sampler,
             learning_rate=rate,
@@ -191,17 +199,18 @@ class Trainer:
 
         Gradients add up in float32 on the master weights.
         """
-        totals, share = UpdateTotals(), self.config.share_prefix
+        totals, share, width = UpdateTotals(), self.config.share_prefix, batch.tokens.shape[1]
         packs = [
             partial(pack, batch, rows, share) if rows else partial(filler, batch) for rows in parts
         ]
         self.root.prepare(packs, self.scoring, self.ranks)
         for rows in parts:
-            part = self._loss(batch, rows, loss, totals) if rows else self._no_loss(batch)
-            # Run backward even if the loss is not finite. Checking here would wait for the device,
-            # and ranks that wait for each other's gradients must all run as many backward passes.
-            # In that case the update is skipped later and the gradient dropped.
-            part.backward()
+            with size_noted(f"micro-batch of {len(rows)} rows of at most {width} tokens"):
+                part = self._loss(batch, rows, loss, totals) if rows else self._no_loss(batch)
+                # Run backward even if the loss is not finite. Checking here would wait for the
+                # device, and ranks that wait for each other's gradients must all run as many
+                # backward passes. The update is then skipped later and the gradient dropped.
+                part.backward()
         return totals
 
     def _loss(self, batch: Batch, rows: Sequence[int], loss: Loss, totals: UpdateTotals) -> Tensor:
@@ -209,6 +218,7 @@ class Trainer:
         host, packed = batch.at_host(), pack(batch, rows, self.config.share_prefix)
         local, scores = self._forward(batch, packed)
         at = packed.slot, packed.column
+        totals.gradients.watch(scores.values, packed.members, packed.slot)
         output = loss(local, _table(local, at, scores.values))
         totals.add(scores, output, at, local.old_logp)
         totals.tokens += len(packed.tokens)
@@ -233,6 +243,19 @@ class Trainer:
         if scores.entropy is not None:
             local = local.with_(entropy=_table(local, at, scores.entropy))
         return local, scores
+
+    def _report(self, batch: Batch, totals: UpdateTotals, norm: float, excess: str) -> None:
+        """Add a line about a gradient spike, with the rows that contributed most."""
+        sizes: dict[int, float] = {}
+        for part in self.ranks.gather(totals.gradients.contributions(bool(totals.old_logp))):
+            sizes |= part
+        rows = named_rows(sizes, batch.names)
+        clip = self.config.grad_clip
+        clipped = f"clipped to trainer.grad_clip = {clip:g}" if norm > clip else "not clipped"
+        self.spikes.append(
+            f"gradient spike: the gradient norm of update {self.steps} is {norm:.3g}, {excess};"
+            f" {clipped}. Largest contributions: {rows}"
+        )
 
     def _check_mismatch(self, mismatch: Metrics) -> None:
         """Raise EngineDisagrees above the limit, and drop the gradient.

@@ -31,4 +31,10 @@ class RunConfig(Section):
     precision: Literal["float32", "bfloat16"] = knob(
         "float32", "dtype of the forward passes; weights and gradients are always float32"
     )
+    silence_s: Real = knob(
+        1800.0,
+        "seconds without a sign of life after which the engine or the reference process counts as"
+        " dead, and the run ends",
+        gt=0,
+    )
     threads: int = knob(0, "CPU threads of torch (0: one per core)", ge=0, le=1024)

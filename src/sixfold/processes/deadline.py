@@ -1,0 +1,66 @@
+"""Deadlines of waits: the longest silence of each part of a run, and the error that names it.
+
+Contract of every wait in a run:
+
+- It has a deadline and names who must answer: the engine, the reference process, a server, ...
+- A deadline counts silence, not work: every sign of life (a step of the engine, a message) restarts
+  it. Clocks are monotonic, so a change of the machine's time ends nothing.
+- A missed deadline raises `NoAnswer`. The run then ends as after any failure: the last step is
+  saved if possible, processes are ended, and the exit code is not 0.
+- Whoever missed a deadline is not waited for again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..errors import NoAnswer
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Longest silence of one part of a run.
+
+    Attributes:
+        who: who must answer, as the subject of a sentence: "the engine".
+        seconds: longest silence.
+        setting: setting that allows more time.
+    """
+
+    who: str
+    seconds: float
+    setting: str = "run.silence_s"
+
+    def missed(self) -> NoAnswer:
+        """The error to raise."""
+        return NoAnswer(
+            f"{self.who} gave no sign of life for {self.seconds:g} s. If it needs that long, raise"
+            f" {self.setting}"
+        )
+
+
+class Pulse:
+    """Signs of life of a thread that has work now and then. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def begin(self) -> None:
+        """There is work. Its time counts from now, unless earlier work still counts."""
+        if self._last is None:
+            self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """A part of the work is done."""
+        self._last = time.monotonic()
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._last = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life. 0 without work."""
+        last = self._last
+        return 0.0 if last is None else time.monotonic() - last

@@ -1,0 +1,144 @@
+"""A part of a run that gives no answer ends the run with its name, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.engine.engine import Engine
+from sixfold.errors import NoAnswer
+from sixfold.processes.deadline import Deadline, Pulse
+from sixfold.reference.worker_reference import WorkerReference
+from sixfold.rollout.engine_guard import EngineGuard
+from sixfold.run.listing import list_checkpoints
+
+from .processes import tiny_recipe
+
+
+def train(folder: Path, **overrides: Any) -> int:
+    """`sixfold train` of a tiny run with a short deadline. Returns the exit code."""
+    recipe = folder / "r.toml"
+    recipe.write_text('run.name = "r"')
+    settings = {"run__steps": 4, "sft__steps": 0, "data__heldout": 0, "checkpoint__every": 0}
+    return main(["train", str(recipe), *tiny_recipe(folder, **settings, **overrides)])
+
+
+def newest(folder: Path) -> str:
+    return list_checkpoints(folder / "r" / "checkpoints")[-1].name
+
+
+@pytest.fixture
+def hung() -> Iterator[threading.Event]:
+    """Set at the end, so that a blocked thread can end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_an_engine_that_hangs_ends_the_run_with_its_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    hung: threading.Event,
+) -> None:
+    """The engine blocks in step 3. Step 2 is saved, and the run does not wait for the engine."""
+    step = Engine.step
+
+    def blocks(self: Engine) -> Any:
+        if self.version == 2:
+            hung.wait(60)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", blocks)
+    began = time.monotonic()
+    assert train(tmp_path, run__silence_s=1.5) == 3
+    assert time.monotonic() - began < 40
+    said = capsys.readouterr().err
+    assert "the engine gave no sign of life for 1.5 s" in said
+    assert "run.silence_s" in said and "step-000002" in said
+    assert newest(tmp_path) == "step-000002"
+
+
+@pytest.mark.slow
+def test_a_reference_process_that_stops_ends_the_run_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped process keeps its pipe open: only a deadline notices it."""
+    start = WorkerReference.start
+    pids: list[int] = []
+
+    def stops(self: WorkerReference, groups: Any) -> None:
+        pids.append(self._child.process.pid)
+        if len(pids) == 3:
+            self._deadline = Deadline("the reference process", 2.0)
+            os.kill(self._child.pid, signal.SIGSTOP)
+        start(self, groups)
+
+    monkeypatch.setattr(WorkerReference, "start", stops)
+    settings = {"reference__placement": "worker", "algorithm__beta": 0.1}
+    assert train(tmp_path, **settings) == 3
+    said = capsys.readouterr().err
+    assert "the reference process gave no sign of life for 2 s" in said and "run.silence_s" in said
+    assert newest(tmp_path) == "step-000002"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[-1], 0)
+
+
+def test_signs_of_life_restart_the_deadline_of_the_engine() -> None:
+    """Calls outlive the deadline while the engine lives, and fail once it is silent."""
+    pulse, deadline = Pulse(), Deadline("the engine", 0.3)
+    guard = EngineGuard(pulse, deadline)
+
+    async def calls() -> tuple[float, list[BaseException | None]]:
+        loop = asyncio.get_running_loop()
+        results: list[asyncio.Future[None]] = [loop.create_future() for _ in range(3)]
+        waiting = [asyncio.ensure_future(guard.answer(result)) for result in results]
+        pulse.begin()
+        began = loop.time()
+        for _ in range(10):
+            await asyncio.sleep(0.06)
+            pulse.beat()
+        assert not any(call.done() for call in waiting)
+        results[0].set_result(None)
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        return loop.time() - began, done  # type: ignore[return-value]
+
+    seconds, (first, *others) = asyncio.run(calls())
+    assert 0.85 < seconds < 3 and first is None
+    assert all(isinstance(error, NoAnswer) for error in others) and len(others) == 2
+    assert guard.left == 0.0
+
+
+def test_an_engine_without_work_never_misses_its_deadline() -> None:
+    pulse = Pulse()
+    guard = EngineGuard(pulse, Deadline("the engine", 0.05))
+    pulse.begin()
+    pulse.rest()
+
+    async def call() -> str:
+        given: Future[str] = Future()
+        asyncio.get_running_loop().call_later(0.3, given.set_result, "late")
+        return await guard.outcome(given)
+
+    assert asyncio.run(call()) == "late"
+    assert guard.left == 0.05
+
+
+def test_clocks_of_deadlines_ignore_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F31: the machine's time jumps by an hour."""
+    pulse = Pulse()
+    pulse.begin()
+    for jump in (3600.0, -3600.0):
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda now=now, jump=jump: now + jump)
+        assert 0 <= pulse.silence < 5
