@@ -210,7 +210,9 @@ class EngineThread:
     def _closed(self) -> GeneratorClosed:
         if self.failure is None:
             return GeneratorClosed("the generator is closed")
-        return EngineFailed(f"the engine has failed: {self.failure!r}")
+        failed = EngineFailed(f"the engine has failed: {self.failure!r}")
+        failed.__cause__ = self.failure
+        return failed
 
     def _send(self, run: Callable[[], None], refuse: Callable[[GeneratorClosed], None]) -> None:
         """Queue a command. Starts the thread if it does not run yet. Needs the lock."""
