@@ -24,19 +24,17 @@ class Deadline:
 
     Attributes:
         who: who must answer, as the subject of a sentence: "the engine".
-        seconds: longest silence.
-        setting: setting that allows more time.
+        seconds: longest silence, from `run.silence_s`.
     """
 
     who: str
     seconds: float
-    setting: str = "run.silence_s"
 
     def missed(self) -> NoAnswer:
         """The error to raise."""
         return NoAnswer(
             f"{self.who} gave no sign of life for {self.seconds:g} s. If it needs that long, raise"
-            f" {self.setting}"
+            " run.silence_s"
         )
 
 
