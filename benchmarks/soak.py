@@ -1,0 +1,469 @@
+"""Soak test of a run: it is killed every few seconds, resumed each time, and must lose nothing.
+
+    python benchmarks/soak.py [--minutes 30] [--every 20] [--seed 0] [--recipe demo] [--json FILE]
+                              [--section.key VALUE ...]
+
+Two runs of one recipe. The first is killed by SIGKILL about every `--every` seconds, most often
+while it trains and sometimes while it starts, and resumed each time. After `--minutes` it is
+stopped by SIGTERM. The second makes the same number of steps in one process. Promises, each of
+which is checked; the exit code is 1 if one is broken:
+
+- equal: metrics, trajectories and the last checkpoint of both runs are equal, bit for bit
+- ledger: every step is there once, and trained on exactly the tasks of the task stream: no prompt
+  is lost or trained twice
+- processes: no process outlives the trainer that started it by more than `GRACE_S`
+- lock: the run's folder is free after every kill
+- files: no temporary file or folder is left, in the run's folder or in the directory for temporary
+  files; the uninterrupted process opens no more and more files
+- memory: the uninterrupted process grows by less than `SLOPE` MB a minute (linear fit of its
+  resident memory after the first quarter, judged from `FIT_S` seconds on)
+
+The learning rate is constant, because a decaying one depends on the number of steps, which follows
+from the speed of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors.torch import load_file
+
+from sixfold.controller.stream import task_stream
+from sixfold.data.sources import load_tasks
+from sixfold.recipe.toml import load_recipe
+from sixfold.report.loggers import read_metrics
+from sixfold.report.rollouts import dumped_steps, read_rollouts
+from sixfold.run.listing import newest_checkpoint
+
+GRACE_S = 5.0
+"""Seconds after a kill in which processes of the run may still end."""
+
+SLOPE, FIT_S = 1.0, 120.0
+"""Bound of the memory slope in MB a minute, and the shortest time from which it is judged."""
+
+MORE_FILES = 4
+"""How many more open files the second half of a process may have than its first half."""
+
+EARLY = 0.2
+"""Share of the kills that hit a process while it starts."""
+
+LEAST_STEPS, LEAST_KILLS = 3, 3
+"""Steps and kills without which a soak shows nothing."""
+
+PATIENCE_S = 300.0
+"""Longest time in which a process must make its first step, or end after SIGTERM."""
+
+SETTINGS = {
+    "run.steps": 1_000_000,
+    "run.max_minutes": 0,
+    "run.target_reward": 0,
+    "run.threads": 1,
+    "sft.steps": 60,
+    "trainer.schedule": "constant",
+    "eval.every": 0,
+    "data.heldout": 0,
+    "checkpoint.every": 3,
+    "log.rollouts_every": 1,
+}
+"""Settings of both runs, besides the recipe's."""
+
+TIMED = ("time/", "rollout/tok_s", "train/tok_s", "dynamic/check_s")
+"""Beginnings of the metrics that no two runs share."""
+
+
+class Process(Protocol):
+    """A started run."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+
+
+Launch = Callable[[list[str], Path | None], Process]
+"""Starts `sixfold train` with these settings, or resumes the run in a folder."""
+
+
+@dataclass
+class Life:
+    """What was seen of one process.
+
+    Attributes:
+        seconds: its age at each sample.
+        megabytes: resident memory at each sample.
+        files: open files at each sample.
+        children: (pid, start time) of every process that it started.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    megabytes: list[float] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    children: set[tuple[int, str]] = field(default_factory=set)
+
+    def look(self, pid: int, age: float) -> None:
+        """Take a sample. A process that has just ended gives none."""
+        self.children |= descendants(pid)
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            files = len(os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            return
+        resident = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
+        if resident:
+            self.seconds.append(age)
+            self.megabytes.append(int(resident[0]) / 1024)
+            self.files.append(files)
+
+
+@dataclass
+class Report:
+    """Result of a soak.
+
+    Attributes:
+        kills: processes that were killed, and how many of them while they started.
+        steps: steps of the run.
+        tokens: sampled tokens.
+        reward: mean reward of the first and of the last ten steps.
+        slope: MB a minute of the uninterrupted process.
+        slope_of_lives: MB a minute within the killed processes, for information.
+        broken: broken promises.
+    """
+
+    kills: int = 0
+    early_kills: int = 0
+    steps: int = 0
+    tokens: int = 0
+    reward: tuple[float, float] = (0.0, 0.0)
+    slope: float | None = None
+    slope_of_lives: float | None = None
+    broken: list[str] = field(default_factory=list)
+
+
+def soak(
+    launch: Launch, folder: Path, settings: dict[str, Any], seconds: float, every: float, seed: int
+) -> Report:
+    """Run the soak.
+
+    Args:
+        launch: starts a process.
+        folder: empty folder for both runs and for temporary files.
+        settings: settings of both runs.
+        seconds: time after which the killed run is stopped.
+        every: mean time between kills.
+        seed: seed of the times of the kills.
+    """
+    report, rng, lives = Report(), random.Random(seed), list[Life]()
+    killed = folder / "killed"
+    settings = settings | {"run.dir": str(folder)}
+    named = flags_of(settings | {"run.name": "killed"})
+    until, last = time.monotonic() + seconds, False
+    while not last:
+        last = time.monotonic() >= until and report.kills >= LEAST_KILLS
+        process = launch(named, killed if (killed / "recipe.toml").is_file() else None)
+        early = not last and rng.random() < EARLY
+        wait = rng.uniform(0.1, 1.0 if early else 1.9) * every
+        life = _watch(process, killed, wait, early=early, last=last)
+        lives.append(life)
+        if (code := process.poll()) is not None:
+            report.broken.append(f"process {len(lives)} ended by itself with exit code {code}")
+            break
+        _end(process, signal.SIGTERM if last else signal.SIGKILL)
+        report.broken += _left_behind(killed, life, f"process {len(lives)}")
+        report.kills += not last
+        report.early_kills += early
+        if last and process.poll() != 143:
+            report.broken.append(f"exit code {process.poll()} after SIGTERM, not 143")
+    report.steps = len(read_metrics(killed / "metrics.jsonl"))
+    report.slope_of_lives = slope(lives)
+    if not report.broken:
+        _compare_with_clean(launch, folder, settings, report)
+    return report
+
+
+def _compare_with_clean(
+    launch: Launch, folder: Path, settings: dict[str, Any], report: Report
+) -> None:
+    """Make the same steps in one process, and compare."""
+    flags = flags_of(settings | {"run.name": "clean", "run.steps": report.steps})
+    process, began, life = launch(flags, None), time.monotonic(), Life()
+    while process.poll() is None:
+        life.look(process.pid or 0, time.monotonic() - began)
+        time.sleep(0.2)
+    if process.poll():
+        report.broken.append(f"the uninterrupted run ended with exit code {process.poll()}")
+        return
+    killed, clean = folder / "killed", folder / "clean"
+    report.slope = slope([_after_warm_up(life)])
+    if life.seconds and life.seconds[-1] >= FIT_S and (report.slope or 0.0) >= SLOPE:
+        report.broken.append(f"memory: it grows by {report.slope:.2f} MB a minute")
+    half = len(life.files) // 2
+    if half and max(life.files[half:]) > max(life.files[:half]) + MORE_FILES:
+        report.broken.append(f"files: open files grow from {life.files[0]} to {life.files[-1]}")
+    report.broken += _left_behind(clean, life, "the uninterrupted process")
+    report.broken += compare(killed, clean) + ledger(killed, report.steps) + litter(folder)
+    lines = read_metrics(killed / "metrics.jsonl")
+    rewards = [float(m["reward/mean"]) for m in lines if isinstance(m.get("reward/mean"), float)]
+    report.reward = statistics.fmean(rewards[:10]), statistics.fmean(rewards[-10:])
+    report.tokens = int(lines[-1]["tokens_total"])  # type: ignore[arg-type]
+
+
+def _watch(process: Process, run: Path, wait: float, *, early: bool, last: bool) -> Life:
+    """Look at a process until it is time to end it, or until it ends.
+
+    Args:
+        process: the process.
+        run: folder of the run.
+        wait: seconds until its end, from its first step on.
+        early: count them from its start instead.
+        last: it must make a step, and the run must have `LEAST_STEPS`.
+    """
+    began, life, before = time.monotonic(), Life(), _progress(run)
+    first = began if early else math.inf
+    while process.poll() is None and time.monotonic() - began < PATIENCE_S:
+        life.look(process.pid or 0, time.monotonic() - began)
+        if first == math.inf and _progress(run) != before:
+            first = time.monotonic()
+        enough = not last or _lines(run / "metrics.jsonl") >= LEAST_STEPS
+        if enough and time.monotonic() >= first + wait:
+            break
+        time.sleep(0.1)
+    return life
+
+
+def flags_of(settings: dict[str, Any]) -> list[str]:
+    """Settings as command-line flags."""
+    return [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+
+
+def _progress(run: Path) -> tuple[int, int]:
+    return _lines(run / "sft.jsonl"), _lines(run / "metrics.jsonl")
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def _end(process: Process, number: signal.Signals) -> None:
+    """Send a signal, and wait for the end of the process."""
+    os.kill(process.pid or 0, number)
+    until = time.monotonic() + PATIENCE_S
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _left_behind(run: Path, life: Life, who: str) -> list[str]:
+    """Processes that outlive their trainer, and a lock that nobody holds any more."""
+    until = time.monotonic() + GRACE_S
+    while (alive := life.children & processes()) and time.monotonic() < until:
+        time.sleep(0.05)
+    broken = [f"processes: {pid} outlives {who}" for pid, _ in sorted(alive)]
+    marker = run / ".sixfold-run"
+    if marker.is_file():
+        with marker.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                broken.append(f"lock: {run} is locked after the end of {who}")
+    return broken
+
+
+def processes() -> set[tuple[int, str]]:
+    """(pid, start time) of every process of the machine."""
+    return {(pid, start) for pid, (_, start) in _table().items()}
+
+
+def descendants(pid: int) -> set[tuple[int, str]]:
+    """(pid, start time) of every process below `pid`."""
+    table = _table()
+    below, found = {pid}, set[tuple[int, str]]()
+    while grown := {p for p, (parent, _) in table.items() if parent in below} - below:
+        below |= grown
+        found |= {(p, table[p][1]) for p in grown}
+    return found
+
+
+def _table() -> dict[int, tuple[int, str]]:
+    """Parent and start time of every process that is not a zombie, by pid."""
+    table = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                table[int(entry.name)] = int(fields[1]), fields[19]
+    return table
+
+
+def compare(killed: Path, clean: Path) -> list[str]:
+    """Differences between the killed run and the uninterrupted one."""
+    broken = []
+    a, b = ([_untimed(m) for m in read_metrics(run / "metrics.jsonl")] for run in (killed, clean))
+    if a != b:
+        step = next((i + 1 for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b))
+        broken.append(f"equal: metrics differ from step {step} on ({len(a)} and {len(b)} lines)")
+    for step in dumped_steps(clean / "rollouts"):
+        name = f"rollouts/step-{step:06d}.jsonl.zst"
+        if not (killed / name).is_file() or _tokens(killed / name) != _tokens(clean / name):
+            broken.append(f"equal: {name} differs")
+            break
+    ours, theirs = (newest_checkpoint(run / "checkpoints")[0] for run in (killed, clean))
+    if ours is None or theirs is None or ours.name != theirs.name:
+        return [*broken, f"equal: the last checkpoints are {ours} and {theirs}"]
+    for path in sorted(theirs.rglob("*.safetensors")):
+        name = path.relative_to(theirs)
+        mine, other = load_file(ours / name), load_file(path)
+        same = mine.keys() == other.keys() and all(
+            mine[key].numpy().tobytes() == other[key].numpy().tobytes() for key in other
+        )
+        broken += [] if same else [f"equal: {name} of {ours.name} differs"]
+    return broken
+
+
+def ledger(run: Path, steps: int) -> list[str]:
+    """Compare the tasks of every recorded step with the task stream."""
+    numbers = [m["step"] for m in read_metrics(run / "metrics.jsonl")]
+    broken = [] if numbers == [*range(1, steps + 1)] else ["ledger: steps are missing or repeated"]
+    recipe = load_recipe(str(run / "recipe.toml"))
+    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
+    stream = task_stream(
+        tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, tasks.weights
+    )
+    trained, wanted = Counter[str](), Counter[str]()
+    samples = [*range(recipe.rollout.samples_per_prompt)]
+    for step in range(1, steps + 1):
+        found: dict[str, list[int]] = {}
+        for record in read_rollouts(run / f"rollouts/step-{step:06d}.jsonl.zst"):
+            found.setdefault(record["task_id"], []).append(record["sample"])
+        trained.update(found.keys())
+        wanted.update(task.id for task in stream(step))
+        if any(given != samples for given in found.values()):
+            broken.append(f"ledger: step {step} has lost or repeated samples")
+    lost, twice = wanted - trained, trained - wanted
+    if lost or twice:
+        broken.append(f"ledger: {lost.total()} prompts lost, {twice.total()} trained twice")
+    return broken
+
+
+def litter(folder: Path) -> list[str]:
+    """Temporary files and folders that are left."""
+    marks = (".tmp-", ".saving-", ".deleting-", "damaged-")
+    left = [p for p in folder.rglob("*") if any(mark in p.name for mark in marks)]
+    left += [p for p in (folder / "tmp").glob("*")]
+    return [f"files: {path.relative_to(folder)} is left" for path in left[:5]]
+
+
+def slope(lives: Sequence[Life]) -> float | None:
+    """MB a minute: linear fit over all processes, each with its own intercept."""
+    above = below = 0.0
+    for life in lives:
+        if len(life.seconds) > 2:
+            at, size = statistics.fmean(life.seconds), statistics.fmean(life.megabytes)
+            pairs = zip(life.seconds, life.megabytes, strict=True)
+            above += sum((s - at) * (m - size) for s, m in pairs)
+            below += sum((s - at) ** 2 for s in life.seconds)
+    return 60 * above / below if below else None
+
+
+def _after_warm_up(life: Life) -> Life:
+    """The samples after the first quarter: before, the model is loaded and caches are filled."""
+    start = len(life.seconds) // 4
+    return Life(life.seconds[start:], life.megabytes[start:], life.files[start:])
+
+
+def _untimed(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metrics.items() if not key.startswith(TIMED)}
+
+
+def _tokens(path: Path) -> list[tuple[Any, ...]]:
+    keys = ("task_id", "sample", "tokens", "logp", "version", "advantage")
+    return [tuple(r[key] for key in keys) for r in read_rollouts(path)]
+
+
+@dataclass
+class Command:
+    """A run started from the command line."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return self.process.poll()
+
+
+def from_command_line(recipe: str, folder: Path) -> Launch:
+    """Launch runs by `sixfold train`, with temporary files in `folder`/tmp."""
+    (folder / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, "1")
+
+    def launch(flags: list[str], resume: Path | None) -> Process:
+        what = [recipe, *flags] if resume is None else ["--resume", str(resume)]
+        command = [sys.executable, "-m", "sixfold", "train", *what]
+        with (folder / "output.txt").open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        return Command(process)
+
+    return launch
+
+
+def main() -> int:
+    """Run the soak and print the report; 1 if a promise is broken."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--every", type=float, default=20, help="mean seconds between kills")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--json", type=Path)
+    given, more = parser.parse_known_args()
+    settings = SETTINGS | {
+        key.removeprefix("--"): value for key, value in zip(more[::2], more[1::2], strict=True)
+    }
+    with tempfile.TemporaryDirectory(prefix="sixfold-soak-") as name:
+        folder = Path(name)
+        launch = from_command_line(given.recipe, folder)
+        report = soak(launch, folder, settings, 60 * given.minutes, given.every, given.seed)
+        if report.broken:
+            print((folder / "output.txt").read_text(errors="replace")[-3000:])
+    rate = "-" if report.slope is None else f"{report.slope:+.2f}"
+    lives = "-" if report.slope_of_lives is None else f"{report.slope_of_lives:+.2f}"
+    print(
+        f"{report.kills} kills ({report.early_kills} of them while the process started),"
+        f" {report.steps} steps, {report.tokens} tokens, reward {report.reward[0]:.3f} ->"
+        f" {report.reward[1]:.3f}; memory {rate} MB a minute in one process ({lives} within the"
+        " killed ones, which are still filling their caches)"
+    )
+    for line in report.broken:
+        print(f"BROKEN  {line}")
+    print("every promise was kept" if not report.broken else "promises were broken")
+    if given.json:
+        given.json.write_text(json.dumps(asdict(report), indent=1) + "\n")
+    return bool(report.broken)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
