@@ -103,6 +103,68 @@ def test_an_adapter_and_its_base_by_hand() -> None:
     assert lowered["weights cast in a pass"] == 0
 
 
+def test_forms_of_weights_and_state_by_hand() -> None:
+    """Matrices take 2 bytes in bfloat16, norms and biases 4. A block of 256 8-bit moments has a
+    float32 scale.
+    """
+    vectors = 24 * (2 * 896 + 896 + 2 * 128) + 896
+    matrices = N - vectors
+    half = memory("--trainer.weights=bfloat16")
+    assert {
+        "weights": 2 * matrices + 4 * vectors,
+        "gradients": 4 * N,
+        "master weights": 4 * matrices,
+        "AdamW moments": 8 * N,
+        "weights cast in a pass": 0,
+    }.items() <= sizes(half).items()
+    assert "engine's weights" not in sizes(half) and half.host == 0
+    flags = ["--trainer.weights=bfloat16", "--trainer.rounding=stochastic"]
+    lean = memory(*flags, "--trainer.optimizer=adamw8bit")
+    assert "master weights" not in sizes(lean)
+    assert sizes(lean)["AdamW moments"] == 2 * matrices * 260 // 256 + 8 * vectors
+    away = memory("--trainer.weights=bfloat16", "--trainer.offload=optimizer")
+    assert away.host == 4 * matrices + 8 * N
+    assert half.training - away.training == away.host
+
+
+def test_a_rank_holds_its_shard_and_gathers_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen2.5-7B on 8 ranks; embedding and head are apart."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    layer = (N7 - 2 * TABLE7) // 28
+    flags = [f"--model.path={SEVEN}", "--engine.release_kv=true"]
+    plan = memory_of(make_plan(load_recipe("gsm8k", flags)))
+    assert plan is not None
+    assert {
+        "weights": N7 // 2,
+        "gradients": N7 // 2,
+        "AdamW moments": N7,
+        "gathered weights": 4 * 2 * TABLE7 + 2 * 2 * layer,
+        "whole gradients": 2 * 6 * layer,
+        "sync copy": 4 * N7,
+    }.items() <= sizes(plan).items()
+    lowered = next(p for p in plan.parts if p.name == "engine's weights")
+    assert lowered.size == 2 * (N7 - TABLE7) and not lowered.trains
+    apart = memory_of(make_plan(load_recipe("gsm8k", [*flags, "--parallel.replicas=4"])))
+    assert apart is not None and sizes(apart)["weights"] == 2 * N7
+
+
+def test_reference_in_bfloat16_and_in_host_memory() -> None:
+    beta = "--algorithm.beta=0.1"
+    vectors = 24 * (2 * 896 + 896 + 2 * 128) + 896
+    half = 2 * (N - vectors) + 4 * vectors
+    assert sizes(memory(beta, "--reference.precision=bfloat16"))["reference"] == half
+    assert sizes(memory(beta, "--trainer.weights=bfloat16"))["reference"] == half
+    here, away = memory(beta), memory(beta, "--reference.offload=true")
+    assert away.host == 4 * N and here.training - away.training == 4 * N
+    assert here.sampling == away.sampling, "it is on the device while it scores"
+
+
+def test_activations_in_host_memory_leave_one_layer() -> None:
+    here, away = sizes(memory()), memory("--trainer.activation_offload=true")
+    assert away.host == here["activations"]
+    assert sizes(away)["activations on the GPU"] == here["activations"] // 24
+
+
 def test_adapters_of_some_modules_and_their_magnitudes() -> None:
     size = model_size(json.loads((QWEN / "config.json").read_text()))
     assert size is not None
@@ -268,7 +330,8 @@ def test_explain_says_which_cards_hold_the_run() -> None:
         "--trainer.max_tokens_per_microbatch=65536", "--trainer.activation_checkpointing=none"
     )
     assert "24 GB: does not fit; 40 GB: does not fit; 80 GB: does not fit" in large
-    assert "to fit on 24 GB: trainer.activation_checkpointing = 'full'" in large
+    assert "to fit on 24 GB: trainer.activation_offload = true" in large
+    assert "trainer.activation_checkpointing = 'full'" in large
     here = lines(devices=[Device(0, 10**10, 24 * 10**9)])
     assert "GPU 0, 10.0 GB of 24.0 GB free: does not fit" in here and "to fit on GPU 0" in here
     other = lines(

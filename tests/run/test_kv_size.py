@@ -97,6 +97,15 @@ def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> N
     assert bytes_of("--algorithm.beta=0", "--trainer.activation_checkpointing=full") < alone
 
 
+def test_a_rank_reserves_its_share(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three quarters of the policy's weights are freed when the cache exists."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    config, n = policy.model.config.to_dict(), sum(p.numel() for p in policy.model.parameters())
+    asked = recipe("--algorithm.beta=0", "--engine.release_kv=true")
+    reserved = kv_size.reserved_bytes(asked, policy, config, LONGEST)
+    assert reserved == n + 2 * n - (4 * n - n)
+
+
 def test_explain_states_the_rule() -> None:
     assert "on a GPU at most its free memory, minus what training needs" in explain(
         make_plan(recipe())

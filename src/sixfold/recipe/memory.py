@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .kv_budget import HEADROOM, token_bytes, wanted_tokens
 from .memory_held import held_parts, holdings
 from .memory_part import Part, number_width
+from .memory_shards import gathered_parts
 from .memory_work import work_parts
 from .model_size import ModelSize
 from .schema import Recipe
@@ -18,7 +19,7 @@ from .schema import Recipe
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """All parts of a run on one device.
+    """All parts of a run on one device, and those that it keeps in host memory.
 
     Attributes:
         parts: in display order.
@@ -39,12 +40,17 @@ class MemoryPlan:
     @property
     def training(self) -> int:
         """Bytes while the trainer works, without the KV cache."""
-        return sum(p.size for p in self.parts if p.trains)
+        return sum(p.size for p in self.parts if p.trains and not p.host)
 
     @property
     def sampling(self) -> int:
         """Bytes while completions are sampled, without the KV cache."""
-        return sum(p.size for p in self.parts if p.samples)
+        return sum(p.size for p in self.parts if p.samples and not p.host)
+
+    @property
+    def host(self) -> int:
+        """Bytes in host memory."""
+        return sum(p.size for p in self.parts if p.host)
 
     def needed(self, cache: int) -> int:
         """Peak bytes with a KV cache of `cache` tokens."""
@@ -73,6 +79,7 @@ def memory_plan(
     longest: int | None,
     teacher: int | None = None,
     draft: ModelSize | None = None,
+    ranks: int = 1,
 ) -> MemoryPlan | None:
     """Memory of the run, part by part. None if the size of its adapter is not known.
 
@@ -83,16 +90,17 @@ def memory_plan(
         longest: longest sequence, in tokens. None: not known.
         teacher: parameters of a separate reference model.
         draft: sizes of the draft model. None: there is none.
+        ranks: processes that torchrun starts. The plan is that of one.
     """
     engine, embedded = recipe.engine, recipe.rollout.backend.kind == "engine"
     sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0
     wanted = engine.kv_tokens or engine.max_running * sequence
-    held = holdings(recipe, size, teacher, draft.parameters if draft else None)
+    held = holdings(recipe, size, teacher, draft.parameters if draft else None, ranks)
     if held is None:
         return None
     work = [p for p in work_parts(recipe, size, prompt, held) if embedded or p.trains]
     return MemoryPlan(
-        parts=(*held_parts(recipe, held), *work),
+        parts=(*held_parts(recipe, held), *gathered_parts(recipe, size, held), *work),
         cache_wanted=wanted if embedded else 0,
         cache_least=(engine.kv_tokens or sequence) if embedded else 0,
         cache_token=_cache_token(recipe, size, engine.kv_dtype)

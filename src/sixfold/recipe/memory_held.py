@@ -5,12 +5,17 @@ docs/memory.md explains the formulas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .algorithm_plan import resolve_algorithm
 from .memory_part import GRADIENT, LOWERED, MOMENTS, WEIGHTS, Part, number_width
 from .model_size import ModelSize
 from .schema import ALL_LINEAR, LoraConfig, Recipe
+
+BLOCK_8BIT = 256
+"""Numbers of a block of 8-bit moments."""
+MOMENTS_8BIT = 2 * (BLOCK_8BIT + 4)
+"""Bytes of a block of both moments: a code per number, and a float32 scale."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +24,30 @@ class Holdings:
 
     Attributes:
         parameters: parameters of the policy, without an adapter.
+        matrices: those of them that are in matrices and embeddings, not in norms and biases.
         lowered: those of them that are stored in bfloat16.
         trained: numbers that the optimizer updates: all parameters, or the adapter's.
         cast: parameters of which the engine has a bfloat16 copy, in a bfloat16 run.
         teacher: parameters of a separate reference model. None: there is none.
         draft: parameters of the draft model. None: there is none.
+        ranks: processes that torchrun starts. With several, the engine has a copy of its own.
+        shards: ranks that share weights, gradients and optimizer state.
     """
 
     parameters: int
+    matrices: int
     lowered: int
     trained: int
     cast: int
     teacher: int | None = None
     draft: int | None = None
+    ranks: int = 1
+    shards: int = 1
+
+    @property
+    def adapter(self) -> int:
+        """Numbers of the adapter. 0: all weights train."""
+        return self.trained if self.trained < self.parameters else 0
 
     @property
     def stored(self) -> int:
@@ -54,7 +70,11 @@ def adapter_parameters(lora: LoraConfig, size: ModelSize) -> int | None:
 
 
 def holdings(
-    recipe: Recipe, size: ModelSize, teacher: int | None = None, draft: int | None = None
+    recipe: Recipe,
+    size: ModelSize,
+    teacher: int | None = None,
+    draft: int | None = None,
+    ranks: int = 1,
 ) -> Holdings | None:
     """What the recipe makes a run hold. None if the size of its adapter is not known.
 
@@ -63,6 +83,7 @@ def holdings(
         size: sizes of the policy, without an adapter.
         teacher: parameters of a separate reference model. None: there is none.
         draft: parameters of the draft model. None: there is none.
+        ranks: processes that torchrun starts.
     """
     lora = recipe.model.lora
     trained = adapter_parameters(lora, size) if lora.rank else size.parameters
@@ -70,64 +91,90 @@ def holdings(
         return None
     # A tied head is the embedding, which is looked up in float32.
     head = 0 if size.tied else size.table
+    linears = sum(m.count * m.inputs * m.outputs for m in size.linears or ())
+    matrices = size.table + head + linears if size.linears else size.parameters
     lowered = 0
-    if lora.rank and lora.base == "bfloat16":
-        lowered = head + sum(m.count * m.inputs * m.outputs for m in size.linears or ())
-    cast = cast_parameters(size, lowered)
-    return Holdings(size.parameters, lowered, trained, cast, teacher, draft)
+    if recipe.trainer.weights == "bfloat16":
+        lowered = matrices
+    elif lora.rank and lora.base == "bfloat16":
+        lowered = head + linears
+    return Holdings(
+        parameters=size.parameters,
+        matrices=matrices,
+        lowered=lowered,
+        trained=trained,
+        cast=cast_parameters(size, recipe, lowered),
+        teacher=teacher,
+        draft=draft,
+        ranks=ranks,
+        shards=max(1, ranks // recipe.parallel.replicas),
+    )
 
 
-def cast_parameters(size: ModelSize, lowered: int) -> int:
+def cast_parameters(size: ModelSize, recipe: Recipe, lowered: int) -> int:
     """Parameters of which the engine of a bfloat16 run has a bfloat16 copy.
 
     They are what matrix products read in float32. An embedding that is not the head is looked up.
 
     Args:
         size: sizes of the policy.
-        lowered: parameters that are stored in bfloat16: none, or all linear modules.
+        recipe: the whole run.
+        lowered: parameters that are stored in bfloat16: none, all linear modules, or all matrices.
     """
+    if recipe.trainer.weights == "bfloat16":
+        return 0
     if lowered:
         return size.table if size.tied else 0
     return size.parameters - (0 if size.tied else size.table)
 
 
 def checkpoint_bytes(recipe: Recipe, size: ModelSize | None, parameters: int | None) -> int | None:
-    """Bytes of a checkpoint: the trained weights and AdamW's moments. None: not known.
+    """Bytes of a checkpoint: the trained weights and the optimizer's state. None: not known.
 
     Args:
         recipe: the whole run.
         size: sizes of the policy, if they are known.
         parameters: parameters of the policy, if they are known.
     """
-    if recipe.model.lora.rank:
-        parameters = None if size is None else adapter_parameters(recipe.model.lora, size)
-    return None if parameters is None else (WEIGHTS + MOMENTS) * parameters
+    held = None if size is None else holdings(recipe, size)
+    if held is None:
+        plain = not recipe.model.lora.rank and recipe.trainer.plain_optimizer
+        return (WEIGHTS + MOMENTS) * parameters if plain and parameters is not None else None
+    weights = WEIGHTS * held.adapter or held.stored
+    return weights + sum(part.size for part in _optimizer(recipe, held))
 
 
 def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
-    """Memory that is held for the whole run.
+    """Memory that is held for the whole run, on one rank.
 
     Args:
         recipe: the whole run.
         held: numbers that it holds.
     """
-    method, adapter = resolve_algorithm(recipe.algorithm), recipe.model.lora.rank > 0
-    trained = "per number of the adapter" if adapter else "per parameter"
+    method = resolve_algorithm(recipe.algorithm)
+    trained = "per number of the adapter" if held.adapter else "per parameter"
     parts = [_weights(held)]
-    if adapter:
-        size = WEIGHTS * held.trained
-        parts.append(Part("adapter", size, f"{held.trained:,} numbers, float32", early=True))
-    parts += [
-        Part("gradients", GRADIENT * held.trained, f"4 bytes {trained}, float32", samples=False),
-        Part("AdamW moments", MOMENTS * held.trained, f"8 bytes {trained}, float32"),
-    ]
+    if held.adapter:
+        says = f"{held.adapter:,} numbers, float32"
+        parts.append(Part("adapter", WEIGHTS * held.adapter, says, early=True))
+    says = f"4 bytes {trained}, float32"
+    parts.append(Part("gradients", GRADIENT * held.trained, says, samples=False))
+    parts += _optimizer(recipe, held)
     if method.needs_reference:
         parts += _reference(recipe, held)
+    parts = [_shared(part, held.shards) for part in parts]
     if method.needs_critic and recipe.critic.body == "own":
         each = WEIGHTS + GRADIENT + MOMENTS
         says = f"{each} bytes per parameter: weights, gradients, moments"
         parts.append(Part("critic", each * held.parameters, says))
     return (*parts, *_sampler(recipe, held))
+
+
+def _shared(part: Part, shards: int) -> Part:
+    """A rank's part of what the ranks share."""
+    if shards == 1:
+        return part
+    return replace(part, size=-(-part.size // shards), formula=f"{part.formula}; 1 / {shards} each")
 
 
 def _weights(held: Holdings) -> Part:
@@ -137,12 +184,42 @@ def _weights(held: Holdings) -> Part:
     return Part("weights", held.stored, says, early=True)
 
 
+def _optimizer(recipe: Recipe, held: Holdings) -> list[Part]:
+    """Float32 copies of bfloat16 weights, and moments."""
+    trainer = recipe.trainer
+    host = trainer.offload == "optimizer"
+    matrices = held.adapter or held.matrices
+    parts = []
+    if trainer.weights == "bfloat16" and trainer.rounding == "master" and not held.adapter:
+        says = "4 bytes per parameter of a matrix, float32 copies of bfloat16 weights"
+        parts.append(Part("master weights", WEIGHTS * matrices, says, host=host))
+    if trainer.optimizer == "adamw8bit":
+        vectors = held.trained - matrices
+        size = MOMENTS_8BIT * matrices // BLOCK_8BIT + MOMENTS * vectors
+        says = "2 bytes per number of a matrix, and 8 bytes per block of 256 for its scales"
+    else:
+        size, says = MOMENTS * held.trained, "8 bytes per trained number, float32"
+    return [*parts, Part("AdamW moments", size, says, host=host)]
+
+
 def _reference(recipe: Recipe, held: Holdings) -> list[Part]:
-    if recipe.model.lora.rank and not recipe.reference.path:
+    own = recipe.reference
+    if held.adapter and not own.path:
         says = "at most an adapter of its own: the reference runs the policy's base"
-        return [Part("reference", WEIGHTS * held.trained, says)]
-    parameters = held.teacher or held.parameters
-    return [Part("reference", WEIGHTS * parameters, "4 bytes per parameter, float32")]
+        return [Part("reference", WEIGHTS * held.adapter, says)]
+    parameters, lowered = held.parameters, held.lowered
+    if own.path:
+        parameters, lowered = held.teacher or held.parameters, 0
+    if own.precision == "bfloat16":
+        lowered = parameters if own.path else held.matrices
+    size = WEIGHTS * parameters - (WEIGHTS - LOWERED) * lowered
+    says = "4 bytes per parameter, float32"
+    if lowered:
+        says = "2 bytes per parameter of a matrix, bfloat16; 4 bytes for the others"
+    if not own.offload:
+        return [Part("reference", size, says)]
+    while_scoring = Part("reference, while it scores", size, says, trains=False)
+    return [Part("reference", size, says, host=True), while_scoring]
 
 
 def _sampler(recipe: Recipe, held: Holdings) -> list[Part]:
@@ -150,15 +227,16 @@ def _sampler(recipe: Recipe, held: Holdings) -> list[Part]:
     if recipe.rollout.backend.kind != "engine":
         return _draft(recipe, held)
     parts = []
-    if recipe.model.lora.rank:
+    if held.adapter:
         says = "the engine's own copy of the adapter, float32"
         parts.append(Part("engine's adapter", WEIGHTS * held.trained, says, early=True))
     if recipe.run.precision == "bfloat16" and held.cast:
         says = f"2 bytes each for {held.cast:,} parameters that matrix products read, bfloat16"
-        parts.append(Part("engine's weights", LOWERED * held.cast, says))
-    if recipe.sync.kind != "shared":
-        says = f"a copy of the weights: sync.kind = {recipe.sync.kind}"
-        parts.append(Part("sync copy", held.stored, says, early=True))
+        trains = not recipe.engine.release_kv  # which frees them too
+        parts.append(Part("engine's weights", LOWERED * held.cast, says, trains=trains))
+    if recipe.sync.kind != "shared" or held.ranks > 1:
+        why = f"sync.kind = {recipe.sync.kind}" if held.ranks == 1 else "every rank has all of them"
+        parts.append(Part("sync copy", held.stored, f"a copy of the weights: {why}", early=True))
     return parts + _draft(recipe, held)
 
 

@@ -21,6 +21,7 @@ class Part:
         trains: allocated while the trainer works.
         samples: allocated while completions are sampled.
         early: already allocated when the KV cache is created.
+        host: in host memory, not on the device.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Part:
     trains: bool = True
     samples: bool = True
     early: bool = False
+    host: bool = False
 
 
 def number_width(recipe: Recipe) -> int:

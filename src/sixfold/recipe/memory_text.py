@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .memory import MemoryPlan, memory_plan
+from .memory_shards import ranks_started
 from .plan import ModelShape, Plan, model_shape
 from .schema import Recipe, SharedSyncConfig
 
@@ -50,7 +51,13 @@ def memory_of(plan: Plan) -> MemoryPlan | None:
     if size is None or teacher is None or (speculation.kind == "draft" and draft is None):
         return None
     return memory_plan(
-        plan.recipe, size, plan.max_prompt_tokens, plan.longest_tokens, teacher or None, draft
+        plan.recipe,
+        size,
+        plan.max_prompt_tokens,
+        plan.longest_tokens,
+        teacher or None,
+        draft,
+        ranks_started(),
     )
 
 
@@ -85,7 +92,13 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
     memory = memory_of(plan)
     if memory is None:
         return [_missing(plan)]
-    lines = [(f"{p.name}: {gigabytes(p.size)}", p.formula) for p in memory.parts if p.size]
+    lines = [
+        (f"{p.name}{', in host memory' * p.host}: {gigabytes(p.size)}", p.formula)
+        for p in memory.parts
+        if p.size
+    ]
+    if (ranks := ranks_started()) > 1:
+        lines.insert(0, (f"on each of {ranks} GPUs, as torchrun starts ranks", "WORLD_SIZE"))
     cache = memory.cache_wanted * memory.cache_token
     if memory.cache_wanted:
         how = f"{memory.cache_wanted:,} tokens x {memory.cache_token:,} bytes"
@@ -102,6 +115,8 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
         f" {str(plan.recipe.engine.release_kv).lower()}"
     )
     lines.append((f"at the peak: {gigabytes(peak)}, and a tenth of the GPU as headroom", why))
+    if memory.host:
+        lines.append((f"in host memory: {gigabytes(memory.host)}", "not on the GPU"))
     lines.append((_cards(memory), "GB of 10^9 bytes; nothing else may run on the GPU"))
     backend = plan.recipe.rollout.backend.kind
     if backend != "engine":
@@ -188,11 +203,21 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         ("trainer", "activation_checkpointing", "full"),
         ("trainer", "max_tokens_per_microbatch", max(16, trainer.max_tokens_per_microbatch // 2)),
         ("trainer", "logprob_chunk", min(trainer.logprob_chunk, 256)),
+        ("trainer", "activation_offload", True),
         ("engine", "release_kv", True),
         ("engine", "kv_tokens", 0),
         ("engine", "max_running", max(1, running // 2)),
         ("critic", "body", "policy"),
     ]
+    alone, full = ranks_started() == 1, not recipe.model.lora.rank
+    if alone:  # several share the optimizer's state instead
+        wanted += [("trainer", "optimizer", "adamw8bit"), ("trainer", "offload", "optimizer")]
+    if recipe.run.precision == "bfloat16" and full:
+        wanted.append(("reference", "precision", "bfloat16"))
+    if recipe.run.precision == "bfloat16" and full and alone:
+        wanted.append(("trainer", "weights", "bfloat16"))
+    if recipe.reference.placement == "inline" and full:
+        wanted.append(("reference", "offload", True))
     if recipe.sync.kind == "copy":
         yield "sync.kind = 'shared'", recipe.model_copy(update={"sync": SharedSyncConfig()})
     for section, key, value in wanted:

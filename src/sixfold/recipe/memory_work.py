@@ -148,7 +148,7 @@ def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> H
     chunk = max(1, min(recipe.trainer.logprob_chunk, TABLE // size.vocabulary))
     table = 4 * chunk * size.vocabulary
     weight = 4 * size.table
-    frozen = held.trained < held.parameters
+    frozen = held.adapter > 0
     waiting = 0 if frozen or not size.tied else weight
     if min(chunk, tokens) * size.vocabulary <= SMALL:
         gradient = 0 if frozen else 2 * weight
@@ -159,7 +159,8 @@ def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> H
     lowered, on_gpu = recipe.run.precision == "bfloat16", recipe.run.device != "cpu"
     tables = 1.5 if lowered and on_gpu else 1.0
     cast = (LOWERED * size.table if on_gpu else weight) if lowered else 0
-    if lowered and on_gpu and held.lowered and not size.tied:
+    stored = held.lowered == held.matrices or (held.lowered > 0 and not size.tied)
+    if on_gpu and stored:
         cast = 0  # the head is stored in bfloat16
     gradient = 0 if frozen else weight + min(4 * SLICE, weight)
     forward = table + 2 * min(table, 4 * ENTROPY_TABLE)
@@ -195,6 +196,8 @@ def work_parts(
         "selective": "a layer's input and its products",
         "full": "a layer's input",
     }[mode]
+    kept_bytes = activation_bytes(size, tokens, mode, width, keys, rank)
+    on_host = trainer.activation_offload
     head = head_work(recipe, size, tokens, held)
     moments = _moments(recipe, size, held, head)
     layer = moments.layer + layer_work_bytes(size, tokens, mode, width, keys, rank)
@@ -203,9 +206,10 @@ def work_parts(
     parts = [
         Part(
             "activations",
-            activation_bytes(size, tokens, mode, width, keys, rank),
+            kept_bytes,
             f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode} keeps {kept}",
             samples=False,
+            host=on_host,
         ),
         Part(
             "logits",
@@ -240,6 +244,11 @@ def work_parts(
             trains=False,
         ),
     ]
+    if on_host:
+        # One layer's are on the device, when it runs; the last norm's are outside of the layers.
+        once = kept_bytes // max(1, size.layers)
+        says = "of one layer at a time: trainer.activation_offload"
+        parts.insert(1, Part("activations on the GPU", once, says, samples=False))
     if width == LOWERED:
         layers = f"of the layers ({moments.cast:,} bytes)"
         says = f"bfloat16, of the head; those {layers} are freed before the backward pass"
@@ -277,9 +286,9 @@ def _moments(recipe: Recipe, size: ModelSize, held: Holdings, head: HeadWork) ->
     until the end of the pass.
     """
     lowered = number_width(recipe) == LOWERED
-    adapter = held.trained if held.trained < held.parameters else 0
-    others = 0 if held.lowered else size.parameters - size.table
-    cast = LOWERED * (others + adapter) if lowered else 0
+    # Shards are gathered in bfloat16, so nothing is left to cast.
+    others = 0 if held.lowered or held.shards > 1 else size.parameters - size.table
+    cast = LOWERED * (others + held.adapter) if lowered else 0
     all_kept = recipe.trainer.activation_checkpointing == "none"
     kept, each = (cast, cast) if all_kept else (0, cast // max(1, size.layers))
     return _Moments(

@@ -15,6 +15,7 @@ from ..model.loading import Policy
 from ..recipe import kv_budget
 from ..recipe.memory_held import Holdings, cast_parameters, held_parts
 from ..recipe.memory_part import number_width
+from ..recipe.memory_shards import gathered_parts, ranks_started
 from ..recipe.memory_work import work_parts
 from ..recipe.model_size import ModelSize, rough_size
 from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
@@ -105,17 +106,27 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
         longest: longest sequence, in tokens.
     """
     size = rough_size(config, sum(p.numel() for p in policy.plain.parameters()))
-    numbers = _holdings(policy, size)
-    held = sum(part.size for part in held_parts(recipe, numbers) if not part.early)
+    numbers = _holdings(recipe, policy, size)
+    held = sum(p.size for p in held_parts(recipe, numbers) if not p.early and not p.host)
+    # The policy is still whole: every rank keeps its shard of it later.
+    held -= numbers.stored - numbers.stored // numbers.shards
     if recipe.engine.release_kv:
         return held
     prompt = max(0, longest - recipe.episode_tokens)
-    work = work_parts(recipe, size, prompt, numbers)
-    return held + sum(part.size for part in work if part.trains)
+    work = [*work_parts(recipe, size, prompt, numbers), *gathered_parts(recipe, size, numbers)]
+    return held + sum(part.size for part in work if part.trains and not part.host)
 
 
-def _holdings(policy: Policy, size: ModelSize) -> Holdings:
+def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
     """Numbers of a loaded policy, whose adapter is counted on the module."""
-    lowered = sum(p.numel() for p in policy.plain.parameters() if p.dtype == torch.bfloat16)
-    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    return Holdings(size.parameters, lowered, trained, cast_parameters(size, lowered))
+    base = list(policy.plain.parameters())
+    lowered = sum(p.numel() for p in base if p.dtype == torch.bfloat16)
+    return Holdings(
+        parameters=size.parameters,
+        matrices=sum(p.numel() for p in base if p.dim() > 1),
+        lowered=lowered,
+        trained=sum(p.numel() for p in policy.model.parameters() if p.requires_grad),
+        cast=cast_parameters(size, recipe, lowered),
+        ranks=ranks_started(),
+        shards=max(1, ranks_started() // recipe.parallel.replicas),
+    )

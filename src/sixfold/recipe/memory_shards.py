@@ -1,0 +1,61 @@
+"""Memory that a rank of a sharded run (FSDP2) needs beside its own part. No torch.
+
+docs/memory.md explains the formulas.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .memory_held import Holdings
+from .memory_part import LOWERED, WEIGHTS, Part, number_width
+from .model_size import ModelSize
+from .schema import Recipe
+
+AHEAD = 2
+"""Layers whose weights or gradients are whole at the same time: one works, the next one arrives."""
+
+
+def ranks_started() -> int:
+    """Processes of the run: what torchrun states in WORLD_SIZE, else 1."""
+    stated = os.environ.get("WORLD_SIZE", "")
+    return max(1, int(stated)) if stated.isascii() and stated.isdigit() else 1
+
+
+def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Part, ...]:
+    """Weights and gradients that a rank gathers, beside its own part.
+
+    The root (embedding, head and last norm) stays whole for a forward or backward pass. Layers are
+    gathered one ahead of the one that works, in the dtype of matrix products.
+
+    Args:
+        recipe: the whole run.
+        size: sizes of the policy.
+        held: numbers that the run holds.
+    """
+    if held.shards == 1:
+        return ()
+    width = number_width(recipe)
+    tables = size.table * (1 if size.tied else 2)
+    layer = (size.parameters - tables) // max(1, size.layers)
+    stored = LOWERED if held.lowered == held.matrices else WEIGHTS
+    weights = tables * stored + AHEAD * layer * width
+    parts = [
+        Part(
+            "gathered weights",
+            weights,
+            f"embedding and head, {stored} bytes each; {AHEAD} layers, {width} bytes each",
+            samples=False,
+        )
+    ]
+    if not held.adapter:
+        each = width + WEIGHTS  # in the dtype of products, and in float32 for the sum
+        parts.append(
+            Part(
+                "whole gradients",
+                AHEAD * layer * each,
+                f"{AHEAD} layers, {each} bytes each, before each rank keeps its part of the sum",
+                samples=False,
+            )
+        )
+    return tuple(parts)
