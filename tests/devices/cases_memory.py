@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 import torch
 from fused_kernels import register_gpu
-from phantom import is_phantom
+from phantom import count_synchronisations, is_phantom
 from tests.trainer.tiny import (
     Allocations,
     grpo,
     make_trainer,
     ragged_batch,
+    relative,
     step_gradient,
     tiny_model,
 )
 from torch import Tensor
 
+from sixfold.batch import filled
 from sixfold.model.half_weights import store_in_bfloat16
 from sixfold.reference.frozen import FrozenReference
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
@@ -93,6 +95,25 @@ def test_offloaded_state_is_on_the_host(settings: dict[str, Any]) -> None:
         assert all(is_phantom(p) for p in model.parameters())
         weights.append(torch.cat([p.detach().float().cpu().flatten() for p in model.parameters()]))
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_fused_head_computes_the_cpus_gradient_without_waiting(
+    autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward, with an entropy gradient."""
+    monkeypatch.setattr("sixfold.trainer.logprobs.SMALL", 0)
+    model, batch = tiny_model(), ragged_batch(1)
+    scoring = Scoring(0.8, 16, autocast, entropy_gradient=True)
+    gradients = []
+    for device in ("cpu", DEVICE):
+        twin, row = copy.deepcopy(model).to(device), pack(batch.to(device), range(12), True)
+        with count_synchronisations() as counts:
+            scores = PolicyRoot(twin)(row, scoring)
+            (scores.values.sum() + 0.3 * filled(scores.entropy, "entropy").sum()).backward()
+        assert counts.at("trainer/fused_head") == 0, counts.table()
+        gradients.append(torch.cat([p.grad.cpu().flatten() for p in twin.parameters()]))
+    assert relative(gradients[1], gradients[0]) < (1e-5 if autocast is None else 0.05)
 
 
 def test_offloaded_reference_is_on_the_device_only_while_it_scores() -> None:

@@ -9,6 +9,7 @@ import torch
 from tests.trainer.tiny import grpo, make_trainer, ragged_batch, relative, tiny_model
 from transformers import PreTrainedModel
 
+from sixfold.critic.value_model import own_value_model
 from sixfold.model.half_weights import store_in_bfloat16
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.packing import pack
@@ -53,6 +54,13 @@ def test_a_copy_looks_up_its_own_table() -> None:
     ids = torch.arange(3)
     assert half.get_input_embeddings()(ids).any() and not twin.get_input_embeddings()(ids).any()
     assert half.get_input_embeddings()(ids).dtype == torch.float32
+
+
+def test_a_critic_of_its_own_is_float32() -> None:
+    """Values may differ by less than bfloat16 resolves."""
+    _, half = models()
+    critic = own_value_model(half)
+    assert {p.dtype for p in critic.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])

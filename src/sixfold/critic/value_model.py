@@ -81,7 +81,10 @@ def own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
     # The random weights are all overwritten, so the run's random state must not advance.
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForTokenClassification.from_config(
-            config, dtype=policy.dtype, attn_implementation=NAME
+            config,
+            # Not bfloat16: values may differ by less than it resolves.
+            dtype=torch.promote_types(policy.dtype, torch.float32),
+            attn_implementation=NAME,
         )
     between = [
         child
