@@ -133,3 +133,18 @@ def test_runs(settings: dict[str, Any], tmp_path: Path) -> None:
             0.5 if {"run__precision", "sync__kind"} & settings.keys() else 1e-4
         )
     assert counts.at("trainer/packing.py") == counts.at("trainer/segments.py") == 0, counts.table()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sync__kind": "shared", "run__precision": "bfloat16", "model__lora__base": "bfloat16"},
+        {"sync__kind": "copy", "model__lora__dora": True},
+    ],
+)
+def test_a_run_that_trains_an_adapter(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """With the reference on the shared base, and exact resumes."""
+    given = {"model__lora__rank": 2, "algorithm__beta": 0.1, **settings}
+    whole = run(tmp_path / "a", **given)
+    run(tmp_path / "b", run__steps=1, **given)
+    assert run(tmp_path / "b", resume=True, **given) == whole
