@@ -39,6 +39,10 @@ def size_noted(what: str) -> Iterator[None]:
         raise
 
 
+class RankFailed(Exception):
+    """One of several ranks has failed, and this one reports it for all. Exit code 3."""
+
+
 def one_line(error: BaseException) -> str:
     """`ValueError: message`, on one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -22,12 +22,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import RunFailed, UserError, one_line
+from .errors import RankFailed, RunFailed, UserError, one_line
 
 T = TypeVar("T")
 
 GRACE_S = 5.0
 """Seconds for the other ranks to notice a failure too, before those that did not are named."""
+
+
+LEAD_S = 0.5
+"""Seconds by which rank 0 is preferred to report an error."""
 
 
 class Ranks(Protocol):
@@ -55,6 +59,10 @@ class Ranks(Protocol):
         """Wait until every rank has called it. `name` appears in the error of one that did not."""
         ...
 
+    def ending_together(self) -> AbstractContextManager[None]:
+        """Context of a run. If it ends by an error, the other ranks end too."""
+        ...
+
 
 class Alone:
     """One process."""
@@ -73,12 +81,16 @@ class Alone:
     def barrier(self, name: str) -> None:
         """Nobody to wait for."""
 
+    def ending_together(self) -> AbstractContextManager[None]:
+        """Nobody to end with."""
+        return nullcontext()
+
 
 ALONE = Alone()
 """The ranks of a run in one process."""
 
 
-class RankLost(RunFailed):
+class RankLost(RankFailed):
     """Another rank has failed or did not answer in time."""
 
 
@@ -143,8 +155,8 @@ class ProcessRanks:
                 raise SystemExit(1) from error
             if lost is not None:
                 raise lost from error
-            if self.rank:
-                error.add_note(f"(on rank {self.rank} of {self.size})")
+            if self.rank and isinstance(error, UserError | RunFailed):
+                raise RankFailed(f"rank {self.rank} of {self.size}: {error}") from error
             raise
         dist.destroy_process_group()
 
@@ -181,6 +193,8 @@ class ProcessRanks:
 
     def _first_to_fail(self, message: str) -> bool:
         """True for the first rank that fails. Its message is published for the others."""
+        if self.rank:  # if all ranks fail alike, rank 0 reports it
+            time.sleep(LEAD_S)
         try:
             first = self._store.add("failures", 1) == 1
             if first:

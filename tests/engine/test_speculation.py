@@ -28,7 +28,7 @@ from sixfold.model.base import Body, LayerAdditions, Layout
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.recipe.schema import EngineConfig, NgramSpeculation, Recipe
-from sixfold.run.assemble import make_engine
+from sixfold.run.sampler import make_engine
 from sixfold.types import Kept, SamplingParams
 
 LEVEL = 1e-3

@@ -19,9 +19,10 @@ from sixfold.recipe.memory_text import memory_of
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import ModelConfig
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.assemble import build_world, make_engine
+from sixfold.run.assemble import build_world
 from sixfold.run.model_source import with_model_folders
 from sixfold.run.policy_evaluation import evaluate_policy
+from sixfold.run.sampler import make_engine
 from sixfold.run.start import train_run
 from sixfold.types import Group, SamplingParams
 

@@ -15,7 +15,7 @@ from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run import assemble as assembly
-from sixfold.run import kv_size
+from sixfold.run import kv_size, sampler
 
 LONGEST = 100
 PER_TOKEN = 2 * 2 * 2 * 16 * 4
@@ -66,9 +66,9 @@ def test_a_gpu_holds_what_fits_and_the_user_is_told(
         and "engine.max_running = 8" in note
         and "engine.preemption.kind" in note
     )
-    engine = assembly.make_engine(asked, policy, LONGEST, None, notes)
+    engine = sampler.make_engine(asked, policy, LONGEST, None, notes)
     assert engine.scheduler.blocks.count == 288 // 16 + 1 and len(notes) == 2
-    given = assembly.make_engine(recipe("--engine.kv_tokens=4000"), policy, LONGEST, None, notes)
+    given = sampler.make_engine(recipe("--engine.kv_tokens=4000"), policy, LONGEST, None, notes)
     assert given.scheduler.blocks.count == 4000 // 16 + 1, (
         "a size that the user gives is the user's"
     )
@@ -114,17 +114,17 @@ def test_explain_states_the_rule() -> None:
 
 def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"engine\.cuda_graphs = 'on' needs a GPU.*auto"):
-        assembly.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
+        sampler.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
     given: list[bool | None] = []
     monkeypatch.setattr(
-        assembly, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs)
+        sampler, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs)
     )
     for asked in ("auto", "off"):
-        assembly.make_engine(recipe(f"--engine.cuda_graphs={asked}"), policy, LONGEST, None)
+        sampler.make_engine(recipe(f"--engine.cuda_graphs={asked}"), policy, LONGEST, None)
     there = copy.copy(policy.model)
     monkeypatch.setattr(type(there), "device", torch.device("cuda"))
-    monkeypatch.setattr(assembly, "kv_tokens", lambda *args: 64)
-    assembly.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
+    monkeypatch.setattr(sampler, "kv_tokens", lambda *args: 64)
+    sampler.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
     assert given == [None, False, True]
 
 
@@ -152,7 +152,7 @@ def test_released_memory_is_released_after_every_use(monkeypatch: pytest.MonkeyP
         try:
             for rollout in (world.rollout(), world.evaluator(), world.prober()):
                 world.sample(rollout, world.tasks.train[:2], seed=1)
-                assert isinstance(world.engine, assembly.Engine)
+                assert isinstance(world.engine, sampler.Engine)
                 assert (world.engine.runner.cache.tensors() == []) == (released == "true")
         finally:
             world.close()

@@ -22,37 +22,10 @@ BENCHMARKS = "benchmarks/algorithms uses it"
 UNREACHED = {
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
-    **dict.fromkeys(
-        (
-            "ranks.Alone.barrier",
-            "ranks.GRACE_S",
-            "ranks.ProcessRanks",
-            "ranks.ProcessRanks.__init__",
-            "ranks.ProcessRanks._answered",
-            "ranks.ProcessRanks._first_to_fail",
-            "ranks.ProcessRanks._lost",
-            "ranks.ProcessRanks._mark",
-            "ranks.ProcessRanks._seen",
-            "ranks.ProcessRanks.barrier",
-            "ranks.ProcessRanks.ending_together",
-            "ranks.ProcessRanks.gather",
-            "ranks.ProcessRanks.sum",
-            "ranks.RankLost",
-            "ranks.Ranks.barrier",
-            "ranks.lost_connection",
-            "ranks.torchrun_ranks",
-            "trainer.sharded.rank_mesh",
-            "trainer.sharded.shard_root",
-        ),
-        "runs on several ranks follow",
-    ),
 }
 """Definition -> why it stays although no entry point reaches it."""
 
 NEVER_PASSED = {
-    "trainer.sharded.shard_root.autocast": "runs on several ranks follow",
-    "trainer.logprobs.score_tables.ranks": "runs on several ranks follow",
-    "trainer.trainer.Trainer.__init__.ranks": "runs on several ranks follow",
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "api.train": "the Python API",
     **dict.fromkeys(
@@ -69,7 +42,6 @@ NEVER_PASSED = {
     ),
     "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
-    "report.progress.Progress.__init__.console": "tests draw on a console in memory",
     "run.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
 """Parameter, or the function with all of its parameters -> why it stays although no call in the

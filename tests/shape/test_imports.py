@@ -57,7 +57,8 @@ ALLOWED = {
         "types",
     },
     "reference": {
-        *("batch", "checkpointable", "errors", "model", "processes", "recipe", "trainer", "types"),
+        *("batch", "checkpointable", "errors", "model", "processes", "ranks", "recipe", "trainer"),
+        "types",
     },
     "critic": {"batch", "checkpointable", "errors", "model", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "rollout"},

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import RunFailed, UserError, check_platform, nearest
+from ..errors import RankFailed, RunFailed, UserError, check_platform, nearest
 
 VERBS = {
     "train": "train a model by reinforcement learning, or resume a run",
@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _refuse(str(error))
+    except RankFailed as error:
+        print(f"sixfold: error: {error}", file=sys.stderr)
+        return 3
     except RunFailed as error:
         if debug:
             raise
@@ -116,5 +119,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _refuse(message: str, code: int = 2) -> int:
+    if os.environ.get("RANK", "0") != "0":  # all ranks refuse the same settings
+        return code
     print(f"sixfold: error: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch
 from ..model.twin import twin_of
+from ..ranks import ALONE, Ranks
 from ..trainer.logprobs import PolicyRoot, Scores, Scoring, score_tables
 from ..trainer.packing import PackedRow
 from ..types import Group
@@ -69,6 +70,8 @@ class FrozenReference(FrozenWeights):
         base: module whose parameters are frozen and saved elsewhere, if `model` is an adapter on
             it or the module itself. They are neither copied, reset nor saved.
         offload: keep the weights in host memory, except while the model scores.
+        root: root on `model` that is sharded over the ranks. None with one rank.
+        ranks: the ranks that share the scoring.
     """
 
     scorer = None
@@ -83,11 +86,14 @@ class FrozenReference(FrozenWeights):
         copy: bool = True,
         base: nn.Module | None = None,
         offload: bool = False,
+        root: PolicyRoot | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = _frozen(model, copy, base)
         self._host = HostWeights(self.model) if offload else None
         super().__init__(self._host.weights if self._host else _own_weights(self.model, base))
-        self._root = PolicyRoot(self.model)
+        self._root = root or PolicyRoot(self.model)
+        self._ranks = ranks
         self._scoring = scoring
         self._max_tokens = max_tokens
         self._share_prefix = share_prefix
@@ -97,10 +103,9 @@ class FrozenReference(FrozenWeights):
 
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False."""
+        budget = self._max_tokens, self._share_prefix
         with self._host.on_device() if self._host else nullcontext():
-            logp, _ = score_tables(
-                self._root, batch, self._scoring, self._max_tokens, self._share_prefix
-            )
+            logp, _ = score_tables(self._root, batch, self._scoring, *budget, self._ranks)
         return batch.with_(ref_logp=logp)
 
     def close(self) -> None:
@@ -118,6 +123,7 @@ class FusedReference(FrozenWeights):
         scoring: sampling temperature, chunk size and precision.
         copy: keep a deep copy of `model`. False uses `model` itself, which nothing else may train.
         base: as for `FrozenReference`.
+        root: as for `FrozenReference`.
     """
 
     def __init__(
@@ -127,10 +133,11 @@ class FusedReference(FrozenWeights):
         *,
         copy: bool = True,
         base: nn.Module | None = None,
+        root: PolicyRoot | None = None,
     ) -> None:
         self.model = _frozen(model, copy, base)
         super().__init__(_own_weights(self.model, base))
-        self._root = PolicyRoot(self.model)
+        self._root = root or PolicyRoot(self.model)
         self._scoring = scoring
 
     def start(self, groups: Sequence[Group]) -> None:

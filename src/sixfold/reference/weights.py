@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpointable import check_names, check_tensors
+from ..trainer.sharded import own_part, place
 
 
 class FrozenWeights:
@@ -30,9 +31,10 @@ class FrozenWeights:
             RuntimeError: if a weight requires gradients or shares storage with a weight of the
                 optimizer.
         """
-        moved = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        moved = {own_part(p).data_ptr() for p in trained if own_part(p).numel()}
         for name, weight in self._weights.items():
-            if weight.requires_grad or weight.data_ptr() in moved:
+            if weight.requires_grad or own_part(weight).data_ptr() in moved:
                 raise RuntimeError(
                     f"reference weight '{name}' would be trained: the reference must be a frozen"
                     " copy"
@@ -56,7 +58,7 @@ class FrozenWeights:
         check_names((), state, "value")
         check_tensors(self._weights, tensors)
         for name, weight in self._weights.items():
-            weight.copy_(tensors[name])
+            weight.copy_(place(weight, tensors[name]))
 
     @torch.no_grad()
     def reset(self, policy: nn.Module) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,8 +14,6 @@ from transformers import PreTrainedModel
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, few_tasks_notes
 from ..engine.engine import Engine
-from ..engine.routes import RecordedModel
-from ..engine.speculative import Speculation
 from ..environment.episode import MakeEpisode
 from ..environment.episodes import load_episode
 from ..environment.scorer import Environment
@@ -25,15 +21,14 @@ from ..environment.solved import REWARD
 from ..errors import UserError
 from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
-from ..model.causal_lm import CausalLM
 from ..model.device import prepare_device, resolve_device
 from ..model.half_weights import store_in_bfloat16
 from ..model.loading import Policy, load_policy, origin_of
 from ..model.turn_end import TurnEnd
 from ..processes.deadline import Deadline
+from ..ranks import ALONE, Ranks
 from ..recipe.adapter_folder import is_adapter
-from ..recipe.schema import ModelConfig, Preemption, Recipe
-from ..report.numbers import percent
+from ..recipe.schema import ModelConfig, Recipe
 from ..rollout.base import Rollout, groups_in_order
 from ..rollout.driver import Driver
 from ..rollout.engine_generator import EngineGenerator
@@ -42,16 +37,15 @@ from ..rollout.player import Limits, OneTurn, Player
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
 from ..sync.adapter import AdapterSync
-from ..sync.quantise import quantised_share
-from ..sync.sync import CopySync, SharedSync
+from ..sync.sync import CopySync
 from ..sync.versioned import VersionedSync
-from ..trainer.logprobs import Scoring
+from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.routing import make_routing
+from ..trainer.sharded import Shards
 from ..types import Group, SamplingParams, Task
-from .draft_model import load_draft
-from .kv_size import kv_tokens
-from .outside import start_outside
 from .rendered_prompt import rendering
+from .sampler import Sync, engine_and_sync
+from .shared_rollout import SharedRollout
 
 
 @dataclass
@@ -72,6 +66,8 @@ class World:
         device: device of the policy.
         longest: longest sequence, in tokens.
         ending: resources that are closed with the World.
+        ranks: the ranks of the run.
+        shards: the policy sharded over the ranks. None with one rank.
     """
 
     recipe: Recipe
@@ -83,10 +79,18 @@ class World:
     environment: Environment
     loop: EventLoop
     scoring: Scoring
-    sync: SharedSync | AdapterSync | CopySync | VersionedSync
+    sync: Sync
     device: str
     longest: int
     ending: ExitStack = field(default_factory=ExitStack)
+    ranks: Ranks = ALONE
+    shards: Shards | None = None
+
+    def root(self) -> PolicyRoot:
+        """Body and head of the policy, for training and scoring."""
+        if self.shards:
+            return self.shards.root
+        return PolicyRoot(self.policy.model, make_routing(self.policy.model, self.recipe.moe))
 
     @property
     def sampler(self) -> PreTrainedModel:
@@ -115,7 +119,7 @@ class World:
         elif isinstance(self.engine, Engine):
             self.sync = AdapterSync(lora, self.engine)
 
-    def rollout(self, samples: int = 0) -> Driver:
+    def rollout(self, samples: int = 0) -> Rollout:
         """Rollout role for training, with the recipe's temperature and truncation.
 
         Args:
@@ -123,16 +127,21 @@ class World:
         """
         r = self.recipe.rollout
         params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
-        return Driver(self.player, params, samples or r.samples_per_prompt)
+        return self._shared(Driver(self.player, params, samples or r.samples_per_prompt))
 
-    def evaluator(self) -> Driver:
+    def evaluator(self) -> Rollout:
         """Rollout role for held-out evaluation."""
         evaluation = self.recipe.eval
-        return Driver(self.player, self._params(evaluation.temperature), evaluation.samples)
+        params = self._params(evaluation.temperature)
+        return self._shared(Driver(self.player, params, evaluation.samples))
 
-    def prober(self) -> Driver:
+    def prober(self) -> Rollout:
         """Greedy rollout with one sample per task: progress of SFT, or a baseline."""
-        return Driver(self.player, self._params(0.0), 1)
+        return self._shared(Driver(self.player, self._params(0.0), 1))
+
+    def _shared(self, rollout: Rollout) -> Rollout:
+        """The rollout, with its tasks shared out over the ranks."""
+        return rollout if self.ranks.size == 1 else SharedRollout(rollout, self.ranks)
 
     def sample(
         self, rollout: Rollout, tasks: Sequence[Task], seed: int, *, scored: bool = False
@@ -172,6 +181,7 @@ def build_world(
     tasks: TaskSet | None = None,
     own_ends: TurnEnd | None = None,
     generator: Generator | None = None,
+    ranks: Ranks = ALONE,
 ) -> World:
     """Load the model and the tasks, and create the engine and the environment.
 
@@ -184,6 +194,7 @@ def build_world(
         own_ends: tokens and strings that end a completion by the model's own configuration. Needed
             for a checkpoint, because its model folder also contains those that the recipe added.
         generator: replaces the recipe's engine, and is never synced. None: make the engine.
+        ranks: the ranks of the run. With several, the policy is sharded.
 
     Raises:
         UserError: for a missing device, model or dataset, or if prompts do not fit.
@@ -226,10 +237,8 @@ def build_world(
         tasks.notes += policy.notes
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
-        engine, sync = (
-            _engine_and_sync(recipe, policy, renderer, longest, autocast, ending, tasks.notes)
-            if generator is None
-            else (generator, VersionedSync(policy.model, generator, 1, math.inf, longest))
+        engine, sync, shards = engine_and_sync(
+            recipe, policy, renderer, longest, autocast, ending, tasks.notes, generator, ranks
         )
         if (
             isinstance(engine, Engine)
@@ -257,6 +266,8 @@ def build_world(
         device=device,
         longest=longest,
         ending=ending,
+        ranks=ranks,
+        shards=shards,
     )
 
 
@@ -331,123 +342,6 @@ def _player(
     )
     stops = policy.stop_strings
     return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode)
-
-
-def _engine_and_sync(
-    recipe: Recipe,
-    policy: Policy,
-    renderer: Renderer,
-    longest: int,
-    autocast: torch.dtype | None,
-    ending: ExitStack,
-    notes: list[str],
-) -> tuple[Engine, SharedSync | AdapterSync | CopySync] | tuple[Generator, VersionedSync]:
-    """Create the engine and its weight sync.
-
-    Args:
-        recipe: the whole run.
-        policy: the trainer's model.
-        renderer: decodes completions.
-        longest: longest sequence, in tokens.
-        autocast: dtype of the forward passes. None: the dtype of the weights.
-        ending: receives the callback that ends an engine in another process.
-        notes: receives messages for the user.
-    """
-    if recipe.rollout.backend.kind != "engine":
-        return start_outside(recipe, recipe.rollout.backend, policy, renderer, longest, ending)
-    engine = make_engine(recipe, policy, longest, autocast, notes)
-    if recipe.sync.kind == "shared":
-        lora = policy.lora
-        return engine, AdapterSync(lora, engine) if lora else SharedSync(policy.model, engine)
-    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind, policy.lora)
-    if policy.lora and not recipe.sync.quantised:  # the engine starts with the base alone
-        sync.refresh()
-    if recipe.sync.quantised:  # the engine starts with an unquantised copy
-        sync.refresh()
-        share = quantised_share(policy.plain)
-        notes.append(
-            f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
-            f" {recipe.sync.kind} precision. This saves neither memory nor time."
-        )
-    return engine, sync
-
-
-def make_engine(
-    recipe: Recipe,
-    policy: Policy,
-    longest: int,
-    autocast: torch.dtype | None,
-    notes: list[str] | None = None,
-) -> Engine:
-    """Create the engine on the policy's own module, or on a copy if the recipe does not share it.
-
-    Args:
-        recipe: the whole run.
-        policy: the trainer's model.
-        longest: longest sequence, in tokens.
-        autocast: dtype of the forward passes. None: the dtype of the weights.
-        notes: receives messages for the user.
-
-    Raises:
-        UserError: for CUDA graphs without a GPU, or if memory does not suffice for one sequence.
-    """
-    config = recipe.engine
-    model = policy.plain
-    if config.cuda_graphs == "on" and model.device.type != "cuda":
-        raise UserError(
-            f"engine.cuda_graphs = 'on' needs a GPU, but the model is on {model.device}: set 'auto'"
-        )
-    if recipe.sync.kind != "shared":
-        model = copy.deepcopy(model).requires_grad_(False)
-    speculation, draft = _speculation(recipe, policy, longest)
-    routing = make_routing(model, recipe.moe) if recipe.moe.routing != "free" else None
-    return Engine(
-        CausalLM(model) if routing is None else RecordedModel(CausalLM(model), routing.routers),
-        kv_tokens=config.kv_tokens
-        or kv_tokens(recipe, policy, longest, notes if notes is not None else [], draft),
-        block_size=config.block_size,
-        max_running=config.max_running,
-        prefill_tokens=config.prefill_tokens_per_step,
-        prefix_cache=config.prefix_cache,
-        continuous=config.continuous,
-        chunked_prefill=config.chunked_prefill,
-        preemption=config.preemption.kind,
-        host_tokens=_host_tokens(config.preemption),
-        kv_dtype=config.kv_dtype,
-        autocast=autocast,
-        speculation=speculation,
-        cuda_graphs={"auto": None, "on": True, "off": False}[config.cuda_graphs],
-    )
-
-
-def _host_tokens(config: Preemption) -> int | None:
-    """Tokens in host memory. None: as many as the KV cache."""
-    return (config.host_tokens or None) if config.kind == "swap" else None
-
-
-def _speculation(
-    recipe: Recipe, policy: Policy, longest: int
-) -> tuple[Speculation | None, PreTrainedModel | None]:
-    """Speculation of the recipe, and its draft model if it has one.
-
-    Args:
-        recipe: the whole run.
-        policy: the trainer's model.
-        longest: longest sequence, in tokens.
-
-    Raises:
-        UserError: if the draft model does not fit the policy.
-    """
-    config = recipe.engine.speculation
-    if config.kind == "ngram":
-        speculation = Speculation(config.tokens, None, config.shortest, config.longest)
-        return speculation, None
-    if config.kind == "draft":
-        draft = load_draft(
-            config.path, policy, recipe.run.precision, longest, "engine.speculation.path"
-        )
-        return Speculation(config.tokens, CausalLM(draft)), draft
-    return None, None
 
 
 def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: int) -> int:

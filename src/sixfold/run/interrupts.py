@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from ..ranks import ALONE, Ranks
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal arrived where the run can stop at once.
@@ -24,14 +26,22 @@ class Interrupts:
 
     A signal raises Interrupted at once. Inside `finishing`, the work in progress is finished first.
 
+    With several ranks, a signal is only noted: it reaches the ranks at different moments. They stop
+    together at the end of a step.
+
+    Args:
+        say: prints a line.
+        ranks: the ranks of the run.
+
     Attributes:
         exit_code: 0 until a signal arrives, then 128 + its number (130 for Ctrl-C, 143 for
             SIGTERM).
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], ranks: Ranks = ALONE) -> None:
         self.exit_code = 0
-        self._finishing = False
+        self._ranks = ranks
+        self._finishing = ranks.size > 1
         self._say = say
         self._before: dict[int, signal._HANDLER] = {}
 
@@ -59,9 +69,26 @@ class Interrupts:
         Raises:
             Interrupted: if a signal has arrived and the current work need not be finished.
         """
+        if self._ranks.size > 1:
+            return
         self._finishing = finish
         if self.exit_code and not finish:
             raise Interrupted
+
+    def stop_here(self) -> None:
+        """Stop if a signal has arrived at some rank. All ranks call it at the same place.
+
+        Raises:
+            Interrupted: if a signal has arrived. With one rank, the work may stop from now on.
+        """
+        self.finish_first(False)
+        if self.stopping():
+            raise Interrupted
+
+    def stopping(self) -> bool:
+        """True if a signal has arrived at some rank. All ranks call it at the same place."""
+        self.exit_code = max(self._ranks.gather(self.exit_code))
+        return self.exit_code != 0
 
     @contextmanager
     def finishing(self) -> Iterator[None]:

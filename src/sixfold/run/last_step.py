@@ -25,6 +25,7 @@ from .learners import Learners
 from .listing import list_checkpoints
 from .out_of_memory import free_memory_of, is_out_of_memory, remedies, work_size
 from .registry import States, states_of
+from .several_ranks import alike
 from .state import PROGRESS, RunState
 
 if TYPE_CHECKING:
@@ -58,9 +59,13 @@ class LastStep:
         """Publish the newest state that is safe after a step has failed.
 
         Returns:
-            None if nothing is more recent than the checkpoints on disk.
+            None if nothing is more recent than the checkpoints on disk, or if another rank has not
+            failed: a checkpoint needs all of them.
         """
+        if not alike(error, self._work.world.ranks):
+            return None  # the other ranks do not take part
         self._work.saver.settle()
+        self._work.world.ranks.barrier("the last save")  # then all see the same checkpoints
         if is_out_of_memory(error):
             free_memory_of(error)
             self._learners.policy.optimizer.zero_grad(set_to_none=True)

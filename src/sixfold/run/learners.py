@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
+from typing import cast
 
 from transformers import PreTrainedModel
 
@@ -17,6 +18,7 @@ from ..controller.oversample import DynamicK
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
 from ..critic.critic import Critic
+from ..engine.engine import Engine
 from ..model.half_weights import store_in_bfloat16
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.algorithm_plan import resolve_algorithm
@@ -31,7 +33,6 @@ from ..trainer.logprobs import PolicyRoot
 from ..trainer.optimizer import reset_optimizer
 from ..trainer.parity import TRAINING_LIMIT
 from ..trainer.proximal import Proximal
-from ..trainer.routing import make_routing
 from ..trainer.trainer import Trainer
 from .assemble import World
 
@@ -154,7 +155,7 @@ def build_learners(
     )
     # Log-probs of a quantised sampler differ from the policy's by design.
     limit = inf if recipe.quantised_sampling else TRAINING_LIMIT[recipe.run.precision]
-    root = PolicyRoot(world.policy.model, make_routing(world.policy.model, recipe.moe))
+    root = world.root()
     policy = Trainer(
         root,
         config,
@@ -164,6 +165,7 @@ def build_learners(
         frozen=reference.scorer,
         mismatch_limit=limit,
         seed=recipe.run.seed,
+        ranks=world.ranks,
     )
     reference.check_apart(policy.optimizer)
     critic = (
@@ -172,7 +174,9 @@ def build_learners(
         else None
     )
     trainer = ActorCritic(policy, critic, named, recipe.critic.warmup_steps) if critic else policy
-    proximal = [Proximal(root, world.scoring, *budget)] if method.needs_proximal else []
+    proximal = (
+        [Proximal(root, world.scoring, *budget, world.ranks)] if method.needs_proximal else []
+    )
     scorers = Chain(reference, [*([critic] if critic else []), *proximal])
     resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)
     role = "reference" if algorithm.needs_reference else "scoring" if critic or proximal else ""
@@ -226,14 +230,28 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
         model, copy = store_in_bfloat16(deepcopy(model) if copy else model), False
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix
     reference: KeptReference
+    root = None
+    if world.shards and isinstance(world.engine, Engine):
+        # The engine has the policy's weights in one piece.
+        whole = deepcopy(world.engine.runner.model.module)
+        model = teacher or cast(PreTrainedModel, whole)
+        root, copy = world.shards.shard(PolicyRoot(model.requires_grad_(False))), False
     if own.placement == "worker":
         silence_s = world.recipe.run.silence_s
         reference = WorkerReference(model, world.scoring, budget, shared, own.threads, silence_s)
     elif own.placement == "fused":
-        reference = FusedReference(model, world.scoring, copy=copy, base=base)
+        reference = FusedReference(model, world.scoring, copy=copy, base=base, root=root)
     else:
         reference = FrozenReference(
-            model, world.scoring, budget, shared, copy=copy, base=base, offload=own.offload
+            model,
+            world.scoring,
+            budget,
+            shared,
+            copy=copy,
+            base=base,
+            offload=own.offload,
+            root=root,
+            ranks=world.ranks,
         )
     world.ending.callback(reference.close)
     return reference

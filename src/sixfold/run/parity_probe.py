@@ -19,7 +19,7 @@ from ..engine.engine import Engine
 from ..errors import UserError
 from ..report.numbers import percent
 from ..rollout.kv_probe import exact_logp
-from ..trainer.logprobs import score_batch
+from ..trainer.logprobs import score_batch, score_tables
 from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
 from ..trainer.parity import Parity, parity_limits
 from .assemble import World
@@ -156,6 +156,7 @@ def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tenso
 def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:
     """Log-probs [B, T] computed by the trainer's code with `model`."""
     config = world.recipe.trainer
-    return score_batch(
-        model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix
-    )
+    budget = config.max_tokens_per_microbatch, config.share_prefix
+    if world.shards:  # the engine then has the policy's own weights
+        return score_tables(world.root(), batch, world.scoring, *budget, world.ranks)[0]
+    return score_batch(model, batch, world.scoring, *budget)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..engine.weights import first_not_finite
 from ..errors import UserError
+from ..trainer.sharded import gathered, own_part
 from ..trainer.trainer import TrainingDiverged
 from .assemble import World
 from .background import Background
@@ -99,13 +100,18 @@ class Saver:
         self._tolerate(self._background.wait)
         weights, tensors = self._world.policy.weights(), tensors_of(registry)
         every = {**{_MODEL + name: tensor for name, tensor in weights.items()}, **tensors}
-        if wrong := first_not_finite(every):
+        if wrong := self._not_finite(every):
             raise TrainingDiverged(
                 f"'{wrong}' is not finite, so no checkpoint was saved. Lower trainer.learning_rate"
             )
         background = self._world.recipe.checkpoint.asynchronous and not required
-        if background:
+        step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
+        if self._world.shards:
+            every = gathered(every, self._world.ranks)
+        elif background:
             every = self._snapshots.take(every)
+        if self._world.ranks.rank:  # rank 0 writes
+            return self._run.checkpoints / f"{stage}-{step:06d}"
         job = self._job(stage, every, states)
         if background:
             self._background.start(job)
@@ -113,7 +119,6 @@ class Saver:
             job()
         else:
             self._tolerate(job)
-        step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
         return self._run.checkpoints / f"{stage}-{step:06d}"
 
     def check(self) -> None:
@@ -130,6 +135,11 @@ class Saver:
             self._background.wait()
         except Exception as error:  # noqa: BLE001  the run ends, for another reason
             self._warn(f"{error}")
+
+    def _not_finite(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Name of a tensor with a part that is not finite, on any rank. Or None."""
+        found = first_not_finite({name: own_part(t) for name, t in tensors.items()})
+        return next(filter(None, self._world.ranks.gather(found)), None)
 
     def _job(
         self,

@@ -14,8 +14,6 @@ from ..errors import UserError
 from ..recipe.plan import SFT_PROBE_EVERY
 from ..report.numbers import percent
 from ..rollout.worked_episode import worked_episodes
-from ..trainer.logprobs import PolicyRoot
-from ..trainer.routing import make_routing
 from ..trainer.sft import SupervisedLoss, example
 from ..trainer.trainer import Trainer, TrainingDiverged
 from ..types import Group, Task
@@ -23,6 +21,7 @@ from .assemble import World
 from .interrupts import Interrupted, Interrupts
 from .out_of_memory import free_memory_of, is_out_of_memory
 from .policy_evaluation import evaluate_policy
+from .several_ranks import alike
 
 PROBE_TASKS = 128
 
@@ -97,19 +96,20 @@ class SftStage:
             }
         )
         # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
-        model = self.world.policy.model
         trainer = Trainer(
-            PolicyRoot(model, make_routing(model, recipe.moe)),
+            self.world.root(),
             settings,
             replace(self.world.scoring, temperature=1.0),
             sft.steps,
             seed=recipe.run.seed,
+            ranks=self.world.ranks,
         )
         self._mark = self._good = restore(trainer)
         try:
             self._train(trainer, stream, probe)
         except (Exception, Interrupted) as error:
-            self._keep(trainer, error)
+            if alike(error, self.world.ranks):
+                self._keep(trainer, error)
             raise
         self.world.sync.refresh()
         return self._mark.step
@@ -146,7 +146,7 @@ class SftStage:
         Returns:
             True if the probe set is solved well enough.
         """
-        self.interrupts.finish_first(False)  # before writing anything: a resume repeats all of this
+        self.interrupts.stop_here()  # before writing anything: a resume repeats all of this
         solved = False
         if probe and self._mark.step % SFT_PROBE_EVERY == 0:
             found = evaluate_policy(self.world, probe, version=0, probe=True)

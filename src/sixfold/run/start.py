@@ -24,6 +24,8 @@ from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import given_tasks
 from ..environment.episode import MakeEpisode
+from ..model.device import resolve_device
+from ..ranks import Ranks, torchrun_ranks
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.dump import dump_recipe
 from ..recipe.schema import Recipe
@@ -48,6 +50,13 @@ from .learners import Learners, build_learners, method_of, teacher_of, training_
 from .registry import load_components, states_of
 from .resume import cut_after, find_checkpoint
 from .saver import Saver
+from .several_ranks import (
+    check_supported,
+    copy_records,
+    follower_folder,
+    quiet,
+    quiet_progress,
+)
 from .state import RunState, with_progress
 from .step_log import StepLog
 from .warm_up import tried, warm_up
@@ -92,16 +101,24 @@ def train_run(
     given = None if tasks is None else given_tasks(tasks, heldout)
     directory, name = Path(recipe.run.dir), recipe.run.name
     run = RunFolder(resume or directory / name)
+    ranks = torchrun_ranks(
+        resolve_device(recipe.run.device, "run.device"), recipe.parallel.timeout_s
+    )
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress())
-        interrupts = stack.enter_context(Interrupts(progress.note))
+        stack.enter_context(ranks.ending_together())
+        progress = stack.enter_context(quiet_progress() if ranks.rank else Progress())
+        interrupts = stack.enter_context(Interrupts(progress.note, ranks))
         stack.enter_context(failures_in_words(recipe, run, progress))
+        check_supported(recipe, method_of(recipe, algorithm), ranks)
+        recipe = quiet(recipe) if ranks.rank else recipe
         try:
             checkpoint = None
             if resume:
-                run = stack.enter_context(open_run(resume))
+                run = open_run(resume)
+                if not ranks.rank:
+                    stack.enter_context(run)
                 checkpoint = find_checkpoint(run, recipe, progress.note)
-            else:
+            elif not ranks.rank:
                 recover(directory / name)
                 check_free(directory, name, overwrite)
             progress.phase("loading")
@@ -113,6 +130,7 @@ def train_run(
                 episode=environment,
                 tasks=given,
                 own_ends=own_ends(checkpoint),
+                ranks=ranks,
             )
             stack.callback(world.close)
             teacher = teacher_of(world, algorithm)
@@ -123,11 +141,7 @@ def train_run(
                     progress.note(note)
             if warning := tried(world):
                 progress.note(warning)
-            if not resume:  # only now: a mistake in the recipe must not create or move any folder
-                run = stack.enter_context(create_run(directory, name, overwrite))
-                stack.callback(
-                    lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None
-                )
+            run = _own_folder(stack, run, resume is None, overwrite, ranks, progress)
             work = Run(
                 recipe,
                 run,
@@ -148,6 +162,35 @@ def train_run(
         if interrupts.exit_code:
             progress.note(words(where_it_stopped(run)))
         return interrupts.exit_code
+
+
+def _own_folder(
+    stack: ExitStack,
+    run: RunFolder,
+    new: bool,
+    overwrite: bool,
+    ranks: Ranks,
+    progress: Progress,
+) -> RunFolder:
+    """Folder in which this rank writes: rank 0 in the run's, others in one that is temporary.
+
+    Called only now: a mistake in the recipe must not create or move any folder.
+
+    Args:
+        stack: closes the folder.
+        run: the run. Locked if it is resumed.
+        new: create the run.
+        overwrite: replace an earlier run.
+        ranks: the ranks of the run.
+        progress: receives a message about a run that was replaced.
+    """
+    if new and not ranks.rank:
+        run = stack.enter_context(create_run(run.path.parent, run.path.name, overwrite))
+        stack.callback(
+            lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None
+        )
+    ranks.barrier("the run folder")
+    return stack.enter_context(follower_folder(run.path)) if ranks.rank else run
 
 
 @dataclass
@@ -183,12 +226,17 @@ class Run:
 
     def _prepare(self, checkpoint: Checkpoint | None) -> None:
         """Delete output after the checkpoint, and record the recipe and versions."""
+        if self.world.ranks.rank:
+            self.world.ranks.barrier("the records of the run")
+            copy_records(self.run)
+            return
         cut_after(self.run, checkpoint, self.state, self.progress.note)
         self.notes.cut_after(self.state.step if checkpoint and checkpoint.stage == "step" else None)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
         self.run.write_environment(
             sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits}
         )
+        self.world.ranks.barrier("the records of the run")
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
         """Run the stages that the checkpoint lacks: SFT, first evaluation, RL and report.
@@ -274,7 +322,7 @@ class Run:
                 step, heldout if isinstance(heldout, float) else None
             ):
                 self.progress.note(f"step {step}: copied the policy into the reference ({why})")
-            done = self._ended(step) is not None or self.interrupts.exit_code != 0
+            done = self.interrupts.stopping() or self._ended(step) is not None
             best = self.best.look(step, metrics)
             if done or best or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
                 self._save(learners, required=done)
@@ -305,7 +353,9 @@ class Run:
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))
 
     def _ended(self, step: int) -> Ending | None:
-        return why_ended(self.recipe.run, step, self.state.ema, time.perf_counter() - self.started)
+        seconds = time.perf_counter() - self.started
+        ended = why_ended(self.recipe.run, step, self.state.ema, seconds)
+        return self.world.ranks.gather(ended)[0]  # the ranks' clocks differ
 
     def watch(self) -> None:
         """Start to track learning, from the first evaluation and the steps before a resume."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ..checkpointable import tensor_form
 from ..errors import UserError
 from .lean_adamw import LeanAdamW
+from .sharded import place
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -54,10 +55,14 @@ def load_optimizer_tensors(
             if saved[name]["step"] > 0:
                 optimizer.state[parameter] = _filled(optimizer.new_state(parameter), saved[name])
         return
-    state_dict = optimizer.state_dict()
+    state_dict, parameters = optimizer.state_dict(), list(optimized.values())
     numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
     state_dict["state"] = {
-        i: {key: tensor.clone() for key, tensor in state.items()} for i, state in numbered.items()
+        i: {
+            key: (tensor if key == "step" else place(parameters[i], tensor)).clone()
+            for key, tensor in state.items()
+        }
+        for i, state in numbered.items()
     }
     optimizer.load_state_dict(state_dict)
 

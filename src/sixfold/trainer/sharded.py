@@ -11,6 +11,9 @@ Sharded parameters are `DTensor`s. Each rank computes with its part; `whole` gat
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,7 +22,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
@@ -47,6 +50,45 @@ def rank_mesh(ranks: Ranks, replicas: int, device: str) -> DeviceMesh:
         return init_device_mesh(device, (ranks.size,), mesh_dim_names=("shard",))
     shape = (replicas, ranks.size // replicas)
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A root that is sharded over the ranks.
+
+    Attributes:
+        root: the policy's body and head.
+        mesh: mesh of the ranks.
+        autocast: precision of the body. None: the dtype of the weights.
+    """
+
+    root: PolicyRoot
+    mesh: DeviceMesh
+    autocast: torch.dtype | None
+
+    def shard(self, root: PolicyRoot) -> PolicyRoot:
+        """Shard another root, such as a frozen reference, in the same way."""
+        shard_root(root, self.mesh, self.autocast)
+        return root
+
+
+def shard_policy(
+    root: PolicyRoot, ranks: Ranks, replicas: int, autocast: torch.dtype | None
+) -> Shards:
+    """Shard the policy over the ranks, in place.
+
+    Args:
+        root: body and head, equal on all ranks.
+        ranks: the ranks.
+        replicas: copies of the sharded model.
+        autocast: precision of the body. None: the dtype of the weights.
+
+    Raises:
+        UserError: if the replicas do not divide the ranks.
+    """
+    mesh = rank_mesh(ranks, replicas, next(root.parameters()).device.type)
+    shard_root(root, mesh, autocast)
+    return Shards(root, mesh, autocast)
 
 
 def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None = None) -> None:
@@ -87,3 +129,50 @@ def whole(tensor: Tensor) -> Tensor:
 def own_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds: all of it if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def place(own: Tensor, given: Tensor) -> Tensor:
+    """A whole tensor, placed on device and ranks as another: each rank keeps its part.
+
+    Args:
+        own: tensor whose placement is taken.
+        given: whole tensor, equal on all ranks; or a tensor that is placed already.
+    """
+    if not isinstance(own, DTensor) or isinstance(given, DTensor):
+        return given
+    # Without a source rank, nothing is sent: every rank has the whole tensor.
+    return distribute_tensor(
+        given.to(own.device), own.device_mesh, own.placements, src_data_rank=None
+    )
+
+
+class WholeWeights(Mapping[str, Tensor]):
+    """Parameters of a sharded module by name. Reading one gathers it from all ranks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = dict(module.named_parameters())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return whole(self._parameters[name].detach())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Whole tensors by name in host memory, on rank 0. Other ranks get an empty mapping.
+
+    All ranks call it with the same names, in the same order. Tensors that are one in memory, such
+    as tied weights, are one in the result too.
+    """
+    found = dict[str, Tensor]()
+    names = dict[object, str]()
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        if ranks.rank == 0:
+            first = names.setdefault((own_part(tensor).data_ptr(), tensor.shape), name)
+            found[name] = found[first] if first != name else full.to("cpu", copy=True)
+    return found

@@ -1,0 +1,180 @@
+"""The engine of a run and its weight sync."""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from ..engine.engine import Engine
+from ..engine.routes import RecordedModel
+from ..engine.speculative import Speculation
+from ..errors import UserError
+from ..model.causal_lm import CausalLM
+from ..model.loading import Policy
+from ..ranks import ALONE, Ranks
+from ..recipe.schema import Preemption, Recipe
+from ..report.numbers import percent
+from ..rollout.generator import Generator
+from ..rollout.renderer.renderer import Renderer
+from ..sync.adapter import AdapterSync
+from ..sync.gathered import GatheredSync
+from ..sync.quantise import quantised_share
+from ..sync.sync import CopySync, SharedSync
+from ..sync.versioned import VersionedSync
+from ..trainer.logprobs import PolicyRoot
+from ..trainer.routing import make_routing
+from ..trainer.sharded import Shards, WholeWeights, shard_policy
+from .draft_model import load_draft
+from .kv_size import kv_tokens
+from .outside import start_outside
+
+Sync = SharedSync | AdapterSync | CopySync | VersionedSync | GatheredSync
+"""Weight sync of a run."""
+
+
+def engine_and_sync(
+    recipe: Recipe,
+    policy: Policy,
+    renderer: Renderer,
+    longest: int,
+    autocast: torch.dtype | None,
+    ending: ExitStack,
+    notes: list[str],
+    generator: Generator | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[Engine | Generator, Sync, Shards | None]:
+    """Create the engine and its weight sync. With several ranks, shard the policy.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        renderer: decodes completions.
+        longest: longest sequence, in tokens.
+        autocast: dtype of the forward passes. None: the dtype of the weights.
+        ending: receives the callback that ends an engine in another process.
+        notes: receives messages for the user.
+        generator: replaces the recipe's engine, and is never synced.
+        ranks: the ranks of the run.
+
+    Returns:
+        The engine, its sync, and the sharded policy, or None with one rank.
+    """
+    if generator is not None:
+        sync = VersionedSync(policy.model, generator, 1, math.inf, longest)
+        return generator, sync, None
+    if recipe.rollout.backend.kind != "engine":
+        backend = recipe.rollout.backend
+        return *start_outside(recipe, backend, policy, renderer, longest, ending), None
+    engine = make_engine(recipe, policy, longest, autocast, notes, own=ranks.size > 1)
+    if ranks.size > 1:
+        root = PolicyRoot(policy.model, make_routing(policy.model, recipe.moe))
+        shards = shard_policy(root, ranks, recipe.parallel.replicas, autocast)
+        weights = partial(WholeWeights, policy.model)
+        return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
+    return engine, _sync(recipe, policy, engine, notes), None
+
+
+def _sync(
+    recipe: Recipe, policy: Policy, engine: Engine, notes: list[str]
+) -> SharedSync | AdapterSync | CopySync:
+    """Weight sync of an engine in the trainer's process."""
+    if recipe.sync.kind == "shared":
+        lora = policy.lora
+        return AdapterSync(lora, engine) if lora else SharedSync(policy.model, engine)
+    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind, policy.lora)
+    if policy.lora and not recipe.sync.quantised:  # the engine starts with the base alone
+        sync.refresh()
+    if recipe.sync.quantised:  # the engine starts with an unquantised copy
+        sync.refresh()
+        share = quantised_share(policy.plain)
+        notes.append(
+            f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
+            f" {recipe.sync.kind} precision. This saves neither memory nor time."
+        )
+    return sync
+
+
+def make_engine(
+    recipe: Recipe,
+    policy: Policy,
+    longest: int,
+    autocast: torch.dtype | None,
+    notes: list[str] | None = None,
+    *,
+    own: bool = False,
+) -> Engine:
+    """Create the engine on the policy's own module, or on a copy if the recipe does not share it.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        longest: longest sequence, in tokens.
+        autocast: dtype of the forward passes. None: the dtype of the weights.
+        notes: receives messages for the user.
+        own: copy the module even if the recipe shares it: it is about to be sharded.
+
+    Raises:
+        UserError: for CUDA graphs without a GPU, or if memory does not suffice for one sequence.
+    """
+    config = recipe.engine
+    model = policy.plain
+    if config.cuda_graphs == "on" and model.device.type != "cuda":
+        raise UserError(
+            f"engine.cuda_graphs = 'on' needs a GPU, but the model is on {model.device}: set 'auto'"
+        )
+    if own or recipe.sync.kind != "shared":
+        model = copy.deepcopy(model).requires_grad_(False)
+    speculation, draft = _speculation(recipe, policy, longest)
+    routing = make_routing(model, recipe.moe) if recipe.moe.routing != "free" else None
+    return Engine(
+        CausalLM(model) if routing is None else RecordedModel(CausalLM(model), routing.routers),
+        kv_tokens=config.kv_tokens
+        or kv_tokens(recipe, policy, longest, notes if notes is not None else [], draft),
+        block_size=config.block_size,
+        max_running=config.max_running,
+        prefill_tokens=config.prefill_tokens_per_step,
+        prefix_cache=config.prefix_cache,
+        continuous=config.continuous,
+        chunked_prefill=config.chunked_prefill,
+        preemption=config.preemption.kind,
+        host_tokens=_host_tokens(config.preemption),
+        kv_dtype=config.kv_dtype,
+        autocast=autocast,
+        speculation=speculation,
+        cuda_graphs={"auto": None, "on": True, "off": False}[config.cuda_graphs],
+    )
+
+
+def _host_tokens(config: Preemption) -> int | None:
+    """Tokens in host memory. None: as many as the KV cache."""
+    return (config.host_tokens or None) if config.kind == "swap" else None
+
+
+def _speculation(
+    recipe: Recipe, policy: Policy, longest: int
+) -> tuple[Speculation | None, PreTrainedModel | None]:
+    """Speculation of the recipe, and its draft model if it has one.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        longest: longest sequence, in tokens.
+
+    Raises:
+        UserError: if the draft model does not fit the policy.
+    """
+    config = recipe.engine.speculation
+    if config.kind == "ngram":
+        speculation = Speculation(config.tokens, None, config.shortest, config.longest)
+        return speculation, None
+    if config.kind == "draft":
+        draft = load_draft(
+            config.path, policy, recipe.run.precision, longest, "engine.speculation.path"
+        )
+        return Speculation(config.tokens, CausalLM(draft)), draft
+    return None, None

@@ -1,0 +1,96 @@
+"""A run on several ranks: what it refuses, and what ranks above 0 do differently."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from ..algorithm.method import Method
+from ..errors import UserError
+from ..ranks import Ranks
+from ..recipe.schema import LogConfig, Recipe
+from ..report.progress import Progress
+from ..sync.sync import WeightsNotFinite
+from ..trainer.trainer import TrainingDiverged
+from .folder import RunFolder
+from .interrupts import Interrupted
+
+
+def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
+    """Check that several ranks support a recipe.
+
+    Raises:
+        UserError: if they do not.
+    """
+    if ranks.size == 1:
+        return
+    refused = {
+        "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine"),
+        "sync.kind": (recipe.sync.kind != "shared", "shared"),
+        "reference.placement": (recipe.reference.placement == "worker", "inline"),
+        "model.lora.rank": (recipe.model.lora.rank > 0, 0),
+        "trainer.weights": (recipe.trainer.weights != "float32", "float32"),
+        "trainer.optimizer": (recipe.trainer.optimizer != "adamw", "adamw"),
+        "trainer.offload": (recipe.trainer.offload != "none", "none"),
+        "reference.precision": (recipe.reference.precision != "policy", "policy"),
+        "reference.offload": (recipe.reference.offload, False),
+    }
+    for setting, (wrong, remedy) in refused.items():
+        if wrong:
+            shown = repr(remedy) if isinstance(remedy, str) else str(remedy).lower()
+            raise UserError(
+                f"{setting} must be {shown} with several ranks ({ranks.size} were started). Set"
+                " it, or train in one process without torchrun"
+            )
+    if method.needs_critic:
+        raise UserError(
+            f"algorithm.name = '{method.name}' needs a critic, which several ranks do not support"
+            f" ({ranks.size} were started). Use a method without a critic, such as 'grpo', or one"
+            " process"
+        )
+
+
+def alike(error: BaseException, ranks: Ranks) -> bool:
+    """True if all ranks end by this error, so that together they can still save a checkpoint."""
+    return ranks.size == 1 or isinstance(error, TrainingDiverged | WeightsNotFinite | Interrupted)
+
+
+def quiet(recipe: Recipe) -> Recipe:
+    """The recipe of a rank above 0, which logs nothing."""
+    return recipe.model_copy(update={"log": LogConfig(to=(), rollouts_every=0)})
+
+
+@contextmanager
+def follower_folder(real: Path) -> Iterator[RunFolder]:
+    """Folder of a rank above 0: temporary, with the checkpoints of the real one.
+
+    Every rank runs the same program, and its metrics and notes go there. It is deleted at the end.
+
+    Args:
+        real: folder of the run, which rank 0 has prepared.
+    """
+    with tempfile.TemporaryDirectory(prefix="sixfold-rank-") as parent:
+        folder = RunFolder(Path(parent) / real.name)
+        folder.rollouts.mkdir(parents=True)
+        folder.checkpoints.symlink_to(RunFolder(real).checkpoints.resolve())
+        copy_records(folder)
+        yield folder
+
+
+def copy_records(follower: RunFolder) -> None:
+    """Copy what a run reads of its earlier steps from the real folder into a follower's."""
+    real = follower.checkpoints.resolve().parent
+    for file in (follower.metrics, follower.summary):
+        if (real / file.name).is_file():
+            shutil.copyfile(real / file.name, file)
+
+
+def quiet_progress() -> Progress:
+    """Display of a rank above 0: nowhere."""
+    return Progress(Console(file=io.StringIO()))

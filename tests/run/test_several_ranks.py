@@ -1,0 +1,162 @@
+"""A run on several ranks gives the numbers of a run in one process, and its ranks end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.rank_processes import RankRun, train_on_ranks
+from tests.run.processes import metrics, tiny_recipe
+
+LAYOUT = {
+    "rollout/dropped_tokens",
+    "rollout/kv_peak_frac",
+    "rollout/queue_peak",
+    "rollout/reused_frac",
+    "train/microbatches",
+    "train/tokens",
+}
+"""Metrics that depend on which rank does what, or when."""
+
+
+def curve(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k not in LAYOUT} for line in metrics(run)]
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]], rel: float = 1e-3) -> None:
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert value == pytest.approx(b[key], rel=rel, abs=1e-5), (b["step"], key)
+
+
+def trained(folder: Path, name: str, size: int, **settings: Any) -> Path:
+    flags = tiny_recipe(folder, run__name=name, run__steps=3, **settings)
+    run = train_on_ranks(size, ["train", "demo", *flags], folder / f"{name}-errors")
+    assert run.codes() == [0] * size, run.errors()
+    return folder / name
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {"eval__every": 2, "algorithm__beta": 0.1, "reference__reset_every": 2},
+    "dapo": {"algorithm__name": "dapo"},
+    "dynamic K": {"rollout__oversample": 6, "rollout__prompts_per_step": 3},
+    "remax": {"algorithm__name": "remax"},
+    "fused reference, epochs": {
+        "algorithm__beta": 0.1,
+        "reference__placement": "fused",
+        "algorithm__epochs": 2,
+        "algorithm__minibatches": 2,
+    },
+}
+
+
+@pytest.mark.mostly_slow(2)
+@pytest.mark.parametrize("name", METHODS)
+def test_two_ranks_learn_as_one_process_does(name: str, tmp_path: Path) -> None:
+    alone = trained(tmp_path, "alone", 1, **METHODS[name])
+    ranks = trained(tmp_path, "ranks", 2, **METHODS[name])
+    same(curve(ranks), curve(alone))
+    assert not [p for p in tmp_path.iterdir() if p.name not in {"alone", "ranks"} and p.is_dir()]
+
+
+def weights(run: Path, step: int) -> dict[str, Any]:
+    folder = run / "checkpoints" / f"step-{step:06d}"
+    return load_file(folder / "model" / "model.safetensors") | {
+        f"trainer/{name}": tensor
+        for name, tensor in load_file(folder / "trainer.safetensors").items()
+    }
+
+
+@pytest.mark.slow
+def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(tmp_path: Path) -> None:
+    settings = {"algorithm__beta": 0.1, "rollout__prompts_per_step": 5}
+    flags = tiny_recipe(tmp_path, run__name="run", run__steps=2, **settings)
+    first = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
+    assert first.codes() == [0, 0], first.errors()
+    found = {}
+    for size in (2, 1, 4):
+        resumed = tmp_path / f"of-{size}"
+        shutil.copytree(tmp_path / "run", resumed)
+        more = ["train", "--resume", str(resumed), "--run.steps", "3"]
+        run = train_on_ranks(size, more, tmp_path / f"errors-{size}")
+        assert run.codes() == [0] * size, run.errors()
+        found[size] = (curve(resumed), weights(resumed, 3))
+    for size in (1, 4):
+        same(found[size][0], found[2][0])
+        for name, tensor in found[2][1].items():
+            assert (found[size][1][name] - tensor).abs().max() < 1e-6, name
+
+
+def started(folder: Path, **settings: Any) -> RankRun:
+    """A run of two ranks that would take long, after its second step."""
+    settings = {"run__steps": 10_000, "sft__steps": 1, "checkpoint__every": 5, **settings}
+    flags = tiny_recipe(folder, run__name="run", **settings)
+    run = train_on_ranks(2, ["train", "demo", *flags], folder / "errors")
+    until = time.monotonic() + 60
+    while len(_lines(folder / "run" / "metrics.jsonl")) < 2:
+        assert time.monotonic() < until and not run.ended(), run.errors()
+        time.sleep(0.05)
+    return run
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signal_to_one_rank_stops_all_after_the_step(rank: int, tmp_path: Path) -> None:
+    run = started(tmp_path)
+    os.kill(run.pids()[rank], signal.SIGTERM)
+    assert run.codes() == [143, 143], run.errors()
+    last = json.loads(_lines(tmp_path / "run" / "metrics.jsonl")[-1])["step"]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{last:06d}" / "manifest.json").is_file()
+    assert run.errors().count("go on with") == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_rank_ends_the_others_and_is_named(rank: int, tmp_path: Path) -> None:
+    run = started(tmp_path)
+    os.kill(run.pids()[rank], signal.SIGKILL)
+    codes = run.codes()
+    assert codes[rank] == -signal.SIGKILL and codes[1 - rank] == 3
+    assert run.errors().count("error:") == 1
+    assert f"rank {rank} " in run.errors() and "did not answer" in run.errors()
+
+
+def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
+    run = started(tmp_path, parallel__timeout_s=3)
+    os.kill(run.pids()[1], signal.SIGSTOP)
+    try:
+        assert run.code(0) == 3
+    finally:
+        os.kill(run.pids()[1], signal.SIGKILL)
+    assert "rank 1 " in run.errors() and "parallel.timeout_s = 3" in run.errors()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("sync.kind", "copy", "shared"),
+        ("algorithm.name", "ppo", "grpo"),
+        ("parallel.replicas", "3", "divisor"),
+    ],
+)
+def test_what_ranks_do_not_support_is_refused_once(
+    setting: str, value: str, remedy: str, tmp_path: Path
+) -> None:
+    flags = [*tiny_recipe(tmp_path, run__name="run"), f"--{setting}", value]
+    run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
+    assert 2 in run.codes() and 0 not in run.codes()
+    assert run.errors().count("error:") == 1
+    assert setting in run.errors() and remedy in run.errors()
+    assert not (tmp_path / "run").exists()
