@@ -418,6 +418,8 @@ def from_command_line(recipe: str, folder: Path) -> Launch:
     """Launch runs by `sixfold train`, with temporary files in `folder`/tmp."""
     (folder / "tmp").mkdir()
     environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    # PyTorch keeps this folder for later processes: it is no leak.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(name, "1")
 
