@@ -134,7 +134,8 @@ class Policy:
             self.lora.save(folder, weights)
         else:
             # A copy: transformers removes tied weights from it.
-            self.model.save_pretrained(folder, state_dict=dict(weights or self.weights()))
+            written = dict(self.weights() if weights is None else weights)
+            self.model.save_pretrained(folder, state_dict=written)
         self.tokenizer.save_pretrained(folder)
 
 

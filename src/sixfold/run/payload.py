@@ -1,6 +1,6 @@
 """Payload of a checkpoint: the tensors and the JSON state of its components, as files.
 
-    trainer.safetensors    tensors, named COMPONENT/NAME
+    trainer.safetensors    tensors, named COMPONENT/NAME; with several ranks, one file for each
     state.json             {"format": ..., "inputs": {...}, "components": {COMPONENT: state}}
 
 Only this module knows these files. Publication, manifest, listing and pruning work on any files.
@@ -62,10 +62,14 @@ class Payload:
         return sum(tensor.nbytes for tensor in self.tensors.values()) + len(self.text)
 
     def write(self, directory: Path) -> None:
-        """Write the files. The caller flushes them to the disk."""
+        """Write the files. The caller flushes them to the disk.
+
+        Tensors that several ranks have written are there already.
+        """
         tensors = {name: t.detach().contiguous() for name, t in self.tensors.items()}
-        with safetensors_disk_errors():
-            save_file(tensors, directory / TENSORS)
+        if tensors or not _files(directory):
+            with safetensors_disk_errors():
+                save_file(tensors, directory / TENSORS)
         faultpoint("checkpoint.tensors")
         (directory / STATE).write_text(self.text, encoding="utf-8")
         faultpoint("checkpoint.state")
@@ -81,7 +85,11 @@ def read_payload(directory: Path) -> Payload:
     content = read_state(directory)
     try:
         with disk_errors(f"cannot read {directory}"):
-            tensors = load_file(directory / TENSORS)
+            tensors = {
+                name: tensor
+                for file in _files(directory) or [directory / TENSORS]
+                for name, tensor in load_file(file).items()
+            }
     except SafetensorError as error:
         raise UserError(f"{directory} is damaged: {error}") from error
     return Payload(tensors, content["components"], content["inputs"])
@@ -113,6 +121,16 @@ def read_state(directory: Path) -> dict[str, Any]:
             f" model.path = '{directory}' in a new run to continue from its weights"
         )
     return dict(content)
+
+
+def part_name(kind: str, rank: int, size: int) -> str:
+    """Name of the file with a rank's share of tensors, as Hugging Face names them."""
+    return f"{kind}-{rank + 1:05d}-of-{size:05d}.safetensors"
+
+
+def _files(directory: Path) -> list[Path]:
+    """Files that several ranks have written. Empty if one process wrote the checkpoint."""
+    return sorted(directory.glob("trainer-*-of-*.safetensors"))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from .durable import disk_errors, faultpoint, fsync_path
 from .listing import NAME, age, list_checkpoints
 from .manifest import is_intact, remember, write_manifest
 
-_LEFTOVER = re.compile(rf"\.(saving|deleting)-{NAME.pattern}")
+_LEFTOVER = re.compile(rf"\.(saving|deleting|parts)-{NAME.pattern}")
 
 
 def publish(
@@ -46,7 +46,7 @@ def publish(
     staging = checkpoints / f".saving-{name}"
     with disk_errors(f"cannot save checkpoint {final}"):
         _ensure_directory(checkpoints)
-        clean(checkpoints)
+        clean(checkpoints, spared=parts_folder(final))
         if final.exists():
             if is_intact(final):
                 return final
@@ -150,15 +150,24 @@ def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
     return moved
 
 
-def clean(checkpoints: Path) -> list[Path]:
+def parts_folder(path: Path) -> Path:
+    """Folder in which several ranks write the parts of a checkpoint."""
+    return path.with_name(f".parts-{path.name}")
+
+
+def clean(checkpoints: Path, spared: Path | None = None) -> list[Path]:
     """Remove and return leftovers of interrupted saves and deletions.
 
     Only temporary names of this module are touched. The caller must hold the run's lock.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+        spared: folder that is still in use.
     """
     leftovers = [
         p
         for p in sorted(checkpoints.glob(".*"))
-        if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()
+        if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink() and p != spared
     ]
     with disk_errors(f"cannot clean {checkpoints}"):
         for path in leftovers:

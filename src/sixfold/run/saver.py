@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..engine.weights import first_not_finite
 from ..errors import UserError
-from ..trainer.sharded import gathered, own_part
+from ..trainer.sharded import own_part
 from ..trainer.trainer import TrainingDiverged
 from .assemble import World
 from .background import Background
@@ -25,6 +25,7 @@ from .checkpoint import save_checkpoint
 from .folder import RunFolder
 from .inputs import Inputs
 from .listing import list_checkpoints
+from .parts import Parts, together
 from .payload import Payload
 from .publication import prune
 from .registry import Registry, tensors_of
@@ -42,7 +43,7 @@ _MODEL = "model/"
 
 
 class Saver:
-    """Saves checkpoints of a run.
+    """Saves checkpoints of a run. All ranks save together.
 
     Args:
         run: folder of the run, locked.
@@ -68,6 +69,7 @@ class Saver:
         self._inputs = inputs
         self._best = best
         self._warn = warn
+        self._ranks = world.ranks
         self._background = Background("the thread that writes checkpoints", WRITE_SECONDS)
         self._snapshots = Snapshots()
         self._failed_in_a_row = 0
@@ -98,28 +100,27 @@ class Saver:
             UserError: if the disk refuses the checkpoint.
         """
         self._tolerate(self._background.wait)
-        weights, tensors = self._world.policy.weights(), tensors_of(registry)
-        every = {**{_MODEL + name: tensor for name, tensor in weights.items()}, **tensors}
-        if wrong := self._not_finite(every):
-            raise TrainingDiverged(
-                f"'{wrong}' is not finite, so no checkpoint was saved. Lower trainer.learning_rate"
-            )
-        background = self._world.recipe.checkpoint.asynchronous and not required
+        every = self._live(registry)
+        self._check_finite(every)
         step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
-        if self._world.shards:
-            every = gathered(every, self._world.ranks)
+        path = self._run.checkpoints / f"{stage}-{step:06d}"
+        background = self._world.recipe.checkpoint.asynchronous and not required
+        parts = Parts(path, self._ranks, WRITE_SECONDS) if self._ranks.size > 1 else None
+        if parts and not parts.open():
+            return path
+        nbytes = sum(tensor.nbytes for tensor in every.values())
+        if parts:
+            every = parts.share_out(every)
         elif background:
             every = self._snapshots.take(every)
-        if self._world.ranks.rank:  # rank 0 writes
-            return self._run.checkpoints / f"{stage}-{step:06d}"
-        job = self._job(stage, every, states)
+        job = self._job(stage, step, every, nbytes, states, parts)
         if background:
             self._background.start(job)
         elif required:
-            job()
+            together(self._ranks, job)
         else:
-            self._tolerate(job)
-        return self._run.checkpoints / f"{stage}-{step:06d}"
+            self._tolerate(lambda: together(self._ranks, job))
+        return path
 
     def check(self) -> None:
         """Report a save in the background that has failed.
@@ -136,42 +137,74 @@ class Saver:
         except Exception as error:  # noqa: BLE001  the run ends, for another reason
             self._warn(f"{error}")
 
-    def _not_finite(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Name of a tensor with a part that is not finite, on any rank. Or None."""
-        found = first_not_finite({name: own_part(t) for name, t in tensors.items()})
-        return next(filter(None, self._world.ranks.gather(found)), None)
+    def _live(self, registry: Registry) -> dict[str, Tensor]:
+        """The live tensors to save: of all components, and the policy's with a prefix."""
+        policy = self._world.policy
+        weights = policy.weights()
+        if self._ranks.size > 1:  # tied weights once: a part of them may be empty on this rank
+            once = dict(policy.model.named_parameters())
+            twice = dict(policy.model.named_parameters(remove_duplicate=False)).keys() - once
+            weights = {name: t for name, t in weights.items() if name not in twice}
+        return {**{_MODEL + name: t for name, t in weights.items()}, **tensors_of(registry)}
+
+    def _check_finite(self, every: Mapping[str, Tensor]) -> None:
+        wrong = first_not_finite({name: own_part(tensor) for name, tensor in every.items()})
+        if found := next(filter(None, self._ranks.gather(wrong)), None):
+            raise TrainingDiverged(
+                f"'{found}' is not finite, so no checkpoint was saved. Lower trainer.learning_rate"
+            )
 
     def _job(
         self,
         stage: Literal["sft", "step"],
+        step: int,
         every: Mapping[str, Tensor],
+        nbytes: int,
         states: Mapping[str, Mapping[str, Any]],
+        parts: Parts | None,
     ) -> Callable[[], None]:
         """Function that writes a checkpoint from these tensors and from copies of everything else.
 
         Args:
             stage: stage that the checkpoint belongs to.
+            step: step of the stage.
             every: tensors of the components, and the policy's weights with the prefix `_MODEL`.
+                With several ranks, those that this rank writes.
+            nbytes: size of all tensors.
             states: JSON state of the components.
+            parts: writes the share of this rank. None with one rank.
         """
         policy, best = self._world.policy, copy.deepcopy(self._best)
         weights = {n.removeprefix(_MODEL): t for n, t in every.items() if n.startswith(_MODEL)}
         tensors = {name: t for name, t in every.items() if not name.startswith(_MODEL)}
-        payload = Payload(tensors, states, asdict(self._inputs))
+        payload = Payload({} if parts else tensors, states, asdict(self._inputs))
         _ = payload.text  # now: the states may change while the tensors are written
-        step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
         keep = self._world.recipe.checkpoint.keep
 
-        def write() -> None:
+        def write_model(folder: Path) -> None:
+            policy.save(folder, {} if parts else weights)
+            if parts:
+                parts.collect(folder)
+
+        def publish() -> None:
+            checkpoints = self._run.checkpoints
             save_checkpoint(
-                self._run.checkpoints,
+                checkpoints,
                 step,
-                write_model=lambda folder: policy.save(folder, weights),
-                model_bytes=sum(tensor.nbytes for tensor in weights.values()),
+                write_model=write_model,
+                model_bytes=nbytes - sum(tensor.nbytes for tensor in payload.tensors.values()),
                 payload=payload,
                 stage=stage,
             )
-            prune(self._run.checkpoints, keep, best.among(list_checkpoints(self._run.checkpoints)))
+            prune(checkpoints, keep, best.among(list_checkpoints(checkpoints)))
+
+        def write() -> None:
+            if parts is None:
+                publish()
+            else:
+                with parts.written(policy.model, weights, tensors):
+                    if self._ranks.rank == 0:
+                        publish()
             self._failed_in_a_row = 0
 
         return write
