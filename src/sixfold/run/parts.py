@@ -94,7 +94,7 @@ class Parts:
     def written(
         self, model: PreTrainedModel, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     ) -> Iterator[None]:
-        """Write this rank's part. At the end of the context, rank 0 deletes the folder of the parts.
+        """Write this rank's part. When the context ends, rank 0 deletes the folder of the parts.
 
         Args:
             model: the policy. It names the weights as a checkpoint of its architecture does.
