@@ -73,7 +73,7 @@ class Training:
             load_components(checkpoint, self.registry())
         world: Any = SimpleNamespace(recipe=recipe, policy=self.policy, ranks=ranks)
         inputs = Inputs({}, {}, [], "", "", {})
-        self.saver = Saver(self.run, world, inputs, BestSteps(0), self.warnings.append, ranks)
+        self.saver = Saver(self.run, world, inputs, BestSteps(0), self.warnings.append)
 
     def registry(self) -> Any:
         return {**with_progress(self.state, {"policy": self.trainer})}
@@ -159,7 +159,7 @@ def one_fails(ranks: Ranks, folder: Path, how: str) -> tuple[str, list[str]]:
 
 
 def fail(how: str) -> None:
-    """Make this rank unable to write: an error of the disk, or a write that does not end in time."""
+    """Make this rank unable to write: the disk is full, or a write takes too long."""
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, os.strerror(28))

@@ -160,19 +160,3 @@ class WholeWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._parameters)
-
-
-def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Whole tensors by name in host memory, on rank 0. Other ranks get an empty mapping.
-
-    All ranks call it with the same names, in the same order. Tensors that are one in memory, such
-    as tied weights, are one in the result too.
-    """
-    found = dict[str, Tensor]()
-    names = dict[object, str]()
-    for name, tensor in tensors.items():
-        full = whole(tensor.detach())
-        if ranks.rank == 0:
-            first = names.setdefault((own_part(tensor).data_ptr(), tensor.shape), name)
-            found[name] = found[first] if first != name else full.to("cpu", copy=True)
-    return found
