@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sixfold.errors import UserError
 from sixfold.ranks import ALONE
 from sixfold.run.checkpoint import load_checkpoint, load_newest
+from sixfold.run.export import export_command
 from sixfold.run.listing import list_checkpoints
 from tests.rank_processes import on_ranks
 
 from .rank_saves import (
-    Training,
     not_finite_somewhere,
     one_fails,
     resume_and_step,
@@ -133,9 +134,9 @@ def test_a_value_that_is_not_finite_on_one_rank_is_refused_on_all(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "empty"])
 def test_a_damaged_part_is_named_and_the_older_checkpoint_is_used(
-    tmp_path: Path, damage: str
+    tmp_path: Path, of_two: Path, damage: str
 ) -> None:
-    on_ranks(2, train_and_save, tmp_path / "run")
+    shutil.copytree(of_two, tmp_path / "run")
     file = tmp_path / "run/checkpoints/step-000002/trainer-00002-of-00002.safetensors"
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
@@ -148,4 +149,15 @@ def test_a_damaged_part_is_named_and_the_older_checkpoint_is_used(
     checkpoint, warnings = load_newest(tmp_path / "run" / "checkpoints")
     assert checkpoint is not None and checkpoint.step == 1
     assert len(warnings) == 1 and file.name in warnings[0]
-    assert Training(ALONE, tmp_path / "run", resume=True).state.step == 1 or damage
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_is_exported_as_one_model(tmp_path: Path, of_two: Path) -> None:
+    path = list_checkpoints(of_two / "checkpoints")[-1]
+    assert export_command(str(path), tmp_path / "out", merge=False) == 0
+    ours, theirs = (
+        dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+        for folder in (tmp_path / "out", path / "model")
+    )
+    assert_equal(ours, theirs)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("1+1=")
