@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from sixfold.run.checkpoint import load_checkpoint
 from tests.rank_processes import RankRun, train_on_ranks
 from tests.run.processes import metrics, tiny_recipe
 
@@ -70,11 +71,11 @@ def test_two_ranks_learn_as_one_process_does(name: str, tmp_path: Path) -> None:
 
 
 def weights(run: Path, step: int) -> dict[str, Any]:
-    folder = run / "checkpoints" / f"step-{step:06d}"
-    return load_file(folder / "model" / "model.safetensors") | {
-        f"trainer/{name}": tensor
-        for name, tensor in load_file(folder / "trainer.safetensors").items()
-    }
+    checkpoint = load_checkpoint(run / "checkpoints" / f"step-{step:06d}")
+    found = {f"trainer/{name}": tensor for name, tensor in checkpoint.payload.tensors.items()}
+    for file in checkpoint.model_path.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
 
 
 @pytest.mark.slow
