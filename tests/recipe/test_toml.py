@@ -490,6 +490,7 @@ _TIED = {
     "model.scratch.kv_heads",
     "data.source",
     "data.sources",
+    "model.lora.targets",
 }
 
 
@@ -505,6 +506,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
         node[name] = draw(_values(knobs()[key]))
     for section, kind in kind_knobs().items():
         _keep_fields_of_kind(tree, section, kind)
+    if lora := tree.get("model", {}).get("lora"):  # has no effect without a rank
+        lora["rank"] = lora.get("rank") or 16
     return Recipe.model_validate_json(json.dumps(tree))
 
 
@@ -547,6 +550,8 @@ def test_any_valid_value_passes_as_a_flag(data: st.DataObject) -> None:
     flags = [f"--{knob.key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")]
     if knob.kinds:
         flags.append(f"--{knob.section}.kind={knob.kinds[0]}")
+    if knob.section == "model.lora" and knob.key != "model.lora.rank":
+        flags.append("--model.lora.rank=16")
     recipe = parse_recipe("run.seed = 1", "x", flags)
     assert flat(recipe)[knob.key] == (tuple(value) if isinstance(value, list) else value)
 
