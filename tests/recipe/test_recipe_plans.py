@@ -19,8 +19,12 @@ from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
-RECIPES = {"gsm8k": ("qwen2.5-0.5b", 24), "gsm8k_lora_7b": ("qwen2.5-7b", 24)}
-"""Name of the recipe -> folder with the config.json of its model, and GB of its GPU."""
+RECIPES = {
+    "gsm8k": ("qwen2.5-0.5b", 24, 1),
+    "gsm8k_lora_7b": ("qwen2.5-7b", 24, 1),
+    "math_7b_fsdp": ("qwen2.5-7b", 80, 8),
+}
+"""Name of the recipe -> folder with its model's config.json, GB of a GPU, number of GPUs."""
 
 
 def local(name: str) -> Recipe:
@@ -50,7 +54,10 @@ def test_the_plan_counts_what_the_module_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_plan_fits_the_gpu_with_a_tenth_to_spare(name: str) -> None:
+def test_the_plan_fits_the_gpu_with_a_tenth_to_spare(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(RECIPES[name][2]))
     plan, total = memory_of(make_plan(local(name))), RECIPES[name][1] * 10**9
     assert plan is not None and HEADROOM == 0.1
     cache = plan.cache_that_fits(total)

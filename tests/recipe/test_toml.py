@@ -447,7 +447,7 @@ def test_names_mean_shipped_recipes_and_local_ones(
         UserError,
         match=(
             r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, demo,"
-            r" demo_lora, gsm8k, gsm8k_lora_7b, reasoning_gym; "
+            r" demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, reasoning_gym; "
         ),
     ):
         load_recipe("dmo")
@@ -639,7 +639,15 @@ def test_the_knob_table_is_the_schema() -> None:
 
 def test_every_shipped_recipe_parses() -> None:
     assert sorted(shipped_recipes()) == [
-        *("calculator", "demo", "demo_lora", "gsm8k", "gsm8k_lora_7b", "reasoning_gym")
+        *(
+            "calculator",
+            "demo",
+            "demo_lora",
+            "gsm8k",
+            "gsm8k_lora_7b",
+            "math_7b_fsdp",
+            "reasoning_gym",
+        )
     ]
     for name in shipped_recipes():
         assert load_recipe(name).run.name == name

@@ -43,6 +43,7 @@ SMALL = [
     "--sft.stop_at_accuracy",
     "0",
 ]
+GSM8K_COLUMNS = ["--data.prompt_field", "question", "--data.answer_after", "####"]
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
 
@@ -66,7 +67,13 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "extra"), [("gsm8k", []), ("gsm8k_lora_7b", ["--model.lora.rank", "4"])]
+    ("name", "extra"),
+    [
+        ("gsm8k", []),
+        ("gsm8k_lora_7b", ["--model.lora.rank", "4"]),
+        # In one process; tests/run has runs on several ranks.
+        ("math_7b_fsdp", [*GSM8K_COLUMNS, "--data.heldout", "2"]),
+    ],
 )
 def test_gpu_recipes_run_on_a_local_model_and_dataset_of_the_same_form(
     name: str, extra: list[str], tmp_path: Path
