@@ -10,12 +10,12 @@ import torch
 from tiny import grpo, ragged_batch, settings, tiny_model
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
-from sixfold.batch import Batch
+from sixfold.batch import Batch, LossOutput
 from sixfold.ranks import Ranks
 from sixfold.recipe.schema import MoeConfig
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.routing import make_routing
-from sixfold.trainer.sharded import rank_mesh, shard_root, whole
+from sixfold.trainer.sharded import own_part, rank_mesh, shard_root, whole
 from sixfold.trainer.trainer import Trainer
 
 
@@ -119,3 +119,29 @@ def steps(ranks: Ranks, names: list[str]) -> dict[str, dict[str, Any]]:
 def bfloat16_step(ranks: Ranks) -> dict[str, Any]:
     """A step of a bfloat16 run."""
     return step(ranks, Case(values=SMALL), torch.bfloat16)
+
+
+def _spoiled(batch: Batch, logp: torch.Tensor) -> LossOutput:
+    """A loss that is NaN for the rows of group 1."""
+    output = grpo().compute_loss(batch, logp)
+    bad = bool((batch.group == 1).any())
+    return replace(output, loss=output.loss * (float("nan") if bad else 1.0))
+
+
+def spoiled_step(ranks: Ranks) -> dict[str, Any]:
+    """A step with a loss that is not finite on one rank, then a sound one."""
+    case = Case(values=SMALL)
+    trainer, batch = trainer_of(case, ranks), batch_of(case)
+    forwards = list[int]()
+    trainer.root.register_forward_hook(lambda *_: forwards.append(1))
+    before = [own_part(p).clone() for p in trainer.model.parameters()]
+    metrics = trainer.train_step(batch, _spoiled)
+    after = [own_part(p) for p in trainer.model.parameters()]
+    found = {
+        "skipped": metrics["train/skipped"],
+        "reason": trainer.skip_reason,
+        "kept": all(torch.equal(a, b) for a, b in zip(before, after, strict=True)),
+        "passes": len(forwards),
+    }
+    sound = trainer.train_step(batch, grpo().compute_loss)
+    return found | {"version": trainer.version, "sound": sound["train/grad_norm"]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import CASES, bfloat16_step, step, steps
+from rank_cases import CASES, bfloat16_step, spoiled_step, step, steps
 from tests.rank_processes import on_ranks
 from tiny import relative
 
@@ -55,3 +55,15 @@ def test_bfloat16_ranks_are_as_close_as_rounding_allows() -> None:
     expected = bfloat16_step(ALONE)
     for found in on_ranks(2, bfloat16_step):
         assert relative(found["gradient"], expected["gradient"]) < 2e-2
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(size: int) -> None:
+    """With four ranks and three groups, one rank has nothing to do."""
+    expected, ranks = spoiled_step(ALONE), on_ranks(size, spoiled_step)
+    for found in ranks:
+        assert found["skipped"] == 1.0 and found["kept"] and found["version"] == 1
+        assert found["reason"].startswith("loss not finite in rows [")
+        assert found["reason"] == ranks[0]["reason"]
+        assert found["passes"] == ranks[0]["passes"]
+        assert found["sound"] == pytest.approx(expected["sound"], rel=1e-5)
