@@ -56,6 +56,14 @@ async def sample(generator: EngineGenerator, **changes: Any) -> list[Sampled]:
     )
 
 
+def test_a_failure_while_calls_are_admitted_ends_them(generator: EngineGenerator) -> None:
+    """They are in no queue of the engine yet, so nobody else would answer them."""
+    generator.engine.add = lambda *args, **named: 1 / 0  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(GeneratorClosed, match="ZeroDivisionError"):
+            asyncio.run(asyncio.wait_for(sample(generator), 20))
+
+
 def test_calls_of_one_moment_are_samples_of_one_request(
     policy: Policy, generator: EngineGenerator
 ) -> None:
@@ -63,9 +71,9 @@ def test_calls_of_one_moment_are_samples_of_one_request(
     added: list[tuple[str, list[int]]] = []
     add = generator.engine.add
 
-    def noted(key: str, prompt: list[int], params: SamplingParams, samples: list[int], **k: Any):
-        added.append((key, list(samples)))
-        return add(key, prompt, params, samples, **k)
+    def noted(*args: Any, **named: Any) -> Any:
+        added.append((args[0], list(args[3])))
+        return add(*args, **named)
 
     generator.engine.add = noted  # type: ignore[method-assign]
     found = asyncio.run(sample(generator))

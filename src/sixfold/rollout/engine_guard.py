@@ -105,5 +105,5 @@ def ended(done: Future[None]) -> None:
 
 def fail(done: Future[T], error: GeneratorClosed) -> None:
     """Set the error, unless the caller has stopped waiting."""
-    if done.set_running_or_notify_cancel():
+    if not done.done() and done.set_running_or_notify_cancel():
         done.set_exception(error)

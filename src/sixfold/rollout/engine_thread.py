@@ -231,12 +231,12 @@ class EngineThread:
         """
         try:
             self.pulse.beat()
-            command.run()
+            self._do(command)
             while True:
                 while not self._commands.empty():
                     if self._closing or (following := self._commands.get()) is None:
                         return False
-                    following.run()
+                    self._do(following)
                     self.pulse.beat()
                 if not (self.engine.busy or self._scoring.busy):
                     self.pulse.rest()
@@ -249,6 +249,16 @@ class EngineThread:
             with self._lock:
                 self.failure = error
             return False
+
+    def _do(self, command: _Command) -> None:
+        """Run a command. If it fails, so does the engine, and its caller gets an answer too."""
+        try:
+            command.run()
+        except Exception as error:
+            with self._lock:
+                self.failure = error
+            command.refuse(self._closed())
+            raise
 
     def _advance(self) -> None:
         """Compute one engine step and one piece of scoring, and send what is new."""
