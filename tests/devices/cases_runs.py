@@ -70,9 +70,12 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """With optimizer states and a reference on the device."""
     placed = []
     save = Run._save
-    monkeypatch.setattr(
-        Run, "_save", lambda self, learners: (placed.append(learners), save(self, learners))[1]
-    )
+
+    def noted(self: Run, learners: Any, *, required: bool) -> None:
+        placed.append(learners)
+        save(self, learners, required=required)
+
+    monkeypatch.setattr(Run, "_save", noted)
     settings = dict(
         algorithm__beta=0.1,
         reference__placement="fused",
