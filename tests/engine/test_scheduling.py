@@ -54,6 +54,8 @@ class BookRunner:
     reads a sequence's past back from the slots.
     """
 
+    routes = None
+
     def __init__(self, engine: Engine, block_size: int) -> None:
         self.engine = engine
         self.size = block_size
