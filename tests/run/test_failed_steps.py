@@ -444,7 +444,11 @@ def test_memory_of_a_failed_step_is_freed_before_saving() -> None:
 @pytest.mark.parametrize(
     ("where", "number", "words"),
     [
-        ("sixfold.trainer.trainer.Trainer._forward", 6, r"in trainer \(micro-batch of \d+ rows of "),
+        (
+            "sixfold.trainer.trainer.Trainer._forward",
+            6,
+            r"in trainer \(micro-batch of \d+ rows of ",
+        ),
         ("sixfold.engine.model_runner.ModelRunner.prefill", 4, r"\d+ running sequences"),
     ],
 )
