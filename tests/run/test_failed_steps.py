@@ -447,7 +447,7 @@ def test_memory_of_a_failed_step_is_freed_before_saving() -> None:
         (
             "sixfold.trainer.trainer.Trainer._forward",
             6,
-            r"in trainer \(micro-batch of \d+ rows of ",
+            r"in trainer \(micro-batch of \d+ rows ",
         ),
         ("sixfold.engine.model_runner.ModelRunner.prefill", 4, r"\d+ running sequences"),
     ],

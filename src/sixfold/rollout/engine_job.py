@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,9 +11,11 @@ from ..engine.scoring import PromptScore
 from ..engine.sequence import Constraint, Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..types import FinishReason, SamplingParams
-from .generator import ALONE, Peers
+from .generator import ALONE, GeneratorClosed, Peers
 from .renderer.renderer import Renderer
 from .stop_watch import SequenceText
+
+log = logging.getLogger("sixfold.engine")
 
 
 @dataclass
@@ -171,3 +174,25 @@ class Choice:
     def has_text(self) -> bool:
         """True if there is text to stream. Tokens are sent together with their text."""
         return bool(self._delta.text)
+
+
+def send_all(
+    loop: asyncio.AbstractEventLoop, messages: list[tuple[Job, Delta | Exception]]
+) -> None:
+    """Send messages to the jobs of an event loop, in one call."""
+    try:
+        loop.call_soon_threadsafe(_receive_all, messages)
+    except RuntimeError:  # the event loop is closed
+        log.warning("%d messages dropped: their callers are gone", len(messages))
+
+
+def _receive_all(messages: list[tuple[Job, Delta | Exception]]) -> None:
+    for job, message in messages:
+        job.receive(message)
+
+
+def refuse_all(jobs: Sequence[Job], error: GeneratorClosed) -> None:
+    """Send an error to jobs that the engine does not take."""
+    for job in jobs:
+        if job.loop is not None:
+            send_all(job.loop, [(job, error)])

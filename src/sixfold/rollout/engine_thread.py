@@ -27,7 +27,7 @@ from ..engine.weights import NamedTensors
 from ..processes.deadline import Pulse
 from ..types import FinishReason
 from .engine_guard import ended, fail
-from .engine_job import Choice, Delta, Job, RecordError
+from .engine_job import Choice, Delta, Job, RecordError, refuse_all, send_all
 from .generator import GeneratorClosed, Peers
 from .rate import Rate
 from .renderer.renderer import Renderer
@@ -141,7 +141,7 @@ class EngineThread:
                 raise QueueFull(f"{self.waiting} prompts are already waiting. Try again later")
             self._arriving += prompts
             # Under the lock: otherwise a job accepted while the thread ends would get no answer.
-            self._send(partial(self._admit_all, jobs), partial(_refuse_all, jobs))
+            self._send(partial(self._admit_all, jobs), partial(refuse_all, jobs))
 
     def abort(self, job: Job, choice: int | None = None) -> Future[None]:
         """Abort a job, or one of its choices. Does nothing if it has ended.
@@ -443,7 +443,7 @@ class EngineThread:
     def _deliver(self) -> None:
         """Send all new messages, in one call per event loop."""
         for loop, messages in self._outgoing.items():
-            _send_all(loop, messages)
+            send_all(loop, messages)
         self._outgoing = {}
 
 
@@ -455,26 +455,6 @@ def _load(tensors: NamedTensors, version: int, engine: Engine) -> int:
         )
     engine.load_weights(tensors, version)
     return len(engine.scheduler.running)
-
-
-def _send_all(
-    loop: asyncio.AbstractEventLoop, messages: list[tuple[Job, Delta | Exception]]
-) -> None:
-    try:
-        loop.call_soon_threadsafe(_receive_all, messages)
-    except RuntimeError:  # the event loop is closed
-        log.warning("%d messages dropped: their callers are gone", len(messages))
-
-
-def _receive_all(messages: list[tuple[Job, Delta | Exception]]) -> None:
-    for job, message in messages:
-        job.receive(message)
-
-
-def _refuse_all(jobs: Sequence[Job], error: GeneratorClosed) -> None:
-    for job in jobs:
-        if job.loop is not None:
-            _send_all(job.loop, [(job, error)])
 
 
 def _serve(
