@@ -10,7 +10,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import asyncio, json, os
+import asyncio, json, os, time
 import torch
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
@@ -20,8 +20,13 @@ from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import SampleKey
 from sixfold.types import SamplingParams
 
-def threads():
-    return len(os.listdir("/proc/self/task"))
+def threads(readings=10):
+    # Workers that end disappear a little later: count when nothing has changed for a while.
+    found = [len(os.listdir("/proc/self/task"))]
+    while len(found) < readings or len(set(found[-readings:])) > 1:
+        time.sleep(0.02)
+        found.append(len(os.listdir("/proc/self/task")))
+    return found[-1]
 
 async def rollout():
     await generator.generate([3, 4, 5], SamplingParams(4), SampleKey("t", 0))

@@ -86,9 +86,14 @@ class Interrupts:
             raise Interrupted
 
     def stopping(self) -> bool:
-        """True if a signal has arrived at some rank. All ranks call it at the same place."""
-        self.exit_code = max(self._ranks.gather(self.exit_code))
-        return self.exit_code != 0
+        """True if a signal has arrived at some rank. All ranks call it at the same place.
+
+        All ranks get the same answer. A signal that arrives during the call counts at the next one.
+        """
+        code = max(self._ranks.gather(self.exit_code))
+        if code:
+            self.exit_code = code
+        return code != 0
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
