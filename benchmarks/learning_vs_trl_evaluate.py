@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM
 from sixfold.controller.stream import TaskStream
 from sixfold.data.sources import load_tasks
 from sixfold.evaluation.evaluate import evaluate
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.run.assemble import World, build_world
-from sixfold.run.folder import RunFolder
 
 
 def write_tasks(job: Job, recipe: Recipe) -> None:

@@ -14,10 +14,10 @@ import argparse
 from pathlib import Path
 
 from sixfold.batch import collate
+from sixfold.commands.evaluate import model_folder
 from sixfold.evaluation.evaluate import evaluate
 from sixfold.recipe.toml import load_recipe
 from sixfold.run.assemble import World, build_world
-from sixfold.run.evaluate import model_folder
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Reward
 

@@ -44,12 +44,12 @@ from typing import Any, Protocol
 
 from safetensors.torch import load_file
 
+from sixfold.checkpoint.listing import newest_checkpoint
 from sixfold.controller.stream import task_stream
 from sixfold.data.sources import load_tasks
 from sixfold.recipe.toml import load_recipe
 from sixfold.report.loggers import read_metrics
 from sixfold.report.rollouts import dumped_steps, read_rollouts
-from sixfold.run.listing import newest_checkpoint
 
 GRACE_S = 5.0
 """Seconds after a kill in which processes of the run may still end."""

@@ -75,6 +75,8 @@ LONG = (
     "run/test_resume.py",
     "run/test_reference_placements.py",
     "run",
+    "checkpoint",
+    "commands",
     "engine",
     "rollout",
 )

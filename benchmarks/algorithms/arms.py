@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sixfold.algorithm.zoo import ZOO
+from sixfold.commands.shared_task import STEPS
 from sixfold.environment.arithmetic import arithmetic_reward
-from sixfold.run.shared_task import STEPS
 from sixfold.types import Task
 
 ENDS_IN_AN_INTEGER = re.compile(r"[0-9]\s*$")

@@ -30,8 +30,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: the model is to
 from arms import ARMS, Arm
 
 from sixfold.algorithm.zoo import ZOO
+from sixfold.commands.shared_task import ROLLOUT, SharedTask, make_base, make_teacher, shared_recipe
 from sixfold.environment.arithmetic import arithmetic_reward
-from sixfold.run.shared_task import ROLLOUT, SharedTask, make_base, make_teacher, shared_recipe
 from sixfold.types import Group
 
 HERE = Path(__file__).parent

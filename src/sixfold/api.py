@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint.model_source import with_model_folders
 from .environment.callables import check_callable
 from .environment.episode import MakeEpisode
 from .environment.episodes import check_episode
@@ -23,7 +24,6 @@ from .recipe.python_arguments import (
 )
 from .recipe.schema import Recipe
 from .recipe.toml import load_recipe, parse_recipe
-from .run.model_source import with_model_folders
 from .types import Task
 
 if TYPE_CHECKING:  # at run time it would bring torch in

@@ -1,6 +1,6 @@
 """Contract of a component that a checkpoint stores, and the checks that every `load` makes first.
 
-A run registers its components by name (`run/registry.py`). No torch is imported here.
+A run registers its components by name (`checkpoint/registry.py`). No torch is imported here.
 """
 
 from __future__ import annotations

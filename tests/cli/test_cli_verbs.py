@@ -30,8 +30,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     seen: Calls = []
     for module, name in [
         ("sixfold.run.start", "train_run"),
-        ("sixfold.run.evaluate", "evaluate_command"),
-        ("sixfold.run.generate", "generate_command"),
+        ("sixfold.commands.evaluate", "evaluate_command"),
+        ("sixfold.commands.generate", "generate_command"),
         ("sixfold.report.html", "write_report"),
     ]:
         fake = ModuleType(module)

@@ -13,8 +13,8 @@ from phantom import count_synchronisations, is_phantom
 from tests.run.processes import metrics, tiny_recipe
 
 import sixfold.run.assemble
+from sixfold.checkpoint.registry import tensors_of
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.registry import tensors_of
 from sixfold.run.start import Run, train_run
 
 DEVICE = register_gpu()

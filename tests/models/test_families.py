@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sixfold
+from sixfold.commands.generate import generate
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.run.generate import generate
 from sixfold.types import Task
 from tests.models.families import FAMILIES, QUESTION, Family, make_tokenizer
 

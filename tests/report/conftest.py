@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.files.folder import RunFolder
 from sixfold.report.loggers import JsonlLogger
 from sixfold.report.metric import Value
 from sixfold.report.rollouts import write_rollouts
 from sixfold.report.samples import Sample, write_samples
-from sixfold.run.folder import RunFolder
 from sixfold.types import LOG_RATIO_EDGES, Group, Reward, Task, Trajectory
 
 

@@ -16,6 +16,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from sixfold.errors import UserError
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.dump import dump_recipe
 from sixfold.recipe.toml import load_recipe
 from sixfold.report.html import write_report
@@ -27,7 +28,6 @@ from sixfold.report.run_record import read_run
 from sixfold.report.samples import Sample, write_samples
 from sixfold.report.token_view import Record, trajectories
 from sixfold.report.untrusted import visible
-from sixfold.run.folder import RunFolder
 from sixfold.types import Group, Reward, Task, Trajectory, Turn
 
 SOURCE = Path(__file__).parents[2] / "src" / "sixfold"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from sixfold.errors import UserError
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.loggers import (
@@ -28,7 +29,6 @@ from sixfold.report.loggers import (
     truncate_after,
 )
 from sixfold.report.outputs import Loggers
-from sixfold.run.folder import RunFolder
 from sixfold.types import LOG_RATIO_EDGES
 
 

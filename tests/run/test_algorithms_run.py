@@ -20,10 +20,10 @@ from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
 from sixfold.environment.arithmetic import arithmetic_reward
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.report.schema import find
-from sixfold.run.folder import RunFolder
 from sixfold.run.start import train_run
 from sixfold.types import Task
 

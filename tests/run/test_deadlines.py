@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from sixfold.checkpoint.listing import list_checkpoints
 from sixfold.cli import main
 from sixfold.engine.engine import Engine
 from sixfold.errors import NoAnswer
 from sixfold.processes.deadline import Deadline, Pulse
 from sixfold.reference.worker_reference import WorkerReference
 from sixfold.rollout.engine_guard import EngineGuard
-from sixfold.run.listing import list_checkpoints
 
 from .processes import tiny_recipe
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sixfold.run.parity_probe
+from sixfold.checkpoint.model_source import with_model_folders
 from sixfold.cli import main
 from sixfold.engine.engine import Engine
 from sixfold.engine.quantised_cache import Int8KVCache
@@ -20,7 +21,6 @@ from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import ModelConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.assemble import build_world
-from sixfold.run.model_source import with_model_folders
 from sixfold.run.policy_evaluation import evaluate_policy
 from sixfold.run.sampler import make_engine
 from sixfold.run.start import train_run

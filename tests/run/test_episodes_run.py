@@ -15,11 +15,11 @@ import pytest
 import sixfold
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.errors import UserError
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.driver import Driver
 from sixfold.run.assemble import build_world
-from sixfold.run.folder import RunFolder
 from sixfold.run.start import train_run
 from sixfold.types import Group, Task, Trajectory
 

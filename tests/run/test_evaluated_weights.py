@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from sixfold.cli import main
 from sixfold.evaluation.evaluate import Evaluation
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.run.assemble import build_world
-from sixfold.run.folder import RunFolder
 from sixfold.run.sft import SftStage
 from sixfold.types import Group, Task, Trajectory
 

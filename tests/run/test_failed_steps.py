@@ -17,13 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sixfold.checkpoint.checkpoint import load_checkpoint
+from sixfold.checkpoint.listing import list_checkpoints
 from sixfold.cli import main
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.driver import Driver
-from sixfold.run.checkpoint import load_checkpoint
-from sixfold.run.listing import list_checkpoints
 from sixfold.run.out_of_memory import free_memory_of
 from sixfold.run.start import train_run
 from sixfold.types import Task

@@ -11,10 +11,10 @@ import pytest
 import sixfold
 from sixfold.data.task_set import drawn_tasks, given_tasks
 from sixfold.errors import UserError
+from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import load_recipe, parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.run.assemble import build_world
-from sixfold.run.folder import RunFolder
 from sixfold.run.start import train_run
 from sixfold.types import Task
 

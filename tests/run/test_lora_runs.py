@@ -16,14 +16,14 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from sixfold.checkpoint.listing import list_checkpoints
+from sixfold.commands.evaluate import evaluate_command
+from sixfold.commands.generate import generate
 from sixfold.errors import UserError
 from sixfold.model.loading import from_disk, load_policy
 from sixfold.model.lora import read_adapter
 from sixfold.recipe.schema import LoraConfig, ModelConfig
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.evaluate import evaluate_command
-from sixfold.run.generate import generate
-from sixfold.run.listing import list_checkpoints
 from sixfold.run.start import train_run
 
 from .processes import metrics, start, tiny_recipe

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from sixfold.checkpoint.checkpoint import load_checkpoint
+from sixfold.checkpoint.listing import list_checkpoints, newest_checkpoint
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run.checkpoint import load_checkpoint
-from sixfold.run.listing import list_checkpoints, newest_checkpoint
 
 from .processes import metrics, start, tiny_recipe
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from sixfold.checkpoint.manifest import write_manifest
 from sixfold.cli import main
 from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.manifest import write_manifest
 from sixfold.run.start import train_run
 
 from .processes import tiny_recipe

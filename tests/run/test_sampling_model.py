@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from sixfold.commands.generate import generate
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
@@ -18,7 +19,6 @@ from sixfold.model.loading import Policy, load_policy
 from sixfold.model.split_check import Context
 from sixfold.recipe.schema import ModelConfig
 from sixfold.run import sampling_model
-from sixfold.run.generate import generate
 from sixfold.run.sampling_model import load_for_sampling, sampling_dtype, stored_precision
 from sixfold.types import SamplingParams
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from sixfold.commands.generate import generate
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.generate import generate
 from sixfold.run.start import train_run
 
 from .processes import tiny_recipe

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from sixfold.run.checkpoint import load_checkpoint
+from sixfold.checkpoint.checkpoint import load_checkpoint
 from tests.rank_processes import RankRun, train_on_ranks
 from tests.run.processes import metrics, tiny_recipe
 

@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 from sixfold.errors import UserError
+from sixfold.files import durable
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run import durable
 from sixfold.run.start import train_run
 from sixfold.types import Task
 

@@ -15,10 +15,10 @@ import httpx
 import uvicorn
 from openai import OpenAI
 
+from sixfold.commands.serve import ServeOptions, listen, make_served, uvicorn_config
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.loading import Policy
-from sixfold.run.serve import ServeOptions, listen, make_served, uvicorn_config
 from sixfold.server.app import Served
 
 ALPHABET = (

@@ -7,10 +7,10 @@ import pytest
 from serving import OPTIONS, running
 
 import sixfold.rollout.kv_probe as kv_probe
+from sixfold.commands.serve import ServeOptions, make_served
 from sixfold.engine.quantised_cache import Int8KVCache
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.run.serve import ServeOptions, make_served
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import pytest
 from serving import ALPHABET, OPTIONS, Running, running
 from test_answers import HELLO, OURS, chat_tokens, direct, renderer
 
+from sixfold.commands.serve import make_served
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.run.serve import make_served
 from sixfold.server.record import read_trajectories
 
 

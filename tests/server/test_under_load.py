@@ -22,9 +22,9 @@ import pytest
 import uvicorn
 from serving import OPTIONS, running, slowed
 
+from sixfold.commands.serve import serve_command
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
-from sixfold.run.serve import serve_command
 from sixfold.server.record import read_trajectories
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

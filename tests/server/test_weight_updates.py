@@ -16,13 +16,13 @@ import pytest
 import torch
 from serving import ALPHABET, OPTIONS, Running, running
 
+from sixfold.commands.serve import serve_command
 from sixfold.engine import weights
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.run.serve import serve_command
 from sixfold.server.exchange import noise_key
 from sixfold.types import SamplingParams
 

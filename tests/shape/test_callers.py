@@ -42,7 +42,7 @@ NEVER_PASSED = {
     ),
     "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
-    "run.shared_task.SharedTask.__init__.reward": BENCHMARKS,
+    "commands.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
 """Parameter, or the function with all of its parameters -> why it stays although no call in the
 package passes it.

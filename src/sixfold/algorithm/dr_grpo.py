@@ -34,6 +34,6 @@ DR_GRPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("dr_grpo")

@@ -38,6 +38,6 @@ GRPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("grpo")

@@ -41,6 +41,6 @@ GSPO_TOKEN: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("gspo")

@@ -35,6 +35,6 @@ KIMI: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("kimi")

@@ -28,6 +28,6 @@ LITE_PPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("lite_ppo")

@@ -28,6 +28,6 @@ MAXRL: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("maxrl")

@@ -33,6 +33,6 @@ REINFORCE: Method = Method(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("reinforce")

@@ -42,6 +42,6 @@ REINFORCE_PP_BASELINE: Method = replace(
 
 
 if __name__ == "__main__":
-    from ..run.shared_task import main
+    from ..commands.shared_task import main
 
     main("reinforce_pp")

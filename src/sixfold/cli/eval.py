@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checkpoint.model_source import with_model_folders
 from ..errors import UserError
 from ..recipe.plan import make_plan
 from ..recipe.toml import load_recipe
-from ..run.model_source import with_model_folders
 from .parsing import RECIPE_HELP, VerbParser
 
 
@@ -47,6 +47,6 @@ def run(argv: Sequence[str]) -> int:
             "nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of"
             " them"
         )
-    from ..run.evaluate import evaluate_command
+    from ..commands.evaluate import evaluate_command
 
     return evaluate_command(recipe, given.checkpoint, given.against, given.out)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..checkpoint.model_source import with_model_folders
 from ..recipe.explain import explain
 from ..recipe.plan import make_plan
 from ..recipe.toml import load_recipe
 from ..report.untrusted import visible
-from ..run.model_source import with_model_folders
 from .parsing import RECIPE_HELP, VerbParser
 
 

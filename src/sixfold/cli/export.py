@@ -30,6 +30,6 @@ def parser() -> VerbParser:
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments and export."""
     given, _ = parser().parse(argv)
-    from ..run.export import export_command
+    from ..commands.export import export_command
 
     return export_command(given.run, given.out, merge=given.merge)

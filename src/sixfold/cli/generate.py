@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     given, _ = parser().parse(argv)
     if not given.prompt.strip():
         raise UserError("sixfold generate: --prompt is empty; give the text to complete")
-    from ..run.generate import generate_command
+    from ..commands.generate import generate_command
 
     return generate_command(
         given.model,

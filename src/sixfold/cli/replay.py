@@ -44,6 +44,6 @@ def run(argv: Sequence[str]) -> int:
     """Parse the arguments, recompute the step, and print the comparison."""
     given, _ = parser().parse(argv)
     folder = run_folder(given.run)
-    from ..run.replay import replay_command
+    from ..commands.replay import replay_command
 
     return replay_command(folder, given.step, new_rewards=given.rewards == "recomputed")

@@ -178,7 +178,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(
             f"sixfold serve needs {' and '.join(missing)}: pip install 'sixfold[serve]'"
         )
-    from ..run.serve import ServeOptions, serve_command
+    from ..commands.serve import ServeOptions, serve_command
 
     return serve_command(
         ServeOptions(

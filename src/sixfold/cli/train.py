@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from ..checkpoint.model_source import with_model_folders
 from ..errors import UserError
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
 from ..recipe.schema import Recipe
 from ..recipe.toml import load_recipe
-from ..run.model_source import with_model_folders
 from .parsing import RECIPE_HELP, VerbParser, run_folder
 
 
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
             raise UserError(
                 f"{name} cannot change on resume: the run stays in its folder; leave out --{name}"
             )
-    from ..run.folder import recover
+    from ..files.folder import recover
 
     recover(Path(given.resume).expanduser())
     folder = run_folder(given.resume)

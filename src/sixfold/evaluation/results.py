@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..run.durable import disk_errors, write_bytes_atomic, write_json_atomic
+from ..files.durable import disk_errors, write_bytes_atomic, write_json_atomic
 from ..types import Group
 
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..run.durable import disk_errors, write_bytes_atomic
+from ..files.durable import disk_errors, write_bytes_atomic
 from .loggers import read_metrics
 from .metric import Value
 from .schema import METRICS

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..run.durable import write_text_atomic
+from ..files.durable import write_text_atomic
 from .charts import learning_figures, numerics_figures, rollout_figures, time_view
 from .headline import header, heldout, other_notes, tiles, warnings
 from .marks import Dot, dot

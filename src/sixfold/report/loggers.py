@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from ..errors import UserError
-from ..run.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
+from ..files.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
 from ..types import LOG_RATIO_EDGES
 from .metric import Value
 from .schema import check

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..run.durable import disk_errors, write_text_atomic
+from ..files.durable import disk_errors, write_text_atomic
 
 FILE = "notes.jsonl"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..files.folder import RunFolder
 from ..recipe.schema import Recipe
-from ..run.folder import RunFolder
 from .csv_logger import CsvLogger
 from .loggers import (
     JsonlLogger,

@@ -15,7 +15,7 @@ from typing import Any
 import zstandard
 
 from ..errors import UserError
-from ..run.durable import write_bytes_atomic
+from ..files.durable import write_bytes_atomic
 from ..types import Group, Task, Trajectory
 
 Advantage = float | Sequence[float]

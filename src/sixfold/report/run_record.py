@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from ..run.folder import RunFolder
+from ..files.folder import RunFolder
 from .loggers import read_metrics
 from .notes import FILE as NOTES
 from .notes import Note, read_notes

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from ..run.durable import write_text_atomic
+from ..files.durable import write_text_atomic
 
 
 @dataclass(frozen=True)

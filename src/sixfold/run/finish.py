@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoint.listing import list_checkpoints
 from ..evaluation.record import (
     compare,
     difference_entry,
@@ -17,12 +18,11 @@ from ..evaluation.record import (
     samples,
     summary_entries,
 )
+from ..files.durable import write_json_atomic
 from ..report.html import write_report
 from ..report.numbers import clock
 from ..report.samples import write_samples
-from .durable import write_json_atomic
 from .ending import Ending
-from .listing import list_checkpoints
 from .policy_evaluation import evaluate_policy
 
 if TYPE_CHECKING:

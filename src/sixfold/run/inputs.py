@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..checkpoint.checkpoint import Checkpoint
 from ..errors import UserError
 from ..model.turn_end import TurnEnd
 from ..recipe.resume_policy import settings_of
 from .assemble import World
-from .checkpoint import Checkpoint
 from .fingerprint import (
     TOKENS_ALONE,
     rewards_difference,

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import Metrics
+from ..checkpoint.listing import list_checkpoints
+from ..checkpoint.registry import States, states_of
+from ..checkpoint.state import PROGRESS, RunState
 from ..errors import NoAnswer, RunFailed
+from ..files.folder import RunFolder
 from ..recipe.schema import Recipe
 from ..report.progress import Progress
 from ..sync.sync import WeightsNotFinite
 from ..trainer.trainer import EngineDisagrees, TrainingDiverged
-from .folder import RunFolder
 from .learners import Learners
-from .listing import list_checkpoints
 from .out_of_memory import free_memory_of, is_out_of_memory, remedies, work_size
-from .registry import States, states_of
 from .several_ranks import alike
-from .state import PROGRESS, RunState
 
 if TYPE_CHECKING:
     from .start import Run
@@ -105,7 +105,7 @@ class LastStep:
         """Publish states of an earlier moment with the current tensors, which belong to it."""
         work = self._work
         registry = work.registry(self._learners, work.state)
-        return work.saver.save("step", registry, states)
+        return work.saver.save("step", work.world.policy, registry, states)
 
 
 def unfinished(metrics: Metrics) -> dict[str, Any]:

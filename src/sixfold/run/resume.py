@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..checkpoint.checkpoint import Checkpoint, load_newest
+from ..checkpoint.publication import clean, set_aside_after
+from ..checkpoint.state import RunState
 from ..errors import UserError
+from ..files.folder import RunFolder
 from ..recipe.resume_policy import allowed_changes
 from ..recipe.schema import Recipe
 from ..report.loggers import truncate_after
-from .checkpoint import Checkpoint, load_newest
-from .folder import RunFolder
 from .inputs import Inputs
-from .publication import clean, set_aside_after
-from .state import RunState
 
 
 def find_checkpoint(

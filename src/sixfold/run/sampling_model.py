@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from ..checkpoint.model_source import model_folder
 from ..model.device import resolve_device
 from ..model.loading import Policy, load_policy
 from ..recipe.schema import ModelConfig
-from .model_source import model_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from ..algorithm.method import Method
 from ..errors import UserError
+from ..files.folder import RunFolder
 from ..ranks import Ranks
 from ..recipe.schema import LogConfig, Recipe
 from ..report.progress import Progress
 from ..sync.sync import WeightsNotFinite
 from ..trainer.trainer import TrainingDiverged
-from .folder import RunFolder
 from .interrupts import Interrupted
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +19,18 @@ from transformers import PreTrainedModel
 
 from ..algorithm.base import Algorithm
 from ..batch import Metrics
+from ..checkpoint.best import BestSteps
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.registry import load_components, states_of
+from ..checkpoint.saver import Saver
+from ..checkpoint.state import RunState, with_progress
 from ..checkpointable import Checkpointable, WithoutTensors
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import given_tasks
 from ..environment.episode import MakeEpisode
+from ..files.durable import write_text_atomic
+from ..files.folder import RunFolder, check_free, create_run, open_run, recover
 from ..model.device import resolve_device
 from ..ranks import Ranks, torchrun_ranks
 from ..recipe.algorithm_plan import check_recomputed
@@ -37,19 +44,13 @@ from ..report.notes import Notes
 from ..report.progress import Progress
 from ..types import Task
 from .assemble import World, build_world
-from .best import BestSteps
-from .checkpoint import Checkpoint
-from .durable import write_text_atomic
 from .ending import Ending, how_to_go_on, why_ended
 from .finish import finish
-from .folder import RunFolder, check_free, create_run, open_run, recover
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
 from .last_step import LastStep, failures_in_words, last_ending, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_collector
-from .registry import load_components, states_of
 from .resume import cut_after, find_checkpoint
-from .saver import Saver
 from .several_ranks import (
     check_supported,
     copy_records,
@@ -57,7 +58,6 @@ from .several_ranks import (
     quiet,
     quiet_progress,
 )
-from .state import RunState, with_progress
 from .step_log import StepLog
 from .warm_up import tried, warm_up
 
@@ -216,9 +216,10 @@ class Run:
         self.notes = Notes(self.run.path, self.progress.note)
         self.best = BestSteps(self.recipe.checkpoint.keep_best)
         self.saver = Saver(
-            self.run,
-            self.world,
-            self.inputs,
+            self.run.checkpoints,
+            self.world.ranks,
+            self.recipe.checkpoint,
+            asdict(self.inputs),
             self.best,
             lambda text: self.notes.add(self.state.step, text, warning=True),
         )
@@ -387,4 +388,6 @@ class Run:
     def _save(self, learners: Learners, *, required: bool) -> None:
         with self.interrupts.finishing():
             registry = self.registry(learners, self.state_now())
-            self.saver.save("step", registry, states_of(registry), required=required)
+            self.saver.save(
+                "step", self.world.policy, registry, states_of(registry), required=required
+            )

@@ -7,6 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..batch import Metrics, collate, number
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.publication import publish_folder
+from ..checkpoint.registry import load_components, states_of
+from ..checkpoint.state import with_progress
 from ..controller.refill import mixed
 from ..controller.stream import step_seed
 from ..data.task_set import drawn_tasks
@@ -27,15 +31,11 @@ from ..report.numbers import percent
 from ..trainer.trainer import Trainer
 from ..types import Group, Reward
 from .assemble import World
-from .checkpoint import Checkpoint
 from .last_step import unfinished
 from .learners import method_of
 from .parity_probe import check_parity
 from .policy_evaluation import evaluate_policy
-from .publication import publish_folder
-from .registry import load_components, states_of
 from .sft import SftMark, SftStage
-from .state import with_progress
 
 if TYPE_CHECKING:
     from .start import Run
@@ -81,7 +81,7 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
         )
         registry = with_progress(now, {SFT: trainer})
         states = {**states_of(registry), SFT: dict(mark.counters)}
-        work.saver.save("sft", registry, states, required=last)
+        work.saver.save("sft", work.world.policy, registry, states, required=last)
 
     def restore(trainer: Trainer) -> SftMark:
         if checkpoint:
@@ -99,7 +99,7 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
     work.state = replace(work.state, sft_steps=done, unlogged={}, warming_up=False)
     with work.interrupts.finishing():
         registry = with_progress(work.state_now(), {})
-        work.saver.save("sft", registry, states_of(registry))
+        work.saver.save("sft", work.world.policy, registry, states_of(registry))
 
 
 def _add_adapter(work: Run) -> None:

@@ -1,0 +1,206 @@
+"""Checkpoints of several ranks: every rank writes whole tensors, and rank 0 publishes.
+
+    model/model-00001-of-00002.safetensors     weights, with model.safetensors.index.json
+    trainer-00001-of-00002.safetensors         tensors of the components
+
+A tensor that is sharded over the ranks is gathered when it is saved, one at a time. It becomes part
+of one file, so the files do not depend on how it was sharded: any number of ranks can load them,
+and `model/` is an ordinary Hugging Face folder. Ranks write into a hidden folder beside the
+checkpoints. Nothing but the gathering needs the other ranks, so a thread can write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from ..errors import UserError, one_line
+from ..files.durable import disk_errors, faultpoint, fsync_path
+from ..ranks import Ranks
+from ..trainer.sharded import own_part, whole
+from .manifest import is_intact
+from .payload import part_name, safetensors_disk_errors
+from .publication import parts_folder
+
+INDEX = "model.safetensors.index.json"
+
+
+class Parts:
+    """The part that this rank writes of one checkpoint.
+
+    Args:
+        path: path of the checkpoint.
+        ranks: the ranks of the run.
+        seconds: longest time that rank 0 waits for the parts of the others.
+    """
+
+    def __init__(self, path: Path, ranks: Ranks, seconds: float) -> None:
+        self._path = path
+        self._folder = parts_folder(path)
+        self._ranks = ranks
+        self._seconds = seconds
+
+    def open(self) -> bool:
+        """Make the folder for the parts. All ranks call it.
+
+        Returns:
+            False if the checkpoint exists already.
+
+        Raises:
+            UserError: if the disk refuses the folder.
+        """
+        found: list[bool] = []
+
+        def make() -> None:
+            found.append(self._path.is_dir() and is_intact(self._path))
+            if not found[0]:
+                with disk_errors(f"cannot save checkpoint {self._path}"):
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    self._folder.mkdir(parents=True)
+
+        together(self._ranks, make if self._ranks.rank == 0 else lambda: None)
+        return not any(self._ranks.gather(bool(found and found[0])))
+
+    def share_out(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors in host memory: those that this rank writes. All ranks call it.
+
+        The copies share no memory with the live tensors.
+
+        Args:
+            tensors: the same names on all ranks, in the same order. Sharded tensors, or tensors
+                that are equal on all ranks.
+        """
+        owners, share = _owners(tensors, self._ranks.size), {}
+        for name, tensor in tensors.items():
+            full = whole(tensor.detach())
+            if owners[name] == self._ranks.rank:
+                live = own_part(tensor).data_ptr()
+                copied = full.cpu()
+                share[name] = copied.clone() if copied.data_ptr() == live else copied
+        return share
+
+    @contextmanager
+    def written(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    ) -> Iterator[None]:
+        """Write this rank's part. When the context ends, rank 0 deletes the folder of the parts.
+
+        Args:
+            model: the policy. It names the weights as a checkpoint of its architecture does.
+            weights: its weights, those of this rank's share.
+            tensors: tensors of the components, those of this rank's share.
+
+        Raises:
+            UserError: if the disk refuses the part. Rank 0 is told.
+        """
+        try:
+            named = revert_weight_conversion(model, dict(weights)) if weights else {}
+            with disk_errors(f"cannot save checkpoint {self._path}"):
+                self._write("model", named)
+                self._write("trainer", tensors)
+            yield
+        except UserError as error:
+            with suppress(OSError):
+                (self._folder / f"failed-{self._ranks.rank}").write_text(str(error))
+            raise
+        finally:
+            if self._ranks.rank == 0:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def collect(self, model_folder: Path) -> None:
+        """Move the parts of all ranks into the checkpoint, and index the weights. For rank 0.
+
+        Args:
+            model_folder: folder `model` of the checkpoint.
+
+        Raises:
+            UserError: if a rank has failed, or has not written its part in time.
+        """
+        until = time.monotonic() + self._seconds
+        ranks = range(self._ranks.size)
+        names = {kind: [self._name(kind, r) for r in ranks] for kind in ("model", "trainer")}
+        while missing := [r for r in ranks if not (self._folder / names["trainer"][r]).is_file()]:
+            for rank in ranks:
+                if (self._folder / f"failed-{rank}").is_file():
+                    text = (self._folder / f"failed-{rank}").read_text()
+                    raise UserError(f"rank {rank}: {text}")
+            if time.monotonic() > until:
+                raise UserError(
+                    f"cannot save checkpoint {self._path}: rank {missing[0]} did not write its part"
+                    f" within {self._seconds:g} s. All ranks need the same disk (run.dir)"
+                )
+            time.sleep(0.02)
+        for kind, target in (("model", model_folder), ("trainer", model_folder.parent)):
+            for name in names[kind]:
+                os.rename(self._folder / name, target / name)
+                faultpoint("checkpoint.part")
+        _write_index(model_folder, names["model"])
+
+    def _write(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write a file, so that its name appears when all of it is on the disk."""
+        path = self._folder / self._name(kind, self._ranks.rank)
+        hidden = path.with_name(f".{path.name}")
+        with safetensors_disk_errors():
+            contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(contiguous, hidden, metadata={"format": "pt"})
+        faultpoint("checkpoint.part")
+        fsync_path(hidden)
+        os.rename(hidden, path)
+        faultpoint("checkpoint.part")
+
+    def _name(self, kind: str, rank: int) -> str:
+        return part_name(kind, rank, self._ranks.size)
+
+
+def together(ranks: Ranks, action: Callable[[], object]) -> None:
+    """Do `action` on every rank. All ranks call it, and all raise if one fails.
+
+    Raises:
+        Exception: the error of this rank.
+        UserError: with the error of another rank.
+    """
+    error: Exception | None = None
+    try:
+        action()
+    except Exception as raised:  # noqa: BLE001  raised below, when the other ranks know
+        error = raised
+    said = ranks.gather(one_line(error) if error else "")
+    if error:
+        raise error
+    for rank, text in enumerate(said):
+        if text:
+            raise UserError(f"rank {rank}: {text}")
+
+
+def _owners(tensors: Mapping[str, Tensor], size: int) -> dict[str, int]:
+    """Rank that writes each tensor: the largest first, each to the rank with the fewest bytes.
+
+    All ranks compute the same, because the sizes are those of the whole tensors.
+    """
+    loads, owners = [0] * size, {}
+    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += tensors[name].nbytes
+    return owners
+
+
+def _write_index(folder: Path, files: list[str]) -> None:
+    """Write the file that tells transformers in which file each weight is."""
+    where: dict[str, str] = {}
+    for file in files:
+        with safe_open(folder / file, framework="pt") as opened:
+            where |= dict.fromkeys(opened.keys(), file)
+    total = sum((folder / file).stat().st_size for file in files)
+    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Commands other than `train`: what each does after the command line has been parsed."""

@@ -1,0 +1,68 @@
+"""`sixfold export`: the model of a checkpoint as one folder that other programs load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from ..checkpoint.model_source import model_folder
+from ..checkpoint.publication import publish_folder
+from ..errors import UserError
+from ..files.durable import disk_errors
+from ..recipe.adapter_folder import BASE, CONFIG, adapter_settings, base_of, is_adapter
+
+SOURCE = "RUN_OR_CHECKPOINT"
+
+
+def export_command(path: str, out: Path, *, merge: bool) -> int:
+    """Write the model of a run or a checkpoint to a new folder.
+
+    Args:
+        path: a run (its newest intact checkpoint), a checkpoint, or a model folder.
+        out: folder to write.
+        merge: merge the adapter into its base. Otherwise an adapter is written without its base.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UserError: if nothing can be exported, or `out` exists.
+    """
+    folder = Path(model_folder(path, SOURCE))
+    if not folder.is_dir():
+        raise UserError(f"{SOURCE} = '{path}' is not on this machine. Give a run or a checkpoint")
+    if out.exists():
+        raise UserError(f"OUT = '{out}' exists. Name a new folder, or remove it")
+    if merge and not is_adapter(str(folder)):
+        raise UserError(
+            f"--merge: '{path}' holds a whole model, so there is no adapter. Leave out --merge"
+        )
+    with disk_errors(f"cannot write {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    if merge:
+        from ..model.loading import from_disk
+
+        model, tokenizer = from_disk(str(folder), SOURCE)
+
+        def write(staging: Path) -> None:
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
+
+        publish_folder(out, write)
+    else:
+        publish_folder(out, lambda staging: _copy(folder, staging))
+    what = "model" if merge or not is_adapter(str(folder)) else "adapter"
+    print(f"{what} of {folder.parent.name if folder.name == 'model' else folder}: {out}")
+    return 0
+
+
+def _copy(folder: Path, staging: Path) -> None:
+    """Copy a model or an adapter. The copy of an adapter names its base by an absolute path."""
+    shutil.copytree(folder, staging, dirs_exist_ok=True)
+    if not is_adapter(str(folder)):
+        return
+    base = base_of(str(folder), SOURCE)
+    config = adapter_settings(folder) | {"base_model_name_or_path": base.path}
+    (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (staging / BASE).write_text(json.dumps({"path": "", "sha256": base.sha256}, indent=2) + "\n")

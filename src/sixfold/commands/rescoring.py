@@ -1,0 +1,172 @@
+"""Play recorded trajectories again with the environment of today, and score them.
+
+The replies are the recorded ones. The environment answers them, and rewards score them, as in
+training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..environment.step_scorer import StepScorer
+from ..report.replay import Sample, verdict_of
+from ..rollout.recorded import RecordedReplies, RecordEnds
+from ..run.assemble import World
+from ..types import Group, Reward, SamplingParams, Task, Trajectory, Turn
+
+AT_ONCE = 64
+"""Groups that are scored at the same time."""
+
+
+@dataclass
+class Rescored:
+    """Recorded groups with new rewards.
+
+    Attributes:
+        groups: copies of the recorded trajectories with the new rewards.
+        turned: by (group, position), how an episode went on differently.
+    """
+
+    groups: list[Group]
+    turned: dict[tuple[int, int], str] = field(default_factory=dict)
+
+
+async def rescored(world: World, groups: Sequence[Group]) -> Rescored:
+    """Score recorded groups again."""
+    every = [t for g in groups for t in (*g.trajectories, *([g.greedy] if g.greedy else ()))]
+    scorer = world.environment.scorer(len(every))
+    slots = asyncio.Semaphore(AT_ONCE)
+    result = Rescored([Group(group.task, [], None) for group in groups])
+
+    async def whole(index: int) -> None:
+        async with slots:
+            await _group(world, scorer, groups[index], index, result)
+
+    tasks = [asyncio.ensure_future(whole(index)) for index in range(len(groups))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return result
+
+
+async def _group(
+    world: World, scorer: StepScorer, group: Group, index: int, result: Rescored
+) -> None:
+    """Score one group again, and its greedy completion as a group of its own."""
+    played = [
+        await _played(world, scorer, group.task, t, (index, k), result)
+        for k, t in enumerate(group.trajectories)
+    ]
+    await scorer.finish(Group(group.task, played))
+    again = result.groups[index]
+    again.trajectories = [
+        replace(old, reward=new.reward, turns=_turns(old, new))
+        for old, new in zip(group.trajectories, played, strict=True)
+    ]
+    if group.greedy:
+        baseline = await _played(world, scorer, group.task, group.greedy, (index, -1), result)
+        await scorer.finish(Group(group.task, [baseline]))
+        again.greedy = replace(group.greedy, reward=baseline.reward)
+
+
+async def _played(
+    world: World,
+    scorer: StepScorer,
+    task: Task,
+    recorded: Trajectory,
+    place: tuple[int, int],
+    result: Rescored,
+) -> Trajectory:
+    """Play a trajectory again, and start its checks.
+
+    Args:
+        world: player and renderer.
+        scorer: scores the trajectory.
+        task: its task.
+        recorded: the trajectory.
+        place: where it is.
+        result: receives how the episode went on differently.
+    """
+    player = replace(world.player, generator=RecordedReplies(recorded, world.renderer))
+    prompt = world.renderer.encode(task)
+    params = SamplingParams(max_tokens=world.recipe.rollout.max_new_tokens)
+    try:
+        played = await player.play(task, recorded.sample, prompt, params)
+    except RecordEnds as problem:
+        result.turned[place] = str(problem)
+        return replace(recorded, reward=Reward(None, error=str(problem)))
+    again = played.trajectory
+    if again.tokens != recorded.tokens or again.provenance != recorded.provenance:
+        result.turned[place] = _first_difference(again, recorded)
+    if played.error:
+        scorer.fail(again, played.error)
+    else:
+        await scorer.add(task, again)
+    return again
+
+
+def _turns(old: Trajectory, new: Trajectory) -> tuple[Turn, ...]:
+    """The recorded turns with the new rewards, if the episode had as many."""
+    if len(old.turns) != len(new.turns):
+        return old.turns
+    pairs = zip(old.turns, new.turns, strict=True)
+    return tuple(replace(before, reward=after.reward) for before, after in pairs)
+
+
+def _first_difference(again: Trajectory, recorded: Trajectory) -> str:
+    """Where two episodes with the same replies part."""
+    pairs = list(zip(again.tokens, recorded.tokens, strict=False))
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    if at < recorded.prompt_length:
+        return f"the prompt differs from token {at} on"
+    return f"the environment answers differently from token {at} on"
+
+
+def differing(groups: Sequence[Group], again: Rescored) -> list[Sample]:
+    """Trajectories whose episode or reward differs.
+
+    Args:
+        groups: recorded groups.
+        again: the same, scored again.
+    """
+    found = []
+    for index, (group, new) in enumerate(zip(groups, again.groups, strict=True)):
+        pairs = [
+            (str(old.sample), k, old, now)
+            for k, (old, now) in enumerate(zip(group.trajectories, new.trajectories, strict=True))
+        ]
+        if group.greedy and new.greedy:
+            pairs.append(("greedy", -1, group.greedy, new.greedy))
+        for sample, k, old, now in pairs:
+            before, after = old.total_reward, now.total_reward
+            turned = again.turned.get((index, k), "")
+            if turned or verdict_of(before, after) == "DIFFERS":
+                what = "episode" if turned else "reward"
+                note = turned or _note(old.reward, now.reward)
+                found.append(Sample(group.task.id, sample, what, before, after, note))
+    return found
+
+
+def _note(old: Reward | None, new: Reward | None) -> str:
+    """Parts of the reward that differ, and the error of a failed check."""
+    a, b = (dict(reward.parts) if reward else {} for reward in (old, new))
+    parts = [
+        f"{name} {_number(a.get(name))} -> {_number(b.get(name))}"
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
+    errors = [
+        f"{when}: {reward.error}"
+        for when, reward in (("recorded", old), ("now", new))
+        if reward and reward.error
+    ]
+    return "; ".join([*parts, *errors])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"

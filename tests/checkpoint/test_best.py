@@ -1,0 +1,82 @@
+"""Checkpoints with the best held-out accuracy are kept beside the newest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sixfold.checkpoint.best import BestSteps
+from sixfold.checkpoint.listing import list_checkpoints
+from sixfold.cli import main
+from sixfold.errors import UserError
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run import step_log
+from sixfold.run.start import train_run
+from tests.run.processes import metrics, tiny_recipe
+
+
+def test_the_best_steps_are_ordered_by_accuracy_and_then_by_age() -> None:
+    best = BestSteps(2)
+    for step, accuracy, among in (
+        (999_999, 0.5, True),
+        (1_000_000, 0.5, True),
+        (1_000_001, 0.5, False),
+        (1_000_002, 0.7, True),
+        (1_000_003, 0.4, False),
+    ):
+        assert best.look(step, {"heldout/accuracy": accuracy}) is among
+    assert not best.look(1_000_004, {"heldout/accuracy": None}) and not best.look(7, {})
+    paths = [Path(name) for name in ("sft-999999", "step-999999", "step-1000000", "step-1000001")]
+    assert best.among(paths) == paths[1:3], "the best step of all has no checkpoint"
+    assert best.record(paths) == {
+        "best_checkpoint": {"checkpoint": "checkpoints/step-999999", "heldout/accuracy": 0.5}
+    }
+    assert BestSteps(0).record(paths) == {} and not BestSteps(0).look(1, {"heldout/accuracy": 1.0})
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_best_checkpoints_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluated every 2 steps, saved every 5: the best evaluations are at steps 4 and 8."""
+    accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3}
+    evaluate = step_log.evaluate_policy
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        found = evaluate(*args, **kwargs).metrics()
+        found["heldout/accuracy"] = accuracy[steps_done() + 1]
+        return SimpleNamespace(metrics=lambda: found)
+
+    def steps_done() -> int:
+        return len(metrics(tmp_path / "r")) if (tmp_path / "r/metrics.jsonl").exists() else 0
+
+    def train(steps: int, *, resume: bool = False) -> list[str]:
+        settings = {"run.steps": steps, "eval.every": 2, "data.heldout": 4, "checkpoint.every": 5}
+        flags = {"checkpoint.keep": 1, "checkpoint.keep_best": 2, **settings}
+        asked = {key.replace(".", "__"): value for key, value in flags.items()}
+        recipe = parse_recipe(
+            'run.name = "r"', "test", tiny_recipe(tmp_path, run__name="r", **asked)
+        )
+        assert train_run(recipe, resume=tmp_path / "r" if resume else None) == 0
+        return [path.name for path in list_checkpoints(tmp_path / "r" / "checkpoints")]
+
+    monkeypatch.setattr(step_log, "evaluate_policy", measured)
+    assert train(7) == ["step-000004", "step-000006", "step-000007"]
+    assert train(12, resume=True) == ["step-000004", "step-000008", "step-000012"]
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    best = {"checkpoint": "checkpoints/step-000004", "heldout/accuracy": 0.9}
+    assert summary["best_checkpoint"] == best
+    assert main(["report", str(tmp_path / "r")]) == 0
+    assert "checkpoints/step-000004" in (tmp_path / "r" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("setting", ["--eval.every=0", "--data.heldout=0"])
+def test_keeping_the_best_needs_evaluations(setting: str) -> None:
+    recipe = parse_recipe('run.name = "x"', "x.toml", ["--checkpoint.keep_best=1", setting])
+    with pytest.raises(UserError, match=r"checkpoint\.keep_best = 1 .*eval\.every"):
+        make_plan(recipe)
