@@ -86,7 +86,7 @@ class LayerAdditions(Protocol):
 
 
 class ChosenExperts(Protocol):
-    """Experts of one forward pass."""
+    """Record of the experts that one forward pass used."""
 
     def choices(self) -> Tensor:
         """Experts of each token, [N, layers with experts, k]."""
@@ -97,7 +97,7 @@ class WatchedRouters(Protocol):
     """The routers of a mixture of experts.
 
     Attributes:
-        names: their names.
+        names: names of the router modules.
         experts: experts per layer.
         top_k: experts per token and layer.
     """
@@ -112,7 +112,7 @@ class WatchedRouters(Protocol):
     def top_k(self) -> int: ...
 
     def watch(self, module: nn.Module) -> AbstractContextManager[ChosenExperts]:
-        """Record what the routers of `module` choose in the block."""
+        """Context that records the experts which the routers of `module` choose."""
         ...
 
 

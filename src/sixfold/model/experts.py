@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: read which experts they choose, or replay given choices.
+"""The routers of a mixture of experts: record their choices of experts, or replay given choices.
 
 transformers declares the routers of a model in `_can_record_outputs["router_logits"]`: their class,
 and where their output holds the logits. `find_routers` reads that declaration and then runs the
@@ -8,8 +8,8 @@ In nearly all families a router returns (logits [N, E], weights [N, k], choices 
 by `torch.topk` over all E experts. A replay replaces the result of that call by the given experts.
 So the router's own code computes their weights from the current logits, with its own normalisation,
 and the gradient reaches the logits as before. Routers that limit a token to some groups of experts
-(DeepSeek) choose the groups by another `topk`; a replay replaces it too, by the groups of the given
-experts.
+(DeepSeek) choose the groups by an earlier `topk`. A replay replaces that result too, by the groups
+of the given experts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from .causal_lm import Segments, hidden_states
 
 OWN = -1
-"""Entry of given choices: the router chooses by itself. A token has k such entries, or none."""
+"""In given choices: the router chooses for itself. A token has k such entries, or none."""
 
 _TOPK = (torch.topk, Tensor.topk)
 _SIGMOID = (torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid)
@@ -38,12 +38,13 @@ _SOFTMAX = (torch.softmax, Tensor.softmax, torch.nn.functional.softmax)
 
 @dataclass
 class RoutingRecord:
-    """What the routers did in one forward pass, by index of the router.
+    """Logits and choices of all routers in one forward pass, by index of the router.
 
     Attributes:
-        logits: [N, E] each, with gradient.
-        used: [N, k] each, experts that computed the token.
-        own: [N, k] each, experts that the router would have chosen. Equal to `used` without replay.
+        logits: [N, E] for each router, with gradient.
+        used: [N, k] for each router: experts that computed the token.
+        own: [N, k] for each router: experts that the router itself chooses. Equal to `used` without
+            a replay.
     """
 
     logits: dict[int, Tensor] = field(default_factory=dict)
@@ -51,11 +52,11 @@ class RoutingRecord:
     own: dict[int, Tensor] = field(default_factory=dict)
 
     def choices(self) -> Tensor:
-        """`used` of all routers, [N, routers, k]."""
+        """Experts that computed each token, [N, routers, k]."""
         return torch.stack([self.used[i] for i in sorted(self.used)], 1)
 
     def own_choices(self) -> Tensor:
-        """`own` of all routers, [N, routers, k]."""
+        """Experts that the routers themselves choose, [N, routers, k]."""
         return torch.stack([self.own[i] for i in sorted(self.own)], 1)
 
 
@@ -71,7 +72,7 @@ class Routers:
         replays: True if choices can be replayed.
         grouped: True if a router first chooses groups of experts.
         logits_at: index of the logits in the output of a router.
-        choices_at: index of the choices. None: the output does not have them.
+        choices_at: index of the choices in the output of a router. None: they are not in it.
     """
 
     names: tuple[str, ...]
@@ -85,14 +86,14 @@ class Routers:
 
     @contextmanager
     def watch(self, module: nn.Module, given: Tensor | None = None) -> Iterator[RoutingRecord]:
-        """Record the routers of `module` in the forward pass of this block.
+        """Context for a forward pass of `module`, which records its routers.
 
-        Layers that are checkpointed within the block replay `given` again when the backward pass
-        computes them again.
+        If activation checkpointing computes a layer again in the backward pass, the layer replays
+        the same experts.
 
         Args:
             module: the model, or a copy of it.
-            given: [N, routers, k] integers, experts to use, or OWN. None: every router chooses by
+            given: [N, routers, k] integers: experts to use, or OWN. None: every router chooses for
                 itself.
         """
         given = None if given is None else given.long()
@@ -117,7 +118,7 @@ class Routers:
 
         Args:
             index: index of the router.
-            record: receives what the router did.
+            record: receives logits and choices of the router.
             given: as in `watch`.
             forward: the router's own forward pass.
             inputs: arguments of the forward pass.
@@ -142,12 +143,12 @@ class Routers:
 _REPLAYED: ContextVar[tuple[Routers, nn.Module, Tensor] | None] = ContextVar(
     "replayed", default=None
 )
-"""The replay of the running forward pass."""
+"""Routers, module and given experts of the running forward pass. None: nothing is replayed."""
 
 
 @dataclass(frozen=True)
 class _Patched:
-    """Context in which the routers of a module are watched. It may be entered again."""
+    """Context in which every router of a module runs through `Routers.run`. Reusable."""
 
     routers: Routers
     module: nn.Module
@@ -169,10 +170,13 @@ class _Patched:
 
 
 def recomputation() -> Callable[[], AbstractContextManager[object]] | None:
-    """Context for the recomputation of a layer that is being checkpointed.
+    """Return what activation checkpointing needs to replay expert choices in a recomputation.
+
+    Call this in the forward pass of the layer.
 
     Returns:
-        Makes a context with the replay of the running forward pass. None if nothing is replayed.
+        Function that makes the context of the recomputation. In it, the routers use the same
+        experts as in the running forward pass. None if that pass replays nothing.
     """
     replayed = _REPLAYED.get()
     if replayed is None:
@@ -182,12 +186,16 @@ def recomputation() -> Callable[[], AbstractContextManager[object]] | None:
 
 
 class _Choice(TorchFunctionMode):
-    """Watches the calls of `topk` in a router, and replaces their results if experts are given.
+    """Context that records the calls of `topk` in a router, and replaces their results.
 
     Args:
-        experts: E.
-        top_k: k.
-        given: [N, k] experts, or OWN. None: replace nothing.
+        experts: experts per layer (E).
+        top_k: experts per token (k).
+        given: [N, k] experts to use instead, or OWN. None: replace nothing.
+
+    Attributes:
+        own: [N, k] experts that the router itself chose.
+        used: [N, k] experts that it got as the result.
     """
 
     def __init__(self, experts: int, top_k: int, given: Tensor | None) -> None:
@@ -219,9 +227,18 @@ class _Choice(TorchFunctionMode):
 
 
 def _replaced(own: Tensor, given: Tensor, free: Tensor) -> Tensor:
-    """`given` [N, A], or `own` [N, B] where `free` [N, 1]. The narrower one is widened by copies.
+    """Result of a `topk` call with the given choices in place of the router's own.
 
-    Groups may repeat: they only mark which experts are allowed.
+    The narrower table is widened by copies of its first column. This happens for groups only. A
+    group may repeat, because groups only mark which experts are allowed.
+
+    Args:
+        own: [N, B] choices of the router.
+        given: [N, A] choices to use instead.
+        free: [N, 1] True for tokens whose router chooses for itself.
+
+    Returns:
+        [N, max(A, B)].
     """
     own, given = _widened(own, given.shape[1]), _widened(given, own.shape[1])
     return torch.where(free, own, given)
@@ -233,10 +250,10 @@ def _widened(x: Tensor, columns: int) -> Tensor:
 
 
 def find_routers(model: PreTrainedModel) -> Routers | None:
-    """The routers of a model, or None for a model without experts.
+    """The routers of a model. None for a model without experts, or if they cannot be read.
 
-    Also None for a model whose routers cannot be read: they do not return one row of logits per
-    token, or their numbers of experts differ.
+    Routers can be read if each returns one row of logits per token, and all have the same numbers
+    of experts.
     """
     declared = [
         (name, recorder.index)
@@ -266,17 +283,26 @@ def _declared(model: PreTrainedModel) -> list[Any]:
 
 
 def _plain(recorder: Any) -> bool:
-    """True for a recorder that states a class and an index."""
+    """True for a recorder that names the class of the routers."""
     return not isinstance(recorder, str | type) and recorder.target_class is not None
 
 
 _PROBE = 4
-"""Tokens of the probe."""
+"""Number of tokens in the probe's forward pass."""
 
 
 @torch.no_grad()
 def _probe(model: PreTrainedModel, names: tuple[str, ...], at: int) -> Routers | None:
-    """Run the model, and see what its routers return and whether choices can be replayed."""
+    """Run the model once, and describe its routers from what they return.
+
+    Args:
+        model: the model.
+        names: names of the router modules.
+        at: index of the logits in the output of a router.
+
+    Returns:
+        The routers. None if they cannot be read.
+    """
     seen: list[tuple[Any, _Calls]] = []
 
     def look(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
@@ -310,7 +336,7 @@ def _run(model: PreTrainedModel) -> None:
 
 
 class _Calls(TorchFunctionMode):
-    """Notes how a router scores and chooses experts."""
+    """Context that records how a router scores and chooses experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,7 +370,7 @@ def _sizes(output: Any, calls: _Calls, at: int) -> tuple[int, int, int | None] |
 def _replays(routers: Routers, model: PreTrainedModel) -> bool:
     """True if every router uses the experts that it is given."""
     shape = (_PROBE, len(routers.names), routers.top_k)
-    # The last experts for the first token, and so on: no router would choose all of them.
+    # The last k experts for the first token, and so on: no router chooses all of these by itself.
     first = routers.experts - 1 - torch.arange(_PROBE)[:, None, None] - torch.arange(shape[2])
     given = (first % routers.experts).expand(shape).to(next(model.parameters()).device)
     with routers.watch(model, given) as record:

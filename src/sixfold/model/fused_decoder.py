@@ -239,7 +239,7 @@ class FusedDecoder:
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
             layer.output.run(
                 kernels,
-                # Under autocast, attention in PyTorch may give another dtype.
+                # Under autocast, attention in PyTorch may return a lower precision.
                 layout.attend(queries, keys, values, attention).view(count, -1).float(),
                 x,
                 additions,
@@ -347,7 +347,8 @@ def fused_decoder(
     Args:
         model: body and head of the module.
         kernels: compiled CPU kernels.
-        half: compute products in bfloat16. Whether the module is supported is decided in float32.
+        half: compute products in bfloat16. The probe that decides whether the kernels support the
+            module still runs in float32.
     """
     if not has_decoder_parts(model.module):
         return None

@@ -1,9 +1,9 @@
 """Weight matrices in bfloat16 for training and scoring under autocast.
 
-Under autocast, the products of a float32 model read its matrices rounded to bfloat16. Here the
-matrices are stored that way. Vectors (norms, biases) stay float32, and embeddings are looked up in
-bfloat16 and continue in float32, so the residual stream is float32 as before. A forward pass
-therefore gives the numbers of the float32 model, except that the embeddings are rounded.
+Under autocast, the matrix products of a float32 model read its matrices rounded to bfloat16. Here
+the matrices are stored rounded. Vectors (norms, biases) stay float32. Embeddings are stored in
+bfloat16 and converted to float32 after the look-up, so the residual stream is float32 as before. A
+forward pass therefore gives the numbers of the float32 model, except that embeddings are rounded.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def store_in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _float32_lookup(module: Any, ids: Tensor) -> Tensor:
+    """Forward pass of an embedding [V, H] for ids [...]: float32 rows [..., H]."""
     if type(module).forward is nn.Embedding.forward:
         rows: Tensor = Lookup.apply(ids, module.weight, module.padding_idx)
         return rows
@@ -41,9 +42,9 @@ def _float32_lookup(module: Any, ids: Tensor) -> Tensor:
 
 
 class Lookup(torch.autograd.Function):
-    """Rows of a table as float32, with a float32 gradient of the table.
+    """Embedding look-up with float32 rows and a float32 gradient of the table.
 
-    In bfloat16, the gradients of a frequent token would vanish in their sum.
+    In a bfloat16 sum, most gradients of a frequent token would be rounded away.
     """
 
     @staticmethod

@@ -45,7 +45,7 @@ class LogitFinish(NamedTuple):
         )
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Finished logits [N, V], in new memory if there is anything to do."""
+        """Apply scaling and soft cap to logits [N, V]. The input is not changed."""
         if self.divisor is not None:
             logits = logits / self.divisor
         if self.factor is not None:
@@ -53,14 +53,16 @@ class LogitFinish(NamedTuple):
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def apply_(self, logits: Tensor, keep_cap: bool) -> tuple[Tensor, Tensor | None]:
-        """As `apply`, in the memory of `logits`.
+        """Apply scaling and soft cap in place.
 
         Args:
             logits: [N, V]; overwritten.
-            keep_cap: also return the values of tanh, which `backward_` reads.
+            keep_cap: also return tanh(logits / cap), which `backward_` needs. The finished logits
+                are then in new memory.
 
         Returns:
-            The finished logits, and the values of tanh or None.
+            The finished logits, and the tanh values. The latter are None without a soft cap or
+            without `keep_cap`.
         """
         if self.divisor is not None:
             logits = logits.div_(self.divisor)
@@ -72,11 +74,11 @@ class LogitFinish(NamedTuple):
         return (bent * self.cap, bent) if keep_cap else (bent.mul_(self.cap), None)
 
     def backward_(self, grad: Tensor, bent: Tensor | None) -> Tensor:
-        """Gradient of the raw logits, in the memory of `grad`.
+        """Gradient with respect to the raw logits. It overwrites `grad`.
 
         Args:
-            grad: [N, V] gradient of the finished logits; overwritten.
-            bent: values of tanh that `apply_` returned; overwritten.
+            grad: [N, V] gradient with respect to the finished logits; overwritten.
+            bent: tanh values that `apply_` returned; overwritten. None: there is no soft cap.
         """
         if bent is not None:  # d tanh(x) = 1 - tanh(x)^2; the cap's factor and divisor cancel
             grad = grad.mul_(bent.square_().neg_().add_(1.0))

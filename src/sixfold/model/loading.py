@@ -59,7 +59,7 @@ class Policy:
         hub_commits: hub id -> loaded commit; empty for a folder.
         notes: messages about the model for the user.
         own_ends: ends of a completion before the recipe changed them; None if unknown.
-        lora: the adapter inside `model`, if only an adapter is trained.
+        lora: the trained adapter, which is inside `model`. None: all weights are trained.
     """
 
     model: PreTrainedModel
@@ -75,15 +75,15 @@ class Policy:
 
     @property
     def plain(self) -> PreTrainedModel:
-        """The model without an adapter, which shares all other weights."""
+        """The model without a trained adapter. All its weights are shared with `model`."""
         return self.lora.base if self.lora else self.model
 
     def with_lora(self, config: ModelConfig, origin: Base, seed: int) -> Policy:
-        """The same policy with an adapter, which is trained instead of the model's weights.
+        """The same policy with an adapter. Only the adapter is trained.
 
         Args:
-            config: settings of the adapter. If `path` is an adapter's folder, its weights are
-                loaded.
+            config: settings of the adapter. If its `path` is the folder of a saved adapter, the
+                saved weights are loaded.
             origin: where the model was loaded from.
             seed: seed of a new adapter.
 
@@ -128,7 +128,7 @@ class Policy:
 
         Args:
             folder: an existing folder.
-            weights: tensors to write, under the names of `weights()`. None: the live ones.
+            weights: tensors to write, by the names in `weights()`. None: the current weights.
         """
         if self.lora:
             self.lora.save(folder, weights)
@@ -149,8 +149,8 @@ def load_policy(
 ) -> Policy:
     """Load the model that the recipe names, in evaluation mode.
 
-    From an adapter's folder, the adapter is merged into its base. If the recipe trains an adapter,
-    only the base is loaded, for `Policy.with_lora`.
+    If the path is the folder of an adapter, the adapter is merged into its base. If the recipe
+    trains an adapter, only the base is loaded; `Policy.with_lora` adds the adapter.
 
     Args:
         config: model settings of the recipe.
@@ -258,13 +258,15 @@ def _reason(error: Exception) -> str:
 def from_disk(
     path: str, setting: str = "model.path", revision: str = "", *, merge: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer from a folder or the hub, or an adapter's folder with its base.
+    """Load model and tokenizer from a folder or the hub.
+
+    For the folder of an adapter, the base that it names is loaded.
 
     Args:
-        path: model folder, adapter's folder or hub id.
+        path: model folder, folder of an adapter, or hub id.
         setting: name of the setting that holds the path, for error messages.
         revision: branch, tag or commit of a hub id; empty for the newest.
-        merge: merge the adapter of an adapter's folder into the base.
+        merge: for the folder of an adapter: merge the adapter into the base.
 
     Returns:
         The model with float32 weights, and its tokenizer.
@@ -294,9 +296,13 @@ def from_disk(
 
 
 def origin_of(path: str, revision: str) -> Base:
-    """Where a model folder, a hub id or the base of an adapter's folder is, for its adapters.
+    """Location and hash of the model that an adapter will be trained on.
 
-    Call it after the model was loaded: a hub id is pinned to the loaded commit.
+    Call this after the model was loaded: the commit of a hub id is known only then.
+
+    Args:
+        path: model folder or hub id. For the folder of an adapter, its base is returned.
+        revision: branch, tag or commit of a hub id; empty for the newest.
     """
     if is_adapter(path):
         base = base_of(path, "model.path")
@@ -312,7 +318,7 @@ def origin_of(path: str, revision: str) -> Base:
 def _from_disk(
     path: str, setting: str, revision: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer from a folder or the hub.
+    """Load model and tokenizer from a model folder or the hub. See `from_disk`.
 
     Only safetensors weights are read, and no remote code is run. Dropout is disabled: with dropout,
     the trainer's log-probs would differ from the sampler's.

@@ -13,13 +13,13 @@ from .lora import LoraAdapter
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """Weights of the base by name, with the adapter merged into those that have one.
+    """Weights of the base model by name, with an adapter merged into the weights that it adapts.
 
     A merged tensor is recomputed on each access, so there is never a second copy of all weights.
 
     Args:
-        base: the plain model. Its weights are not changed.
-        adapter: its adapter.
+        base: the model without the adapter. Its weights are not changed.
+        adapter: the adapter.
     """
 
     def __init__(self, base: PreTrainedModel, adapter: LoraAdapter) -> None:
@@ -53,7 +53,9 @@ def merged_weight(
     *,
     transposed: bool = False,
 ) -> Tensor:
-    """W + up @ down; with DoRA, each row of it rescaled to the length `magnitude`.
+    """Compute W + up @ down. With DoRA, rescale each row of the sum to its `magnitude`.
+
+    LoRA: arXiv:2106.09685, equation 3. DoRA: arXiv:2402.09353, equation 5.
 
     Args:
         weight: weight of the base, [out, in].

@@ -1,8 +1,8 @@
 """LoRA adapters that are trained (Hu et al. 2021, arXiv:2106.09685).
 
-PEFT makes the adapter modules inside the trained module. A plain twin of the module shares all
-parameters of the base: the engine and the reference run the twin, so nothing of the base exists
-twice. The adapter's settings and files are PEFT's, so PEFT, vLLM and transformers load them.
+There are two modules on the same base weights. PEFT puts the adapter into one of them, which is
+trained. The other stays as it was loaded, for the engine and the reference. So the weights of the
+base exist once. The adapter's settings and files are PEFT's: PEFT, vLLM and transformers load them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .merge import MergedWeights
 from .twin import twin_of
 
 NAME = "default"
-"""PEFT's name of the adapter inside the module."""
+"""Name of the adapter inside PEFT's modules."""
 PREFIX = "base_model.model."
-"""PEFT's prefix of weights in a file."""
+"""Prefix of the names of weights in PEFT's files."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class TrainedLora:
     """A trained adapter and its base.
 
     Attributes:
-        model: the module with the adapter inside. Only the adapter requires gradients.
-        base: the plain module. It shares every parameter of the base with `model`.
-        layers: name of a linear module -> PEFT's module at its place in `model`.
+        model: the module that contains the adapter. Only the adapter requires gradients.
+        base: the module without the adapter. All its parameters are shared with `model`.
+        layers: name of a linear module -> PEFT's module that replaces it in `model`.
         config: the recipe's settings of the adapter.
         origin: where the base was loaded from.
         peft_config: PEFT's settings.
@@ -62,9 +62,9 @@ class TrainedLora:
 
     @torch.no_grad()
     def adapter(self) -> LoraAdapter:
-        """The current matrices. `up` is a new tensor, because it contains the scale.
+        """The current matrices of the adapter. `up` is a scaled copy, `down` the live parameter.
 
-        If the matrices are sharded, every rank must call this at the same time.
+        If the matrices are sharded, all ranks must call this at the same time.
         """
         scale = self.config.scale
         layers, magnitudes = {}, {}
@@ -84,7 +84,7 @@ class TrainedLora:
 
         Args:
             folder: an existing folder.
-            weights: tensors to write, under the names of `weights()`. None: the live ones.
+            weights: tensors to write, by the names in `weights()`. None: the current weights.
         """
         run = folder.resolve().parents[min(2, len(folder.resolve().parents) - 1)]
         inside = self.origin.sha256 and Path(self.origin.path).is_relative_to(run)
@@ -116,23 +116,23 @@ def is_lora(name: str) -> bool:
 def file_name(name: str) -> str:
     """Name of an adapter's parameter in PEFT's files."""
     plain = name.replace(f".{NAME}", "")
-    # PEFT omits the last part for these: they were parameters, not modules, in earlier releases.
+    # In earlier releases of PEFT a magnitude was a parameter, not a module. Files keep that name.
     return PREFIX + (plain.removesuffix(".weight") if "magnitude" in plain else plain)
 
 
 def add_lora(
     model: PreTrainedModel, config: LoraConfig, origin: Base, seed: int, path: str = ""
 ) -> TrainedLora:
-    """Put a new adapter into a twin of the model, or one that was saved.
+    """Make a second module on the weights of the model, and put an adapter into it.
 
-    A new adapter leaves the outputs unchanged.
+    The adapter is new, or a saved one. A new adapter leaves the outputs unchanged.
 
     Args:
-        model: the plain model. It becomes the frozen base, which the engine runs.
+        model: the model without an adapter. It is frozen and becomes the base.
         config: settings of the adapter.
         origin: where the model was loaded from.
         seed: seed of a new adapter's weights.
-        path: folder of a saved adapter, whose weights are loaded. Other folders are ignored.
+        path: folder of a saved adapter, whose weights are loaded. Any other path is ignored.
 
     Raises:
         UserError: PEFT is not installed, or a target or the saved adapter does not fit the model.
@@ -143,7 +143,7 @@ def add_lora(
     peft_config = peft.LoraConfig(
         r=config.rank,
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,
-        # Names in full: PEFT would also match stacked experts, which no engine can add to.
+        # Full names: by short names PEFT would also adapt stacked experts, which engines do not.
         target_modules=names,
         use_rslora=config.rslora,
         use_dora=config.dora,
@@ -177,10 +177,10 @@ def add_lora(
 
 @torch.no_grad()
 def _load(lora: TrainedLora, path: str) -> None:
-    """Copy the weights of a saved adapter.
+    """Copy the weights of a saved adapter into the trained one.
 
     Raises:
-        UserError: it has other settings than the recipe, or does not fit the model.
+        UserError: the saved adapter has other settings than the recipe, or does not fit the model.
     """
     saved, tensors = read_files(path)
     make_adapter(lora.base, saved, tensors, f"adapter '{path}'")  # checks it
@@ -250,14 +250,16 @@ def _check_target(model: PreTrainedModel, target: str, linear: list[str]) -> Non
 
 
 def _is_at(name: str, target: str) -> bool:
+    """True if `target` is the name of a module, or the end of it after a dot."""
     return name == target or name.endswith(f".{target}")
 
 
 def lower_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Store the weights of all linear modules in `dtype`, also of the head unless it is tied.
+    """Store the weights of all linear modules in `dtype`, in place.
 
-    Under autocast to `dtype`, the results do not change by a bit: it casts the same weights.
-    Embeddings and norms keep their dtype.
+    This includes the output head, unless it is tied to the embedding. Embeddings and norms keep
+    their dtype. Under autocast to `dtype` no bit of a result changes, because autocast would cast
+    the same weights.
     """
     tied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for weight in _linear_weights(model):

@@ -1,4 +1,4 @@
-"""A second module on the same weights."""
+"""Make a second module that shares the weights of a module."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def twin_of(module: M, apart: Set[int] = frozenset()) -> M:
-    """A copy of the module's structure that shares parameters, buffers and settings with it.
+    """Copy a module, but share its parameters, buffers and configs with the copy.
 
     Args:
         module: the original.
-        apart: ids of parameters that are copied, not shared.
+        apart: ids (`id(parameter)`) of parameters to copy instead of share.
     """
     shared: list[object] = [*module.parameters(), *module.buffers()]
     shared += [config for part in module.modules() if (config := vars(part).get("config"))]

@@ -7,7 +7,7 @@ Contract of every wait in a run:
   it. Clocks are monotonic, so a change of the machine's time ends nothing.
 - A missed deadline raises `NoAnswer`. The run then ends as after any failure: the last step is
   saved if possible, processes are ended, and the exit code is not 0.
-- Whoever missed a deadline is not waited for again.
+- Nothing waits again for a part that has missed its deadline.
 """
 
 from __future__ import annotations
@@ -39,26 +39,29 @@ class Deadline:
 
 
 class Pulse:
-    """Signs of life of a thread that has work now and then. Any thread may read it."""
+    """Time of the last sign of life of a thread. Any thread may read it.
+
+    Time counts only between `begin` and `rest`, while the thread has work.
+    """
 
     def __init__(self) -> None:
         self._last: float | None = None
 
     def begin(self) -> None:
-        """There is work. Its time counts from now, unless earlier work still counts."""
+        """Start to count time, because there is work. Does nothing if time counts already."""
         if self._last is None:
             self._last = time.monotonic()
 
     def beat(self) -> None:
-        """A part of the work is done."""
+        """Record a sign of life: a part of the work is done."""
         self._last = time.monotonic()
 
     def rest(self) -> None:
-        """There is nothing to do."""
+        """Stop counting time, because there is no work."""
         self._last = None
 
     @property
     def silence(self) -> float:
-        """Seconds since the last sign of life. 0 without work."""
+        """Seconds since the last sign of life. 0 while there is no work."""
         last = self._last
         return 0.0 if last is None else time.monotonic() - last

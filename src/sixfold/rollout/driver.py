@@ -139,14 +139,14 @@ class _Step:
         raise RuntimeError(f"no trajectories were chosen for task {task.id}")
 
     def _in_order(self, ended: Sequence[Trajectory], floor: int) -> list[Trajectory]:
-        """Trajectories in the order of their sampled lengths, as far as it is known.
+        """Trajectories whose place in the order of sampled lengths is certain, in that order.
 
         The order in which episodes end depends on timing: on the slots of the engine, and on when
         other groups were complete. The order of lengths does not.
 
         Args:
             ended: scored trajectories.
-            floor: sampled tokens of every unfinished episode, at least.
+            floor: lower bound of the sampled length of every unfinished episode.
         """
         every = len(ended) == self._driver.samples
         known = [t for t in ended if every or t.sampled_length <= floor]
@@ -201,10 +201,14 @@ class _Step:
 
 
 def _floor(known: Sequence[Peers]) -> int:
-    """Sampled tokens of every episode that is not known, at least.
+    """Lower bound of the sampled length of every unfinished episode.
 
-    A floor counts once every episode whose reply had ended by then is known. After its reply, an
-    episode may still wait for its environment.
+    A bound holds for the episodes whose replies had not ended when it was recorded. An episode
+    whose reply has ended may still wait for its environment. So a bound is used only once all
+    replies that had ended by then are in `known`.
+
+    Args:
+        known: `Peers` of each finished episode.
     """
     return max(
         (p.floor for p in known if sum(other.ended <= p.ended for other in known) == p.ended),

@@ -78,7 +78,7 @@ class EngineGenerator:
         renderer: decodes completions for stop strings. The generator makes a copy. None: stop
             strings are refused.
         release_kv: free the memory of the KV cache between rollouts (`rest`).
-        deadline: longest silence of the engine while a call waits for it. None: any time.
+        deadline: longest silence of the engine while a call waits for it. None: no limit.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class EngineGenerator:
     def close(self) -> None:
         """End the engine's thread. Calls that are waiting raise GeneratorClosed.
 
-        An engine that has missed its deadline is not waited for.
+        This does not wait for an engine that has missed its deadline.
         """
         self._thread.close(self._guard.left)
 

@@ -32,13 +32,13 @@ class EngineGuard:
 
     @property
     def left(self) -> float | None:
-        """Seconds until the engine misses its deadline if it stays silent. None: any time."""
+        """Seconds until the engine misses its deadline if it stays silent. None: no deadline."""
         if self._deadline is None:
             return None
         return max(0.0, self._deadline.seconds - self._pulse.silence)
 
     async def answer(self, result: asyncio.Future[T]) -> T:
-        """Wait for a future of this event loop, which is failed if the engine is silent.
+        """Wait for a future of this event loop. It fails if the engine is silent for too long.
 
         Raises:
             NoAnswer: if the engine misses its deadline.
@@ -55,7 +55,7 @@ class EngineGuard:
             self._waiting.discard(result)
 
     async def outcome(self, future: Future[T]) -> T:
-        """As `answer`, for a future that the engine's thread sets."""
+        """Wait as `answer` does, for a future that the engine's thread sets."""
         wrapped = asyncio.wrap_future(future)
         result: asyncio.Future[T] = wrapped.get_loop().create_future()
         wrapped.add_done_callback(lambda done: _copy(done, result))
@@ -66,7 +66,7 @@ class EngineGuard:
                 wrapped.cancel()
 
     def _set(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look again when the deadline would be missed."""
+        """Set the timer to the moment at which the engine misses its deadline."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = loop.call_later(self.left or 0.0, self._look, loop)
@@ -88,7 +88,7 @@ def _copy(done: asyncio.Future[T], result: asyncio.Future[T]) -> None:
     """Give the outcome of one future to another, unless nobody waits for it any more."""
     if result.done():
         if not done.cancelled():
-            done.exception()  # it counts as retrieved
+            done.exception()  # otherwise asyncio reports an exception that was never retrieved
     elif done.cancelled():
         result.cancel()
     elif error := done.exception():

@@ -251,7 +251,7 @@ class EngineThread:
             return False
 
     def _do(self, command: _Command) -> None:
-        """Run a command. If it fails, so does the engine, and its caller gets an answer too."""
+        """Run a command. An error in it ends the engine, and is also sent to the caller."""
         try:
             command.run()
         except Exception as error:

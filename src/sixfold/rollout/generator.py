@@ -63,7 +63,7 @@ class Peers:
     Attributes:
         count: number of calls.
         ended: number of calls that had ended, including the one that just did.
-        floor: tokens that each of the others had, at least. 0: unknown.
+        floor: smallest number of tokens that any of the others had sampled. 0: unknown.
     """
 
     count: int = 1
@@ -90,8 +90,8 @@ class Sampled:
         text: the completion as text if a stop string ended it; the text ends before the stop
             string. None: decode the tokens.
         peers: the calls that were sampled together with this one.
-        routes: experts that computed the given and the sampled tokens, from the first token on.
-            None unless the engine records them.
+        routes: experts that computed each token of prompt and completion. None unless the engine
+            records them.
     """
 
     tokens: list[int]

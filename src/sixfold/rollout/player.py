@@ -385,7 +385,7 @@ def _is_message(given: object) -> bool:
 
 
 async def _called(call: Callable[[], Awaitable[T]]) -> T:
-    """Result of the call. `sys.exit` in it must not end the event loop."""
+    """Result of the call. A `sys.exit` in it counts as a failure of the environment."""
     try:
         return await call()
     except SystemExit as error:

@@ -1,7 +1,7 @@
-"""Recorded trajectories in place of a sampler: their replies again, or their groups again.
+"""A generator and a rollout that return recorded trajectories instead of sampling.
 
-`RecordedReplies` plays an episode with the replies of a trajectory, so that the environment
-answers and rewards them again. `RecordedRollout` gives the groups of a step to the training loop.
+`RecordedReplies` gives the replies of a trajectory to an episode, so that the environment answers
+and rewards them again. `RecordedRollout` gives the groups of a step to the training loop.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RecordedReplies:
     """Generator that gives the replies of a recorded trajectory, one after the other.
 
     Args:
-        trajectory: the trajectory. None: it has no replies.
-        renderer: decodes the replies, to find the stop strings that ended them. None if there are
-            no replies.
+        trajectory: the recorded trajectory. None: there are no replies.
+        renderer: decodes the replies, to find the stop strings that ended them. Needed if there
+            are replies.
     """
 
     version = -1
@@ -52,10 +52,10 @@ class RecordedReplies:
         stops: Sequence[str] = (),
         priority: int = 0,
     ) -> Sampled:
-        """The next recorded reply.
+        """Return the next recorded reply. The arguments are ignored, except `stops`.
 
         Raises:
-            RecordEnds: if all have been given.
+            RecordEnds: if no recorded reply is left.
         """
         turn, done, renderer = next(self._left, None), self._trajectory, self._renderer
         if turn is None or done is None or renderer is None:
@@ -74,18 +74,18 @@ class RecordedReplies:
         )
 
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """A record has no model."""
+        """Raise GeneratorClosed: there is no model to score with."""
         raise GeneratorClosed("recorded replies have no model")
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """A record has no model."""
+        """Raise GeneratorClosed: there is no model to load weights into."""
         raise GeneratorClosed("recorded replies have no model")
 
     async def rest(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no memory to free."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 def _kept_sets(kept: Kept) -> Callable[[Turn], Kept]:
@@ -115,11 +115,11 @@ class RecordedRollout:
 
     @property
     def version(self) -> int:
-        """Version of the weights that sampled the groups."""
+        """Newest version of the weights that sampled the groups."""
         return max((v for g in self.groups for t in g.trajectories for v in t.version), default=0)
 
     def stats(self) -> dict[str, float]:
-        """Nothing was sampled, so there are no metrics."""
+        """Empty: nothing was sampled."""
         return {}
 
     async def play(
@@ -130,7 +130,7 @@ class RecordedRollout:
         choose: Choose | None = None,
         on_sampled: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Group, None]:
-        """The recorded groups, whose tasks must be `tasks`."""
+        """Yield the recorded groups, in order. The arguments are ignored, except `on_sampled`."""
         on_sampled()
         for group in self.groups:
             yield group

@@ -1,4 +1,4 @@
-"""PyTorch's settings that belong to a thread."""
+"""Settings of PyTorch and OpenMP that each thread has for itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class ThreadSettings:
-    """Settings of a thread, to be repeated in another one.
+    """Settings of one thread, to be applied in another.
 
     Attributes:
         threads: number of threads for computations.
@@ -23,12 +23,12 @@ class ThreadSettings:
 
     @classmethod
     def here(cls) -> ThreadSettings:
-        """Those of the calling thread."""
+        """Settings of the calling thread."""
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         return cls(torch.get_num_threads(), gpu)
 
     def apply(self) -> None:
-        """Set them in the calling thread."""
+        """Apply the settings to the calling thread."""
         torch.set_num_threads(self.threads)
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)
@@ -48,9 +48,9 @@ def _openmp() -> tuple[ctypes.CDLL, ...]:
 def release_workers() -> None:
     """End the OpenMP worker threads of the calling thread. The next computation starts new ones.
 
-    Every thread that computes has its own workers. GNU OpenMP counts all of them. If they are more
-    than the cores, idle ones sleep instead of waiting actively, and each small operation then waits
-    for their wake-up: a training step took 1.3 times as long, a decode step 1.4 times.
+    Every thread that computes has its own workers. If all workers together outnumber the cores, GNU
+    OpenMP lets idle workers sleep instead of spin. Each small operation then waits until they are
+    awake: a training step took 1.3 times as long, a decode step 1.4 times.
     """
     for library in _openmp():
         library.omp_pause_resource_all(2)  # omp_pause_hard

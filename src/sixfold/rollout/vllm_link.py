@@ -204,5 +204,5 @@ class Link:
 
 
 def _again(error: GeneratorClosed) -> GeneratorClosed:
-    """Copy of an error: one that several tasks raise would become its own context."""
+    """Copy of an error. If several tasks raise the same object, it becomes its own context."""
     return type(error)(*error.args)

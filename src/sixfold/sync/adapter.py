@@ -17,9 +17,10 @@ from .sync import SyncError, WeightsNotFinite
 
 
 class AdapterSync:
-    """Sync of an adapter: the engine gets copies of its matrices, with the scale.
+    """Sync that passes copies of an adapter's matrices to the engine.
 
-    The engine adds them to the outputs of the base, whose weights it shares with the trainer.
+    The engine shares the weights of the base with the trainer, and adds the adapter's products to
+    the outputs of the base. The copies are made when the object is created and at each sync.
 
     Args:
         policy: the trained adapter and its base.
@@ -45,7 +46,7 @@ class AdapterSync:
             self._hand_over(version)
 
     def refresh(self) -> None:
-        """Copy now, without changing the engine's version. Before RL, every version is 0.
+        """Copy the adapter now and keep the engine's version. Before RL every version is 0.
 
         Raises:
             SyncError: as `sync` does.
@@ -54,13 +55,13 @@ class AdapterSync:
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
-        """In this block the engine samples from the policy's current adapter."""
+        """Context in which the engine samples from the policy's current adapter."""
         if not version == self._engine.version > 0:
             self._hand_over(version)
         yield
 
     def tensors(self) -> dict[str, Tensor]:
-        """Nothing to save: the engine's adapter is the trainer's."""
+        """Empty: the engine's adapter equals the trainer's, which the trainer saves."""
         return {}
 
     def state(self) -> dict[str, int]:
@@ -68,7 +69,7 @@ class AdapterSync:
         return {"version": self._engine.version}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Continue at the checkpoint's version. The adapter is the trainer's.
+        """Pass the trainer's adapter to the engine, with the checkpoint's version.
 
         Raises:
             UserError: if the checkpoint has weights of an engine. Nothing has been changed then.

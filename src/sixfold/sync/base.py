@@ -27,20 +27,20 @@ class WeightSync(Protocol):
 
 
 class AdaptedPolicy(Protocol):
-    """A policy that is a frozen base with a trained adapter."""
+    """A policy that consists of a frozen base and a trained adapter."""
 
     @property
     def model(self) -> PreTrainedModel:
-        """The trained module, with the adapter inside."""
+        """The trained module, which contains the adapter."""
         ...
 
     @property
     def base(self) -> PreTrainedModel:
-        """The plain model. It shares its weights with the trained module."""
+        """The model without the adapter. It shares its weights with the trained module."""
         ...
 
     def adapter(self) -> Adapter:
-        """The current matrices of the adapter, scale included."""
+        """The current matrices of the adapter. They contain the scale."""
         ...
 
     def merged(self) -> Mapping[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Weight sync for an engine beside a sharded trainer: the engine has a whole copy of the weights.
+"""Weight sync from a sharded trainer to an engine that has a whole copy of the weights.
 
-A sync gathers one tensor after the other from all ranks, so no rank holds two whole models more
-than it needs. All ranks sync at the same moment.
+All ranks sync at the same moment. They gather one tensor after the other, so a rank never holds a
+second whole model beside that of its engine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .sync import SyncError
 class GatheredSync:
     """Sync that copies the trainer's weights into the engine after every update.
 
-    As with a shared module, the engine always has the trainer's weights. So checkpoints do not
-    depend on the number of ranks.
+    The engine always has the trainer's weights, as with a shared module. So checkpoints do not
+    store the engine's weights.
 
     Args:
-        weights: returns the trainer's weights by name. It gathers a tensor when it is read.
+        weights: returns the trainer's weights by name. A tensor is gathered when it is read.
         engine: engine with its own weights.
         undo: keep the old weights until all new ones are written.
     """
@@ -47,12 +47,14 @@ class GatheredSync:
             self._copy(version)
 
     def refresh(self) -> None:
-        """Copy now, without changing the engine's version. Before RL, every version is 0."""
+        """Copy the weights now and keep the engine's version. Before RL every version is 0."""
         self._copy(self._engine.version)
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
-        """In this block the engine samples from the policy's weights, which it does afterwards too.
+        """Context in which the engine samples from the policy's current weights.
+
+        The engine keeps these weights afterwards.
 
         Args:
             version: version of the policy's weights.
@@ -63,7 +65,7 @@ class GatheredSync:
         yield
 
     def tensors(self) -> dict[str, Tensor]:
-        """Nothing to save: the engine's weights are the trainer's."""
+        """Empty: the engine's weights equal the trainer's, which the trainer saves."""
         return {}
 
     def state(self) -> dict[str, int]:
@@ -71,7 +73,7 @@ class GatheredSync:
         return {"version": self._engine.version}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Continue at the checkpoint's version. The weights are the trainer's.
+        """Set the engine's version to the checkpoint's. The next sync copies the weights.
 
         Raises:
             UserError: if the checkpoint has weights of an engine. Nothing has been changed then.

@@ -90,7 +90,7 @@ class QuantisedWeights(Mapping[str, Tensor]):
         Args:
             model: the policy.
             form: "int8" or "fp8".
-            weights: replace the model's weights, by name.
+            weights: weights to use instead of the model's own, by name. None: the model's own.
         """
         self._form = form
         self._own = dict(model.named_parameters())

@@ -107,7 +107,7 @@ class CopySync:
         engine: engine whose weights are overwritten.
         every: steps between copies.
         form: "copy", or "int8" or "fp8" to quantise the trainer's weights anew at every copy.
-        lora: the adapter that is trained, if any. The engine then gets merged weights.
+        lora: the trained adapter. The engine then gets merged weights. None: there is no adapter.
 
     Attributes:
         waited: steps since the last copy.
@@ -130,7 +130,7 @@ class CopySync:
         self.waited = 0
 
     def adapt(self, lora: AdaptedPolicy) -> None:
-        """Copy the merged weights of a trained adapter from now on.
+        """From now on, copy the weights with a trained adapter merged in. Copies once now.
 
         Raises:
             SyncError: as `sync` does.
@@ -198,7 +198,7 @@ class CopySync:
         self._copy(weights, version)
 
     def _weights(self) -> Mapping[str, Tensor]:
-        """The policy's weights, without an adapter."""
+        """The policy's weights by name. A trained adapter is merged in."""
         return self._lora.merged() if self._lora else dict(self._trainer.named_parameters())
 
     def _copy(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -210,7 +210,7 @@ class CopySync:
         try:
             self._engine.load_weights(weights, version, undo=self._trainer.device.type == "cpu")
         except ValueError as error:
-            finite_weights(self._trainer)  # more precise, if that is the reason
+            finite_weights(self._trainer)  # if this is the reason, its message is more precise
             raise SyncError(f"{error}: it was not copied to the engine") from error
 
     def tensors(self) -> dict[str, Tensor]:

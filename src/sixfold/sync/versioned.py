@@ -35,7 +35,7 @@ class VersionedSync:
         every: steps between copies.
         limit: largest mean difference of the probe's log-probs, in nats.
         longest: longest sequence that the engine accepts, in tokens.
-        lora: the adapter that is trained, if any. The engine then gets merged weights.
+        lora: the trained adapter. The engine then gets merged weights. None: there is no adapter.
 
     Attributes:
         waited: steps since the last copy.
@@ -62,7 +62,7 @@ class VersionedSync:
         self.waited = 0
 
     def adapt(self, lora: AdaptedPolicy) -> None:
-        """Copy the merged weights of a trained adapter from now on.
+        """From now on, copy the weights with a trained adapter merged in. Copies once now.
 
         Raises:
             SyncError: as `sync` does.

@@ -100,12 +100,18 @@ def _recompute_selected(layer: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def _replayed(contexts: Callable[[], Contexts], replay: Callable[[], Context]) -> Contexts:
-    """The contexts of a checkpoint, with the replay of expert choices in the recomputation."""
+    """Contexts of a layer's forward pass and of its recomputation, which replays expert choices.
+
+    Args:
+        contexts: makes the two contexts without a replay.
+        replay: makes the context of the replay.
+    """
     forward, recompute = contexts()
     return forward, _both(recompute, replay())
 
 
 @contextmanager
 def _both(first: Context, second: Context) -> Iterator[None]:
+    """Context that enters two contexts."""
     with first, second:
         yield

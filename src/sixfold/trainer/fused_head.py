@@ -1,9 +1,9 @@
 """Log-probs and entropies of a linear output head, with one table of logits in memory at a time.
 
-Autograd would keep the logits of every position for the backward pass, and hold several tables
-while it runs. This function works on chunks of positions. The forward pass keeps one number per
-position. The backward pass computes the logits of a chunk again, turns them into their gradient in
-place, and adds the chunk's share to one gradient of the head's weight.
+Autograd would keep the logits of every position for the backward pass, and several tables of that
+size during it. `fused_scores` works on chunks of positions instead. The forward pass keeps one
+number per position. The backward pass computes the logits of a chunk again, replaces them by their
+gradient in place, and adds the chunk's share to one gradient of the head's weight.
 
 In float32 the scores have the same bits as `log_softmax` of the logits, chunk by chunk.
 """
@@ -24,9 +24,9 @@ from ..batch import KeptSets
 from ..model.head import LogitFinish, wide_mm, wide_products
 
 SLICE = 1 << 24
-"""Maximum numbers in a temporary product that is added to the weight's gradient (67 MB)."""
+"""Maximum size of a temporary product for the weight's gradient, in numbers (67 MB)."""
 ENTROPY_TABLE = 1 << 22
-"""Maximum log-probs whose entropies are computed at once: two temporary tables of 17 MB."""
+"""Maximum number of log-probs whose entropies are computed at once: two tables of 17 MB."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,17 @@ def fused_scores(
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Context without autocast. The meta device has none."""
+    """Context in which autocast is off. The meta device has no autocast."""
     if not torch.amp.autocast_mode.is_autocast_available(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
 
 class FusedHead(torch.autograd.Function):
-    """hidden [S, H], weight [V, H], bias [V] or None -> log-probs [S] and entropies [S]."""
+    """Autograd function: hidden [S, H], weight [V, H], bias [V] or None -> two [S] tensors.
+
+    The results are log-probs and entropies. See `fused_scores`.
+    """
 
     @staticmethod
     def forward(
@@ -126,7 +129,13 @@ class FusedHead(torch.autograd.Function):
 
 
 class _Table:
-    """Computes one chunk's logits. Holds the head's weight as the matrix product reads it."""
+    """Computes log-probs of one chunk of positions.
+
+    Args:
+        weight: [V, H] weight of the head. It is converted once to the dtype of the matrix product.
+        bias: [V], or None.
+        settings: temperature, precision and soft cap.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, settings: HeadSettings) -> None:
         self.settings = settings
@@ -137,7 +146,7 @@ class _Table:
         self.bias = bias
 
     def factor(self, hidden: Tensor) -> Tensor:
-        """Hidden states as the matrix product reads them."""
+        """Hidden states in the dtype of the matrix product."""
         if self.settings.product is not None:
             hidden = hidden.to(self.settings.product)
         return hidden if self.wide else hidden.to(self.weight.dtype)
@@ -145,11 +154,15 @@ class _Table:
     def logp(
         self, hidden: Tensor, kept: KeptSets | None, keep_cap: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [C, V] of a chunk, in the memory of its logits.
+        """Compute the logits of a chunk, and overwrite them with their log-softmax.
+
+        Args:
+            hidden: [C, H] hidden states of the chunk.
+            kept: [C] token sets after truncation. None: the whole vocabulary.
+            keep_cap: also return the tanh of the soft cap, which the backward pass needs.
 
         Returns:
-            The log-probs and, if `keep_cap` and the architecture has a soft cap, the values of its
-            tanh.
+            Log-probs [C, V], and tanh values [C, V] or None.
         """
         x = self.factor(hidden)
         if self.wide:
@@ -172,11 +185,11 @@ class _Sums:
     """Gradients of hidden states, weight and bias, added up over the chunks.
 
     Args:
-        hidden: [S, H].
-        table: computes the logits.
+        hidden: [S, H] hidden states.
+        table: supplies the head's weight and its dtype.
         for_hidden: whether the hidden states need a gradient.
-        for_weight: whether the weight does.
-        for_bias: whether the bias does.
+        for_weight: whether the weight needs a gradient.
+        for_bias: whether the bias needs a gradient.
     """
 
     def __init__(
@@ -237,15 +250,17 @@ def _score_gradient(
     grad: Tensor,
     gains: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """Gradient of the finished logits, in the memory of `logp`.
+    """Gradient of the loss with respect to the finished logits, [C, V]. It overwrites `logp`.
 
+    With logits z, p = softmax(z), target a and entropy H:
     d logp(a) / d z_j = [j = a] - p_j, and d H / d z_j = -p_j (log p_j + H).
 
     Args:
-        logp: [C, V] log-probs; overwritten.
+        logp: [C, V] log-probs.
         target: [C] token ids.
-        grad: [C] gradient of the targets' log-probs.
-        gains: gradient of the entropies and the entropies, each [C]. None: entropies have none.
+        grad: [C] gradient with respect to the targets' log-probs.
+        gains: (gradient with respect to the entropies, entropies), each [C]. None: the loss does
+            not depend on the entropies.
     """
     if gains is None:
         p = logp.exp_().mul_(-grad[:, None])
@@ -258,7 +273,13 @@ def _score_gradient(
 
 
 def _finish_gradient(grad: Tensor, capped: Tensor | None, settings: HeadSettings) -> Tensor:
-    """Gradient of the head's raw product, in the memory of `grad`, from that of the logits."""
+    """Gradient with respect to the head's raw output. It overwrites `grad`.
+
+    Args:
+        grad: [C, V] gradient with respect to the logits after scaling, soft cap and temperature.
+        capped: [C, V] tanh values of the soft cap, or None.
+        settings: temperature and soft cap.
+    """
     if settings.temperature != 1.0:
         grad = grad.div_(settings.temperature)
     return settings.finish.backward_(grad, capped)

@@ -7,10 +7,10 @@ differs. A parameter is updated in slices, so temporary float32 tensors stay sma
 2. Update it by PyTorch's fused AdamW.
 3. Store it: moments in 8 bits or float32, weights rounded to the parameter's dtype.
 
-The moments in 8 bits are those of torchao (`OptimState8bit`; Dettmers et al. 2021,
-arXiv:2110.02861): blocks of 256 numbers with one scale each. As in torchao, parameters of fewer
-than 4,096 numbers, and those that blocks do not divide, keep float32 moments. Unlike torchao, a
-second moment is never rounded to 0: the update, which is divided by its root, would be huge.
+The 8-bit moments are those of torchao (`OptimState8bit`; Dettmers et al. 2021, arXiv:2110.02861):
+blocks of 256 numbers with one scale each. As in torchao, parameters of fewer than 4,096 numbers,
+or whose size is not a multiple of 256, keep float32 moments. Unlike torchao, a second moment is
+never rounded to 0: the update is divided by its root and would be huge.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.optim.adamw import adamw
 from ..seeds import STEP_BYTES, seed_number
 
 SLICE = 1 << 22
-"""Numbers of a parameter that are updated at once (17 MB in float32). A multiple of BLOCK."""
+"""How many numbers of a parameter are updated at once (17 MB in float32). A multiple of BLOCK."""
 BLOCK = 256
 LEAST_IN_8_BITS = 4096
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -41,8 +41,8 @@ class StateForm:
     Attributes:
         master: float32 copies of weights that are not float32. False: such weights are rounded
             stochastically.
-        eight_bit: moments in 8 bits.
-        on_host: state is in host memory, and updates are computed there.
+        eight_bit: store moments in 8 bits.
+        on_host: keep the state in host memory, and compute updates there.
     """
 
     master: bool = True
@@ -51,7 +51,7 @@ class StateForm:
 
 
 class LeanAdamW(torch.optim.Optimizer):
-    """AdamW whose state has the given form.
+    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) whose state has a given form.
 
     State of a parameter, created by its first update:
 
@@ -100,11 +100,11 @@ class LeanAdamW(torch.optim.Optimizer):
                 index += 1
 
     def new_state(self, parameter: Tensor, device: str | None = None) -> dict[str, Tensor]:
-        """State before the first update.
+        """Create the state of a parameter that has had no update.
 
         Args:
             parameter: the parameter.
-            device: where to create it. None: where this optimizer keeps it.
+            device: device of the state. None: the device on which this optimizer keeps state.
         """
         target = torch.device(device or ("cpu" if self.form.on_host else parameter.device))
         pinned = parameter.is_cuda and target.type == "cpu"
@@ -134,7 +134,8 @@ class LeanAdamW(torch.optim.Optimizer):
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any], index: int) -> None:
         state = self.state[parameter]
-        weights, gradient = parameter.detach().reshape(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
+        weights = parameter.detach().reshape(-1)
+        gradient = parameter.grad.reshape(-1)  # type: ignore[union-attr]
         for start in range(0, len(weights), SLICE):
             at = slice(start, start + SLICE)
             work = _Slice(state, weights[at], at)
@@ -147,7 +148,15 @@ class LeanAdamW(torch.optim.Optimizer):
     def _rounded(
         self, weight: Tensor, dtype: torch.dtype, step: int, index: int, at: slice
     ) -> Tensor:
-        """Float32 weights as they are stored in the parameter."""
+        """Round float32 weights to the parameter's dtype.
+
+        Args:
+            weight: [N] weights of one slice.
+            dtype: dtype of the parameter.
+            step: updates before this one.
+            index: number of the parameter.
+            at: the slice.
+        """
         if dtype != torch.bfloat16 or self.form.master:
             return weight.to(dtype)
         key = seed_number(f"{self.seed}\x00{step}\x00{index}\x00{at.start}", STEP_BYTES)
@@ -155,12 +164,12 @@ class LeanAdamW(torch.optim.Optimizer):
 
 
 class _Slice:
-    """A slice of a parameter and of its state, in float32 where the update is computed.
+    """One slice of a parameter and of its state, as float32 tensors on the device of the update.
 
     Args:
-        state: state of the parameter.
-        weights: slice of the parameter.
-        at: the slice.
+        state: state of the whole parameter, with flat indices.
+        weights: [N] numbers of the parameter in the slice.
+        at: flat indices of the slice.
     """
 
     def __init__(self, state: dict[str, Tensor], weights: Tensor, at: slice) -> None:
@@ -207,19 +216,22 @@ class _Slice:
             if name in self._quantised:
                 self._quantised[name].copy_(moment)
         if "exp_avg_sq" in self._quantised:
-            # Never 0: where the first moment is not, the update would be huge.
+            # Never 0: the update would be huge where the first moment is not 0.
             self._quantised["exp_avg_sq"].codes.clamp_min_(1)
 
 
 def round_stochastically(weight: Tensor, key: int) -> Tensor:
-    """Round float32 to bfloat16, up or down with probabilities that keep the expectation.
+    """Round float32 to bfloat16, up or down at random. The expectation is the unrounded value.
 
-    A random number below 2^16 is added to the lower 16 bits, which are then cut off. It is a hash
-    of the key and the index, so it is the same on every device.
+    A random integer below 2^16 is added to the bits of each number, and the lower 16 bits are cut
+    off. The integer is a hash of the key and the index, so it is the same on every device.
 
     Args:
-        weight: [N].
-        key: 56 bits.
+        weight: [N] float32.
+        key: seed of the random integers, 56 bits.
+
+    Returns:
+        [N] bfloat16.
     """
     index = torch.arange(len(weight), device=weight.device)
     noise = _mixed(_mixed(index + (key & _WORD)) ^ (key >> 24)).bitwise_and_(0xFFFF)
@@ -238,12 +250,18 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _scales(at: slice) -> slice:
-    """Scales of the blocks in a slice."""
+    """Indices of the scales of the blocks in a slice."""
     return slice(at.start // BLOCK, at.stop // BLOCK)
 
 
 def _quantised(codes: Tensor, scale: Tensor, signed: bool) -> Any:
-    """Codes and scales as a tensor of torchao, which reads and writes them."""
+    """Tensor of torchao on the given codes and scales. Writing to it changes them.
+
+    Args:
+        codes: [N] uint8.
+        scale: [N / BLOCK] float32.
+        signed: whether the numbers have a sign.
+    """
     form, values = _torchao()
     return form(codes, scale, values(signed, codes.device), signed, torch.float32)
 

@@ -108,7 +108,13 @@ class Read:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Numbers of one rank: as in `Read`, with sums of `means`, and the number of scored tokens."""
+    """Numbers of one rank, to be added over ranks. Fields are those of `Read`, except:
+
+    Attributes:
+        sums: metrics that are summed.
+        means: sums of the metrics that are averaged over scored tokens.
+        scored: number of scored tokens.
+    """
 
     bad_rows: list[int]
     sums: dict[str, float]
@@ -133,8 +139,8 @@ class UpdateTotals:
         scores: scores of each micro-batch, without gradient.
         old_logp: log-probs at sampling of the scored tokens of each micro-batch.
         versions: on the host, the weight version that sampled them. -1: not sampled by a policy.
-        routed: what the routers of a mixture of experts did in each micro-batch.
-        gradients: derivatives with respect to the scores.
+        routed: report of the routers in each micro-batch of a mixture of experts.
+        gradients: derivatives of the loss with respect to the scores.
     """
 
     tokens: int = 0
@@ -228,7 +234,13 @@ class UpdateTotals:
 
 
 def _over_ranks(counts: Sequence[_Counts], norm: float, routers: Metrics) -> Read:
-    """Add the numbers of all ranks. The metrics of routers are those of all ranks already."""
+    """Add the numbers of all ranks.
+
+    Args:
+        counts: numbers of each rank.
+        norm: gradient norm, equal on all ranks.
+        routers: metrics of routers, already computed over all ranks.
+    """
     sums, means = dict[str, float](), dict[str, float]()
     for count in counts:
         for total, own in ((sums, count.sums), (means, count.means)):
@@ -245,12 +257,16 @@ def _over_ranks(counts: Sequence[_Counts], norm: float, routers: Metrics) -> Rea
 
 
 def _routed_everywhere(routed: list[Routed], ranks: Ranks) -> list[Routed]:
-    """What the routers did in the micro-batches of all ranks."""
+    """Reports of the routers in the micro-batches of all ranks."""
     if ranks.size == 1:
         return routed
-    # Without the penalty: it has a gradient.
+    # Without the penalty: a tensor with a gradient cannot be sent.
     kept = [[None if x is None else x.cpu() for x in r._replace(penalty=None)] for r in routed]
-    return [Routed(*each) for of_rank in ranks.gather(kept) for each in of_rank]  # type: ignore[arg-type]
+    return [
+        Routed(*each)  # type: ignore[arg-type]
+        for of_rank in ranks.gather(kept)
+        for each in of_rank
+    ]
 
 
 def _chosen(which: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:

@@ -1,9 +1,8 @@
 """Log-probs and entropies of scored tokens, computed in chunks of positions.
 
 Logits exist for one chunk at a time, never as [B, T, V]. A plain linear head with a large
-vocabulary runs in `fused_head.py`, with one table of logits. Otherwise autograd runs it: if a row
-has several chunks, each is checkpointed, so its logits are recomputed in the backward pass instead
-of kept.
+vocabulary runs in `fused_head.py`, with one table of logits. Any other head is left to autograd. If
+its row has several chunks, each is checkpointed: its logits are recomputed in the backward pass.
 
 A token sampled from a truncated distribution is scored under a truncated distribution: the current
 weights, renormalised over the set of tokens that the sampler kept. This holds for every model
@@ -132,7 +131,7 @@ class RoutedScores(NamedTuple):
     Attributes:
         values: as in `Scores`.
         entropy: as in `Scores`.
-        routed: what the routers did. Its penalty is added to the loss.
+        routed: report of the routers. Its penalty is added to the loss.
     """
 
     values: Tensor
@@ -162,10 +161,10 @@ class Root(Protocol):
         scoring: Scoring,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Prepare for the micro-batches of the next update, before the first of them is trained.
+        """Prepare for an update, before its first micro-batch is trained.
 
         Args:
-            rows: makes each micro-batch of this rank. All ranks have the same number.
+            rows: functions that make the micro-batches of this rank. All ranks have equally many.
             scoring: temperature, chunk size and precision.
             ranks: the ranks that share the update.
         """
@@ -191,10 +190,14 @@ def read_states(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> Ten
 class PolicyRoot(nn.Module):
     """A causal LM that scores the tokens of a packed row.
 
-    With `routing`, the scores of a mixture of experts include what its routers did.
+    With `routing`, it returns `RoutedScores`, which include a report of the routers.
 
-    Sharding code registers `states` and `count` by `register_fsdp_forward_method`: a head on the
-    policy calls the first directly, and `prepare` the second.
+    Sharding code must register `states` and `count` by `register_fsdp_forward_method`. Both are
+    called outside `forward`: `states` by a value head on the policy, `count` by `prepare`.
+
+    Args:
+        model: the causal LM.
+        routing: watches the routers of a mixture of experts. None: there is nothing to watch.
     """
 
     model: PreTrainedModel
@@ -209,7 +212,7 @@ class PolicyRoot(nn.Module):
         return self._routed_states(row, scoring)[0]
 
     def _routed_states(self, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Routed | None]:
-        """Hidden states [S, hidden] at row.reads, and what the routers did."""
+        """Hidden states [S, hidden] at row.reads, and the report of the routers or None."""
         if self.routing is None:
             return read_states(self.model, row, scoring), None
         with self.routing.watch(self.model, row) as record:
@@ -217,7 +220,7 @@ class PolicyRoot(nn.Module):
         return hidden, self.routing.result(record, row)
 
     def count(self, row: PackedRow, scoring: Scoring) -> Routed | None:
-        """What the routers do with a row."""
+        """Report of the routers for a row. None without `routing`."""
         return self._routed_states(row, scoring)[1]
 
     def prepare(
@@ -309,7 +312,7 @@ class ScalarRoot(nn.Module):
         scoring: Scoring,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Nothing to prepare."""
+        """Do nothing: a linear head needs no preparation."""
 
 
 def score_batch(
@@ -341,7 +344,7 @@ def score_tables(
 ) -> tuple[Tensor, Tensor]:
     """Scores and entropies of a whole batch, without gradient.
 
-    Every rank scores its share, and gets the tables of all.
+    Every rank scores its share of the rows and gets the complete tables.
 
     Args:
         root: root to score with.

@@ -23,8 +23,8 @@ def make_optimizer(
 ) -> torch.optim.AdamW | LeanAdamW:
     """AdamW over the parameters that require gradients (a frozen reference has none).
 
-    Gradients of bfloat16 parameters add up in float32: in bfloat16, the gradients of later
-    micro-batches would vanish in the sum.
+    Gradients of bfloat16 parameters are summed in float32. In bfloat16, the gradients of later
+    micro-batches would be rounded away.
 
     Args:
         model: module to train.
@@ -56,7 +56,11 @@ def make_optimizer(
 
 
 def _accumulate_in_float32(parameters: Sequence[nn.Parameter]) -> None:
-    """Let gradients of parameters that are not float32 be float32."""
+    """Make the gradients of lower-precision parameters float32.
+
+    Raises:
+        UserError: if this release of PyTorch cannot do so.
+    """
     lower = [p for p in parameters if p.dtype != torch.float32]
     if lower and "grad_dtype" not in vars(torch._C.TensorBase):
         raise UserError(

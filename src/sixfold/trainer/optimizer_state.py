@@ -78,14 +78,14 @@ def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter
 
 
 def _forms(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Tensors with the shapes and dtypes of a parameter's state."""
+    """Tensors that have the shapes and dtypes of a parameter's state, by name."""
     if isinstance(optimizer, LeanAdamW):
         return optimizer.new_state(parameter, "meta")
     return {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
 
 
 def _filled(state: dict[str, Tensor], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State with the saved values, in its own memory."""
+    """Copy the saved values into a new state. Returns the state."""
     for key, tensor in state.items():
         tensor.copy_(saved[key])
     return state
@@ -97,7 +97,7 @@ def _require_same_model(
     for name, own in forms.items():
         for key, tensor in saved.get(name, {}).items():
             if key not in own:
-                continue  # of a different optimizer: reported below
+                continue  # the state of another optimizer: reported below
             if (tensor.shape, tensor.dtype) != (own[key].shape, own[key].dtype):
                 raise UserError(
                     f"checkpoint is for a different model: {name}"

@@ -41,8 +41,8 @@ class PackedRow:
         slot: [S] index of that row among the micro-batch's rows.
         members: [R] rows of the batch in this micro-batch.
         kept: [S] tokens that could have been sampled there. None: the whole vocabulary.
-        copies: [N] on the host, number of trajectories that contain each token. More than 1 only in
-            a shared prompt.
+        copies: [N] on the host, number of trajectories that contain each token. It exceeds 1 only
+            in a shared prompt.
         experts: [N, layers, k] experts that computed each token at sampling, int16. OWN for tokens
             without a record. None if no token has one.
     """
@@ -114,7 +114,13 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
 def _sampled_experts(
     routes: Sequence[Routes | None], layout: _Layout, device: torch.device
 ) -> Tensor | None:
-    """`PackedRow.experts`. A shared prompt has the record of its first trajectory."""
+    """Compute `PackedRow.experts`. A shared prompt has the record of its first trajectory.
+
+    Args:
+        routes: record of each row of the batch, or None for a row without one.
+        layout: the packed row.
+        device: device of the result.
+    """
     known = {b: r for b, _ in layout.runs if routes and (r := routes[b]) is not None}
     if not known:
         return None
@@ -133,8 +139,8 @@ def _sampled_experts(
 class _Layout:
     """Builder of a packed row.
 
-    The first four fields come from the batch, on the host. The lists hold one array for each run of
-    tokens. `runs` has the row of the batch and the first column of each.
+    The first four fields come from the batch, on the host. The lists have one entry per segment of
+    tokens. An entry of `runs` is (row of the batch, first column).
     """
 
     batch_tokens: np.ndarray
@@ -203,7 +209,8 @@ class _Layout:
 def filler(batch: Batch) -> PackedRow:
     """An empty micro-batch: two tokens whose score no loss reads.
 
-    It runs forward and backward through the whole model, as the ranks do that have rows left.
+    A rank without rows runs it forward and backward through the whole model, because the other
+    ranks wait for this rank in both passes.
     """
     device = batch.tokens.device
     zero, one = (torch.full((1,), n, device=device) for n in (0, 1))

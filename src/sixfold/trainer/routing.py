@@ -1,13 +1,13 @@
-"""Routing of a mixture of experts while it is trained: balance loss, statistics, replay.
+"""Routing of a mixture of experts in training: balance loss, statistics, replay.
 
 Without a penalty, routers may send all tokens to a few experts. The balance loss of the Switch
-Transformer (arXiv:2101.03961, equations 4 to 6) is, for one layer with E experts,
+Transformer (arXiv:2101.03961, equations 4 to 6) for one layer with E experts is
 
     E · Σ_e f_e P_e      f_e: tokens that chose expert e / tokens
                          P_e: mean router probability of expert e
 
-and its mean over the layers is added to the loss, times `moe.balance_loss`. It is k for k experts
-per token if all are used equally. f_e has no gradient.
+Its mean over the layers, times `moe.balance_loss`, is added to the loss. With k experts per token
+the mean is k if all experts are used equally. f_e has no gradient.
 
 Tokens are those of all trajectories of the update: a token of a prompt that K trajectories share
 counts K times. f_e is counted over the whole update before its first micro-batch is trained, so
@@ -37,16 +37,16 @@ from .packing import PackedRow
 
 
 class Routed(NamedTuple):
-    """What the routers of L layers did in one micro-batch.
+    """Report of the routers of L layers for one micro-batch.
 
     Attributes:
         counts: [L, E] tokens per expert.
         tokens: scalar, number of tokens.
-        balance: balance loss, without gradient. None if there is none.
-        penalty: scalar to add to the loss, with gradient. None if there is nothing to add.
-        drifted: [3] numbers of tokens that the routers would give to other experts than at
-            sampling: in at least one layer, and summed over layers; and of tokens compared. None
-            if the experts at sampling are not known.
+        balance: balance loss, without gradient. None if it is off.
+        penalty: scalar to add to the loss, with gradient. None if the balance loss is off.
+        drifted: [3] counts: tokens whose routers choose other experts than at sampling in at least
+            one layer; pairs of token and layer with other experts; tokens compared. None if the
+            experts at sampling are unknown.
     """
 
     counts: Tensor
@@ -72,7 +72,7 @@ class Routing:
         self._update: tuple[Tensor, Tensor] | None = None
 
     def watch(self, model: nn.Module, row: PackedRow) -> AbstractContextManager[RoutingRecord]:
-        """Context of the forward pass of one packed row."""
+        """Context for the forward pass of one packed row. It records and, if asked, replays."""
         return self.routers.watch(model, row.experts if self.replay else None)
 
     def prepare(
@@ -81,14 +81,14 @@ class Routing:
         run: Callable[[PackedRow], Routed | None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """Count the tokens of each expert over an update.
+        """Count the tokens of each expert over an update, if the balance loss needs it.
 
         An update with one micro-batch is counted in its own forward pass. Otherwise the body of the
         model runs once more on every micro-batch, without gradients.
 
         Args:
-            rows: makes each micro-batch of this rank.
-            run: the forward pass of one micro-batch.
+            rows: functions that make the micro-batches of this rank.
+            run: forward pass of one micro-batch, which returns the report of the routers.
             ranks: the ranks that share the update.
         """
         self._update = None
@@ -100,7 +100,7 @@ class Routing:
         self._update = ranks.sum(counts), ranks.sum(tokens)
 
     def result(self, record: RoutingRecord, row: PackedRow) -> Routed:
-        """What the routers did in the forward pass of a packed row."""
+        """Report of the routers from the record of one forward pass."""
         weight = send(torch.from_numpy(row.copies.astype(np.float32)), row.tokens.device)
         counts, tokens = expert_counts(record.choices(), weight, self.routers.experts), weight.sum()
         drifted = None if row.experts is None else drift(record.own_choices(), row.experts)
@@ -117,7 +117,7 @@ class Routing:
 
 
 def make_routing(model: PreTrainedModel, config: MoeConfig) -> Routing | None:
-    """The routing of a model with experts, or None for a model without.
+    """Make the `Routing` of a model with experts. None for a model whose routers cannot be read.
 
     Raises:
         UserError: if a setting of `moe` cannot work with the model.
@@ -145,8 +145,8 @@ def router_probabilities(logits: Tensor, sigmoid: bool) -> Tensor:
 
     Args:
         logits: [N, E].
-        sigmoid: normalise the sigmoids of the logits, as DeepSeek-V3 does in its balance loss
-            (arXiv:2412.19437, equations 17 to 20). Otherwise the softmax.
+        sigmoid: True: normalised sigmoids of the logits, as in the balance loss of DeepSeek-V3
+            (arXiv:2412.19437, equations 17 to 20). False: the softmax.
     """
     if not sigmoid:
         return logits.float().softmax(-1)
@@ -160,10 +160,10 @@ def balance_loss(probabilities: Sequence[Tensor], weight: Tensor, load: Tensor) 
     Args:
         probabilities: [N, E] router probabilities of each layer.
         weight: [N] share of each token in all tokens of the update.
-        load: [L, E] share of all tokens that chose each expert. A row adds up to k.
+        load: [L, E] share of all tokens that chose each expert. Each row sums to k.
 
     Returns:
-        Scalar with gradient. It adds up over the micro-batches of the update.
+        Scalar with gradient. The loss of an update is the sum over its micro-batches.
     """
     layers, experts = load.shape
     means = torch.stack([weight @ p for p in probabilities])
@@ -185,14 +185,22 @@ def expert_counts(choices: Tensor, weight: Tensor, experts: int) -> Tensor:
 
 
 def drift(own: Tensor, sampled: Tensor) -> Tensor:
-    """`Routed.drifted` from two choices [N, L, k]. Tokens without a record (OWN) are left out."""
+    """Compute `Routed.drifted`, [3]. Tokens without a record (OWN) do not count.
+
+    Args:
+        own: [N, L, k] experts that the routers choose now.
+        sampled: [N, L, k] experts at sampling.
+    """
     known = sampled[:, 0, 0] != OWN
     differs = (own.sort(-1)[0] != sampled.long().sort(-1)[0]).any(-1) & known[:, None]
     return torch.stack([differs.any(-1).sum(), differs.sum(), known.sum()])
 
 
 def router_metrics(routed: Sequence[Routed]) -> dict[str, Tensor]:
-    """Metrics of an update from its micro-batches: scalars. Empty for a model without experts."""
+    """Metrics of an update from the reports of its micro-batches, as scalars.
+
+    Empty for a model without experts.
+    """
     if not routed:
         return {}
     counts = _sum([r.counts for r in routed])

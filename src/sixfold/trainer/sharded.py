@@ -1,12 +1,12 @@
 """Shard a model over the ranks of a run (FSDP2).
 
-Every decoder layer is a group of parameters, and the root holds the rest: embeddings, last norm and
+Every decoder layer is one group of parameters. The root holds the rest: embeddings, last norm and
 head. A rank holds its part of every parameter, gradient and optimizer moment. The weights of a
-layer are gathered before its forward and its backward pass and freed after it; its gradient is
-then summed over the ranks. It is a sum and not a mean: the weights of a loss are already averaged
-over the whole step.
+layer are gathered before its forward pass and before its backward pass, and freed after each. Its
+gradient is then summed over the ranks. It is not averaged, because the weights of a loss are
+already normalised over the whole step.
 
-Sharded parameters are `DTensor`s. Each rank computes with its part; `whole` gathers one.
+Sharded parameters are `DTensor`s. `own_part` is the part of this rank; `whole` gathers all parts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Shards:
     Attributes:
         root: the policy's body and head.
         mesh: mesh of the ranks.
-        autocast: precision of the body. None: the dtype of the weights.
+        autocast: precision of the body's forward pass. None: the dtype of the weights.
     """
 
     root: PolicyRoot
@@ -78,7 +78,7 @@ def shard_policy(
     """Shard the policy over the ranks, in place.
 
     Args:
-        root: body and head, equal on all ranks.
+        root: body and head, with the same weights on all ranks.
         ranks: the ranks.
         replicas: copies of the sharded model.
         autocast: precision of the body. None: the dtype of the weights.
@@ -94,8 +94,8 @@ def shard_policy(
 def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None = None) -> None:
     """Shard a root in place. Every rank must have the same weights.
 
-    The layers of a bfloat16 run are gathered in bfloat16, in which their products are computed
-    anyway. The root is gathered in the weights' own dtype, so embeddings, residual stream and
+    With autocast to bfloat16, layers are gathered in bfloat16: their matrix products are computed
+    in it anyway. The root is gathered in the weights' own dtype, so embeddings, residual stream and
     log-probs are as exact as in one process. Gradients are summed in float32.
 
     Args:
@@ -108,8 +108,8 @@ def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None 
     # Inputs are not cast: the residual stream stays in float32, as under autocast alone.
     lower = MixedPrecisionPolicy(autocast, sums, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(None, sums, cast_forward_inputs=False)
-    # Also after the root's forward pass: otherwise `parameters()` would give gathered tensors until
-    # the next backward pass, and not those that the optimizer has.
+    # Reshard also after the root's forward pass: otherwise `parameters()` would return gathered
+    # tensors until the next backward pass, and not those of the optimizer.
     parts: list[tuple[nn.Module, MixedPrecisionPolicy]] = [(m, lower) for m in layers]
     for part, precision in [*parts, (root, exact)]:
         sharded = fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
@@ -127,16 +127,19 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds: all of it if it is not sharded."""
+    """The part of a tensor that this rank holds. The whole tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def place(own: Tensor, given: Tensor) -> Tensor:
-    """A whole tensor, placed on device and ranks as another: each rank keeps its part.
+    """Shard a whole tensor in the way another tensor is sharded. Each rank keeps its part.
 
     Args:
-        own: tensor whose placement is taken.
-        given: whole tensor, equal on all ranks; or a tensor that is placed already.
+        own: tensor whose device and sharding are copied.
+        given: whole tensor, equal on all ranks. A sharded tensor is returned unchanged.
+
+    Returns:
+        The sharded tensor. `given` itself if `own` is not sharded.
     """
     if not isinstance(own, DTensor) or isinstance(given, DTensor):
         return given

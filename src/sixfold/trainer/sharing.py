@@ -1,9 +1,9 @@
 """Plan of a pass over a batch: updates, ranks and micro-batches.
 
-Every rank has the whole batch, so all ranks compute the same shares without a message. Rows of a
-group stay on one rank: they share a computed prompt, and a unit (such as a preference pair) is part
-of a group. Groups are balanced by computed tokens. Ranks wait for each other in every forward and
-backward pass, so all make the same number of them: a rank with fewer micro-batches gets empty ones.
+Every rank has the whole batch, so all ranks compute the same shares without communication. Rows of
+a group stay on one rank: they share a computed prompt, and a unit (such as a preference pair) is
+part of a group. Groups are balanced by computed tokens. Ranks wait for each other in every forward
+and backward pass, so all run equally many. A rank with fewer micro-batches gets empty ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def plan_updates(
     share_prefix: bool,
     ranks: Ranks = ALONE,
 ) -> list[list[list[int]]]:
-    """Plan one pass over a batch: the rows of every micro-batch of every update of this rank.
+    """Plan this rank's part of one pass over a batch: rows by update and micro-batch.
 
     The plan is complete before the first backward pass and does not depend on any loss or gradient.
     So ranks agree on the number of backward passes.
@@ -76,9 +76,10 @@ def own_microbatches(
 
 
 def shares(batch: Batch, rows: Sequence[int], share_prefix: bool, size: int) -> list[list[int]]:
-    """Rows of each rank, in their given order.
+    """Rows of each rank. On every rank they are in the order of `rows`.
 
-    The largest group goes first, each to the rank with the fewest tokens so far.
+    Groups are assigned from the largest to the smallest. Each goes to the rank that has the fewest
+    tokens so far.
 
     Args:
         batch: the batch.
@@ -104,7 +105,7 @@ def shares(batch: Batch, rows: Sequence[int], share_prefix: bool, size: int) -> 
 
 
 def _tokens(host: Batch, rows: Sequence[int], share_prefix: bool) -> int:
-    """Tokens to compute for rows in one micro-batch."""
+    """Number of tokens to compute if the rows form one micro-batch."""
     total, seen = 0, set[bytes]()
     for b in rows:
         key = shared_key(host, b) if share_prefix else b""

@@ -1,13 +1,14 @@
 """Gradient spikes: an update whose gradient norm is far above its running level.
 
 The rule is that of ZClip (arXiv:2504.02507): the z-score of the norm under exponential moving
-averages of its mean and variance. Two things differ. The logarithm of the norm is averaged, because
-norms vary by factors. And the threshold is higher, because a spike is only reported: the update is
-clipped by `trainer.grad_clip` as ever.
+averages of its mean and variance. It differs in two ways. The averages are those of the norm's
+logarithm, because norms vary by factors. The threshold is higher, because a spike is only reported:
+the update is clipped by `trainer.grad_clip`, like every update.
 
-What a row contributes is measured at the logits. The derivative of the loss with respect to a
-log-prob is g; with respect to the logit of the token it is g (1 - p). The contribution of a row is
-the sum of the squares over its tokens. This needs no further pass through the model.
+The contribution of a row is measured at the logits. Let g be the derivative of the loss with
+respect to a token's log-prob, and p the token's probability. The derivative with respect to the
+token's logit is then g (1 - p). The contribution of a row is the sum of its squares over the row's
+tokens. This needs no further pass through the model.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import Any
 from torch import Tensor
 
 DECAY, WARM_UP = 0.97, 25
-"""Decay of the averages, and updates before the first report: those of ZClip."""
+"""Decay of the averages, and number of updates before the first report. Values of ZClip."""
 
 Z, FACTOR = 5.0, 5.0
-"""Least z-score of the logarithm, and least ratio to the running level, of a spike."""
+"""Thresholds of a spike: z-score of the logarithm, and ratio of the norm to its running level."""
 
 LEAST_DEVIATION = 0.1
-"""Lower bound of the standard deviation of the logarithm. A series that hardly varies would
-otherwise report small changes.
+"""Lower bound of the standard deviation of the logarithm. Without it, small changes of a norm that
+hardly varies would count as spikes.
 """
 
 NAMED = 5
-"""Most trajectories that are named."""
+"""Maximum number of trajectories that a warning names."""
 
 
 @dataclass
@@ -49,16 +50,16 @@ class NormLevel:
     variance: float = 0.0
 
     def look(self, norm: float) -> str:
-        """Take one more norm into account.
+        """Compare a norm with the running level, and then update the level.
 
-        A norm above the threshold counts as the threshold, as in ZClip: a spike does not raise the
-        level from which the next one is measured.
+        A norm above the threshold counts as the threshold, as in ZClip. So a spike hardly raises
+        the level with which the next norm is compared.
 
         Args:
             norm: a finite gradient norm.
 
         Returns:
-            How the norm exceeds its level, or "" if it is no spike.
+            Text that says by how much the norm exceeds its level. Empty if it is not a spike.
         """
         if norm <= 0:
             return ""
@@ -71,7 +72,7 @@ class NormLevel:
         return f"{ratio:.3g} times its running level (z = {z:.1f})"
 
     def _add(self, value: float) -> None:
-        """Update the averages. The first norms count equally."""
+        """Add a logarithm to the averages. The first ones have equal weights."""
         self.seen += 1
         share = max(1.0 - DECAY, 1.0 / self.seen)
         gap = value - self.mean
@@ -90,15 +91,15 @@ class NormLevel:
 
 @dataclass
 class RowGradients:
-    """Derivatives of an update's loss with respect to its scores, kept until the update is done.
+    """Derivatives of an update's loss with respect to its scores, [S] per micro-batch.
 
-    They are [S] numbers per micro-batch. Nothing is computed from them unless somebody asks.
+    They are kept until the update is done. Contributions are computed from them only after a spike.
     """
 
     _parts: list[dict[str, Tensor]] = field(default_factory=list)
 
     def watch(self, values: Tensor, members: Tensor, slot: Tensor) -> None:
-        """Keep the derivative of the scores of a micro-batch, once backward has it.
+        """Keep the derivative with respect to a micro-batch's scores when backward computes it.
 
         Args:
             values: [S] scores of its tokens.
@@ -116,7 +117,8 @@ class RowGradients:
         """Squared norm of the gradient at the logits, by row. Waits for the device.
 
         Args:
-            log_probs: whether the scores are log-probs. Otherwise the scores themselves are meant.
+            log_probs: whether the scores are log-probs. If not, the squared norm of the gradient at
+                the scores is returned.
         """
         found: dict[int, float] = {}
         for part in self._parts:
@@ -133,10 +135,10 @@ class RowGradients:
 
 
 def named_rows(sizes: Mapping[int, float], names: Sequence[str]) -> str:
-    """The rows that contribute most, with their shares.
+    """Text that names the rows with the largest contributions, each with its share.
 
     Args:
-        sizes: squared norms by row.
+        sizes: contribution of each row.
         names: name of each row of the batch; may be empty.
     """
     total = math.fsum(size for size in sizes.values() if math.isfinite(size))
@@ -147,7 +149,7 @@ def named_rows(sizes: Mapping[int, float], names: Sequence[str]) -> str:
 
 
 def row_name(row: int, names: Sequence[str]) -> str:
-    """Name of a row of a batch."""
+    """Name of a row of a batch, or its number if the batch has no names."""
     return names[row] if names else f"row {row}"
 
 

@@ -134,7 +134,7 @@ class Trainer:
 
         Returns:
             Metrics of the step. `train/skipped` counts updates that were not made; `skip_reason`
-            says why. `spikes` has a line for each update with a gradient spike.
+            says why. `spikes` has one line per update with a gradient spike.
 
         Raises:
             ValueError: if batch.weights is None, if the mask contradicts the versions of tokens, or
@@ -227,7 +227,7 @@ class Trainer:
         return _with_penalty(output.loss, scores)
 
     def _no_loss(self, batch: Batch) -> Tensor:
-        """Loss of an empty micro-batch: zero, and every gradient gets zeros added."""
+        """Loss of an empty micro-batch: 0. Its backward pass adds zeros to every gradient."""
         packed = filler(batch)
         if self.frozen is not None:
             self.frozen(packed)
@@ -306,7 +306,7 @@ class Trainer:
         return bool(self.skip_reason)
 
     def _not_finite(self) -> list[str]:
-        """Names of the parameters whose gradient is not finite on some rank."""
+        """Names of the parameters whose gradient is not finite on at least one rank."""
         graded = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
         wrong = torch.stack([(~own_part(grad).isfinite()).any() for _, grad in graded])
         found = self.ranks.sum(wrong.float()).tolist()
@@ -314,7 +314,7 @@ class Trainer:
 
 
 def _with_penalty(loss: Tensor, scores: Scores | RoutedScores) -> Tensor:
-    """The loss plus what the forward pass of the model adds to it."""
+    """The loss plus the balance loss of a mixture of experts, if there is one."""
     if isinstance(scores, Scores) or scores.routed.penalty is None:
         return loss
     return loss + scores.routed.penalty
