@@ -144,8 +144,8 @@ class Batch:
             row is a unit.
         kept: kept set of each token, or None if nothing was truncated. If set, all log-probs and
             entropies above refer to the renormalised distribution over the kept set.
-        routes: experts that computed each row's tokens at sampling, on the host. Empty if they are
-            not recorded, and for a selection of rows.
+        routes: experts that computed the tokens of each row at sampling, on the host. None for a
+            row without a record. Empty if no row has one, and for a selection of rows.
         names: task and sample of each row, for messages. Empty for a selection of rows.
         host: if the batch is on a GPU, the CPU batch from which it was moved. See `at_host`.
     """

@@ -1,4 +1,4 @@
-"""Errors that the user can fix.
+"""Errors whose message the command line prints on one line, and helpers for such messages.
 
 Every package may import this module. It imports no other package.
 """
@@ -26,12 +26,16 @@ class RunFailed(Exception):
 
 
 class NoAnswer(RunFailed):
-    """A part of the run gave no sign of life for too long. The message names it."""
+    """A part of the run gave no sign of life until its deadline. The message names the part."""
 
 
 @contextmanager
 def size_noted(what: str) -> Iterator[None]:
-    """Add the size of the work in this block to an error, for the message if memory is used up."""
+    """Context that adds a note to errors: the size of its work, for the out-of-memory message.
+
+    Args:
+        what: the size, such as "micro-batch of 4 rows".
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -40,7 +44,7 @@ def size_noted(what: str) -> Iterator[None]:
 
 
 class RankFailed(Exception):
-    """One of several ranks has failed, and this one reports it for all. Exit code 3."""
+    """One of several ranks has failed. One rank raises this for all. Exit code 3."""
 
 
 def one_line(error: BaseException) -> str:

@@ -19,10 +19,10 @@ T = TypeVar("T")
 log = logging.getLogger("sixfold.event_loop")
 
 CLEAN_UP_S = 10.0
-"""Most seconds that tasks get to end after they are cancelled. An environment may ignore it."""
+"""Longest wait for cancelled tasks to end, in seconds. An environment may ignore a cancellation."""
 
 BLOCKED_S = 10.0
-"""Seconds after which code that does not return to the event loop is reported."""
+"""Seconds for which code may block the event loop before a warning names it."""
 
 
 class EventLoop:
@@ -97,7 +97,11 @@ class EventLoop:
 
 @contextmanager
 def _watched(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Report code that blocks the loop, which runs in this thread inside the block."""
+    """Context in which a thread watches an event loop, and reports code that blocks it.
+
+    Args:
+        loop: the event loop. It must run in the thread that enters the context.
+    """
     ended, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -119,6 +123,7 @@ def _watched(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def _report(frame: FrameType | None) -> None:
+    """Log a warning that names the code which blocks the event loop."""
     log.warning(
         "%s has blocked all episodes for %g s: nothing else can go on meanwhile. In an environment,"
         " await asyncio.sleep or asyncio.to_thread(function); name a slow reward as"
@@ -129,7 +134,7 @@ def _report(frame: FrameType | None) -> None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """File, line and function that a thread runs, outside of the standard library."""
+    """File, line and function of the innermost frame that is not in the standard library."""
     library, innermost = sysconfig.get_path("stdlib"), frame
     while frame is not None and frame.f_code.co_filename.startswith((library, "<")):
         frame = frame.f_back

@@ -1,12 +1,12 @@
 """Ranks: the processes that train one model together, started by torchrun.
 
-Every rank runs the same program on its share of the work. `Ranks` is all that the roles need of
-the others: sum a tensor, exchange objects, wait. With one process, `ALONE` does nothing.
+Every rank runs the same program on its share of the work. The roles talk to other ranks through
+`Ranks` alone: sum a tensor, exchange objects, wait. A run in one process has `ALONE`.
 
-Every call is made by all ranks, in the same order. A rank that fails, ends or hangs would leave
-the others waiting. So each rank publishes where it is and whether it has failed, in the key-value
-store that torchrun keeps. A rank whose call fails reads it, and names the ranks that did not
-answer. Of all ranks, only the first that fails prints its error.
+Every call is made by all ranks, in the same order. If a rank fails, ends or hangs, the others would
+wait for it. So each rank publishes its position in the run, and its failure, in the key-value store
+of torchrun. A rank whose call fails reads the store and names the ranks that did not answer. Only
+the first rank that fails prints its error.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .errors import RankFailed, RunFailed, UserError, one_line
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""Seconds for the other ranks to notice a failure too, before those that did not are named."""
+"""Seconds that a rank waits for the reports of other ranks before it calls them silent."""
 
 
 LEAD_S = 0.5
-"""Seconds by which rank 0 is preferred to report an error."""
+"""Head start of rank 0, in seconds, if several ranks want to report an error."""
 
 
 class Ranks(Protocol):
@@ -52,37 +52,41 @@ class Ranks(Protocol):
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Objects of all ranks, in rank order. They are pickled, and stay within the run."""
+        """Objects of all ranks, in rank order. They are pickled, but never written to a file."""
         ...
 
     def barrier(self, name: str) -> None:
-        """Wait until every rank has called it. `name` appears in the error of one that did not."""
+        """Wait until every rank has called this.
+
+        Args:
+            name: position in the run, for the message about a rank that does not come.
+        """
         ...
 
     def ending_together(self) -> AbstractContextManager[None]:
-        """Context of a run. If it ends by an error, the other ranks end too."""
+        """Context of a run. If an error ends it on one rank, it ends on all ranks."""
         ...
 
 
 class Alone:
-    """One process."""
+    """`Ranks` of a run in one process."""
 
     rank = 0
     size = 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """The object alone."""
+        """Return a list of this one object."""
         return [value]
 
     def barrier(self, name: str) -> None:
-        """Nobody to wait for."""
+        """Do nothing: there is no other rank."""
 
     def ending_together(self) -> AbstractContextManager[None]:
-        """Nobody to end with."""
+        """Empty context: there is no other rank."""
         return nullcontext()
 
 
@@ -95,14 +99,17 @@ class RankLost(RankFailed):
 
 
 class ProcessRanks:
-    """Ranks of torch.distributed.
+    """`Ranks` by torch.distributed.
 
     Args:
         store: key-value store that all ranks reach.
         rank: number of this process.
         size: number of processes.
         timeout_s: longest wait for another rank, in seconds.
-        backend: backend of torch.distributed. It must support the CPU, for objects.
+        backend: backend of torch.distributed. It must support CPU tensors, which carry objects.
+
+    Raises:
+        RankLost: if another rank does not connect in time.
     """
 
     def __init__(
@@ -139,11 +146,11 @@ class ProcessRanks:
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Context of a run. If it ends by an error, the other ranks end too.
+        """Context of a run. If an error ends it on one rank, it ends on all ranks.
 
         Raises:
-            SystemExit: with code 1 instead of the error, if another rank prints an error already.
-            RankLost: if a rank did not answer, and this rank is the first to say so.
+            SystemExit: with code 1, instead of the error, if another rank has failed before.
+            RankLost: if a rank did not answer, and this rank is the first that fails.
         """
         try:
             yield
@@ -162,14 +169,14 @@ class ProcessRanks:
 
     @contextmanager
     def _answered(self) -> Iterator[None]:
-        """Turn the error of a collective call into RankLost."""
+        """Context of a collective call, which turns its error into RankLost."""
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> RankLost:
-        """The error that names the ranks that failed or did not answer."""
+        """Make the error that names the ranks which failed or did not answer."""
         others = [r for r in range(self.size) if r != self.rank]
         try:
             self._store.set(f"stuck/{self.rank}", self._place)
@@ -192,7 +199,11 @@ class ProcessRanks:
         )
 
     def _first_to_fail(self, message: str) -> bool:
-        """True for the first rank that fails. Its message is published for the others."""
+        """Report a failure to the other ranks. Returns True if this rank is the first to fail.
+
+        Args:
+            message: the error, which the other ranks can read if this rank is the first.
+        """
         if self.rank:  # if all ranks fail alike, rank 0 reports it
             time.sleep(LEAD_S)
         try:
@@ -204,7 +215,7 @@ class ProcessRanks:
         return first
 
     def _mark(self, place: str) -> None:
-        """Publish where this rank is, as a name of a point in the run."""
+        """Publish the position of this rank in the run, for the messages of other ranks."""
         self._place = place
         with self._answered():
             self._store.set(f"at/{self.rank}", place)
@@ -215,7 +226,7 @@ class ProcessRanks:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """True for an error of a collective call, such as those that FSDP makes."""
+    """True for the error of a collective call. FSDP makes such calls by itself."""
     text = str(error)
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "Connection closed" in text)
@@ -223,9 +234,9 @@ def lost_connection(error: BaseException) -> bool:
 
 
 def torchrun_ranks(device: str, timeout_s: float) -> Alone | ProcessRanks:
-    """Ranks of this run: those of torchrun's environment, or one process.
+    """Connect to the ranks that torchrun has started. Returns `ALONE` without torchrun.
 
-    On GPUs, each process of a machine takes the GPU of its local number.
+    On GPUs, a process takes the GPU whose number is the process's number on its machine.
 
     Args:
         device: "cpu", or "cuda" without a number.

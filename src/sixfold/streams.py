@@ -1,4 +1,4 @@
-"""Optional streams of a sampled sequence: the kept sets of its tokens, and their experts.
+"""Optional records per token of a sequence: kept sets of truncated sampling, and experts.
 
 This module does not import torch.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 @dataclass
 class Routes:
-    """Experts that computed the first tokens of a sequence, in every layer with experts.
+    """Experts that computed the tokens of a sequence, in every layer with experts.
 
-    The newest token of a sequence has no entry: it was never computed.
+    The last token of a sequence has no entry: no forward pass has computed it.
 
     Attributes:
         layers: number of layers with experts.
@@ -32,21 +32,25 @@ class Routes:
     data: bytes
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Number of tokens with an entry."""
         return len(self.data) // self._each
 
     @property
     def _each(self) -> int:
+        """Bytes per token."""
         return self.layers * self.top_k * self.width
 
     def cut(self, tokens: int) -> Routes:
-        """The first `tokens` tokens."""
+        """The entries of the first `tokens` tokens."""
         return Routes(self.layers, self.top_k, self.width, self.data[: tokens * self._each])
 
     def grown(self, later: Routes) -> Routes:
-        """These entries, then those that `later` has beyond them.
+        """Add entries for the tokens of a later turn.
 
-        So a token keeps the experts with which it was sampled, in all later turns.
+        Tokens that have an entry keep it: the experts with which they were sampled.
+
+        Args:
+            later: entries of the whole sequence, from the later turn.
         """
         data = self.data + later.data[len(self.data) :]
         return Routes(self.layers, self.top_k, self.width, data)

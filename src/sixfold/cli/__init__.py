@@ -23,7 +23,7 @@ VERBS = {
     "eval": "evaluate checkpoints on held-out tasks: share solved and pass@k, with 95 % intervals",
     "generate": "sample completions of one prompt",
     "serve": "serve a model with an OpenAI-compatible HTTP API",
-    "export": "write the model of a checkpoint to a folder, with its LoRA adapter merged if asked",
+    "export": "write the model or LoRA adapter of a checkpoint to a folder; --merge merges both",
     "explain": "explain a recipe: resolved values with reasons, and whether it fits in memory",
     "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
     "diff": "show how two runs differ",
@@ -45,7 +45,7 @@ _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}
 
 
 _TALKATIVE = ("torchao", "torch.utils._pytree")
-"""Loggers that warn when transformers imports torchao, about matters of torchao alone."""
+"""Loggers whose warnings are silenced: they warn about torchao whenever transformers imports it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,8 +12,8 @@ def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser(
         "export",
-        "Write the model of a run or a checkpoint to a folder in Hugging Face format, or its LoRA"
-        " adapter in PEFT's.",
+        "Write the model of a run or a checkpoint to a folder, in Hugging Face format. For a LoRA"
+        " run, write the adapter in PEFT's format, or the merged model with --merge.",
     )
     arguments.add_argument(
         "run",

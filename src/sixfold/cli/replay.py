@@ -9,13 +9,14 @@ from .parsing import VerbParser, at_least, run_folder
 TEXT = """\
 Recompute a recorded step of a run, and show what differs from the record.
 
-The rewards are recomputed from the recorded replies, by the reward functions and environments of
-today. Advantages, loss and gradient norm are recomputed by the trainer, from the checkpoint before
-the step and the recorded trajectories. The run's folder is only read; the run may go on meanwhile.
+Rewards are recomputed from the recorded replies, with the current reward functions and
+environments. Advantages, loss and gradient norm are recomputed by the trainer, from the checkpoint
+before the step and the recorded trajectories. The run's folder is only read, so the run may go on
+meanwhile.
 
-The step needs its trajectories (log.rollouts_every) and a checkpoint of the step before it, or an
-older one if the trajectories of all steps between are recorded: these steps are then replayed
-first.
+The trajectories of the step must be recorded (log.rollouts_every), and there must be a checkpoint
+of the step before it. An older checkpoint also works if the trajectories of all steps between are
+recorded: these steps are replayed first.
 
 Exit code: 0 if everything agrees, 1 if something differs, 2 for bad input.
 """
@@ -33,8 +34,8 @@ def parser() -> VerbParser:
         choices=("recorded", "recomputed"),
         default="recorded",
         help=(
-            "rewards from which advantages, loss and gradient norm follow (default recorded: each"
-            " stage is then checked alone)"
+            "rewards that the training half starts from: recorded (default; rewards and training"
+            " are checked separately), or recomputed"
         ),
     )
     return arguments

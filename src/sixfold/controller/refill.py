@@ -93,7 +93,8 @@ class Refill:
 def mixed(group: Group) -> bool:
     """True if two known rewards of the group differ. Failed checks have no reward.
 
-    Rewards of turns are compared by the number of the turn: replies differ in length.
+    Rewards of turns are compared by the index of the turn, not by token position, because replies
+    differ in length.
     """
     found = set[tuple[object, ...]]()
     for t in group.trajectories:

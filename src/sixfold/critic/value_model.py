@@ -82,7 +82,7 @@ def own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForTokenClassification.from_config(
             config,
-            # Not bfloat16: values may differ by less than it resolves.
+            # At least float32: bfloat16 cannot represent small differences between values.
             dtype=torch.promote_types(policy.dtype, torch.float32),
             attn_implementation=NAME,
         )

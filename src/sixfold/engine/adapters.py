@@ -38,7 +38,7 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """Loaded adapters by name, and the running one, which requests without a name use.
+    """Loaded adapters by name, and the default adapter for requests that name none.
 
     A request keeps a reference to its adapter. Unloading removes the name, and requests in flight
     keep the weights.
@@ -74,11 +74,14 @@ class Adapters:
         self._loaded[name] = self._ready(name, adapter)
 
     def run(self, adapter: Adapter) -> None:
-        """Make an adapter the running one, in place of the earlier one."""
+        """Replace the default adapter, which serves all requests that name none."""
         self._running = self._ready("", adapter)
 
     def of(self, name: str | None) -> LoadedAdapter | None:
-        """Adapter of a request: the named one, otherwise the running one, otherwise None.
+        """Adapter of a request.
+
+        Args:
+            name: name of a loaded adapter. None: the default adapter, or None if there is none.
 
         Raises:
             ValueError: if no adapter of this name is loaded.
@@ -86,7 +89,7 @@ class Adapters:
         return self._running if name is None else self._get(name)
 
     def _ready(self, name: str, adapter: Adapter) -> LoadedAdapter:
-        """Padded copies of the adapter's matrices, under a new number."""
+        """Copy an adapter's matrices, pad their rank, and give the copy a new number."""
         layers = {}
         for layer, (down, up) in adapter.layers.items():
             short = -len(down) % MIN_ROWS

@@ -139,7 +139,7 @@ class Engine:
             params: sampling parameters.
             samples: sample indices to draw.
             priority: larger values are served first.
-            adapter: name of a loaded adapter. None: the running one, if there is one.
+            adapter: name of a loaded adapter. None: the default adapter, if there is one.
             constraint: which tokens may be sampled; None for all.
             origin: position whose token has the first noise: the prompt's length in the first turn
                 of an episode. Later turns keep it, and so draw fresh noise. None: this prompt's
@@ -188,7 +188,7 @@ class Engine:
             prompts: token ids of each prompt.
             temperature: log-probs are those of logits / temperature; 0 counts as 1.
             top: number of most likely tokens to return at each position.
-            adapter: name of a loaded adapter. None: the running one, if there is one.
+            adapter: name of a loaded adapter. None: the default adapter, if there is one.
 
         Yields:
             One score per prompt, and None after each piece of a longer prompt. The caller may step
@@ -293,14 +293,14 @@ class Engine:
         self.adapters.load(name, adapter)
 
     def run_adapter(self, adapter: Adapter, version: int) -> None:
-        """Replace the adapter of all requests that name none. Tokens are stamped with `version`.
+        """Replace the default adapter, which serves all requests that name none.
 
         The model's own weights do not change. The prefix cache is cleared.
 
         Args:
             adapter: the new adapter. Its matrices are copied.
-            version: the new version. The current one is accepted, because all weights before the
-                first step have version 0.
+            version: version with which new tokens are stamped. It may equal the current version,
+                because all weights before the first step have version 0.
 
         Raises:
             RuntimeError: if `version` decreases, or sequences are in flight.

@@ -98,7 +98,7 @@ class KVCache:
     def layer_pools(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's pools. Allocates them to fit k, v [kv_heads, N, D] if there are none yet.
 
-        Under autocast they have its dtype, although rotated keys are float32.
+        Under autocast, pools have autocast's dtype, although rotated keys are float32.
         """
         if layer not in self.pools:
             device = v.device.type
@@ -112,13 +112,13 @@ class KVCache:
     def kernels(self, q: Tensor, k: Tensor, v: Tensor) -> CPUKernels | None:
         """The compiled paged attention, or None if it does not support q, k, v [..., D].
 
-        They must be float32. The pools may be bfloat16.
+        It supports float32 q, k and v. The pools may be bfloat16.
         """
         exact = q.dtype == k.dtype == v.dtype == torch.float32
         return cpu_kernels() if exact and self._fits(k, v) else None
 
     def _fits(self, k: Tensor, v: Tensor) -> bool:
-        """True if the compiled attention supports heads like those of k, v [..., D]."""
+        """True if the compiled attention supports the head sizes of k and v [..., D]."""
         heads = v.is_cpu and k.shape[-1] == v.shape[-1] and v.shape[-1] % 16 == 0
         return self.exact and heads
 
@@ -150,7 +150,10 @@ class KVCache:
         return select(keys), select(values)
 
     def tensors(self) -> list[Tensor]:
-        """All pools, scales and routes so far, each [kv_heads, blocks + 1, block_size, ...]."""
+        """All allocated pools and scales, each [kv_heads, blocks + 1, block_size, ...].
+
+        If experts are recorded, also `routes`, whose first dimension is 1.
+        """
         sides = [side for pair in [*self.pools.values(), *self.scales.values()] for side in pair]
         return sides if self.routes is None else [*sides, self.routes]
 

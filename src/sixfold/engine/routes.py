@@ -1,9 +1,9 @@
 """Record the experts that compute each token of a mixture of experts.
 
-The record is a part of the KV cache, one entry per slot. So a cached prefix, a shared prompt, a
-copied block and a block that was swapped out have their entries wherever their keys and values are.
-A recomputed token gets the experts of its last computation. When a sequence ends, its entries are
-read by its block table.
+The KV cache holds the record, one entry per slot. So the entries of a token are always beside its
+keys and values: in a cached prefix, a shared prompt, a copied block or a block in host memory. A
+token that is computed again gets the experts of its last computation. When a sequence ends, its
+block table gives the slots of its entries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .sequence import Sequence
 
 
 class CachedLayout(Layout, Protocol):
-    """A layout over a KV cache. Every layout of the engine is one."""
+    """A layout whose tokens have slots in a KV cache. This holds for all layouts of the engine."""
 
     @property
     def cache(self) -> KVCache: ...
@@ -32,7 +32,7 @@ class CachedLayout(Layout, Protocol):
 
 
 class ModuleBody(Body, Protocol):
-    """A body that runs a module."""
+    """A body with the module that it runs."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -41,11 +41,11 @@ class ModuleBody(Body, Protocol):
 class RecordedModel:
     """A model whose forward passes record the chosen experts in the KV cache.
 
-    CUDA graphs are not used: a captured forward pass would not run the record.
+    CUDA graphs are not used: a replayed graph would not run the Python code that records.
 
     Args:
-        model: the model, which has expert layers.
-        routers: its routers.
+        model: a model with expert layers.
+        routers: the routers of the model.
     """
 
     def __init__(self, model: LanguageModel, routers: WatchedRouters) -> None:
@@ -59,11 +59,11 @@ class RecordedModel:
         return self._model.module
 
     def body(self, build: Compile | None) -> Body:
-        """This object: the compiled kernels have no expert layers."""
+        """Return this object: the compiled kernels do not support expert layers."""
         return self
 
     def lowered(self, dtype: torch.dtype, build: Compile | None) -> Body:
-        """As `LanguageModel.lowered`, with the record."""
+        """As `LanguageModel.lowered`. The returned body records too."""
         made = RecordedModel(self._model, self._routers)
         made._body = self._model.lowered(dtype, None)  # type: ignore[assignment]
         return made
@@ -75,7 +75,7 @@ class RecordedModel:
         layout: Layout,
         additions: LayerAdditions | None = None,
     ) -> Tensor:
-        """As `Body.hidden`. Records the experts of the tokens at their slots."""
+        """As `Body.hidden`. Writes the experts of each token to the token's slot."""
         with self._routers.watch(self._body.module) as record:
             hidden = self._body.hidden(tokens, positions, layout, additions)
         _write(layout, record.choices(), self._routers.experts)  # type: ignore[arg-type]
@@ -87,11 +87,11 @@ class RecordedModel:
 
     @property
     def steady(self) -> bool:
-        """As for the model."""
+        """As `Body.steady`."""
         return self._body.steady
 
     def ready(self) -> Body:
-        """The recorded body for the next forward pass."""
+        """As `Body.ready`. The returned body records too."""
         ready = self._body.ready()
         if ready is self._body:
             return self
@@ -113,7 +113,13 @@ class RecordedModel:
 
 
 def _write(layout: CachedLayout, choices: Tensor, experts: int) -> None:
-    """Write choices [N, layers, k] at the layout's slots."""
+    """Write the experts of N tokens into the KV cache.
+
+    Args:
+        layout: has the cache and the slot of each token.
+        choices: [N, layers, k] experts of each token.
+        experts: experts per layer.
+    """
     cache, flat = layout.cache, choices.flatten(1)
     if cache.routes is None:
         dtype = torch.uint8 if experts <= 256 else torch.int16
@@ -124,9 +130,11 @@ def _write(layout: CachedLayout, choices: Tensor, experts: int) -> None:
 
 
 def with_routes(cache: KVCache, ended: list[Sequence]) -> list[Sequence]:
-    """The ended sequences, with their routes if the cache records them.
+    """Fill in `Sequence.routes` if the cache records experts. Returns the sequences.
 
-    They must still have their blocks.
+    Args:
+        cache: the KV cache.
+        ended: sequences that have ended, but still hold their blocks.
     """
     if cache.routes is not None:
         for sequence in ended:
@@ -135,7 +143,13 @@ def with_routes(cache: KVCache, ended: list[Sequence]) -> list[Sequence]:
 
 
 def _routes(cache: KVCache, recorded: Tensor, sequence: Sequence) -> Routes:
-    """The experts of a sequence's tokens, without the newest one."""
+    """Read the experts of all tokens of a sequence but the last, which was never computed.
+
+    Args:
+        cache: the KV cache.
+        recorded: the cache's record of experts.
+        sequence: a sequence that still holds its blocks.
+    """
     *_, layers, top_k = recorded.shape
     at = np.arange(sequence.length - 1)
     slots = np.asarray(sequence.blocks)[at // cache.block_size] * cache.block_size

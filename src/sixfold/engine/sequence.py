@@ -113,7 +113,8 @@ class Sequence:
         version: weight version that sampled each completion token.
         kept: tokens kept by truncation at each completion position; empty without truncation.
         top: most likely tokens and their log-probs at each completion position, if requested.
-        routes: experts of the computed tokens, once the sequence has ended, if they are recorded.
+        routes: experts that computed each token, set when the sequence ends. None if experts are
+            not recorded.
         finish_reason: None while the sequence runs.
         seconds: time from start to end.
         limit: the request's limit.

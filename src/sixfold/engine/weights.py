@@ -168,8 +168,8 @@ def first_false(flags: Mapping[str, Tensor]) -> str | None:
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """Name of the first tensor with a NaN or an infinite value, or None.
 
-    One fused pass over all tensors. The host waits once if all values are finite. Integer tensors
-    are not read.
+    All tensors are read in one fused pass. If all values are finite, the host waits for the device
+    only once. Integer tensors are skipped.
     """
     read = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and t.numel()}
     # The largest absolute value of all tensors. Unlike a sum of squares, it cannot overflow.

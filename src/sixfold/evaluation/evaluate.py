@@ -30,7 +30,7 @@ class Evaluation:
         """Version of the weights that were measured, as stamped on the sampled tokens.
 
         Raises:
-            UserError: if nothing was sampled, because every environment failed before.
+            UserError: if nothing was sampled, because every environment failed at its start.
             RuntimeError: if tokens were sampled from different versions.
         """
         found = {

@@ -1,4 +1,4 @@
-"""Folder of a LoRA adapter in PEFT's format, as checkpoints contain it. No torch.
+"""Folder of a LoRA adapter in PEFT's format, such as `model/` of a LoRA checkpoint. No torch.
 
     adapter_config.json          PEFT's settings; names the base model and its revision
     adapter_model.safetensors    the adapter's matrices
@@ -23,13 +23,13 @@ CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "bas
 
 @dataclass(frozen=True)
 class Base:
-    """The frozen model of an adapter.
+    """The frozen model that an adapter was trained on.
 
     Attributes:
         path: model folder or hub id.
         revision: commit of a hub id; empty for a folder.
         sha256: hash of a folder's weights when the adapter was trained (`folder_hash`). Empty for a
-            hub id, or if it is not known.
+            hub id, or if it is unknown.
     """
 
     path: str
@@ -53,14 +53,17 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def base_of(path: str, setting: str) -> Base:
-    """The base model of an adapter folder, with a path that exists here or a hub id.
+    """Find the base model that an adapter folder names.
+
+    The path in base.json is relative to the adapter's folder. It is tried first, so a run that was
+    moved as a whole still finds its base.
 
     Args:
         path: the adapter's folder.
         setting: name of the setting that holds the path, for error messages.
 
     Raises:
-        UserError: if the folder names no base, or the base is gone.
+        UserError: if the folder names no base, or the base does not exist.
     """
     folder = Path(path).expanduser()
     named = adapter_settings(folder)
@@ -76,8 +79,8 @@ def base_of(path: str, setting: str) -> Base:
         base = str(beside)
     elif Path(base).is_absolute() and not Path(base).exists():
         raise UserError(
-            f"{setting} = '{path}': the base model {base} is gone. Put it back, or write its new"
-            f" place to base_model_name_or_path in {folder / CONFIG}"
+            f"{setting} = '{path}': the base model {base} does not exist. Put it back, or write its"
+            f" new path to base_model_name_or_path in {folder / CONFIG}"
         )
     if Path(base).is_dir():
         return Base(base, "", str(own.get("sha256") or ""))
@@ -85,7 +88,7 @@ def base_of(path: str, setting: str) -> Base:
 
 
 def loaded_from(path: str, revision: str, setting: str) -> tuple[str, str]:
-    """Path and revision of the whole model: those of the base if `path` is an adapter's folder."""
+    """Path and revision of the model to load. For an adapter's folder, those of its base."""
     if not is_adapter(path):
         return path, revision
     base = base_of(path, setting)
@@ -106,7 +109,7 @@ def check_base(base: Base, setting: str) -> None:
 
 
 def folder_hash(folder: Path) -> str:
-    """Hash of the weights in a model folder."""
+    """sha256 of the names and contents of all *.safetensors files in a model folder."""
     found = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         found.update(file.name.encode())

@@ -8,7 +8,11 @@ from .schema import EngineConfig, Recipe
 
 
 def check_backend(recipe: Recipe) -> None:
-    """Refuse settings that an engine in another process does not support."""
+    """Refuse settings that an engine in another process does not support.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
     r = recipe.rollout
     backend = r.backend.kind
     if backend == "engine":
@@ -37,7 +41,7 @@ def check_backend(recipe: Recipe) -> None:
 
 
 def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """(key, value, default) of the settings that only the embedded engine has."""
+    """Settings that only the embedded engine supports, as (key, value, default)."""
     engine, default = recipe.engine, EngineConfig()
     return [
         ("moe.routing", recipe.moe.routing, "free"),
@@ -53,7 +57,7 @@ def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
 
 
 def _options_of_the_server(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """(key, value, default) of the settings that a server takes when it is started."""
+    """Settings that a server gets when it is started, not from here: (key, value, default)."""
     engine, default = recipe.engine, EngineConfig()
     return [
         ("engine.max_running", engine.max_running, default.max_running),

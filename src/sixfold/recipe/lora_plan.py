@@ -1,4 +1,4 @@
-"""Refuse settings that contradict the training of an adapter. No torch."""
+"""Checks of the settings that contradict the training of a LoRA adapter. No torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .schema import Recipe
 
 
 def check_lora(recipe: Recipe, method: Method) -> None:
-    """Check the recipe against `model.lora`.
+    """Refuse settings that contradict `model.lora`.
 
     Args:
         recipe: the recipe.
-        method: its resolved algorithm.
+        method: the recipe's resolved algorithm.
 
     Raises:
-        UserError: if a setting contradicts the training of an adapter.
+        UserError: names the setting and the remedy.
     """
     lora = recipe.model.lora
     if not lora.rank:

@@ -19,7 +19,7 @@ from .schema import Recipe
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """All parts of a run on one device, and those that it keeps in host memory.
+    """Memory of a run on one GPU, part by part. Parts in host memory are listed too.
 
     Attributes:
         parts: in display order.
@@ -81,7 +81,7 @@ def memory_plan(
     draft: ModelSize | None = None,
     ranks: int = 1,
 ) -> MemoryPlan | None:
-    """Memory of the run, part by part. None if the size of its adapter is not known.
+    """Memory of the run, part by part. None if the number of adapter parameters is unknown.
 
     Args:
         recipe: the whole run.
@@ -90,7 +90,7 @@ def memory_plan(
         longest: longest sequence, in tokens. None: not known.
         teacher: parameters of a separate reference model.
         draft: sizes of the draft model. None: there is none.
-        ranks: processes that torchrun starts. The plan is that of one.
+        ranks: number of processes that torchrun starts. The plan is for one of them.
     """
     engine, embedded = recipe.engine, recipe.rollout.backend.kind == "engine"
     sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0

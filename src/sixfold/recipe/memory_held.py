@@ -13,25 +13,25 @@ from .model_size import ModelSize
 from .schema import ALL_LINEAR, LoraConfig, Recipe
 
 BLOCK_8BIT = 256
-"""Numbers of a block of 8-bit moments."""
+"""Numbers per block of 8-bit moments: `trainer.lean_adamw.BLOCK`."""
 MOMENTS_8BIT = 2 * (BLOCK_8BIT + 4)
-"""Bytes of a block of both moments: a code per number, and a float32 scale."""
+"""Bytes per block, for two moments: one byte per number, and a float32 scale."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Numbers that a run holds.
+    """Counts of the numbers (parameters) that a run keeps in memory.
 
     Attributes:
         parameters: parameters of the policy, without an adapter.
-        matrices: those of them that are in matrices and embeddings, not in norms and biases.
-        lowered: those of them that are stored in bfloat16.
-        trained: numbers that the optimizer updates: all parameters, or the adapter's.
-        cast: parameters of which the engine has a bfloat16 copy, in a bfloat16 run.
+        matrices: parameters of the policy in matrices and embeddings, not in norms and biases.
+        lowered: parameters of the policy that are stored in bfloat16.
+        trained: numbers that the optimizer updates: all parameters, or those of the adapter.
+        cast: parameters of which the engine of a bfloat16 run has a bfloat16 copy.
         teacher: parameters of a separate reference model. None: there is none.
         draft: parameters of the draft model. None: there is none.
-        ranks: processes that torchrun starts. With several, the engine has a copy of its own.
-        shards: ranks that share weights, gradients and optimizer state.
+        ranks: processes that torchrun starts. With several, each engine has its own weights.
+        shards: ranks that share one copy of weights, gradients and optimizer state.
     """
 
     parameters: int
@@ -46,7 +46,7 @@ class Holdings:
 
     @property
     def adapter(self) -> int:
-        """Numbers of the adapter. 0: all weights train."""
+        """Parameters of the adapter. 0: all weights are trained."""
         return self.trained if self.trained < self.parameters else 0
 
     @property
@@ -56,9 +56,9 @@ class Holdings:
 
 
 def adapter_parameters(lora: LoraConfig, size: ModelSize) -> int | None:
-    """Parameters of a LoRA adapter. None if the linear modules of the model are not known.
+    """Parameters of a LoRA adapter. None if the linear modules of the model are unknown.
 
-    Each module with i inputs and o outputs has matrices of rank x i and o x rank; DoRA adds o.
+    For a module with i inputs and o outputs they are rank x (i + o). DoRA adds o.
     """
     if size.linears is None:
         return None
@@ -76,7 +76,7 @@ def holdings(
     draft: int | None = None,
     ranks: int = 1,
 ) -> Holdings | None:
-    """What the recipe makes a run hold. None if the size of its adapter is not known.
+    """Count the numbers that the recipe's run keeps. None if those of its adapter are unknown.
 
     Args:
         recipe: the whole run.
@@ -114,12 +114,13 @@ def holdings(
 def cast_parameters(size: ModelSize, recipe: Recipe, lowered: int) -> int:
     """Parameters of which the engine of a bfloat16 run has a bfloat16 copy.
 
-    They are what matrix products read in float32. An embedding that is not the head is looked up.
+    These are the float32 parameters that matrix products read. An embedding that is not the head
+    takes part in no product.
 
     Args:
         size: sizes of the policy.
         recipe: the whole run.
-        lowered: parameters that are stored in bfloat16: none, all linear modules, or all matrices.
+        lowered: number of parameters that are stored in bfloat16.
     """
     if recipe.trainer.weights == "bfloat16":
         return 0
@@ -129,12 +130,12 @@ def cast_parameters(size: ModelSize, recipe: Recipe, lowered: int) -> int:
 
 
 def checkpoint_bytes(recipe: Recipe, size: ModelSize | None, parameters: int | None) -> int | None:
-    """Bytes of a checkpoint: the trained weights and the optimizer's state. None: not known.
+    """Bytes of a checkpoint: trained weights and optimizer state. None: unknown.
 
     Args:
         recipe: the whole run.
-        size: sizes of the policy, if they are known.
-        parameters: parameters of the policy, if they are known.
+        size: sizes of the policy. None: unknown.
+        parameters: parameters of the policy. None: unknown.
     """
     held = None if size is None else holdings(recipe, size)
     if held is None:
@@ -145,11 +146,11 @@ def checkpoint_bytes(recipe: Recipe, size: ModelSize | None, parameters: int | N
 
 
 def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
-    """Memory that is held for the whole run, on one rank.
+    """Memory that one rank keeps for the whole run.
 
     Args:
         recipe: the whole run.
-        held: numbers that it holds.
+        held: counts of the numbers that the run keeps.
     """
     method = resolve_algorithm(recipe.algorithm)
     trained = "per number of the adapter" if held.adapter else "per parameter"
@@ -171,7 +172,7 @@ def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
 
 
 def _shared(part: Part, shards: int) -> Part:
-    """A rank's part of what the ranks share."""
+    """One rank's share of a part that is divided among `shards` ranks."""
     if shards == 1:
         return part
     return replace(part, size=-(-part.size // shards), formula=f"{part.formula}; 1 / {shards} each")
@@ -185,7 +186,7 @@ def _weights(held: Holdings) -> Part:
 
 
 def _optimizer(recipe: Recipe, held: Holdings) -> list[Part]:
-    """Float32 copies of bfloat16 weights, and moments."""
+    """Master weights (float32 copies of bfloat16 weights), if there are any, and moments."""
     trainer = recipe.trainer
     host = trainer.offload == "optimizer"
     matrices = held.adapter or held.matrices
@@ -223,7 +224,7 @@ def _reference(recipe: Recipe, held: Holdings) -> list[Part]:
 
 
 def _sampler(recipe: Recipe, held: Holdings) -> list[Part]:
-    """Weights that only the embedded engine reads."""
+    """Weights that only the sampler reads: copies for the embedded engine, and the draft model."""
     if recipe.rollout.backend.kind != "engine":
         return _draft(recipe, held)
     parts = []

@@ -1,4 +1,4 @@
-"""One part of the memory of a run, and what several parts need. No torch."""
+"""One part of the memory of a run, and sizes that several parts use. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a rank of a sharded run (FSDP2) needs beside its own part. No torch.
+"""Memory that a rank of a sharded run (FSDP2) needs in addition to its shards. No torch.
 
 docs/memory.md explains the formulas.
 """
@@ -13,25 +13,25 @@ from .model_size import ModelSize
 from .schema import Recipe
 
 AHEAD = 2
-"""Layers whose weights or gradients are whole at the same time: one works, the next one arrives."""
+"""Layers that are whole at the same time: one is computed while the next one is gathered."""
 
 
 def ranks_started() -> int:
-    """Processes of the run: what torchrun states in WORLD_SIZE, else 1."""
+    """Number of processes of the run: WORLD_SIZE, which torchrun sets, or else 1."""
     stated = os.environ.get("WORLD_SIZE", "")
     return max(1, int(stated)) if stated.isascii() and stated.isdigit() else 1
 
 
 def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Part, ...]:
-    """Weights and gradients that a rank gathers, beside its own part.
+    """Whole weights and gradients that exist on a rank for a time, in addition to its shards.
 
-    The root (embedding, head and last norm) stays whole for a forward or backward pass. Layers are
-    gathered one ahead of the one that works, in the dtype of matrix products.
+    The root (embedding, head and last norm) is whole during a forward or backward pass. A layer is
+    gathered while the layer before it is computed, in the dtype of matrix products.
 
     Args:
         recipe: the whole run.
         size: sizes of the policy.
-        held: numbers that the run holds.
+        held: counts of the numbers that the run keeps.
     """
     if held.shards == 1:
         return ()

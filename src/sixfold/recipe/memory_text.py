@@ -147,7 +147,7 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _missing(plan: Plan) -> tuple[str, str]:
-    """Why the memory is not known, and what helps."""
+    """(statement, remedy) about a memory plan that cannot be made."""
     named = [plan.recipe.model.path] if plan.model.parameters is None else []
     if _teacher(plan.recipe) is None:
         named.append(plan.recipe.reference.path)

@@ -1,4 +1,4 @@
-"""Memory of one micro-batch and of sampling: activations, logits, casts. No torch.
+"""Memory that is used for one micro-batch or for sampling: activations, logits, casts. No torch.
 
 docs/memory.md explains the formulas.
 """
@@ -17,15 +17,15 @@ TABLE = 1 << 26
 SMALL = 1 << 22
 """Tables of at most this many logits are left to autograd: `trainer.logprobs.SMALL`."""
 SLICE = 1 << 24
-"""Maximum numbers of a temporary share of the head's gradient: `trainer.fused_head.SLICE`."""
+"""Maximum size of a temporary share of the head's gradient: `trainer.fused_head.SLICE`."""
 ENTROPY_TABLE = 1 << 22
-"""Maximum log-probs whose entropies are computed at once: `trainer.fused_head.ENTROPY_TABLE`."""
+"""Log-probs whose entropies are computed at once: `trainer.fused_head.ENTROPY_TABLE`."""
 BACKWARD_TABLES = 4
-"""Float32 [chunk, vocabulary] tables alive at the peak of the loss's backward pass by autograd."""
+"""Float32 [chunk, vocabulary] tables at the peak of the loss's backward pass, with autograd."""
 FORWARD_TABLES = 3
-"""Float32 [chunk, vocabulary] tables in a forward pass by autograd, and during sampling."""
+"""Float32 [chunk, vocabulary] tables in a forward pass with autograd, and during sampling."""
 ADAPTERS = 7
-"""Linear modules of a decoder layer, each with an adapter if all have one."""
+"""Adapters per decoder layer, if each of its linear modules has one."""
 
 
 def layer_bytes(size: ModelSize, width: int, keys: float = 1.0, rank: int = 0) -> float:
@@ -40,8 +40,8 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0, rank: int = 0) -
         width: bytes per number in products: 2 under autocast to bfloat16, otherwise 4.
         keys: keys and values that attention keeps per token. Those of a shared prompt count once
             per completion.
-        rank: rank of LoRA adapters. Their inputs are kept instead of those of the frozen products,
-            which no gradient needs; under autocast o's is another cast. 0: none.
+        rank: rank of LoRA adapters; 0: none. The adapters' inputs are kept instead of those of the
+            frozen products. Under autocast the adapter of o_proj keeps a cast of its own.
     """
     inputs = 5 if width == 2 else 2
     products = (
@@ -117,11 +117,12 @@ class HeadWork:
     Attributes:
         chunk: positions whose logits exist at the same time.
         tables: float32 [chunk, vocabulary] tables in the backward pass.
-        logits: those tables.
-        forward: tables in the forward pass, those of the entropies included.
-        cast: the head's weight as the matrix product reads it, if that is a copy.
+        logits: bytes of these tables.
+        forward: bytes of the tables in the forward pass, including those of the entropies.
+        cast: copy of the head's weight in the dtype of the matrix product. 0: no copy is needed.
         gradient: gradients of the head's weight in the backward pass of the loss.
-        waiting: gradient that waits for the embedding's in the backward pass of the layers.
+        waiting: the head's gradient during the backward pass of the layers, if head and embedding
+            are tied: it waits for the embedding's gradient.
     """
 
     chunk: int
@@ -134,16 +135,16 @@ class HeadWork:
 
 
 def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> HeadWork:
-    """Memory of the head.
+    """Memory of the output head in a training pass.
 
-    A table with more than SMALL logits is computed by `trainer/fused_head.py`: one table, and on a
-    GPU its bfloat16 cast. Smaller ones are left to autograd.
+    Tables with more than SMALL logits are computed by `trainer/fused_head.py`, one at a time, on a
+    GPU with a bfloat16 cast. Smaller ones are left to autograd.
 
     Args:
         recipe: the whole run.
         size: sizes of the policy.
         tokens: tokens in one micro-batch.
-        held: numbers that the run holds.
+        held: counts of the numbers that the run keeps.
     """
     chunk = max(1, min(recipe.trainer.logprob_chunk, TABLE // size.vocabulary))
     table = 4 * chunk * size.vocabulary
@@ -178,13 +179,13 @@ def keys_per_token(recipe: Recipe, prompt: int) -> float:
 def work_parts(
     recipe: Recipe, size: ModelSize, prompt: int | None, held: Holdings
 ) -> tuple[Part, ...]:
-    """Memory of one micro-batch and of sampling, freed after each.
+    """Memory that is allocated for a micro-batch, or for sampling, and freed afterwards.
 
     Args:
         recipe: the whole run.
         size: sizes of the policy.
-        prompt: longest prompt, in tokens. None: not known.
-        held: numbers that the run holds.
+        prompt: longest prompt, in tokens. None: unknown.
+        held: counts of the numbers that the run keeps.
     """
     trainer, width, rank = recipe.trainer, number_width(recipe), recipe.model.lora.rank
     # A trajectory longer than the budget gets a micro-batch to itself.
@@ -233,8 +234,8 @@ def work_parts(
         Part(
             "forward pass of the head",
             in_forward,
-            f"{moments.forward:,} bytes, minus the memory that backward passes need, because they"
-            " come later",
+            f"{moments.forward:,} bytes, minus the memory of the backward passes, which is not"
+            " allocated yet",
             samples=False,
         ),
         Part(
@@ -245,7 +246,7 @@ def work_parts(
         ),
     ]
     if on_host:
-        # One layer's are on the device, when it runs; the last norm's are outside of the layers.
+        # Activations of the running layer are on the device. The last norm is in no layer.
         once = kept_bytes // max(1, size.layers)
         says = "of one layer at a time: trainer.activation_offload"
         parts.insert(1, Part("activations on the GPU", once, says, samples=False))
@@ -262,14 +263,14 @@ def work_parts(
 
 @dataclass(frozen=True)
 class _Moments:
-    """Bytes in the three moments of which one is the peak, beside the activations.
+    """Bytes at three moments of a micro-batch, without activations. One of them is the peak.
 
     Attributes:
         cast: bfloat16 copies of all weights of the layers.
-        kept: those that exist in the backward pass of the loss.
-        forward: forward pass of the head.
-        loss: backward pass of the loss.
-        layer: backward pass of a layer, without the layer's own work.
+        kept: copies that still exist in the backward pass of the loss.
+        forward: in the forward pass of the head.
+        loss: in the backward pass of the loss.
+        layer: in the backward pass of a layer, without `layer_work_bytes`.
     """
 
     cast: int
@@ -280,13 +281,19 @@ class _Moments:
 
 
 def _moments(recipe: Recipe, size: ModelSize, held: Holdings, head: HeadWork) -> _Moments:
-    """Casts and the head in the three moments.
+    """Bytes of casts and of the head at the three moments.
 
-    With checkpointing, a layer's casts are freed with its results. Otherwise autocast keeps them
-    until the end of the pass.
+    With activation checkpointing, the casts of a layer are freed together with its results.
+    Otherwise autocast keeps them until the end of the pass.
+
+    Args:
+        recipe: the whole run.
+        size: sizes of the policy.
+        held: counts of the numbers that the run keeps.
+        head: memory of the head.
     """
     lowered = number_width(recipe) == LOWERED
-    # Shards are gathered in bfloat16, so nothing is left to cast.
+    # Shards are gathered in bfloat16: there is nothing to cast.
     others = 0 if held.lowered or held.shards > 1 else size.parameters - size.table
     cast = LOWERED * (others + held.adapter) if lowered else 0
     all_kept = recipe.trainer.activation_checkpointing == "none"

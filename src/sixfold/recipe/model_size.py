@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LinearModule:
-    """Linear modules of one name.
+    """Linear modules of the same name and size, one per layer.
 
     Attributes:
-        name: last part of the modules' names.
+        name: last part of the modules' names, such as q_proj.
         inputs: width of the input.
         outputs: width of the output.
-        count: number of layers that have one.
+        count: number of layers that have such a module.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ModelSize:
         vocabulary: rows of the embedding.
         head_norms: queries and keys are normalised.
         tied: the head is the embedding.
-        linears: linear modules of the layers, without the head. None: not known.
+        linears: linear modules of the layers, without the head. None: unknown.
     """
 
     parameters: int
@@ -60,7 +60,7 @@ class ModelSize:
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding, and of the head."""
+        """Parameters of the embedding. The output head has as many."""
         return self.vocabulary * self.hidden
 
 
@@ -176,7 +176,7 @@ def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
 
 
 def _linears(config: Mapping[str, Any], queries: int, keys: int) -> tuple[LinearModule, ...] | None:
-    """Linear modules of all layers. None for sparse layers, whose experts are stacked."""
+    """Linear modules of all layers. None for a mixture of experts, whose experts are stacked."""
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     layers = int(config["num_hidden_layers"])
     if config["model_type"] == "qwen3_moe":

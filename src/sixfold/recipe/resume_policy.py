@@ -16,7 +16,7 @@ from .knobs import knobs
 from .schema import Recipe
 
 ADAPTED = "the checkpoint has state that was adapted under this setting"
-STATE = "the optimizer state in the checkpoint has this form"
+STATE = "the optimizer state in the checkpoint was written for this setting"
 SAMPLER = "it decides whether the checkpoint contains the sampler's weights"
 WARM_UP = "the warm-up is over"
 TOKENS_DECIDE = "the tokens of the prompts are compared: a template that changes them is refused"

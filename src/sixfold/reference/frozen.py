@@ -67,10 +67,10 @@ class FrozenReference(FrozenWeights):
         share_prefix: whether completions of one group share one computed prompt.
         copy: keep a deep copy of `model`, which may then be trained further. False uses `model`
             itself, which nothing else may train.
-        base: module whose parameters are frozen and saved elsewhere, if `model` is an adapter on
-            it or the module itself. They are neither copied, reset nor saved.
+        base: the frozen base of a LoRA policy. Its parameters, which `model` shares, are neither
+            copied, reset nor saved here. None: `model` has parameters of its own only.
         offload: keep the weights in host memory, except while the model scores.
-        root: root on `model` that is sharded over the ranks. None with one rank.
+        root: root on `model` that is sharded over the ranks. None: there is one rank.
         ranks: the ranks that share the scoring.
     """
 
@@ -158,6 +158,7 @@ class FusedReference(FrozenWeights):
 
 
 def _frozen(model: PreTrainedModel, copy: bool, base: nn.Module | None) -> PreTrainedModel:
+    """The model of a reference. Arguments are those of `FrozenReference`."""
     if base is None:
         return (deepcopy(model) if copy else model).requires_grad_(False).eval()
     shared = {id(p) for p in base.parameters()}
@@ -165,6 +166,6 @@ def _frozen(model: PreTrainedModel, copy: bool, base: nn.Module | None) -> PreTr
 
 
 def _own_weights(model: nn.Module, base: nn.Module | None) -> dict[str, Tensor]:
-    """Weights by name, without those of the base."""
+    """Weights of the model by name, without those that it shares with the base."""
     shared = set() if base is None else {id(p) for p in base.parameters()}
     return {name: p for name, p in model.named_parameters() if id(p) not in shared}

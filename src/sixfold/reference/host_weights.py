@@ -1,4 +1,4 @@
-"""Weights of a frozen model in host memory, and on its device only while it runs."""
+"""Keep the weights of a frozen model in host memory, and on its device only while it runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class HostWeights:
-    """Moves the parameters of `model` to host memory, pinned for a GPU.
+    """Moves the parameters of `model` to host memory. For a GPU the memory is pinned.
 
     Attributes:
-        weights: parameters by name, tied ones once, on the host. Change them in place.
+        weights: parameters in host memory by name, tied ones once. To change them, write in place.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,7 +26,7 @@ class HostWeights:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Copy the weights to the device, and free them there at the end."""
+        """Context in which the model's weights are on its device."""
         try:
             for name, p in self._parameters.items():
                 p.data = self.weights[name].to(p.device, non_blocking=True)

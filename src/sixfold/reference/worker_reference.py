@@ -49,7 +49,7 @@ class WorkerReference(FrozenWeights):
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
         threads: CPU threads of the process.
-        silence_s: longest time for one batch, or for the start of the process.
+        silence_s: longest wait for the scores of one batch, or for the start of the process.
     """
 
     scorer = None
@@ -144,7 +144,7 @@ class WorkerReference(FrozenWeights):
         """Send a request.
 
         Raises:
-            NoAnswer: if the process reads nothing for too long.
+            NoAnswer: if the process does not read it before its deadline.
         """
         try:
             self._child.send(body, self._deadline.seconds)
@@ -156,7 +156,7 @@ class WorkerReference(FrozenWeights):
         """Answer to the last request. Earlier answers are empty acknowledgements.
 
         Raises:
-            NoAnswer: if the process gives none for too long.
+            NoAnswer: if the process does not answer before its deadline.
             ReferenceFailed: if it failed or died.
         """
         self._asked = None

@@ -158,7 +158,7 @@ def _difference(run: RunRecord) -> Tile | None:
 
 
 def _best(run: RunRecord) -> Tile | None:
-    """The checkpoint with the best held-out accuracy, if `checkpoint.keep_best` kept it."""
+    """Tile of the checkpoint with the best held-out accuracy. None without one."""
     found = _section(run.summary, "best_checkpoint")
     accuracy, path = found.get("heldout/accuracy"), _text(found.get("checkpoint"))
     if not (_is_number(accuracy) and path):

@@ -1,8 +1,8 @@
 """Tables of `sixfold replay`: numbers of a recorded step beside the same numbers recomputed.
 
-Two numbers agree if they differ by at most 1e-6 + 1e-5 of the larger one. On the machine and with
-the threads of the run they are equal. Another number of threads, ranks or another CPU adds the
-floats of a sum in another order, which changes the last digits.
+Two numbers agree if they differ by at most 1e-6 + 1e-5 times the larger one. With the machine and
+the number of threads of the run, they are equal. Another CPU, or another number of threads or
+ranks, adds the floats of a sum in another order, which changes the last digits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .metric import Value
 from .untrusted import one_line
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-5
-"""Tolerance of the comparison."""
+"""Tolerance of the comparison: an absolute part, and a share of the larger number."""
 
 SHOWN = 20
-"""Most trajectories that are listed one by one."""
+"""Maximum number of trajectories that are listed one by one."""
 
 Verdict = Literal["equal", "rounding", "DIFFERS", "not recorded"]
 
 Number = float | None
-"""A number, or None where there is none: a failed check, or a value that is not finite."""
+"""A number. None: a failed check, or a value that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Line:
 
     Attributes:
         what: name of the number.
-        recorded: recorded value.
-        recomputed: recomputed value.
+        recorded: value in the record.
+        recomputed: value computed now.
         difference: largest absolute difference. None if one side has no number.
-        verdict: what the difference means.
+        verdict: result of the comparison.
     """
 
     what: str
@@ -53,9 +53,9 @@ class Sample:
     Attributes:
         task_id: id of its task.
         sample: index of the sample, or "greedy".
-        what: what differs: "reward", "advantage", or how the episode went on.
-        recorded: recorded value.
-        recomputed: recomputed value.
+        what: what differs: "reward", "advantage", or a description of how the episode differs.
+        recorded: value in the record.
+        recomputed: value computed now.
         note: parts of the reward that differ, or an error.
     """
 
@@ -79,7 +79,13 @@ def verdict_of(recorded: Number, recomputed: Number) -> Verdict:
 
 
 def compare_columns(what: str, recorded: Sequence[Number], recomputed: Sequence[Number]) -> Line:
-    """One line for a number that each trajectory has: the means, and the largest difference."""
+    """Compare a number of each trajectory. The line has the means and the largest difference.
+
+    Args:
+        what: name of the number.
+        recorded: values in the record, one per trajectory.
+        recomputed: values computed now, in the same order.
+    """
     pairs = list(zip(recorded, recomputed, strict=True))
     verdicts = [verdict_of(a, b) for a, b in pairs]
     worst: Verdict = "equal"
@@ -95,7 +101,13 @@ def compare_columns(what: str, recorded: Sequence[Number], recomputed: Sequence[
 def compare_metrics(
     recorded: Mapping[str, Value], recomputed: Mapping[str, Value], keys: Sequence[str]
 ) -> list[Line]:
-    """One line per metric. A list of numbers gives one line with the largest difference."""
+    """Compare metrics, one line each. For a list of numbers the line has the largest difference.
+
+    Args:
+        recorded: metrics in the record.
+        recomputed: metrics computed now.
+        keys: metrics to compare. They must be in `recomputed`.
+    """
     lines = []
     for key in keys:
         new, old = recomputed[key], recorded.get(key)
@@ -114,7 +126,7 @@ def compare_metrics(
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The lines as text, with a header."""
+    """Format lines as a text table with a header."""
     head = ("", "recorded", "recomputed", "difference", "verdict")
     rows = [
         (
@@ -130,7 +142,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def sample_table(samples: Sequence[Sample]) -> str:
-    """The trajectories that differ as text, at most 20 of them."""
+    """Format trajectories as a text table with a header. At most SHOWN are listed."""
     head = ("task", "sample", "differs", "recorded", "recomputed", "")
     rows = [
         (
@@ -157,10 +169,12 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _known(value: Number) -> Number:
+    """The value, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _mean(values: Sequence[Number]) -> Number:
+    """Mean of the known values. None if no value is known."""
     known = [value for value in map(_known, values) if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -55,8 +55,8 @@ TRAINING = (
     Metric(
         "checkpoint/failed_total",
         "count",
-        "checkpoints that this process could not save",
-        "sum of the saves that the disk refused; only if there was one",
+        "checkpoints that this process could not save; absent while there is none",
+        "sum of the saves that the disk refused",
     ),
 )
 
@@ -213,7 +213,7 @@ EXPERTS = (
     Metric(
         "moe/max_load",
         "ratio",
-        "load of the busiest expert; 1 if all experts have the same load",
+        "load of the busiest expert, relative to the mean; 1 if all experts have the same load",
         "mean over layers of max_e n_e / mean_e n_e, n_e: tokens of all trajectories of the update"
         " that expert e computes",
     ),
@@ -238,14 +238,14 @@ EXPERTS = (
     Metric(
         "moe/drift_frac",
         "share",
-        "tokens whose routers choose other experts than at sampling, in at least one layer;"
-        " measured if moe.routing is not 'free'",
+        "tokens whose routers choose other experts than at sampling, in at least one layer; absent"
+        " if moe.routing is 'free'",
         "tokens with another set of experts / tokens with a record; mean over the updates",
     ),
     Metric(
         "moe/drift_layer_frac",
         "share",
-        "choices of experts that differ from those at sampling",
+        "pairs of token and layer whose experts differ from those at sampling",
         "pairs of token and layer with another set of experts / such pairs with a record",
     ),
 )

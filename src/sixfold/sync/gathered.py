@@ -1,7 +1,7 @@
 """Weight sync from a sharded trainer to an engine that has a whole copy of the weights.
 
-All ranks sync at the same moment. They gather one tensor after the other, so a rank never holds a
-second whole model beside that of its engine.
+All ranks sync at the same moment. They gather one tensor after the other, so no rank holds all
+gathered weights at once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class GatheredSync:
         return {"version": self._engine.version}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Set the engine's version to the checkpoint's. The next sync copies the weights.
+        """Continue at the checkpoint's version. The engine was created with its weights.
 
         Raises:
             UserError: if the checkpoint has weights of an engine. Nothing has been changed then.

@@ -88,8 +88,9 @@ class Packed:
     """Stacked weights of linear layers that read the same input.
 
     Attributes:
-        panels: weights; each panel holds `width` outputs. Zeros fill the last one. float32
-            [panels, K, width], or bfloat16 [panels, K / 2, width, 2] with K filled up with zeros.
+        panels: weights in panels of `width` outputs. Zeros fill the last panel. The shape is
+            [panels, K, width] in float32. In bfloat16 it is [panels, K' / 2, width, 2], where K' is
+            K rounded up, with zeros.
         bias: [panels * width] float32, or None.
         outputs: total number of outputs (N).
         inputs: number of inputs (K).
@@ -149,7 +150,7 @@ class BodyKernels:
         self._spare: int = typed(library.spare_rows, result=integer)()
         kind: int = typed(library.prepare_half, result=threads)()
         self.half_instructions = ("float32", "avx512_bf16", "amx")[kind]
-        """Instructions of products with bfloat16 weights."""
+        """Instruction set that computes products with bfloat16 weights."""
         self._pack = typed(library.pack, pointer, *[integer] * 3, pointer, threads)
         self._width: int = typed(library.panel_width, result=integer)()
 
@@ -219,7 +220,7 @@ class BodyKernels:
         self._product_half(rows.data_ptr(), *target, *sizes, add, threads)
 
     def _room_for_narrow(self, rows: int, inputs: int) -> Tensor:
-        """Memory for rows of inputs in bfloat16, with the rows that a product may read beyond."""
+        """Memory for rows of bfloat16 inputs, plus the spare rows that a product may read."""
         shape = (rows + self._spare, self._narrow_width(inputs))
         return torch.empty(shape, dtype=torch.bfloat16)
 

@@ -29,7 +29,7 @@ def model_facts(plan: Plan) -> list[Fact]:
 
 
 def _adapter_facts(recipe: Recipe) -> list[Fact]:
-    """The adapter that is trained instead of the model's weights, if there is one."""
+    """Kind, rank, targets and scale of the LoRA adapter. Empty if all weights are trained."""
     lora = recipe.model.lora
     if not lora.rank:
         return []
@@ -46,7 +46,7 @@ def _adapter_facts(recipe: Recipe) -> list[Fact]:
 
 
 def _training_state(plan: Plan) -> Fact:
-    """Weights, gradients and optimizer state."""
+    """Bytes of weights, gradients and optimizer state."""
     size = plan.model.size
     held = None if size is None else holdings(plan.recipe, size)
     if held is None:

@@ -133,8 +133,8 @@ class ReferenceConfig(Section):
     )
     precision: Literal["policy", "bfloat16"] = knob(
         "policy",
-        "dtype of the reference's weight matrices: that of the policy's, or bfloat16 (2 instead of"
-        " 4 bytes per parameter); needs run.precision = 'bfloat16'",
+        "dtype of the reference's weight matrices: that of the policy, or bfloat16 (2 instead of 4"
+        " bytes per parameter; needs run.precision = 'bfloat16')",
     )
     offload: bool = knob(
         False,

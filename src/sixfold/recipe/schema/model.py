@@ -49,12 +49,12 @@ class LoraConfig(Section):
 
     @property
     def scale(self) -> float:
-        """Factor of the adapter's product."""
+        """Factor of B A x, the product that the adapter adds to a module's output."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     @model_validator(mode="after")
     def _used(self) -> LoraConfig:
-        """Refuse settings of an adapter that does not exist."""
+        """Refuse settings of an adapter if the rank is 0, and targets that contradict each other."""
         fields = type(self).model_fields
         given: dict[str, Any] = {
             name: value

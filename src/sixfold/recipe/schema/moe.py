@@ -17,6 +17,7 @@ class MoeConfig(Section):
     )
     routing: Literal["free", "measure", "replay"] = knob(
         "free",
-        "measure: the engine records the experts of every token, and the trainer reports how often"
-        " it would choose others; replay: the trainer also uses the recorded experts",
+        "free: the trainer's routers choose experts; measure: also report how often they differ"
+        " from the experts at sampling, which the engine records; replay: the trainer uses the"
+        " recorded experts",
     )

@@ -1,4 +1,4 @@
-"""Settings of training on several ranks. Their number comes from torchrun."""
+"""Settings of training on several ranks. torchrun gives the number of ranks."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class CheckpointConfig(Section):
     keep: int = knob(2, "number of newest checkpoints that are kept", ge=1)
     keep_best: int = knob(
         0,
-        "number of checkpoints with the best held-out accuracy that are kept beside the newest"
-        " (a step whose evaluation is among the best is saved)",
+        "number of checkpoints with the best held-out accuracy that are kept besides the newest;"
+        " a step whose evaluation is among the best is always saved",
         ge=0,
     )
 

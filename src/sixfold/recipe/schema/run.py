@@ -29,12 +29,13 @@ class RunConfig(Section):
         "device of the model: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU number N",
     )
     precision: Literal["float32", "bfloat16"] = knob(
-        "float32", "dtype of the forward passes; weights and gradients are always float32"
+        "float32",
+        "dtype of the forward passes; gradients are float32, weights as trainer.weights says",
     )
     silence_s: Real = knob(
         1800.0,
-        "seconds without a sign of life after which the engine or the reference process counts as"
-        " dead, and the run ends",
+        "longest time without a sign of life of the engine or the reference process, in seconds;"
+        " then the run ends",
         gt=0,
     )
     threads: int = knob(0, "CPU threads of torch (0: one per core)", ge=0, le=1024)

@@ -39,8 +39,8 @@ class TrainerConfig(Section):
     )
     activation_offload: bool = knob(
         False,
-        "keep activations in host memory until the backward pass; with full checkpointing, the"
-        " GPU then holds those of one layer",
+        "keep activations in host memory until the backward pass; with full checkpointing, only"
+        " those of one layer are on the GPU",
     )
     weights: Literal["float32", "bfloat16"] = knob(
         "float32",
@@ -49,17 +49,18 @@ class TrainerConfig(Section):
     )
     rounding: Literal["master", "stochastic"] = knob(
         "master",
-        "how updates reach bfloat16 weights: master (through float32 copies, 4 bytes per"
-        " parameter), stochastic (random rounding, without copies)",
+        "how bfloat16 weights are updated: master (in float32 copies, the master weights, 4 bytes"
+        " per parameter), stochastic (by random rounding, without copies)",
     )
     optimizer: Literal["adamw", "adamw8bit"] = knob(
         "adamw",
-        "adamw8bit stores AdamW's moments in 2 instead of 8 bytes per parameter; needs torchao",
+        "adamw, or adamw8bit: AdamW with moments in 2 instead of 8 bytes per parameter (needs"
+        " torchao)",
     )
     offload: Literal["none", "optimizer"] = knob(
         "none",
-        "optimizer keeps moments and float32 copies in host memory and updates weights there; the"
-        " GPU saves 8 to 12 bytes per parameter",
+        "optimizer: keep moments and master weights in host memory and update there (saves 8 to 12"
+        " bytes per parameter on the GPU)",
     )
     share_prefix: bool = knob(
         True, "compute a prompt once for all its completions, in the forward and backward pass"
