@@ -23,7 +23,7 @@ VERBS = {
     "eval": "evaluate checkpoints on held-out tasks: share solved and pass@k, with 95 % intervals",
     "generate": "sample completions of one prompt",
     "serve": "serve a model with an OpenAI-compatible HTTP API",
-    "export": "write the model or LoRA adapter of a checkpoint to a folder; --merge merges both",
+    "export": "write the model of a checkpoint, or its LoRA adapter, to a folder",
     "explain": "explain a recipe: resolved values with reasons, and whether it fits in memory",
     "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
     "diff": "show how two runs differ",

@@ -54,7 +54,7 @@ class LoraConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> LoraConfig:
-        """Refuse settings of an adapter if the rank is 0, and targets that contradict each other."""
+        """Refuse adapter settings if the rank is 0, and targets that contradict each other."""
         fields = type(self).model_fields
         given: dict[str, Any] = {
             name: value
