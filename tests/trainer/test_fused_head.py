@@ -88,6 +88,25 @@ def test_values_and_gradients_equal_the_naive_head_in_float64(name: str, truncat
         assert relative(a, b) < 1e-12
 
 
+@pytest.mark.parametrize(("name", "tables"), [("plain", 5), ("one chunk", 1), ("soft cap", 6)])
+def test_backward_computes_all_tables_but_the_last_of_the_forward_pass(
+    name: str, tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 positions in 3 chunks of 7, or in one. A second backward pass finds no table."""
+    made: list[int] = []
+    table = fused_head._Table
+    logp = table.logp
+    monkeypatch.setattr(table, "logp", lambda *a, **k: made.append(1) or logp(*a, **k))
+    settings, (head, hidden, target) = CASES[name], case()
+    total = fused_scores(head, hidden, target, settings)[0].sum()
+    first, second = (
+        torch.autograd.grad(total, [hidden, head.weight], retain_graph=True) for _ in range(2)
+    )
+    chunks = len(hidden.split(settings.chunk))
+    assert len(made) == tables + chunks
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("chunk", [64, 7])
 def test_float32_scores_have_the_bits_of_log_softmax(chunk: int) -> None:
     """And the gradients of all weights agree within rounding; the head is tied to the embedding."""

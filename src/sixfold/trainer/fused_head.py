@@ -1,9 +1,10 @@
 """Log-probs and entropies of a linear output head, with one table of logits in memory at a time.
 
-Autograd would keep the logits of every position for the backward pass, and several tables of that
-size during it. `fused_scores` works on chunks of positions instead. The forward pass keeps one
-number per position. The backward pass computes the logits of a chunk again, replaces them by their
-gradient in place, and adds the chunk's share to one gradient of the head's weight.
+Autograd would keep the logits of every position for the backward pass, and hold several tables
+while it runs. This function works on chunks of positions. The forward pass keeps one number per
+position, and the table of the chunk that it computes last. The backward pass begins with that
+chunk and computes the logits of the others again. It turns each table into its gradient in place,
+and adds the chunk's share to one gradient of the head's weight.
 
 In float32 the scores have the same bits as `log_softmax` of the logits, chunk by chunk.
 """
@@ -96,13 +97,17 @@ class FusedHead(torch.autograd.Function):
         settings: HeadSettings,
     ) -> tuple[Tensor, Tensor]:
         table = _Table(weight, bias, settings)
-        parts = [
-            _scores(table.logp(hidden[at], inside)[0], target[at])
-            for at, inside in _chunks(len(hidden), settings.chunk, kept)
-        ]
-        logp, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+        parts, last = [], None
+        for at, inside in reversed([*_chunks(len(hidden), settings.chunk, kept)]):
+            last = None  # free it before the next one is computed
+            last = table.logp(hidden[at], inside)[0]
+            parts.append(_scores(last, target[at]))
+        logp, entropy = (torch.cat(column) for column in zip(*reversed(parts), strict=True))
         ctx.save_for_backward(hidden, weight, bias, target, entropy)
         ctx.kept, ctx.settings = kept, settings
+        # The backward pass begins with this chunk. With a soft cap it needs a second table.
+        reusable = any(ctx.needs_input_grad) and settings.finish.cap is None
+        ctx.first = last if reusable else None
         if not settings.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
@@ -119,8 +124,12 @@ class FusedHead(torch.autograd.Function):
             logp_grad = torch.zeros_like(entropy)
         table = _Table(weight, bias, ctx.settings)
         sums = _Sums(hidden, table, *ctx.needs_input_grad[:3])
+        kept_table, ctx.first = ctx.first, None  # a second backward pass computes it again
         for at, inside in _chunks(len(hidden), ctx.settings.chunk, ctx.kept):
-            grad, capped = table.logp(hidden[at], inside, keep_cap=True)
+            if kept_table is None:
+                grad, capped = table.logp(hidden[at], inside, keep_cap=True)
+            else:
+                grad, capped, kept_table = kept_table, None, None
             gains = None if entropy_grad is None else (entropy_grad[at], entropy[at])
             grad = _score_gradient(grad, target[at], logp_grad[at], gains)
             sums.add(at, _finish_gradient(grad, capped, ctx.settings))
