@@ -1,4 +1,4 @@
-"""One job at a time in a thread, for saves that do not stop the training."""
+"""A thread that runs one job at a time, so that training goes on while a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..errors import RunFailed
 class Background:
     """Runs one job at a time in a thread.
 
-    An error of a job is kept until `check` or `wait` raises it. The thread ends with the process.
+    The error of a job is kept until `check` or `wait` raises it. The thread ends with the process.
 
     Args:
-        name: what the thread does, for messages.
-        seconds: longest time that `wait` waits.
+        name: the thread's task, as the subject of a sentence, for messages.
+        seconds: longest wait for the end of a job.
     """
 
     def __init__(self, name: str, seconds: float) -> None:
@@ -25,10 +25,10 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], object]) -> None:
-        """Run a job, after the one before it has ended.
+        """Wait for the previous job, then start a job.
 
         Raises:
-            BaseException: as `wait` does. The job is not started then.
+            BaseException: as `wait` does. The new job is then not started.
         """
         self.wait()
 
@@ -42,7 +42,7 @@ class Background:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of a job that has failed. Waits for nothing."""
+        """Raise the error of a job that has failed. Returns at once while a job runs."""
         if self._thread and not self._thread.is_alive():
             self.wait()
 
@@ -57,7 +57,7 @@ class Background:
             return
         self._thread.join(self._seconds)
         if self._thread.is_alive():
-            waited, self._seconds = self._seconds, 0.0  # who waits again need not wait as long
+            waited, self._seconds = self._seconds, 0.0  # do not wait so long a second time
             raise RunFailed(
                 f"{self._name} did not answer within {waited:g} s. Check the disk of run.dir"
             )

@@ -1,4 +1,4 @@
-"""Steps of a run with the best held-out accuracy. Their checkpoints are kept. No torch."""
+"""Find the steps with the best held-out accuracy, whose checkpoints are kept. No torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ METRIC = "heldout/accuracy"
 
 
 class BestSteps:
-    """Held-out accuracy by step, from the evaluations during training.
+    """Held-out accuracy of each evaluated step.
 
-    Nothing of it is saved: a resumed run reads it from its metrics file.
+    It is not part of a checkpoint: a resumed run reads it from its metrics file.
 
     Args:
-        count: number of best checkpoints to keep, `checkpoint.keep_best`. 0: none.
+        count: number of best checkpoints to keep (`checkpoint.keep_best`). 0: none.
     """
 
     def __init__(self, count: int) -> None:
@@ -27,7 +27,7 @@ class BestSteps:
         """Record the accuracy of a step, if it was evaluated.
 
         Returns:
-            True if the step is now among the best.
+            True if the step is among the best `count` so far.
         """
         accuracy = metrics.get(METRIC)
         if not isinstance(accuracy, float):
@@ -36,19 +36,19 @@ class BestSteps:
         return step in self._ordered()[: self._count]
 
     def replay(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Record the steps of an earlier process, from their metrics."""
+        """Record the steps of an earlier process from lines of its metrics file."""
         for metrics in lines:
             step = metrics.get("step")
             if isinstance(step, int | float):
                 self.look(int(step), metrics)
 
     def among(self, checkpoints: Sequence[Path]) -> list[Path]:
-        """The checkpoints to keep, the best one first. Of equal ones, the earlier is better."""
+        """The checkpoints to keep, the best one first. Of equal ones, the earlier comes first."""
         by_step = {age(path)[1]: path for path in checkpoints if path.name.startswith("step-")}
         return [by_step[step] for step in self._ordered() if step in by_step][: self._count]
 
     def record(self, checkpoints: Sequence[Path]) -> dict[str, object]:
-        """Entry of summary.json: the best checkpoint and its accuracy. Empty without one."""
+        """Entry of summary.json about the best checkpoint and its accuracy. Empty without one."""
         if not (best := self.among(checkpoints)[:1]):
             return {}
         accuracy = self._accuracy[age(best[0])[1]]
@@ -56,4 +56,5 @@ class BestSteps:
         return {"best_checkpoint": found}
 
     def _ordered(self) -> list[int]:
+        """Evaluated steps from the best to the worst."""
         return sorted(self._accuracy, key=lambda step: (-self._accuracy[step], step))

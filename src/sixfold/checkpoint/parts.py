@@ -3,10 +3,10 @@
     model/model-00001-of-00002.safetensors     weights, with model.safetensors.index.json
     trainer-00001-of-00002.safetensors         tensors of the components
 
-A tensor that is sharded over the ranks is gathered when it is saved, one at a time. It becomes part
-of one file, so the files do not depend on how it was sharded: any number of ranks can load them,
-and `model/` is an ordinary Hugging Face folder. Ranks write into a hidden folder beside the
-checkpoints. Nothing but the gathering needs the other ranks, so a thread can write.
+Sharded tensors are gathered one at a time when they are saved, and each becomes part of one file.
+So any number of ranks can load the files, and `model/` is an ordinary Hugging Face folder. Ranks
+write into a hidden folder beside the checkpoints. After the gathering, no step needs another rank,
+so a thread can write the files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ INDEX = "model.safetensors.index.json"
 
 
 class Parts:
-    """The part that this rank writes of one checkpoint.
+    """Writes this rank's part of one checkpoint.
 
     Args:
         path: path of the checkpoint.
         ranks: the ranks of the run.
-        seconds: longest time that rank 0 waits for the parts of the others.
+        seconds: longest wait of rank 0 for the parts of the other ranks.
     """
 
     def __init__(self, path: Path, ranks: Ranks, seconds: float) -> None:
@@ -52,10 +52,10 @@ class Parts:
         self._seconds = seconds
 
     def open(self) -> bool:
-        """Make the folder for the parts. All ranks call it.
+        """Make the folder for the parts. All ranks must call this.
 
         Returns:
-            False if the checkpoint exists already.
+            False if an intact checkpoint exists already.
 
         Raises:
             UserError: if the disk refuses the folder.
@@ -73,13 +73,13 @@ class Parts:
         return not any(self._ranks.gather(bool(found and found[0])))
 
     def share_out(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors in host memory: those that this rank writes. All ranks call it.
+        """Gather all tensors, and keep host copies of those that this rank writes.
 
-        The copies share no memory with the live tensors.
+        All ranks must call this. The copies share no memory with the live tensors.
 
         Args:
-            tensors: the same names on all ranks, in the same order. Sharded tensors, or tensors
-                that are equal on all ranks.
+            tensors: tensors by name, with the same names in the same order on all ranks. Each is
+                sharded, or equal on all ranks.
         """
         owners, share = _owners(tensors, self._ranks.size), {}
         for name, tensor in tensors.items():
@@ -94,15 +94,17 @@ class Parts:
     def written(
         self, model: PreTrainedModel, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     ) -> Iterator[None]:
-        """Write this rank's part. When the context ends, rank 0 deletes the folder of the parts.
+        """Context in which this rank's part is on the disk.
+
+        At its end, rank 0 deletes the folder of the parts.
 
         Args:
-            model: the policy. It names the weights as a checkpoint of its architecture does.
-            weights: its weights, those of this rank's share.
-            tensors: tensors of the components, those of this rank's share.
+            model: the policy. Its architecture decides the names of weights in the file.
+            weights: weights of the policy that this rank writes.
+            tensors: tensors of the components that this rank writes.
 
         Raises:
-            UserError: if the disk refuses the part. Rank 0 is told.
+            UserError: if the disk refuses the part. Rank 0 then raises an error too.
         """
         try:
             named = revert_weight_conversion(model, dict(weights)) if weights else {}
@@ -119,7 +121,7 @@ class Parts:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def collect(self, model_folder: Path) -> None:
-        """Move the parts of all ranks into the checkpoint, and index the weights. For rank 0.
+        """Move the parts of all ranks into the checkpoint, and write the index. Only for rank 0.
 
         Args:
             model_folder: folder `model` of the checkpoint.
@@ -148,7 +150,7 @@ class Parts:
         _write_index(model_folder, names["model"])
 
     def _write(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file, so that its name appears when all of it is on the disk."""
+        """Write a file. It appears under its name only when it is complete on the disk."""
         path = self._folder / self._name(kind, self._ranks.rank)
         hidden = path.with_name(f".{path.name}")
         with safetensors_disk_errors():
@@ -164,16 +166,16 @@ class Parts:
 
 
 def together(ranks: Ranks, action: Callable[[], object]) -> None:
-    """Do `action` on every rank. All ranks call it, and all raise if one fails.
+    """Run an action on every rank. All ranks must call this. If one fails, all raise an error.
 
     Raises:
         Exception: the error of this rank.
-        UserError: with the error of another rank.
+        UserError: if another rank has failed. The message has its error.
     """
     error: Exception | None = None
     try:
         action()
-    except Exception as raised:  # noqa: BLE001  raised below, when the other ranks know
+    except Exception as raised:  # noqa: BLE001  raised below, once the other ranks know
         error = raised
     said = ranks.gather(one_line(error) if error else "")
     if error:
@@ -184,9 +186,10 @@ def together(ranks: Ranks, action: Callable[[], object]) -> None:
 
 
 def _owners(tensors: Mapping[str, Tensor], size: int) -> dict[str, int]:
-    """Rank that writes each tensor: the largest first, each to the rank with the fewest bytes.
+    """Rank that writes each tensor, so that all ranks write about as many bytes.
 
-    All ranks compute the same, because the sizes are those of the whole tensors.
+    Tensors are assigned from the largest to the smallest, each to the rank with the fewest bytes so
+    far. All ranks compute the same result, because sizes are those of whole tensors.
     """
     loads, owners = [0] * size, {}
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
@@ -196,7 +199,7 @@ def _owners(tensors: Mapping[str, Tensor], size: int) -> dict[str, int]:
 
 
 def _write_index(folder: Path, files: list[str]) -> None:
-    """Write the file that tells transformers in which file each weight is."""
+    """Write the index with the file of each weight, from which transformers loads."""
     where: dict[str, str] = {}
     for file in files:
         with safe_open(folder / file, framework="pt") as opened:

@@ -64,7 +64,7 @@ class Payload:
     def write(self, directory: Path) -> None:
         """Write the files. The caller flushes them to the disk.
 
-        Tensors that several ranks have written are there already.
+        With several ranks, the tensors are in the directory already, and only the state is written.
         """
         tensors = {name: t.detach().contiguous() for name, t in self.tensors.items()}
         if tensors or not _files(directory):
@@ -124,12 +124,12 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def part_name(kind: str, rank: int, size: int) -> str:
-    """Name of the file with a rank's share of tensors, as Hugging Face names them."""
+    """Name of the file with one rank's share of tensors, in the convention of Hugging Face."""
     return f"{kind}-{rank + 1:05d}-of-{size:05d}.safetensors"
 
 
 def _files(directory: Path) -> list[Path]:
-    """Files that several ranks have written. Empty if one process wrote the checkpoint."""
+    """Tensor files of several ranks. Empty if one process wrote the checkpoint."""
     return sorted(directory.glob("trainer-*-of-*.safetensors"))
 
 

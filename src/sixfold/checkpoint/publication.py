@@ -71,7 +71,7 @@ def publish(
 
 
 def publish_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder so that it appears complete or not at all. An earlier one is replaced.
+    """Write a folder so that it appears complete or not at all. An earlier folder is replaced.
 
     Args:
         folder: the folder. Its parent must exist.
@@ -99,12 +99,13 @@ def publish_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def prune(checkpoints: Path, keep: int, spared: Collection[Path] = ()) -> list[Path]:
-    """Delete checkpoints older than the newest `keep` intact ones, and return them.
-
-    Those in `spared` are not deleted.
+    """Delete checkpoints older than the newest `keep` intact ones, except those in `spared`.
 
     If fewer than `keep` are intact, nothing is deleted. A checkpoint written by this process counts
     as intact while the size and time of its files are unchanged, so nothing is hashed again.
+
+    Returns:
+        The deleted checkpoints.
 
     Raises:
         ValueError: if `keep` is less than 1.
@@ -151,7 +152,7 @@ def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
 
 
 def parts_folder(path: Path) -> Path:
-    """Folder in which several ranks write the parts of a checkpoint."""
+    """Hidden folder in which several ranks write the parts of a checkpoint."""
     return path.with_name(f".parts-{path.name}")
 
 
@@ -162,7 +163,7 @@ def clean(checkpoints: Path, spared: Path | None = None) -> list[Path]:
 
     Args:
         checkpoints: directory of the run's checkpoints.
-        spared: folder that is still in use.
+        spared: folder that is still in use, and stays.
     """
     leftovers = [
         p

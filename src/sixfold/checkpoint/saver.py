@@ -1,7 +1,7 @@
 """Save the checkpoints of a run, in the background if the recipe says so.
 
-Only a save during training runs in the background. The first and the last of a stage, and one after
-a failure or a signal, are finished before the run continues.
+Only saves during training run in the background. The first and the last save of a stage, and a save
+after a failure or a signal, are finished before the run continues.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Saver:
     """Saves checkpoints of a run. All ranks save together.
 
     Args:
-        checkpoints: directory of the checkpoints. The run is locked.
+        checkpoints: directory of the checkpoints. The caller must hold the run's lock.
         ranks: the ranks of the run.
         settings: the recipe's [checkpoint] section.
         inputs: inputs of the run as JSON.
-        best: steps whose checkpoints are kept beside the newest.
-        warn: receives a line about a save that failed, if training goes on.
+        best: steps whose checkpoints are kept besides the newest.
+        warn: receives a line about a failed save if training goes on.
 
     Attributes:
         failed: number of saves that have failed in this process.
@@ -89,18 +89,19 @@ class Saver:
 
         Args:
             stage: stage that the checkpoint belongs to.
-            policy: its model and tokenizer are saved for from_pretrained.
+            policy: supplies model and tokenizer, which are saved for from_pretrained.
             registry: components whose tensors are saved.
             states: state of these components when their tensors last changed.
-            required: finish the save before returning, and raise its error. Otherwise it may run in
-                the background, and a disk that refuses it is a warning, up to `FAILURES` in a row.
+            required: True: finish the save before returning, and raise its error. False: the save
+                may run in the background. If the disk refuses it, this is a warning, until
+                `FAILURES` saves in a row have failed.
 
         Returns:
             The path of the checkpoint.
 
         Raises:
             TrainingDiverged: if a tensor is not finite. Nothing is written then.
-            UserError: if the disk refuses the checkpoint.
+            UserError: if the disk refuses the checkpoint, unless that is a warning.
         """
         self._tolerate(self._background.wait)
         every = self._live(policy, registry)
@@ -126,24 +127,24 @@ class Saver:
         return path
 
     def check(self) -> None:
-        """Report a save in the background that has failed.
+        """Report a failed save in the background.
 
         Raises:
-            BaseException: its error, unless it is of the disk and training may go on.
+            BaseException: the error of the save, unless the disk refused it and that is a warning.
         """
         self._tolerate(self._background.check)
 
     def settle(self) -> None:
-        """Wait until nothing is written any more. An error of a save is a warning."""
+        """Wait for the save in the background. Its error becomes a warning."""
         try:
             self._background.wait()
         except Exception as error:  # noqa: BLE001  the run ends, for another reason
             self._warn(f"{error}")
 
     def _live(self, policy: Policy, registry: Registry) -> dict[str, Tensor]:
-        """The live tensors to save: of all components, and the policy's with a prefix."""
+        """Tensors to save, not copied: those of all components, and the policy's with a prefix."""
         weights = policy.weights()
-        if self._ranks.size > 1:  # tied weights once: a part of them may be empty on this rank
+        if self._ranks.size > 1:  # tied weights only once: this rank's part of them may be empty
             once = dict(policy.model.named_parameters())
             twice = dict(policy.model.named_parameters(remove_duplicate=False)).keys() - once
             weights = {name: t for name, t in weights.items() if name not in twice}
@@ -166,17 +167,19 @@ class Saver:
         states: Mapping[str, Mapping[str, Any]],
         parts: Parts | None,
     ) -> Callable[[], None]:
-        """Function that writes a checkpoint from these tensors and from copies of everything else.
+        """Make the function that writes a checkpoint.
+
+        It uses the given tensors, and copies of everything else that may change meanwhile.
 
         Args:
             stage: stage that the checkpoint belongs to.
             step: step of the stage.
             policy: writes the model.
             every: tensors of the components, and the policy's weights with the prefix `_MODEL`.
-                With several ranks, those that this rank writes.
+                With several ranks, only those that this rank writes.
             nbytes: size of all tensors.
             states: JSON state of the components.
-            parts: writes the share of this rank. None with one rank.
+            parts: writes the share of this rank. None: there is one rank.
         """
         best, keep = copy.deepcopy(self._best), self._settings.keep
         weights = {n.removeprefix(_MODEL): t for n, t in every.items() if n.startswith(_MODEL)}
@@ -213,7 +216,7 @@ class Saver:
         return write
 
     def _tolerate(self, action: Callable[[], None]) -> None:
-        """Do `action`, and turn the refusal of a disk into a warning, up to `FAILURES` in a row."""
+        """Run an action. A UserError becomes a warning, until `FAILURES` in a row have failed."""
         try:
             action()
         except UserError as error:

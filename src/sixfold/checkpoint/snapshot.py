@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, so that a checkpoint can be written while training goes on."""
+"""Copy tensors to host memory, so that a checkpoint can be written while training goes on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Snapshots:
-    """Copies tensors to host memory. The next copy uses the same memory again.
+    """Copies tensors to host memory. Every call of `take` reuses the memory of the previous call.
 
-    Memory for tensors on a GPU is pinned: they are copied at the speed of the bus.
+    Copies of GPU tensors are in pinned memory, which is the fastest to copy to.
     """
 
     def __init__(self) -> None:
@@ -19,9 +19,9 @@ class Snapshots:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy all tensors. Nobody may still read the copies of the call before.
+        """Copy all tensors. The copies of the previous call are overwritten.
 
-        Tensors that are one in memory, such as tied weights, are one in the copy too.
+        Tensors that share their memory, such as tied weights, also share it in the copy.
 
         Args:
             tensors: tensors by name, on any device.
@@ -44,12 +44,13 @@ class Snapshots:
 
 
 def _memory(tensor: Tensor) -> Hashable:
-    """Equal for tensors that are one in memory."""
+    """Key that is equal for tensors with the same memory, dtype and layout."""
     where = tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset()
     return *where, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _buffer(old: Tensor | None, like: Tensor) -> Tensor:
+    """Host memory for a copy of `like`: the old buffer if it fits, otherwise a new one."""
     if old is not None and (old.shape, old.dtype) == (like.shape, like.dtype):
         return old
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)

@@ -1,4 +1,4 @@
-"""`sixfold export`: the model of a checkpoint as one folder that other programs load."""
+"""`sixfold export`: write the model of a checkpoint to a folder that other programs can load."""
 
 from __future__ import annotations
 

@@ -20,9 +20,10 @@ class RecordedStep:
     """A step as it was recorded.
 
     Attributes:
-        groups: its groups, in order, with their rewards.
-        advantages: advantage of the first sampled token of each trajectory, as `groups`.
-        notes: what has changed in the tasks since.
+        groups: groups of the step, in order, with their rewards.
+        advantages: advantage of the first sampled token of each trajectory, in the shape of
+            `groups`.
+        notes: messages about tasks that have changed since.
     """
 
     groups: list[Group]
@@ -31,14 +32,14 @@ class RecordedStep:
 
 
 def read_step(path: Path, tasks: Mapping[str, Task]) -> RecordedStep:
-    """The groups of a dump.
+    """Read the groups of a step from its dump.
 
     Args:
         path: dump of the step.
         tasks: training tasks by id.
 
     Raises:
-        UserError: if the dump cannot be read, or a task of it does not exist any more.
+        UserError: if the dump cannot be read, or a task in it is no longer a training task.
     """
     groups: list[Group] = []
     advantages: list[list[float]] = []
@@ -60,7 +61,8 @@ def read_step(path: Path, tasks: Mapping[str, Task]) -> RecordedStep:
     if not groups:
         raise UserError(f"{path} holds no trajectories")
     note = (
-        f"{len(changed)} tasks have another prompt or answer than recorded, first '{changed[:1]}'"
+        f"{len(changed)} tasks have another prompt or answer than recorded; the first is"
+        f" '{''.join(changed[:1])}'"
     )
     return RecordedStep(groups, advantages, (note,) if changed else ())
 
@@ -71,7 +73,7 @@ def recorded_steps(run: RunFolder) -> set[int]:
 
 
 def replayable(recorded: set[int], checkpoints: Sequence[int]) -> list[int]:
-    """Steps that can be replayed.
+    """Steps that can be replayed: all steps from a checkpoint to them are recorded.
 
     Args:
         recorded: recorded steps.
@@ -87,7 +89,7 @@ def replayable(recorded: set[int], checkpoints: Sequence[int]) -> list[int]:
 
 
 def steps_text(steps: Sequence[int]) -> str:
-    """Ascending steps as text: 3, 5 to 9."""
+    """Format ascending steps as text, such as "3, 5 to 9"."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and step == parts[-1][-1] + 1:
@@ -99,7 +101,7 @@ def steps_text(steps: Sequence[int]) -> str:
 
 
 def _is_same(task: Task, record: Mapping[str, Any]) -> bool:
-    """True if prompt and answer of a task are those of a record."""
+    """True if a task has the prompt and the answer of a record."""
     now = {"prompt": task.prompt_text, "answer": task.answer}
     same: bool = json.loads(json.dumps(now, default=str)) == {
         key: record.get(key) for key in ("prompt", "answer")

@@ -1,8 +1,9 @@
-"""Recompute a recorded step: rewards, advantages, loss and gradient norm. Only reads the run.
+"""`sixfold replay`: recompute rewards, advantages, loss and gradient norm of a recorded step.
 
 The checkpoint before the step gives weights, optimizer and everything else that learns. The dump of
-the step gives its trajectories. The step itself is the loop's (`controller/loop.py`), with a
-rollout that gives the recorded groups. Steps between checkpoint and step are replayed first.
+the step gives its trajectories. The training loop (`controller/loop.py`) makes the step, with a
+rollout that returns the recorded groups. Steps between checkpoint and step are replayed first. The
+run's folder is only read.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Replayed:
         checkpoint: name of the checkpoint from which the step was replayed.
         lines: numbers of the step.
         samples: trajectories that differ.
-        earlier: first metric of an earlier step that was replayed on the way and differs, or "".
+        earlier: first metric that differs in a step before this one, if such steps were replayed.
     """
 
     checkpoint: str
@@ -96,7 +97,7 @@ class Replayed:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result as one or two sentences."""
         if not self.agrees:
             first = f" {self.earlier} already differs." if self.earlier else ""
             return f"The step differs from its record.{first}"
@@ -120,8 +121,8 @@ def replay(
         say: receives progress and warnings.
 
     Raises:
-        UserError: if the step is not recorded, if no checkpoint suffices, or if rewards or tasks
-            are not available.
+        UserError: if the step is not recorded, if there is no usable checkpoint before it, or if
+            rewards or tasks are not available.
     """
     run = RunFolder(folder)
     recipe = load_recipe(str(run.recipe))
@@ -145,7 +146,7 @@ def _say(line: str) -> None:
 
 
 def _without_limits(recipe: Recipe) -> Recipe:
-    """The recipe without the error budget: failed checks are shown, they do not end the replay."""
+    """The recipe without an error budget. Failed checks are shown and do not end the replay."""
     lenient = recipe.environment.model_copy(update={"error_budget": 1.0})
     return recipe.model_copy(update={"environment": lenient})
 
@@ -165,8 +166,8 @@ def _checkpoint_before(run: RunFolder, step: int, say: Callable[[str], None]) ->
     can = f"Steps that can be replayed: {steps_text(replayable(recorded, [n for n, _ in found]))}"
     if step not in recorded:
         raise UserError(
-            f"step {step} is not recorded in {run.rollouts}: log.rollouts_every writes every n-th"
-            f" step, or the run has not come so far. {can}"
+            f"step {step} is not recorded in {run.rollouts}: log.rollouts_every leaves it out, or"
+            f" the run has not reached it. {can}"
         )
     for last, path in reversed([each for each in found if each[0] < step]):
         if missing := [n for n in range(last + 1, step) if n not in recorded]:
@@ -187,7 +188,7 @@ def _checkpoint_before(run: RunFolder, step: int, say: Callable[[str], None]) ->
 
 
 def _check_rewards(checkpoint: Checkpoint, recipe: Recipe, say: Callable[[str], None]) -> None:
-    """Say what has changed since the checkpoint.
+    """Check that the recipe has the rewards of the run, and list settings that have changed.
 
     Raises:
         UserError: if the run's rewards came from Python.
@@ -196,8 +197,9 @@ def _check_rewards(checkpoint: Checkpoint, recipe: Recipe, say: Callable[[str], 
     names = [name for name, _ in saved.rewards][: len(recipe.environment.rewards)]
     if names != [*recipe.environment.rewards]:
         raise UserError(
-            f"the run was started from Python with the reward {', '.join(names)}, which only that"
-            " program has. Put it into a file, and name it in environment.rewards of new runs"
+            f"the run was started from Python with the reward {', '.join(names)}, which is not in"
+            " its recipe, so the step cannot be replayed. In new runs, put the reward into a file"
+            " and name it in environment.rewards"
         )
     for change in allowed_changes(saved.settings, recipe, warming_up=False):
         say(f"setting changed since {checkpoint.path.name}: {change}")
@@ -205,14 +207,14 @@ def _check_rewards(checkpoint: Checkpoint, recipe: Recipe, say: Callable[[str], 
 
 @dataclass
 class _Replay:
-    """The parts of a replay.
+    """One replay, from its checkpoint on.
 
     Attributes:
         run: folder of the run.
-        recipe: its recipe.
+        recipe: recipe of the run.
         world: model, tasks and environment.
-        checkpoint: where the replay starts.
-        say: receives progress.
+        checkpoint: checkpoint from which the replay starts.
+        say: receives progress and warnings.
     """
 
     run: RunFolder
@@ -229,7 +231,7 @@ class _Replay:
         self._result = Replayed(self.checkpoint.path.name)
 
     def compare(self, step: int, new_rewards: bool) -> Replayed:
-        """Replay all steps up to `step`, and compare this one with its record."""
+        """Replay all steps up to `step`, and compare `step` with its record."""
         learners, result = self._learners(), self._result
         controller = self._controller(learners)
         if RunState.of(self.checkpoint).unlogged:
@@ -257,7 +259,7 @@ class _Replay:
         return read
 
     def _learners(self) -> Learners:
-        """Everything that learns, as it was at the checkpoint."""
+        """Build everything that learns, and restore it from the checkpoint."""
         learners = build_learners(self.world)
         registry: dict[str, Checkpointable] = learners.components()
         saved = self.checkpoint.payload
@@ -304,12 +306,16 @@ class _Replay:
         return self._batch
 
     def _end_of(self, step: int, learners: Learners) -> None:
-        """Do what a run does between two steps: copy the policy into the reference if due."""
+        """Do what a run does after a step: copy the policy into the reference if it is time."""
         heldout = self._metrics.get(step, {}).get("heldout/accuracy")
         learners.reset_reference(step, heldout if isinstance(heldout, float) else None)
 
     def _rewards(self, recorded: RecordedStep) -> list[Group]:
-        """The groups with recomputed rewards. Adds what differs to the result."""
+        """Recompute the rewards. The comparison is added to the result.
+
+        Returns:
+            The groups with recomputed rewards.
+        """
         count = sum(len(group.trajectories) for group in recorded.groups)
         self.say(f"recomputing the rewards of {count} trajectories")
         again = self.world.loop.run(rescored(self.world, recorded.groups))
@@ -320,7 +326,7 @@ class _Replay:
         return again.groups
 
     def _advantages(self, recorded: RecordedStep, groups: Sequence[Group]) -> Line:
-        """Compare the advantages. Adds the trajectories that differ to the result."""
+        """Compare the advantages. Trajectories that differ are added to the result."""
         new = [a for of_group in first_advantages(groups, self._trained_batch()) for a in of_group]
         old = [a for of_group in recorded.advantages for a in of_group]
         trajectories = [t for group in groups for t in group.trajectories]
@@ -337,10 +343,10 @@ class _Replay:
 
 
 class _NoSync:
-    """There is no sampler."""
+    """Weight sync of a replay, which has no sampler."""
 
     def sync(self, version: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _step(metrics: Mapping[str, Value]) -> int:

@@ -1,7 +1,7 @@
-"""Play recorded trajectories again with the environment of today, and score them.
+"""Score recorded trajectories again, with the current environment and reward functions.
 
-The replies are the recorded ones. The environment answers them, and rewards score them, as in
-training.
+Each episode is played with its recorded replies. The environment answers them, and the rewards
+score the episode, as in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Rescored:
 
     Attributes:
         groups: copies of the recorded trajectories with the new rewards.
-        turned: by (group, position), how an episode went on differently.
+        turned: (index of the group, index of the trajectory) -> how the episode differs from its
+            record. Index -1 is the greedy baseline. Equal episodes are left out.
     """
 
     groups: list[Group]
@@ -34,7 +35,7 @@ class Rescored:
 
 
 async def rescored(world: World, groups: Sequence[Group]) -> Rescored:
-    """Score recorded groups again."""
+    """Score recorded groups again, at most AT_ONCE at the same time."""
     every = [t for g in groups for t in (*g.trajectories, *([g.greedy] if g.greedy else ()))]
     scorer = world.environment.scorer(len(every))
     slots = asyncio.Semaphore(AT_ONCE)
@@ -57,7 +58,7 @@ async def rescored(world: World, groups: Sequence[Group]) -> Rescored:
 async def _group(
     world: World, scorer: StepScorer, group: Group, index: int, result: Rescored
 ) -> None:
-    """Score one group again, and its greedy completion as a group of its own."""
+    """Score one group again, and its greedy baseline as a separate group."""
     played = [
         await _played(world, scorer, group.task, t, (index, k), result)
         for k, t in enumerate(group.trajectories)
@@ -85,12 +86,12 @@ async def _played(
     """Play a trajectory again, and start its checks.
 
     Args:
-        world: player and renderer.
+        world: supplies player and renderer.
         scorer: scores the trajectory.
-        task: its task.
+        task: task of the trajectory.
         recorded: the trajectory.
-        place: where it is.
-        result: receives how the episode went on differently.
+        place: key of the trajectory in `Rescored.turned`.
+        result: receives how the episode differs from its record.
     """
     player = replace(world.player, generator=RecordedReplies(recorded, world.renderer))
     prompt = world.renderer.encode(task)
@@ -111,7 +112,7 @@ async def _played(
 
 
 def _turns(old: Trajectory, new: Trajectory) -> tuple[Turn, ...]:
-    """The recorded turns with the new rewards, if the episode had as many."""
+    """The recorded turns with new rewards. Unchanged if the number of turns differs."""
     if len(old.turns) != len(new.turns):
         return old.turns
     pairs = zip(old.turns, new.turns, strict=True)
@@ -119,7 +120,7 @@ def _turns(old: Trajectory, new: Trajectory) -> tuple[Turn, ...]:
 
 
 def _first_difference(again: Trajectory, recorded: Trajectory) -> str:
-    """Where two episodes with the same replies part."""
+    """Text that says at which token two episodes with the same replies begin to differ."""
     pairs = list(zip(again.tokens, recorded.tokens, strict=False))
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     if at < recorded.prompt_length:
@@ -132,7 +133,7 @@ def differing(groups: Sequence[Group], again: Rescored) -> list[Sample]:
 
     Args:
         groups: recorded groups.
-        again: the same, scored again.
+        again: the same groups, scored again.
     """
     found = []
     for index, (group, new) in enumerate(zip(groups, again.groups, strict=True)):

@@ -67,7 +67,7 @@ class World:
         longest: longest sequence, in tokens.
         ending: resources that are closed with the World.
         ranks: the ranks of the run.
-        shards: the policy sharded over the ranks. None with one rank.
+        shards: the policy, sharded over the ranks. None: there is one rank.
     """
 
     recipe: Recipe
@@ -140,7 +140,7 @@ class World:
         return self._shared(Driver(self.player, self._params(0.0), 1))
 
     def _shared(self, rollout: Rollout) -> Rollout:
-        """The rollout, with its tasks shared out over the ranks."""
+        """The rollout, whose tasks are divided among the ranks if there are several."""
         return rollout if self.ranks.size == 1 else SharedRollout(rollout, self.ranks)
 
     def sample(
@@ -272,7 +272,12 @@ def build_world(
 
 
 def _scoring(recipe: Recipe, autocast: torch.dtype | None) -> Scoring:
-    """How log-probs are computed. `autocast`: dtype of products, None: that of the weights."""
+    """Settings for computing log-probs.
+
+    Args:
+        recipe: the whole run.
+        autocast: dtype of matrix products. None: the dtype of the weights.
+    """
     return Scoring(
         recipe.rollout.temperature,
         recipe.trainer.logprob_chunk,
@@ -282,9 +287,10 @@ def _scoring(recipe: Recipe, autocast: torch.dtype | None) -> Scoring:
 
 
 def _trained_policy(recipe: Recipe, source: ModelConfig, device: str) -> Policy:
-    """Load the policy with its weights in the dtype that they are trained in.
+    """Load the policy with its weights in the dtype of `trainer.weights`.
 
-    For bfloat16 it is loaded on the CPU: its float32 weights may not fit on the GPU.
+    For bfloat16 the policy is loaded on the CPU, because its float32 weights may not fit on the
+    GPU.
     """
     if recipe.trainer.weights == "float32":
         return load_policy(source, seed=recipe.run.seed, device=device)

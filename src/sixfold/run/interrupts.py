@@ -26,8 +26,8 @@ class Interrupts:
 
     A signal raises Interrupted at once. Inside `finishing`, the work in progress is finished first.
 
-    With several ranks, a signal is only noted: it reaches the ranks at different moments. They stop
-    together at the end of a step.
+    With several ranks, a signal is only recorded, because it reaches the ranks at different
+    moments. They stop together at the end of a step.
 
     Args:
         say: prints a line.
@@ -76,19 +76,21 @@ class Interrupts:
             raise Interrupted
 
     def stop_here(self) -> None:
-        """Stop if a signal has arrived at some rank. All ranks call it at the same place.
+        """Stop if a signal has arrived at any rank. All ranks must call this at the same place.
+
+        With one rank, later signals stop the run at once.
 
         Raises:
-            Interrupted: if a signal has arrived. With one rank, the work may stop from now on.
+            Interrupted: if a signal has arrived.
         """
         self.finish_first(False)
         if self.stopping():
             raise Interrupted
 
     def stopping(self) -> bool:
-        """True if a signal has arrived at some rank. All ranks call it at the same place.
+        """True if a signal has arrived at any rank. All ranks must call this at the same place.
 
-        All ranks get the same answer. A signal that arrives during the call counts at the next one.
+        All ranks get the same result. A signal that arrives during the call counts in the next one.
         """
         code = max(self._ranks.gather(self.exit_code))
         if code:

@@ -108,7 +108,7 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
     size = rough_size(config, sum(p.numel() for p in policy.plain.parameters()))
     numbers = _holdings(recipe, policy, size)
     held = sum(p.size for p in held_parts(recipe, numbers) if not p.early and not p.host)
-    # The policy is still whole: every rank keeps its shard of it later.
+    # The policy is still whole at this point. Later every rank keeps only its shard.
     held -= numbers.stored - numbers.stored // numbers.shards
     if recipe.engine.release_kv:
         return held
@@ -118,7 +118,7 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
 
 
 def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
-    """Numbers of a loaded policy, whose adapter is counted on the module."""
+    """Count the parameters of a loaded policy. Those of an adapter are counted on the module."""
     base = list(policy.plain.parameters())
     lowered = sum(p.numel() for p in base if p.dtype == torch.bfloat16)
     return Holdings(

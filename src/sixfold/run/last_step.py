@@ -59,13 +59,13 @@ class LastStep:
         """Publish the newest state that is safe after a step has failed.
 
         Returns:
-            None if nothing is more recent than the checkpoints on disk, or if another rank has not
-            failed: a checkpoint needs all of them.
+            None if no state is newer than the checkpoints on disk, or if other ranks have not
+            failed, because all ranks must save together.
         """
         if not alike(error, self._work.world.ranks):
             return None  # the other ranks do not take part
         self._work.saver.settle()
-        self._work.world.ranks.barrier("the last save")  # then all see the same checkpoints
+        self._work.world.ranks.barrier("the last save")  # after it, all see the same checkpoints
         if is_out_of_memory(error):
             free_memory_of(error)
             self._learners.policy.optimizer.zero_grad(set_to_none=True)

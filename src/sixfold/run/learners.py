@@ -232,7 +232,7 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     reference: KeptReference
     root = None
     if world.shards and isinstance(world.engine, Engine):
-        # The engine has the policy's weights in one piece.
+        # The policy is sharded. The engine has a whole copy of its weights.
         whole = deepcopy(world.engine.runner.model.module)
         model = teacher or cast(PreTrainedModel, whole)
         root, copy = world.shards.shard(PolicyRoot(model.requires_grad_(False))), False
@@ -258,10 +258,10 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
 
 
 def _starts_at_base(recipe: Recipe) -> bool:
-    """True if the reference is the model with the adapter off, in the whole run.
+    """True if the reference is the base of the adapter in the whole run.
 
-    Otherwise RL starts with a trained adapter, or a reset copies one. The reference then has an
-    adapter of its own on the same base.
+    It is not if RL starts with a trained adapter, or if resets copy the policy's adapter. The
+    reference then has its own adapter on the same base.
     """
     trained = recipe.model.path and (recipe.sft.steps or is_adapter(recipe.model.path))
     return not (trained or recipe.reference.reset_every or recipe.reference.reset_patience)

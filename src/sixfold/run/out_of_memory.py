@@ -27,7 +27,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def work_size(error: BaseException) -> str:
-    """Size of the work that failed, from the notes of an error and of its causes: " (...)"."""
+    """Size of the failed work as " (...)", from the notes of an error and of its causes."""
     notes, cause = list[str](), error
     while True:
         notes += vars(cause).get("__notes__", [])

@@ -57,7 +57,7 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
 
 
 def alike(error: BaseException, ranks: Ranks) -> bool:
-    """True if all ranks end by this error, so that together they can still save a checkpoint."""
+    """True if this error ends all ranks, so that they can still save a checkpoint together."""
     return ranks.size == 1 or isinstance(error, TrainingDiverged | WeightsNotFinite | Interrupted)
 
 
@@ -68,9 +68,10 @@ def quiet(recipe: Recipe) -> Recipe:
 
 @contextmanager
 def follower_folder(real: Path) -> Iterator[RunFolder]:
-    """Folder of a rank above 0: temporary, with the checkpoints of the real one.
+    """Temporary run folder of a rank above 0. Its `checkpoints` is a link to those of the run.
 
-    Every rank runs the same program, and its metrics and notes go there. It is deleted at the end.
+    Every rank runs the same program. Metrics and notes of this rank go into the temporary folder,
+    which is deleted at the end.
 
     Args:
         real: folder of the run, which rank 0 has prepared.
@@ -84,7 +85,7 @@ def follower_folder(real: Path) -> Iterator[RunFolder]:
 
 
 def copy_records(follower: RunFolder) -> None:
-    """Copy what a run reads of its earlier steps from the real folder into a follower's."""
+    """Copy the records of earlier steps from the run's folder into a temporary run folder."""
     real = follower.checkpoints.resolve().parent
     for file in (follower.metrics, follower.summary):
         if (real / file.name).is_file():
@@ -92,5 +93,5 @@ def copy_records(follower: RunFolder) -> None:
 
 
 def quiet_progress() -> Progress:
-    """Display of a rank above 0: nowhere."""
+    """Progress display of a rank above 0, which shows nothing."""
     return Progress(Console(file=io.StringIO()))

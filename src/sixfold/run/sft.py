@@ -48,8 +48,8 @@ class SftStage:
     Attributes:
         world: its policy is trained in place.
         on_step: called with the metrics of each step.
-        save: called with the trainer, the progress, and whether training stops here: every `every`
-            steps and if training stops early.
+        save: called every `every` steps, and if training stops early. Its arguments are the
+            trainer, the progress, and True if training stops here.
         every: steps between saves. 0: never.
         interrupts: signals when to stop.
         enough: the probe result that reached `sft.stop_at_accuracy`, in words. Empty before that.

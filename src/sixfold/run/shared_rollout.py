@@ -1,9 +1,9 @@
-"""A rollout whose tasks are shared out over the ranks of a run.
+"""A rollout whose tasks are divided among the ranks of a run.
 
 Rank r plays the tasks i with i % size == r. Then the ranks exchange their scored groups. So every
-rank has all groups, in the order of the tasks, and makes the same decisions from them: dynamic
-sampling, advantages and metrics need no other message. A trajectory depends on the seed, its task
-and its sample, not on the rank that plays it.
+rank has all groups, in the order of the tasks. Dynamic sampling, advantages and metrics are
+computed from them on every rank, without further communication. A trajectory depends on the seed,
+its task and its sample, not on the rank that plays it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class SharedRollout:
         choose: Choose | None = None,
         on_sampled: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Group, None]:
-        """As `Rollout.play`. All ranks call it with the same tasks.
+        """As `Rollout.play`. All ranks must call this with the same tasks.
 
-        `scorer` scores the groups of this rank alone.
+        `scorer` scores only the groups that this rank plays.
         """
         rank, size = self._ranks.rank, self._ranks.size
         own = tasks[rank::size]

@@ -172,15 +172,15 @@ def _own_folder(
     ranks: Ranks,
     progress: Progress,
 ) -> RunFolder:
-    """Folder in which this rank writes: rank 0 in the run's, others in one that is temporary.
+    """Open the folder in which this rank writes: the run's for rank 0, else a temporary one.
 
-    Called only now: a mistake in the recipe must not create or move any folder.
+    Call this after all checks: a mistake in the recipe must not create or move any folder.
 
     Args:
         stack: closes the folder.
-        run: the run. Locked if it is resumed.
+        run: the run. Rank 0 holds its lock if it is resumed.
         new: create the run.
-        overwrite: replace an earlier run.
+        overwrite: replace an earlier run of this name.
         ranks: the ranks of the run.
         progress: receives a message about a run that was replaced.
     """

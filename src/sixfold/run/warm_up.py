@@ -103,7 +103,7 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
 
 
 def _add_adapter(work: Run) -> None:
-    """Save the model as the base of the run's checkpoints, and train an adapter from now on."""
+    """Save the model as the run's frozen base, and train an adapter on it from now on."""
     with work.interrupts.finishing():
         folder = work.run.base
         publish_folder(folder, work.world.policy.save)
