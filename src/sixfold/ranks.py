@@ -67,6 +67,14 @@ class Ranks(Protocol):
         """Context of a run. If an error ends it on one rank, it ends on all ranks."""
         ...
 
+    def data_ranks(self, tensor: int) -> Ranks:
+        """The ranks that have different work: those with this rank's place in a tensor group.
+
+        Args:
+            tensor: ranks of a tensor group, which have the same work. It divides the ranks.
+        """
+        ...
+
 
 class Alone:
     """`Ranks` of a run in one process."""
@@ -88,6 +96,10 @@ class Alone:
     def ending_together(self) -> AbstractContextManager[None]:
         """Empty context: there is no other rank."""
         return nullcontext()
+
+    def data_ranks(self, tensor: int) -> Ranks:
+        """This process."""
+        return self
 
 
 ALONE = Alone()
@@ -118,24 +130,25 @@ class ProcessRanks:
         self.rank = rank
         self.size = size
         self.timeout_s = timeout_s
+        self._backend = backend
         self._store = dist.PrefixStore("sixfold", store)
         self._place = "the start"
         wait = timedelta(seconds=timeout_s)
         self._mark("the start")
-        with self._answered():
+        with self.answered():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """As `Ranks.sum`."""
         total = tensor.detach().clone()
-        with self._answered():
+        with self.answered():
             dist.all_reduce(total)
         return total
 
     def gather(self, value: T) -> list[T]:
         """As `Ranks.gather`."""
         found: list[Any] = [None] * self.size
-        with self._answered():
+        with self.answered():
             dist.all_gather_object(found, value)
         return found
 
@@ -167,8 +180,21 @@ class ProcessRanks:
             raise
         dist.destroy_process_group()
 
+    def data_ranks(self, tensor: int) -> Ranks:
+        """As `Ranks.data_ranks`."""
+        if tensor == 1:
+            return self
+        if tensor == self.size:
+            return ALONE
+        wait, groups = timedelta(seconds=self.timeout_s), []
+        with self.answered():
+            for place in range(tensor):  # every rank takes part in making every group
+                members = list(range(place, self.size, tensor))
+                groups.append(dist.new_group(members, timeout=wait, backend=self._backend))
+        return DataRanks(self, groups[self.rank % tensor], self.rank // tensor, tensor)
+
     @contextmanager
-    def _answered(self) -> Iterator[None]:
+    def answered(self) -> Iterator[None]:
         """Context of a collective call, which turns its error into RankLost."""
         try:
             yield
@@ -217,12 +243,57 @@ class ProcessRanks:
     def _mark(self, place: str) -> None:
         """Publish the position of this rank in the run, for the messages of other ranks."""
         self._place = place
-        with self._answered():
+        with self.answered():
             self._store.set(f"at/{self.rank}", place)
 
     def _seen(self, rank: int) -> str:
         key = f"at/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else "no point yet"
+
+
+class DataRanks:
+    """One rank of each tensor group.
+
+    Args:
+        every: all ranks.
+        group: these ranks, in torch.distributed.
+        rank: number of this process among them.
+        tensor: ranks of a tensor group.
+    """
+
+    def __init__(
+        self, every: ProcessRanks, group: dist.ProcessGroup, rank: int, tensor: int
+    ) -> None:
+        self.rank = rank
+        self.size = every.size // tensor
+        self._every = every
+        self._group = group
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """As `Ranks.sum`."""
+        total = tensor.detach().clone()
+        with self._every.answered():
+            dist.all_reduce(total, group=self._group)
+        return total
+
+    def gather(self, value: T) -> list[T]:
+        """As `Ranks.gather`."""
+        found: list[Any] = [None] * self.size
+        with self._every.answered():
+            dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def barrier(self, name: str) -> None:
+        """Wait for all ranks, also the others of the tensor groups."""
+        self._every.barrier(name)
+
+    def ending_together(self) -> AbstractContextManager[None]:
+        """As `Ranks.ending_together`, of all ranks."""
+        return self._every.ending_together()
+
+    def data_ranks(self, tensor: int) -> Ranks:
+        """These ranks: they have different work already."""
+        return self
 
 
 def lost_connection(error: BaseException) -> bool:

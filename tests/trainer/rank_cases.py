@@ -12,10 +12,10 @@ from tiny import grpo, ragged_batch, settings, tiny_model
 from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.batch import Batch, LossOutput
 from sixfold.ranks import Ranks
-from sixfold.recipe.schema import MoeConfig
+from sixfold.recipe.schema import MoeConfig, ParallelConfig
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.routing import make_routing
-from sixfold.trainer.sharded import own_part, rank_mesh, shard_root, whole
+from sixfold.trainer.sharded import own_part, shard_policy, whole
 from sixfold.trainer.trainer import Trainer
 
 
@@ -32,6 +32,7 @@ class Case:
         model: kind and sizes of the model.
         batch: changes the batch.
         replicas: copies of the sharded model.
+        tensor: ranks of a tensor group.
         balance: weight of the balance loss of experts.
     """
 
@@ -43,6 +44,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     batch: Callable[[Batch], Batch] = lambda batch: batch
     replicas: int = 1
+    tensor: int = 1
     balance: float = 0.0
 
 
@@ -78,6 +80,25 @@ CASES = {
     "replicas": Case(values=SMALL, replicas=2),
 }
 
+DIVIDED = {
+    "tied": Case(values=SMALL, tensor=2),
+    "clipped": Case(values={**SMALL, "grad_clip": 0.01}, tensor=2),
+    "own head, biases": Case(
+        model={"tie_word_embeddings": False, "attention_bias": True}, values=SMALL, tensor=2
+    ),
+    "chunks of logits": Case(scoring=Scoring(chunk=8), tensor=2),
+    "frozen base": Case(trained=("q_proj", "k_norm", "o_proj"), values=SMALL, tensor=2),
+    "recompute all": Case(values={**SMALL, "activation_checkpointing": "full"}, tensor=2),
+    "recompute some": Case(values={**SMALL, "activation_checkpointing": "selective"}, tensor=2),
+    "gemma2": Case(model={"kind": "gemma2"}, values=SMALL, tensor=2),
+    "mistral": Case(model={"kind": "mistral"}, tensor=2),
+    "one group": Case(groups=1, tensor=2),
+    "several updates": Case(batch=_two_updates, values=SMALL, tensor=2),
+    "four in a group": Case(model={"num_key_value_heads": 4}, values=SMALL, tensor=4),
+    "replicas": Case(values=SMALL, replicas=2, tensor=2),
+}
+"""Cases with tensor groups."""
+
 
 def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) -> Trainer:
     """A trainer on a new model, sharded if there are several ranks."""
@@ -87,7 +108,8 @@ def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) ->
             p.requires_grad_(any(part in name for part in case.trained))
     root = PolicyRoot(model, make_routing(model, MoeConfig(balance_loss=case.balance)))
     if ranks.size > 1:
-        shard_root(root, rank_mesh(ranks, case.replicas, "cpu"), autocast)
+        parallel = ParallelConfig(replicas=case.replicas, tensor=case.tensor)
+        ranks = shard_policy(root, ranks, parallel, autocast).ranks
     scoring = replace(case.scoring, autocast=autocast)
     return Trainer(root, settings(**case.values), scoring, total_steps=10, ranks=ranks)
 
@@ -113,7 +135,7 @@ def step(ranks: Ranks, case: Case, autocast: torch.dtype | None = None) -> dict[
 
 def steps(ranks: Ranks, names: list[str]) -> dict[str, dict[str, Any]]:
     """`step` of several cases."""
-    return {name: step(ranks, CASES[name]) for name in names}
+    return {name: step(ranks, (CASES | DIVIDED)[name]) for name in names}
 
 
 def bfloat16_step(ranks: Ranks) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from ..errors import UserError, one_line
 from ..files.durable import disk_errors, faultpoint, fsync_path
 from ..ranks import Ranks
-from ..trainer.sharded import own_part, whole
+from ..trainer.sharded import own_part, whole_at
 from .manifest import is_intact
 from .payload import part_name, safetensors_disk_errors
 from .publication import parts_folder
@@ -83,8 +83,8 @@ class Parts:
         """
         owners, share = _owners(tensors, self._ranks.size), {}
         for name, tensor in tensors.items():
-            full = whole(tensor.detach())
-            if owners[name] == self._ranks.rank:
+            full = whole_at(tensor.detach(), owners[name])
+            if full is not None:
                 live = own_part(tensor).data_ptr()
                 copied = full.cpu()
                 share[name] = copied.clone() if copied.data_ptr() == live else copied

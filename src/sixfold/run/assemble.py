@@ -93,6 +93,11 @@ class World:
         return PolicyRoot(self.policy.model, make_routing(self.policy.model, self.recipe.moe))
 
     @property
+    def data_ranks(self) -> Ranks:
+        """The ranks that share the training work: one of each tensor group."""
+        return self.shards.ranks if self.shards else self.ranks
+
+    @property
     def sampler(self) -> PreTrainedModel:
         """Weights that the engine should sample from: the policy's, or the quantised copy."""
         if self.recipe.sync.quantised and isinstance(self.engine, Engine):

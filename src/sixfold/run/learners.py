@@ -165,7 +165,7 @@ def build_learners(
         frozen=reference.scorer,
         mismatch_limit=limit,
         seed=recipe.run.seed,
-        ranks=world.ranks,
+        ranks=world.data_ranks,
     )
     reference.check_apart(policy.optimizer)
     critic = (
@@ -175,7 +175,7 @@ def build_learners(
     )
     trainer = ActorCritic(policy, critic, named, recipe.critic.warmup_steps) if critic else policy
     proximal = (
-        [Proximal(root, world.scoring, *budget, world.ranks)] if method.needs_proximal else []
+        [Proximal(root, world.scoring, *budget, world.data_ranks)] if method.needs_proximal else []
     )
     scorers = Chain(reference, [*([critic] if critic else []), *proximal])
     resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)
@@ -251,7 +251,7 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
             base=base,
             offload=own.offload,
             root=root,
-            ranks=world.ranks,
+            ranks=world.data_ranks,
         )
     world.ending.callback(reference.close)
     return reference

@@ -158,5 +158,5 @@ def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:
     config = world.recipe.trainer
     budget = config.max_tokens_per_microbatch, config.share_prefix
     if world.shards:  # the engine then has the policy's own weights
-        return score_tables(world.root(), batch, world.scoring, *budget, world.ranks)[0]
+        return score_tables(world.root(), batch, world.scoring, *budget, world.data_ranks)[0]
     return score_batch(model, batch, world.scoring, *budget)

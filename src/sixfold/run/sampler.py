@@ -73,7 +73,7 @@ def engine_and_sync(
     engine = make_engine(recipe, policy, longest, autocast, notes, own=ranks.size > 1)
     if ranks.size > 1:
         root = PolicyRoot(policy.model, make_routing(policy.model, recipe.moe))
-        shards = shard_policy(root, ranks, recipe.parallel.replicas, autocast)
+        shards = shard_policy(root, ranks, recipe.parallel, autocast)
         weights = partial(WholeWeights, policy.model)
         return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
     return engine, _sync(recipe, policy, engine, notes), None

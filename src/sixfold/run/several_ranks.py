@@ -28,6 +28,12 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
     Raises:
         UserError: if they do not.
     """
+    for setting in ("replicas", "tensor"):
+        if ranks.size == 1 and (value := getattr(recipe.parallel, setting)) > 1:
+            raise UserError(
+                f"parallel.{setting} = {value}, but the run has one process. Start it by torchrun"
+                f" with at least {value} processes, or set parallel.{setting} = 1"
+            )
     if ranks.size == 1:
         return
     refused = {

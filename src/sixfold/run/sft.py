@@ -102,7 +102,7 @@ class SftStage:
             replace(self.world.scoring, temperature=1.0),
             sft.steps,
             seed=recipe.run.seed,
-            ranks=self.world.ranks,
+            ranks=self.world.data_ranks,
         )
         self._mark = self._good = restore(trainer)
         try:

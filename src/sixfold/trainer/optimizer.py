@@ -6,16 +6,19 @@ The learning rate is a function of the step alone, so checkpoints do not store i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
 from ..recipe.schema import TrainerConfig
 from .lean_adamw import LeanAdamW, StateForm
+from .sharded import whole
+
+T = TypeVar("T", bound=Tensor)
 
 
 def make_optimizer(
@@ -39,7 +42,8 @@ def make_optimizer(
         "weight_decay": config.weight_decay,
     }
     if config.plain_optimizer:
-        return torch.optim.AdamW(parameters, **settings, fused=True)
+        groups = [{"params": group} for group in by_mesh(parameters)]
+        return torch.optim.AdamW(groups or parameters, **settings, fused=True)
     if any(isinstance(p, DTensor) for p in parameters):
         raise UserError(
             "trainer.weights, trainer.optimizer and trainer.offload have only their defaults on"
@@ -53,6 +57,43 @@ def make_optimizer(
         on_host=config.offload == "optimizer",
     )
     return LeanAdamW(parameters, form, seed, **settings)
+
+
+def by_mesh(tensors: Iterable[T]) -> list[list[T]]:
+    """Tensors that are sharded over the same ranks, together. Their order does not change.
+
+    PyTorch's functions on many tensors need all of them on one mesh.
+    """
+    meshes = dict[object, list[T]]()
+    for tensor in tensors:
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        meshes.setdefault(mesh, []).append(tensor)
+    return list(meshes.values())
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Norm of all gradients together, equal on all ranks. Each value counts once.
+
+    Args:
+        parameters: parameters. Those without a gradient do not count.
+    """
+    graded = by_mesh([p.grad for p in parameters if p.grad is not None])
+    norms = [whole(torch.nn.utils.get_total_norm(gradients)) for gradients in graded]
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+    """Scale gradients in place, so that their norm is at most `most`.
+
+    Args:
+        parameters: parameters with their gradients.
+        most: largest norm.
+        norm: the norm, as `gradient_norm` returned it.
+    """
+    for group in by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(group, most, norm)
 
 
 def _accumulate_in_float32(parameters: Sequence[nn.Parameter]) -> None:

@@ -6,6 +6,10 @@ layer are gathered before its forward pass and before its backward pass, and fre
 gradient is then summed over the ranks. It is not averaged, because the weights of a loss are
 already normalised over the whole step.
 
+With `parallel.tensor`, the ranks form tensor groups. The layers are divided within a group first
+(`tensor_parallel.py`), and FSDP shards the part of each rank over the ranks with the same place in
+their groups. The root is sharded over all ranks.
+
 Sharded parameters are `DTensor`s. `own_part` is the part of this rank; `whole` gathers all parts.
 """
 
@@ -15,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -27,29 +32,51 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
 from ..ranks import Ranks
+from ..recipe.schema import ParallelConfig
 from .logprobs import PolicyRoot
+from .resharding import Layout, at, empty_box, layout_of, reshard, whole_box
+from .tensor_parallel import check_divisible, divide_layers
 
 
-def rank_mesh(ranks: Ranks, replicas: int, device: str) -> DeviceMesh:
-    """The ranks as a mesh: [shards], or [replicas, shards].
+@dataclass(frozen=True)
+class RankMesh:
+    """The ranks in the arrangements that shard a model.
+
+    Attributes:
+        every: all ranks, [shards] or [replicas, shards].
+        data: the ranks with the same place in their tensor groups, [shards] or [replicas, shards].
+            All ranks if there are no tensor groups.
+        tensor: the tensor group of this rank. None without tensor parallelism.
+    """
+
+    every: DeviceMesh
+    data: DeviceMesh
+    tensor: DeviceMesh | None = None
+
+    @property
+    def group(self) -> int:
+        """Ranks of a tensor group."""
+        return self.tensor.size() if self.tensor else 1
+
+
+def rank_mesh(ranks: Ranks, replicas: int, device: str, tensor: int = 1) -> RankMesh:
+    """Arrange the ranks. Neighbours form a tensor group.
 
     Args:
         ranks: the ranks.
         replicas: copies of the sharded model.
         device: type of the devices.
-
-    Raises:
-        UserError: if the replicas do not divide the ranks.
+        tensor: ranks of a tensor group. It and the replicas divide the ranks.
     """
-    if ranks.size % replicas:
-        raise UserError(
-            f"parallel.replicas = {replicas} does not divide the {ranks.size} ranks. Use a divisor"
-            " of the number of ranks, or 1"
-        )
-    if replicas == 1:
-        return init_device_mesh(device, (ranks.size,), mesh_dim_names=("shard",))
-    shape = (replicas, ranks.size // replicas)
-    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+    names = ("shard",) if replicas == 1 else ("replicate", "shard")
+    copies = () if replicas == 1 else (replicas,)
+    shards = ranks.size // replicas
+    every = init_device_mesh(device, (*copies, shards), mesh_dim_names=names)
+    if tensor == 1:
+        return RankMesh(every, every)
+    shape = (*copies, shards // tensor, tensor)
+    grid = init_device_mesh(device, shape, mesh_dim_names=(*names, "tensor"))
+    return RankMesh(every, grid[names], grid["tensor"])
 
 
 @dataclass(frozen=True)
@@ -59,11 +86,13 @@ class Shards:
     Attributes:
         root: the policy's body and head.
         mesh: mesh of the ranks.
+        ranks: the ranks that share the work: one of each tensor group.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
     """
 
     root: PolicyRoot
-    mesh: DeviceMesh
+    mesh: RankMesh
+    ranks: Ranks
     autocast: torch.dtype | None
 
     def shard(self, root: PolicyRoot) -> PolicyRoot:
@@ -73,25 +102,33 @@ class Shards:
 
 
 def shard_policy(
-    root: PolicyRoot, ranks: Ranks, replicas: int, autocast: torch.dtype | None
+    root: PolicyRoot, ranks: Ranks, parallel: ParallelConfig, autocast: torch.dtype | None
 ) -> Shards:
     """Shard the policy over the ranks, in place.
 
     Args:
         root: body and head, with the same weights on all ranks.
         ranks: the ranks.
-        replicas: copies of the sharded model.
+        parallel: how the ranks share the model.
         autocast: precision of the body. None: the dtype of the weights.
 
     Raises:
-        UserError: if the replicas do not divide the ranks.
+        UserError: if the settings do not fit the ranks or the model.
     """
-    mesh = rank_mesh(ranks, replicas, next(root.parameters()).device.type)
+    replicas = parallel.replicas
+    if ranks.size % replicas:
+        raise UserError(
+            f"parallel.replicas = {replicas} does not divide the {ranks.size} ranks. Use a divisor"
+            " of the number of ranks, or 1"
+        )
+    check_divisible(root.model, parallel.tensor, ranks.size // replicas)
+    device = next(root.parameters()).device.type
+    mesh = rank_mesh(ranks, replicas, device, parallel.tensor)
     shard_root(root, mesh, autocast)
-    return Shards(root, mesh, autocast)
+    return Shards(root, mesh, ranks.data_ranks(parallel.tensor), autocast)
 
 
-def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None = None) -> None:
+def shard_root(root: PolicyRoot, mesh: RankMesh, autocast: torch.dtype | None = None) -> None:
     """Shard a root in place. Every rank must have the same weights.
 
     With autocast to bfloat16, layers are gathered in bfloat16: their matrix products are computed
@@ -103,6 +140,8 @@ def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None 
         mesh: as `rank_mesh` makes it.
         autocast: precision of the body. None: the dtype of the weights.
     """
+    if mesh.tensor:
+        divide_layers(root.model, mesh.tensor)
     layers = [m for m in root.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     sums = torch.float32
     # Inputs are not cast: the residual stream stays in float32, as under autocast alone.
@@ -110,10 +149,16 @@ def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None 
     exact = MixedPrecisionPolicy(None, sums, cast_forward_inputs=False)
     # Reshard also after the root's forward pass: otherwise `parameters()` would return gathered
     # tensors until the next backward pass, and not those of the optimizer.
-    parts: list[tuple[nn.Module, MixedPrecisionPolicy]] = [(m, lower) for m in layers]
-    for part, precision in [*parts, (root, exact)]:
-        sharded = fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-        sharded.set_gradient_divide_factor(1.0)
+    for part in [*layers, root]:
+        whole_root = part is root
+        sharded = fully_shard(
+            part,
+            mesh=mesh.every if whole_root else mesh.data,
+            mp_policy=exact if whole_root else lower,
+            reshard_after_forward=True,
+        )
+        # All ranks of a tensor group compute the same gradient of the root, which counts once.
+        sharded.set_gradient_divide_factor(float(mesh.group) if whole_root else 1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         # A parameter without gradient on some ranks (an expert without tokens) counts as zeros.
         sharded.set_reduce_scatter_unused_params(True)
@@ -123,7 +168,30 @@ def shard_root(root: PolicyRoot, mesh: DeviceMesh, autocast: torch.dtype | None 
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor gathered from all ranks, or the tensor itself if it is not sharded."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if not _divided(tensor):
+        return tensor.full_tensor()
+    # Not `full_tensor`: it does not support every size (pytorch/pytorch#168134).
+    source = _layout(tensor)
+    return reshard(tensor.to_local(), source, [whole_box(tensor.shape)] * len(source))
+
+
+def whole_at(tensor: Tensor, rank: int) -> Tensor | None:
+    """A tensor gathered by one rank. All ranks call this; the others get None.
+
+    Args:
+        tensor: a sharded tensor, or one that is equal on all ranks.
+        rank: rank that gets the tensor.
+    """
+    if isinstance(tensor, DTensor) and tensor.ndim and _covers(tensor):
+        source = _layout(tensor)
+        target = [empty_box(tensor.shape)] * len(source)
+        target[rank] = whole_box(tensor.shape)
+        found = reshard(tensor.to_local(), source, target)
+    else:
+        found = whole(tensor)
+    return found if dist.get_rank() == rank else None
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -143,10 +211,36 @@ def place(own: Tensor, given: Tensor) -> Tensor:
     """
     if not isinstance(own, DTensor) or isinstance(given, DTensor):
         return given
-    # Without a source rank, nothing is sent: every rank has the whole tensor.
-    return distribute_tensor(
-        given.to(own.device), own.device_mesh, own.placements, src_data_rank=None
+    if not _divided(own):
+        # Without a source rank, nothing is sent: every rank has the whole tensor.
+        return distribute_tensor(
+            given.to(own.device), own.device_mesh, own.placements, src_data_rank=None
+        )
+    part = given[at(layout_of(own)[dist.get_rank()], whole_box(given.shape))]
+    return DTensor.from_local(
+        part.to(own.device, memory_format=torch.contiguous_format, copy=True),
+        own.device_mesh,
+        own.placements,
+        run_check=False,
+        shape=own.shape,
+        stride=own.stride(),
     )
+
+
+def _divided(tensor: DTensor) -> bool:
+    """True for a tensor that a tensor group divides."""
+    return "tensor" in (tensor.device_mesh.mesh_dim_names or ()) and tensor.ndim > 0
+
+
+def _covers(tensor: DTensor) -> bool:
+    """True if all ranks of the run share the tensor."""
+    return tensor.device_mesh.size() == dist.get_world_size()
+
+
+def _layout(tensor: DTensor) -> Layout:
+    """Layout of a tensor that all ranks share."""
+    boxes = layout_of(tensor)
+    return [boxes[rank] for rank in range(len(boxes))]
 
 
 class WholeWeights(Mapping[str, Tensor]):

@@ -30,10 +30,10 @@ from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .learned import Learned, Read, UpdateTotals, merge_updates
 from .logprobs import Root, RoutedScores, Scores, Scoring
-from .optimizer import learning_rate, make_optimizer
+from .optimizer import clip_gradients, gradient_norm, learning_rate, make_optimizer
 from .optimizer_state import load_optimizer_tensors, optimizer_tensors
 from .packing import PackedRow, filler, pack
-from .sharded import own_part, whole
+from .sharded import own_part
 from .sharing import plan_updates
 from .spikes import NormLevel, named_rows
 
@@ -172,11 +172,7 @@ class Trainer:
         """One update on the given micro-batches of the batch."""
         rate = learning_rate(self.config, self.steps, self.total_steps)
         totals = self._accumulate(batch, parts, loss)
-        norm = whole(
-            torch.nn.utils.get_total_norm(
-                [p.grad for p in self.model.parameters() if p.grad is not None]
-            )
-        )
+        norm = gradient_norm(self.model.parameters())
         read = totals.read(norm, self.ranks)
         sampler = totals.sampler_metrics(self.version, self.ranks)
         self._check_mismatch(sampler)
@@ -290,9 +286,7 @@ class Trainer:
                 group["lr"] = rate
             # Clip only after the check: a non-finite norm would spread to every gradient, and the
             # reason above would then name all of them.
-            torch.nn.utils.clip_grads_with_norm_(
-                self.model.parameters(), self.config.grad_clip, norm
-            )
+            clip_gradients(self.model.parameters(), self.config.grad_clip, norm)
             self.optimizer.step()
             self.version += 1
         self.optimizer.zero_grad(set_to_none=True)

@@ -14,4 +14,10 @@ class ParallelConfig(Section):
         " and optimizer state. Must divide the number of ranks",
         ge=1,
     )
+    tensor: int = knob(
+        1,
+        "ranks of a tensor group, which divide every layer and compute it together (tensor"
+        " parallelism). Must divide the ranks of one copy, and the heads of the model",
+        ge=1,
+    )
     timeout_s: Real = knob(1800.0, "longest wait for another rank, in seconds", gt=0)
