@@ -81,21 +81,19 @@ CASES = {
 }
 
 DIVIDED = {
-    "tied": Case(values=SMALL, tensor=2),
-    "clipped": Case(values={**SMALL, "grad_clip": 0.01}, tensor=2),
-    "own head, biases": Case(
-        model={"tie_word_embeddings": False, "attention_bias": True}, values=SMALL, tensor=2
+    "tied, clipped": Case(values={**SMALL, "grad_clip": 0.01}, tensor=2),
+    "replicas, own head, biases": Case(
+        model={"tie_word_embeddings": False, "attention_bias": True},
+        values={**SMALL, "activation_checkpointing": "selective"},
+        replicas=2,
+        tensor=2,
     ),
-    "chunks of logits": Case(scoring=Scoring(chunk=8), tensor=2),
-    "frozen base": Case(trained=("q_proj", "k_norm", "o_proj"), values=SMALL, tensor=2),
-    "recompute all": Case(values={**SMALL, "activation_checkpointing": "full"}, tensor=2),
-    "recompute some": Case(values={**SMALL, "activation_checkpointing": "selective"}, tensor=2),
-    "gemma2": Case(model={"kind": "gemma2"}, values=SMALL, tensor=2),
-    "mistral": Case(model={"kind": "mistral"}, tensor=2),
-    "one group": Case(groups=1, tensor=2),
-    "several updates": Case(batch=_two_updates, values=SMALL, tensor=2),
-    "four in a group": Case(model={"num_key_value_heads": 4}, values=SMALL, tensor=4),
-    "replicas": Case(values=SMALL, replicas=2, tensor=2),
+    "one group of ranks, frozen base": Case(
+        trained=("q_proj", "k_norm", "o_proj", "post_attention"),
+        model={"num_key_value_heads": 4},
+        values={**SMALL, "activation_checkpointing": "full", "grad_clip": 0.01},
+        tensor=4,
+    ),
 }
 """Cases with tensor groups."""
 

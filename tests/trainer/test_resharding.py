@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rank_processes import on_ranks
 from torch import Tensor
@@ -54,6 +54,7 @@ def carried_out(parts: list[Tensor], source: Layout, target: Layout) -> list[Ten
 sizes = st.integers(1, 9)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.tuples(sizes, sizes), sizes, sizes, st.integers(0, 1))
 def test_fsdp_to_tensor_parallel_and_back(
     shape: tuple[int, int], shards: int, tensor: int, dim: int
@@ -74,6 +75,7 @@ def test_fsdp_to_tensor_parallel_and_back(
     assert all(torch.equal(a, b) for a, b in zip(back, parts, strict=True))
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.tuples(sizes, sizes), sizes, sizes, st.integers(0, 1))
 def test_nothing_is_sent_that_a_rank_has_already(
     shape: tuple[int, int], data: int, tensor: int, dim: int

@@ -29,17 +29,13 @@ torch.set_num_threads(1)
 @cache
 def of_ranks(size: int) -> list[dict[str, dict[str, Any]]]:
     """All cases, by the ranks of one group of processes."""
-    fits = [n for n, c in DIVIDED.items() if size % (c.replicas * c.tensor) == 0]
-    return on_ranks(size, steps, fits)
+    return on_ranks(size, steps, list(DIVIDED) if size == 4 else ["tied, clipped"])
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", DIVIDED)
-def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "name"), [(2, "tied, clipped"), *((4, n) for n in DIVIDED)])
+def test_step_equals_that_of_one_process_on_every_rank(size: int, name: str) -> None:
     expected = step(ALONE, DIVIDED[name])
     for found in of_ranks(size):
-        if name not in found:
-            pytest.skip("more ranks are needed")
         assert found[name]["skipped"] == ""
         assert relative(found[name]["gradient"], expected["gradient"]) < 1e-5
         assert relative(found[name]["weights"], expected["weights"]) < 1e-4
@@ -97,7 +93,7 @@ def test_layers_with_other_parts_are_refused(part: str) -> None:
     ("tensor", "ranks", "sizes", "nearest"),
     [
         (4, 8, {"num_key_value_heads": 2}, 2),
-        (3, 8, {"num_key_value_heads": 4}, 4),
+        (5, 8, {"num_key_value_heads": 4}, 4),
         (3, 6, {"num_attention_heads": 8}, 2),
         (8, 8, {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 12}, 4),
         (2, 3, {}, 1),

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
 from ..recipe.schema import TrainerConfig
 from .lean_adamw import LeanAdamW, StateForm
-from .sharded import whole
+from .sharded import holders, in_tensor_group, own_part, whole
 
 T = TypeVar("T", bound=Tensor)
 
@@ -77,11 +78,18 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     Args:
         parameters: parameters. Those without a gradient do not count.
     """
-    graded = by_mesh([p.grad for p in parameters if p.grad is not None])
-    norms = [whole(torch.nn.utils.get_total_norm(gradients)) for gradients in graded]
-    if len(norms) == 1:
-        return norms[0]
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not any(map(in_tensor_group, gradients)):
+        return whole(torch.nn.utils.get_total_norm(gradients))
+    # One sum over all ranks, and not one for each dimension of a mesh: these could add in another
+    # order on each rank, and then ranks would clip differently.
+    held = dict[int, list[Tensor]]()
+    for gradient in gradients:
+        held.setdefault(holders(gradient), []).append(own_part(gradient))
+    norms = [torch.nn.utils.get_total_norm(parts).double() / n**0.5 for n, parts in held.items()]
+    square = torch.stack(norms).square().sum()
+    dist.all_reduce(square)
+    return square.sqrt().float()
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:

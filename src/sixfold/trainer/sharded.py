@@ -15,6 +15,7 @@ Sharded parameters are `DTensor`s. `own_part` is the part of this rank; `whole` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -170,7 +171,7 @@ def whole(tensor: Tensor) -> Tensor:
     """A tensor gathered from all ranks, or the tensor itself if it is not sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
-    if not _divided(tensor):
+    if not in_tensor_group(tensor):
         return tensor.full_tensor()
     # Not `full_tensor`: it does not support every size (pytorch/pytorch#168134).
     source = _layout(tensor)
@@ -199,6 +200,20 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def in_tensor_group(tensor: Tensor) -> bool:
+    """True for a tensor whose mesh has tensor groups."""
+    return isinstance(tensor, DTensor) and "tensor" in (tensor.device_mesh.mesh_dim_names or ())
+
+
+def holders(tensor: Tensor) -> int:
+    """Number of ranks that hold the same part of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return dist.get_world_size()
+    kinds = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    parts = math.prod(size for kind, size in kinds if not kind.is_replicate())
+    return dist.get_world_size() // parts
+
+
 def place(own: Tensor, given: Tensor) -> Tensor:
     """Shard a whole tensor in the way another tensor is sharded. Each rank keeps its part.
 
@@ -211,7 +226,7 @@ def place(own: Tensor, given: Tensor) -> Tensor:
     """
     if not isinstance(own, DTensor) or isinstance(given, DTensor):
         return given
-    if not _divided(own):
+    if not in_tensor_group(own):
         # Without a source rank, nothing is sent: every rank has the whole tensor.
         return distribute_tensor(
             given.to(own.device), own.device_mesh, own.placements, src_data_rank=None
@@ -225,11 +240,6 @@ def place(own: Tensor, given: Tensor) -> Tensor:
         shape=own.shape,
         stride=own.stride(),
     )
-
-
-def _divided(tensor: DTensor) -> bool:
-    """True for a tensor that a tensor group divides."""
-    return "tensor" in (tensor.device_mesh.mesh_dim_names or ()) and tensor.ndim > 0
 
 
 def _covers(tensor: DTensor) -> bool:
