@@ -23,11 +23,11 @@ from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.model.loading import Policy, load_policy
 from sixfold.ranks import Ranks
-from sixfold.recipe.schema import ModelConfig, TrainerConfig
+from sixfold.recipe.schema import ModelConfig, ParallelConfig, TrainerConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.inputs import Inputs
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
-from sixfold.trainer.sharded import rank_mesh, shard_root, whole
+from sixfold.trainer.sharded import WholeWeights, shard_policy, whole
 from sixfold.trainer.trainer import Trainer
 from tests.run.processes import tiny_recipe
 
@@ -45,6 +45,7 @@ class Training:
         tied: the head is the embedding.
         resume: continue from the newest checkpoint.
         background: save in the background.
+        tensor: ranks of a tensor group.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Training:
         tied: bool = True,
         resume: bool = False,
         background: bool = False,
+        tensor: int = 1,
     ) -> None:
-        flags = tiny_recipe(folder.parent, checkpoint__asynchronous=background)
+        heads = {"model__scratch__kv_heads": tensor}
+        flags = tiny_recipe(folder.parent, checkpoint__asynchronous=background, **heads)
         recipe = parse_recipe('run.name = "run"', "test", flags)
         self.ranks, self.run, self.warnings = ranks, RunFolder(folder), list[str]()
         checkpoint = load_newest(self.run.checkpoints)[0] if resume else None
@@ -65,9 +68,10 @@ class Training:
         if not tied and not checkpoint:
             untie(self.policy)
         root = PolicyRoot(self.policy.model)
+        sharing = ranks
         if ranks.size > 1:
-            shard_root(root, rank_mesh(ranks, 1, "cpu"))
-        self.trainer = Trainer(root, SETTINGS, Scoring(chunk=16), 10, ranks=ranks)
+            sharing = shard_policy(root, ranks, ParallelConfig(tensor=tensor), None).ranks
+        self.trainer = Trainer(root, SETTINGS, Scoring(chunk=16), 10, ranks=sharing)
         self.state = RunState.of(checkpoint) if checkpoint else RunState()
         if checkpoint:
             load_components(checkpoint, self.registry())
@@ -145,6 +149,24 @@ def resume_and_step(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], dict
     before = training.tensors()
     training.step()
     return before, training.tensors()
+
+
+def tensor_group(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], ...]:
+    """Save in one tensor group, resume in it, and make another step.
+
+    Returns:
+        Weights and moments as saved, as resumed, and after the next step; the weights as a sync
+        gathers them after that step.
+    """
+    training = Training(ranks, folder, tensor=ranks.size)
+    training.step()
+    training.save()
+    saved = training.tensors()
+    ranks.barrier("the checkpoint")
+    resumed = Training(ranks, folder, tensor=ranks.size, resume=True)
+    before = resumed.tensors()
+    resumed.step()
+    return saved, before, resumed.tensors(), dict(WholeWeights(resumed.policy.model))
 
 
 def one_fails(ranks: Ranks, folder: Path, how: str) -> tuple[str, list[str]]:

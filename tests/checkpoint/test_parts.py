@@ -24,6 +24,7 @@ from .rank_saves import (
     not_finite_somewhere,
     one_fails,
     resume_and_step,
+    tensor_group,
     train_and_save,
 )
 
@@ -95,6 +96,16 @@ def test_any_number_of_ranks_resumes(of_one: Path, of_two: Path, saved_by: int, 
         saved = {n.removeprefix("policy/"): t for n, t in checkpoint.payload.tensors.items()}
         assert_equal({name: t for name, t in before.items() if name in saved}, saved)
         assert_equal(before, loaded)
+        assert furthest(after, stepped) < 1e-6
+
+
+def test_tensor_group_saves_whole_tensors_that_any_layout_resumes(tmp_path: Path) -> None:
+    """R-174: a checkpoint and a sync convert the layout of tensor groups, exactly."""
+    for saved, resumed, stepped, synced in on_ranks(2, tensor_group, tmp_path / "run"):
+        assert_equal(resumed, saved)
+        assert_equal(synced, {name: stepped[name] for name in synced})
+        alone, after = resume_and_step(ALONE, tmp_path / "run")
+        assert_equal(alone, saved)
         assert furthest(after, stepped) < 1e-6
 
 

@@ -57,15 +57,21 @@ METHODS: dict[str, dict[str, Any]] = {
         "reference__placement": "fused",
         "algorithm__epochs": 2,
         "algorithm__minibatches": 2,
+        "model__scratch__kv_heads": 2,
     },
 }
+
+
+GROUPS: dict[str, dict[str, Any]] = {"fused reference, epochs": {"parallel__tensor": 2}}
+"""Settings of the ranks alone."""
 
 
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_two_ranks_learn_as_one_process_does(name: str, tmp_path: Path) -> None:
-    alone = trained(tmp_path, "alone", 1, **METHODS[name])
-    ranks = trained(tmp_path, "ranks", 2, **METHODS[name])
+    settings = METHODS[name]
+    alone = trained(tmp_path, "alone", 1, **settings)
+    ranks = trained(tmp_path, "ranks", 2, **settings, **GROUPS.get(name, {}))
     same(curve(ranks), curve(alone))
     assert not [p for p in tmp_path.iterdir() if p.name not in {"alone", "ranks"} and p.is_dir()]
 
@@ -150,6 +156,7 @@ def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
         ("sync.kind", "copy", "shared"),
         ("algorithm.name", "ppo", "grpo"),
         ("parallel.replicas", "3", "divisor"),
+        ("parallel.tensor", "2", "value that does is 1"),  # one key-value head
     ],
 )
 def test_what_ranks_do_not_support_is_refused_once(
