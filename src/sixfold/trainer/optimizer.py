@@ -92,6 +92,18 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return square.sqrt().float()
 
 
+def not_finite(model: nn.Module) -> list[str]:
+    """Names of the parameters whose gradient is not finite on at least one rank.
+
+    All ranks that share the model must call this.
+    """
+    graded = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    wrong = torch.stack([(~own_part(grad).isfinite()).any() for _, grad in graded]).float()
+    if any(isinstance(grad, DTensor) for _, grad in graded):
+        dist.all_reduce(wrong)
+    return [name for (name, _), bad in zip(graded, wrong.tolist(), strict=True) if bad]
+
+
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
     """Scale gradients in place, so that their norm is at most `most`.
 

@@ -30,10 +30,9 @@ from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .learned import Learned, Read, UpdateTotals, merge_updates
 from .logprobs import Root, RoutedScores, Scores, Scoring
-from .optimizer import clip_gradients, gradient_norm, learning_rate, make_optimizer
+from .optimizer import clip_gradients, gradient_norm, learning_rate, make_optimizer, not_finite
 from .optimizer_state import load_optimizer_tensors, optimizer_tensors
 from .packing import PackedRow, filler, pack
-from .sharded import own_part
 from .sharing import plan_updates
 from .spikes import NormLevel, named_rows
 
@@ -279,7 +278,7 @@ class Trainer:
         if read.bad_rows:
             self.skip_reason = f"loss not finite in rows {read.bad_rows[:8]}"
         elif not math.isfinite(read.norm):
-            names = self._not_finite()
+            names = not_finite(self.model)
             self.skip_reason = f"gradient not finite in {len(names)} tensors, first {names[:1]}"
         if not self.skip_reason:
             for group in self.optimizer.param_groups:
@@ -298,13 +297,6 @@ class Trainer:
                 " trainer.learning_rate, or raise trainer.max_skipped_steps"
             )
         return bool(self.skip_reason)
-
-    def _not_finite(self) -> list[str]:
-        """Names of the parameters whose gradient is not finite on at least one rank."""
-        graded = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
-        wrong = torch.stack([(~own_part(grad).isfinite()).any() for _, grad in graded])
-        found = self.ranks.sum(wrong.float()).tolist()
-        return [name for (name, _), bad in zip(graded, found, strict=True) if bad]
 
 
 def _with_penalty(loss: Tensor, scores: Scores | RoutedScores) -> Tensor:
