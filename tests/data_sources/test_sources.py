@@ -246,7 +246,7 @@ BAD_ROWS = {
     ),
     "null answer": (
         [qa(), qa(), qa("q", None)],
-        "a.jsonl:3: 'answer' must be text or a number, got null",
+        r"a.jsonl:3: empty answer in 'answer'.*data.unanswered = 'drop'",
     ),
     "list answer": ([qa("q", [1])], "'answer' must be text or a number, got list"),
     "empty answer": ([qa("q", " ")], "empty answer"),
@@ -282,6 +282,19 @@ def test_bad_rows(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         load(DataConfig(source=write(tmp_path / "a.jsonl", *rows), heldout=0))
     assert "\n" not in str(caught.value)
+
+
+def test_rows_without_an_answer_are_dropped_and_counted(tmp_path: Path) -> None:
+    rows = (qa("a", ""), qa("b", 0), qa("c", None), {"question": "d"}, qa("e", " x "))
+    data = DataConfig(source=write(tmp_path / "a.jsonl", *rows), heldout=0, unanswered="drop")
+    found = load(data)
+    assert [(t.id, t.answer) for t in found.train] == [("train-1", 0), ("train-4", " x ")]
+    (note,) = found.notes
+    assert "3 of 5" in note and "data.unanswered" in note
+    assert len(load(data, "reward.py:f").train) == 5, "a user's reward may need no answer"
+    none = write(tmp_path / "b.jsonl", qa("a", ""), qa("b", ""))
+    with pytest.raises(UserError, match="empty answer"):
+        load(data.model_copy(update={"source": none}))
 
 
 def test_a_list_of_replies_is_a_worked_solution_of_an_episode(tmp_path: Path) -> None:

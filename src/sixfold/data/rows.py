@@ -51,6 +51,9 @@ def rows_to_tasks(
         needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
     )
     _require(rows, "data.prompt_field", data.prompt_field)
+    dropped: list[str] = []
+    if needs_answer and data.unanswered == "drop":
+        rows, dropped = _answered(rows, data, name)
     if answer_asked:
         _require(
             rows, "data.answer_field", data.answer_field, [r for r in rewards if r in NEED_ANSWER]
@@ -65,7 +68,25 @@ def rows_to_tasks(
                 f" {str(task.answer)[:40]!r}"
             )
     _check_ids(tasks, rows, data.id_field)
-    return tasks, _answer_notes(tasks, rows, data, name)
+    return tasks, dropped + _answer_notes(tasks, rows, data, name)
+
+
+def _answered(rows: Sequence[Row], data: DataConfig, name: str) -> tuple[Sequence[Row], list[str]]:
+    """The rows with an answer, and a note about those without.
+
+    Without any answer all rows are kept: `_require` and `_answer` then name the problem.
+    """
+    kept = [row for row in rows if not _blank(lookup(row.fields, data.answer_field))]
+    if not kept or len(kept) == len(rows):
+        return rows, []
+    return kept, [
+        f"split '{name}': {len(rows) - len(kept)} of {len(rows)} rows have no answer in"
+        f" {data.answer_field!r} and are left out (data.unanswered = 'drop')"
+    ]
+
+
+def _blank(answer: Any) -> bool:
+    return answer is MISSING or answer is None or (isinstance(answer, str) and not answer.strip())
 
 
 def _require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[str] = ()) -> None:
@@ -143,6 +164,11 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
     Built-in rewards check text and numbers. A user's reward gets whatever the column holds.
     """
     found = lookup(row.fields, data.answer_field)
+    if needed and _blank(found):
+        raise UserError(
+            f"{row.where}: empty answer in {data.answer_field!r}. Add it, or leave such rows out"
+            " by data.unanswered = 'drop'"
+        )
     answer = None if found is MISSING else str(found) if isinstance(found, Decimal) else found
     if needed and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
         raise UserError(
@@ -161,7 +187,10 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
             )
         answer = answer.strip()
     if needed and isinstance(answer, str) and not answer.strip():
-        raise UserError(f"{row.where}: empty answer in {data.answer_field!r}")
+        raise UserError(
+            f"{row.where}: nothing follows {data.answer_after!r} in {data.answer_field!r}"
+            " (data.answer_after)"
+        )
     return answer
 
 

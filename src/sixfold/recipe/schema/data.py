@@ -105,6 +105,11 @@ class DataConfig(Section):
         "marker in the answer column: the answer is the text after its last occurrence"
         " (GSM8K: ####)",
     )
+    unanswered: Literal["error", "drop"] = knob(
+        "error",
+        "what happens to a row without a reference answer, if a reward needs one: error, or drop"
+        " (drops are counted and reported)",
+    )
     trace_field: str = knob(
         "",
         "column with a worked solution for SFT: text, or for episodes the list of the replies"
