@@ -157,6 +157,18 @@ def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str
         )
 
 
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [("--moe.routing=measure", "moe.routing"), ("--model.lora.rank=4", "model.lora.rank")],
+)
+def test_cuda_graphs_that_could_never_run_are_refused(flag: str, setting: str) -> None:
+    said = refusal("--engine.cuda_graphs=on", flag)
+    assert "engine.cuda_graphs = 'on'" in said and setting in said
+    assert "engine.cuda_graphs = 'auto'" in said
+    make_plan(recipe(flag))
+    make_plan(recipe("--engine.cuda_graphs=on", "--model.lora.rank=4", "--sync.kind=copy"))
+
+
 def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
     alone = refusal("--rollout.samples_per_prompt=1")
     assert alone.startswith("rollout.samples_per_prompt = 1") and alone.endswith("at least 2")

@@ -22,6 +22,7 @@ from .algorithm_plan import check_algorithm, resolve_algorithm
 from .backend_checks import check_backend
 from .kv_budget import token_bytes
 from .memory_checks import check_memory_settings
+from .memory_experts import record_bytes
 from .memory_held import checkpoint_bytes
 from .memory_part import number_width
 from .model_size import ModelSize, model_size
@@ -111,6 +112,7 @@ def make_plan(recipe: Recipe) -> Plan:
     _check_keep_best(recipe)
     _check_truncation(recipe, algorithm)
     _check_batching(recipe)
+    _check_graphs(recipe)
     check_backend(recipe)
     check_memory_settings(recipe)
     model = model_shape(recipe)
@@ -118,6 +120,8 @@ def make_plan(recipe: Recipe) -> Plan:
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     kv_tokens = _kv_tokens(recipe, longest)
     each = kv_token_bytes(recipe, model.kv_numbers_per_token, model.kv_head_dim)
+    if each is not None and model.size is not None:
+        each += record_bytes(recipe, model.size.experts)
     return Plan(
         recipe=recipe,
         algorithm=algorithm,
@@ -159,6 +163,24 @@ def _check_batching(recipe: Recipe) -> None:
         raise UserError(
             "engine.chunked_prefill = true needs engine.continuous = true: a static batch starts"
             " with whole prompts. Set one of them to its default"
+        )
+
+
+def _check_graphs(recipe: Recipe) -> None:
+    """Refuse CUDA graphs where every decode step would run without them."""
+    if recipe.engine.cuda_graphs != "on" or recipe.rollout.backend.kind != "engine":
+        return
+    if recipe.moe.routing != "free":
+        raise UserError(
+            "engine.cuda_graphs = 'on' has no effect with moe.routing ="
+            f" '{recipe.moe.routing}': a captured forward pass cannot record the experts of its"
+            " tokens. Use engine.cuda_graphs = 'auto', or moe.routing = 'free'"
+        )
+    if recipe.model.lora.rank and recipe.sync.kind == "shared":
+        raise UserError(
+            "engine.cuda_graphs = 'on' has no effect with model.lora.rank ="
+            f" {recipe.model.lora.rank}: the engine adds the adapter without graphs. Use"
+            " engine.cuda_graphs = 'auto', or sync.kind = 'copy', which merges the adapter"
         )
 
 
