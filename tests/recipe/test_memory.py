@@ -40,8 +40,9 @@ SIZE = ModelSize(
 )
 
 
-def memory(*flags: str) -> MemoryPlan:
-    plan = memory_of(make_plan(load_recipe("gsm8k", [f"--model.path={QWEN}", *flags])))
+def memory(*flags: str, folder: Path = QWEN) -> MemoryPlan:
+    recipe = load_recipe("gsm8k", [f"--model.path={folder}", *flags])
+    plan = memory_of(make_plan(recipe))
     assert plan is not None
     return plan
 
@@ -101,6 +102,43 @@ def test_an_adapter_and_its_base_by_hand() -> None:
     assert "engine's weights" not in lowered, "the engine reads the base"
     assert lowered["reference"] == 4 * trained
     assert lowered["weights cast in a pass"] == 0
+
+
+def test_experts_by_hand(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B's numbers of experts in 3 layers, of which the second has none."""
+    config = {
+        "model_type": "qwen3_moe", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+        "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 128, "num_experts_per_tok": 8,
+        "mlp_only_layers": [1], "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    free, measured, replayed = (
+        memory("--rollout.prompts_per_step=2", f"--moe.routing={routing}", folder=tmp_path)
+        for routing in ("free", "measure", "replay")
+    )
+    logits, index, layers, tokens = 4 * 128, 8 * 8, 2, 8192
+    assert sizes(free)["routers"] == tokens * layers * (logits + index)
+    assert sizes(measured)["routers"] == tokens * layers * (logits + index + 2 * 8)
+    assert sizes(replayed)["routers"] == tokens * layers * (logits + 3 * index + 2 * 8)
+    record = layers * 8
+    assert measured.cache_token == replayed.cache_token == free.cache_token + record
+    assert free.host == 0 and measured.host == 2 * 8 * 1024 * record
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": 300}))
+    wide = memory("--moe.routing=measure", folder=tmp_path)
+    assert wide.cache_token == free.cache_token + 2 * record, "two bytes above 256 experts"
+
+
+def test_sft_of_all_weights_before_the_adapter_counts() -> None:
+    short = "--trainer.max_tokens_per_microbatch=64"  # so that most of the memory is held
+
+    def needed(*flags: str) -> tuple[int, int]:
+        plan = memory_of(make_plan(load_recipe("demo_lora", [short, *flags])))
+        assert plan is not None
+        return plan.training, plan.sampling
+
+    assert needed() == needed("--model.lora.rank=0")
+    assert needed("--sft.steps=0") < needed()
 
 
 def test_forms_of_weights_and_state_by_hand() -> None:

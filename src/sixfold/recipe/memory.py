@@ -6,15 +6,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .kv_budget import HEADROOM, token_bytes, wanted_tokens
+from .memory_experts import expert_parts, record_bytes
 from .memory_held import held_parts, holdings
 from .memory_part import Part, number_width
 from .memory_shards import gathered_parts
-from .memory_work import work_parts
+from .memory_work import microbatch_tokens, work_parts
 from .model_size import ModelSize
-from .schema import Recipe
+from .schema import AlgorithmConfig, LoraConfig, Recipe
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,48 @@ def memory_plan(
     if held is None:
         return None
     work = [p for p in work_parts(recipe, size, prompt, held) if embedded or p.trains]
-    return MemoryPlan(
-        parts=(*held_parts(recipe, held), *gathered_parts(recipe, size, held), *work),
+    tokens = microbatch_tokens(recipe, prompt)
+    plan = MemoryPlan(
+        parts=(
+            *held_parts(recipe, held),
+            *gathered_parts(recipe, size, held),
+            *work,
+            *expert_parts(recipe, size.experts, tokens, longest),
+        ),
         cache_wanted=wanted if embedded else 0,
         cache_least=(engine.kv_tokens or sequence) if embedded else 0,
         cache_token=_cache_token(recipe, size, engine.kv_dtype)
+        + record_bytes(recipe, size.experts)
         + (_cache_token(recipe, draft, "auto") if draft else 0),
         sequence=sequence,
         cache_trains=not engine.release_kv,
+    )
+    if not recipe.full_sft:
+        return plan
+    model = recipe.model.model_copy(update={"lora": LoraConfig()})
+    # The default algorithm has neither a reference nor a critic, and neither has SFT.
+    full = recipe.model_copy(update={"model": model, "algorithm": AlgorithmConfig()})
+    before = memory_plan(full, size, prompt, longest, teacher, draft, ranks)
+    return plan if before is None else replace(plan, parts=(*plan.parts, *_sft(plan, before)))
+
+
+def _sft(plan: MemoryPlan, before: MemoryPlan) -> tuple[Part, ...]:
+    """What SFT of all weights needs in addition to training an adapter.
+
+    Args:
+        plan: training of the adapter.
+        before: training of all weights.
+    """
+    training, sampling = before.training - plan.training, before.sampling - plan.sampling
+    says = "{} bytes before there is an adapter, minus those with one"
+    return (
+        Part("SFT of all weights", max(0, training), says.format(before.training), samples=False),
+        Part(
+            "sampling during SFT",
+            max(0, sampling),
+            says.format(before.sampling),
+            trains=False,
+        ),
     )
 
 

@@ -176,6 +176,17 @@ def keys_per_token(recipe: Recipe, prompt: int) -> float:
     return (prompt + samples * (prompt + new)) / (prompt + samples * new)
 
 
+def microbatch_tokens(recipe: Recipe, prompt: int | None) -> int:
+    """Tokens of the largest micro-batch.
+
+    Args:
+        recipe: the whole run.
+        prompt: longest prompt, in tokens. None: not known.
+    """
+    # A trajectory longer than the budget gets a micro-batch to itself.
+    return max(recipe.trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.episode_tokens)
+
+
 def work_parts(
     recipe: Recipe, size: ModelSize, prompt: int | None, held: Holdings
 ) -> tuple[Part, ...]:
@@ -188,8 +199,7 @@ def work_parts(
         held: counts of the numbers that the run keeps.
     """
     trainer, width, rank = recipe.trainer, number_width(recipe), recipe.model.lora.rank
-    # A trajectory longer than the budget gets a micro-batch to itself.
-    tokens = max(trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.episode_tokens)
+    tokens = microbatch_tokens(recipe, prompt)
     keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
     running = recipe.engine.max_running
     kept = {

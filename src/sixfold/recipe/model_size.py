@@ -29,6 +29,26 @@ class LinearModule:
 
 
 @dataclass(frozen=True)
+class ExpertSize:
+    """Expert layers of a model.
+
+    Attributes:
+        layers: layers with experts.
+        count: experts per layer.
+        top_k: experts that compute each token.
+    """
+
+    layers: int
+    count: int
+    top_k: int
+
+    @property
+    def record(self) -> int:
+        """Bytes of the record of the experts of one token: `engine/routes.py`."""
+        return self.layers * self.top_k * (1 if self.count <= 256 else 2)
+
+
+@dataclass(frozen=True)
 class ModelSize:
     """Sizes of a decoder.
 
@@ -44,6 +64,7 @@ class ModelSize:
         head_norms: queries and keys are normalised.
         tied: the head is the embedding.
         linears: linear modules of the layers, without the head. None: unknown.
+        experts: expert layers. None: there are none, or their sizes are unknown.
     """
 
     parameters: int
@@ -57,6 +78,7 @@ class ModelSize:
     head_norms: bool = False
     tied: bool = False
     linears: tuple[LinearModule, ...] | None = None
+    experts: ExpertSize | None = None
 
     @property
     def table(self) -> int:
@@ -137,7 +159,27 @@ def rough_size(config: Mapping[str, Any], parameters: int) -> ModelSize:
         keys=head * (config.get("num_key_value_heads") or heads),
         vocabulary=config.get("vocab_size") or 1,
         tied=bool(config.get("tie_word_embeddings")),
+        experts=expert_size(config),
     )
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERT_CHOICES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
+
+
+def expert_size(config: Mapping[str, Any]) -> ExpertSize | None:
+    """Expert layers of a model, from the fields that most families share.
+
+    None if there are none, or if the fields are missing. A family that does not say which layers
+    have experts is taken to have them in all layers.
+    """
+    count, top_k = (
+        next((n for name in names if isinstance(n := config.get(name), int)), 0)
+        for names in (_EXPERT_COUNTS, _EXPERT_CHOICES)
+    )
+    layers = config.get("num_hidden_layers") or 0
+    sparse = sum(_sparse(config, layer) for layer in range(layers))
+    return ExpertSize(sparse, count, top_k) if count and top_k and sparse else None
 
 
 def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
@@ -172,6 +214,7 @@ def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
         head_norms=family.head_norms,
         tied=tied,
         linears=_linears(config, queries, keys),
+        experts=expert_size(config),
     )
 
 
@@ -196,7 +239,7 @@ def _mlp(config: Mapping[str, Any], layer: int) -> int:
     A sparse layer has all experts and the router.
     """
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    if _sparse(config, layer):
+    if config["model_type"] == "qwen3_moe" and _sparse(config, layer):
         # transformers 5 writes the second name
         experts, each = (
             int(config.get("num_experts") or config["num_local_experts"]),
@@ -212,9 +255,11 @@ def _mlp(config: Mapping[str, Any], layer: int) -> int:
 
 
 def _sparse(config: Mapping[str, Any], layer: int) -> bool:
-    if config["model_type"] != "qwen3_moe" or layer in (config.get("mlp_only_layers") or ()):
+    """True if the layer has experts, in a model that has some."""
+    dense = layer < int(config.get("first_k_dense_replace") or 0)
+    if dense or layer in (config.get("mlp_only_layers") or ()):
         return False
-    return (layer + 1) % int(config.get("decoder_sparse_step", 1)) == 0
+    return (layer + 1) % int(config.get("decoder_sparse_step") or 1) == 0
 
 
 def _width(config: Mapping[str, Any]) -> int:

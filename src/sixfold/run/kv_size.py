@@ -13,11 +13,12 @@ from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
 from ..recipe import kv_budget
+from ..recipe.memory_experts import expert_parts, record_bytes
 from ..recipe.memory_held import Holdings, cast_parameters, held_parts
 from ..recipe.memory_part import number_width
 from ..recipe.memory_shards import gathered_parts, ranks_started
-from ..recipe.memory_work import work_parts
-from ..recipe.model_size import ModelSize, rough_size
+from ..recipe.memory_work import microbatch_tokens, work_parts
+from ..recipe.model_size import ModelSize, expert_size, rough_size
 from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
 from ..recipe.schema import Recipe
 
@@ -86,6 +87,8 @@ def _token_bytes(
     """Bytes of one token in the KV caches of the model and its draft model. None: not known."""
     own, other = _config(model), _config(draft) if draft is not None else None
     size = kv_token_bytes(recipe, kv_numbers_per_token(own), kv_head_dim(own))
+    if size is not None:
+        size += record_bytes(recipe, expert_size(own))
     if other is None or size is None:
         return size
     # The draft model's cache is never quantised.
@@ -113,7 +116,11 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
     if recipe.engine.release_kv:
         return held
     prompt = max(0, longest - recipe.episode_tokens)
-    work = [*work_parts(recipe, size, prompt, numbers), *gathered_parts(recipe, size, numbers)]
+    work = [
+        *work_parts(recipe, size, prompt, numbers),
+        *gathered_parts(recipe, size, numbers),
+        *expert_parts(recipe, size.experts, microbatch_tokens(recipe, prompt), longest),
+    ]
     return held + sum(part.size for part in work if part.trains and not part.host)
 
 

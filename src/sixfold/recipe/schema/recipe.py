@@ -51,6 +51,11 @@ class Recipe(Section):
         return self.sync.quantised or self.engine.kv_dtype == "int8"
 
     @property
+    def full_sft(self) -> bool:
+        """True if SFT trains all weights of a model from scratch, before it gets its adapter."""
+        return self.sft.steps > 0 and self.model.lora.rank > 0 and not self.model.path
+
+    @property
     def episode_tokens(self) -> int:
         """Most tokens of an episode after its prompt, if the model's context has room for them."""
         rollout = self.rollout
