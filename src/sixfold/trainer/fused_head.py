@@ -6,14 +6,14 @@ position, and the table of the chunk that it computes last. The backward pass be
 chunk and computes the logits of the others again. It turns each table into its gradient in place,
 and adds the chunk's share to one gradient of the head's weight.
 
-In float32 the scores have the same bits as `log_softmax` of the logits, chunk by chunk.
+In float32 the scores have the same bits as `log_softmax` of the logits, chunk by chunk. On a CPU
+`tiled_head.py` computes most large heads instead, in less memory and time, up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,31 +22,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..batch import KeptSets
-from ..model.head import LogitFinish, wide_mm, wide_products
+from ..model.head import wide_mm, wide_products
+from .head_settings import HeadSettings
+from .tiled_head import TiledHead, tile_kernels
 
 SLICE = 1 << 24
 """Maximum size of a temporary product for the weight's gradient, in numbers (67 MB)."""
 ENTROPY_TABLE = 1 << 22
 """Maximum number of log-probs whose entropies are computed at once: two tables of 17 MB."""
-
-
-@dataclass(frozen=True)
-class HeadSettings:
-    """How logits become log-probs.
-
-    Attributes:
-        finish: the architecture's scaling and soft cap.
-        temperature: sampling temperature.
-        chunk: positions per chunk.
-        product: dtype of the factors of the matrix product. None: that of the weights.
-        entropy_gradient: whether entropies carry gradients.
-    """
-
-    finish: LogitFinish
-    temperature: float
-    chunk: int
-    product: torch.dtype | None = None
-    entropy_gradient: bool = False
 
 
 def fused_scores(
@@ -68,6 +51,10 @@ def fused_scores(
     Returns:
         (log-prob of the target, entropy), each [S] float32 (float64 for a float64 head).
     """
+    kernels = tile_kernels(head, settings, kept)
+    if kernels is not None and hidden.dtype == torch.float32:
+        given = head.weight, head.bias, target.contiguous(), settings, kernels
+        return TiledHead.apply(hidden.contiguous(), *given, torch.is_grad_enabled())
     with _without_autocast(hidden.device.type):
         logp, entropy = FusedHead.apply(hidden, head.weight, head.bias, target, kept, settings)
     return logp, entropy

@@ -12,8 +12,8 @@ over the same set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -28,10 +28,12 @@ from ..model.causal_lm import head_logits, hidden_states
 from ..model.head import LogitFinish, is_plain
 from ..ranks import ALONE, Ranks
 from .activation_offload import activations_on_host
-from .fused_head import HeadSettings, fused_scores
+from .fused_head import fused_scores
+from .head_settings import HeadSettings
 from .packing import PackedRow, filler, pack
 from .routing import Routed, Routing
 from .sharing import own_microbatches
+from .tiled_head import tile_kernels
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Scoring:
         autocast: precision of the model body. None: the dtype of the weights.
         entropy_gradient: whether entropies carry gradients, as an entropy bonus needs.
         offload: whether the body's activations wait in host memory for the backward pass.
+        direct: whether a backward pass may add the gradients of embedding and head to `.grad`
+            itself. Only for parameters that are not sharded.
     """
 
     temperature: float = 1.0
@@ -51,6 +55,7 @@ class Scoring:
     autocast: torch.dtype | None = None
     entropy_gradient: bool = False
     offload: bool = False
+    direct: bool = False
 
 
 TABLE = 1 << 26
@@ -235,7 +240,7 @@ class PolicyRoot(nn.Module):
 
     def forward(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
         """Log-prob and entropy of every scored token, in the order of row.target."""
-        with body_precision(row, scoring):
+        with body_precision(row, scoring), _thin_embedding(self.model, row, scoring):
             hidden, routed = self._routed_states(row, scoring)
             values, entropies = score_states(self.model, hidden, row, scoring)
         if routed is None:
@@ -256,14 +261,7 @@ def score_states(
     """
     head = model.get_output_embeddings()
     size = chunk_size(scoring.chunk, len(head.weight))
-    if is_plain(head) and min(size, len(hidden)) * len(head.weight) > SMALL:
-        settings = HeadSettings(
-            LogitFinish.of(vars(model.config)),
-            scoring.temperature,
-            size,
-            scoring.autocast,
-            scoring.entropy_gradient,
-        )
+    if is_plain(head) and (settings := _fused_settings(model, row, scoring)) is not None:
         return fused_scores(head, hidden, row.target, settings, row.kept)
     hiddens, targets = hidden.split(size), row.target.split(size)
     kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
@@ -277,6 +275,50 @@ def score_states(
     else:
         scores = [score_chunk(*chunk) for chunk in chunks]
     return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
+
+
+def _fused_settings(
+    model: PreTrainedModel, row: PackedRow, scoring: Scoring
+) -> HeadSettings | None:
+    """Settings of the fused head for a row. None if its table of logits is small."""
+    vocabulary = len(model.get_output_embeddings().weight)
+    size = chunk_size(scoring.chunk, vocabulary)
+    if min(size, len(row.target)) * vocabulary <= SMALL:
+        return None
+    return HeadSettings(
+        LogitFinish.of(vars(model.config)),
+        scoring.temperature,
+        size,
+        scoring.autocast,
+        scoring.entropy_gradient,
+        scoring.direct,
+    )
+
+
+@contextmanager
+def _thin_embedding(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> Iterator[None]:
+    """Let a tied embedding have a sparse gradient in this block, if that of the head is direct.
+
+    The gradient of an embedding has a row for each token of the vocabulary. As a sparse tensor it
+    has a row for each token of the packed row, and autograd adds these to `.grad` in place.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    settings = _fused_settings(model, row, scoring) if scoring.direct and is_plain(head) else None
+    if (
+        settings is None
+        or not (torch.is_grad_enabled() and head.weight.requires_grad)
+        or not (type(embedding) is nn.Embedding and embedding.weight is head.weight)
+        or tile_kernels(head, settings, row.kept) is None
+    ):
+        yield
+        return
+    if head.weight.grad is None:  # otherwise a first sparse gradient would make `.grad` sparse
+        head.weight.grad = torch.zeros_like(head.weight)
+    embedding.sparse = True
+    try:
+        yield
+    finally:
+        embedding.sparse = False
 
 
 class ScalarRoot(nn.Module):

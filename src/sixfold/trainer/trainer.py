@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -80,7 +81,7 @@ class Trainer:
     ) -> None:
         self.root = root
         self.config = config
-        self.scoring = scoring
+        self.scoring = replace(scoring, direct=ranks.size == 1)
         self.total_steps = total_steps
         self.epochs = epochs
         self.frozen = frozen

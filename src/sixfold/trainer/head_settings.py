@@ -1,0 +1,36 @@
+"""Settings of the output head in the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..model.head import LogitFinish
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How logits become log-probs.
+
+    Attributes:
+        finish: the architecture's scaling and soft cap.
+        temperature: sampling temperature.
+        chunk: positions per chunk.
+        product: dtype of the factors of the matrix product. None: that of the weights.
+        entropy_gradient: whether entropies carry gradients.
+        direct: whether the gradient of the weight may be added to its `.grad` in the backward pass,
+            outside of autograd.
+    """
+
+    finish: LogitFinish
+    temperature: float
+    chunk: int
+    product: torch.dtype | None = None
+    entropy_gradient: bool = False
+    direct: bool = False
+
+    @property
+    def factor(self) -> float:
+        """Factor between the matrix product and the logits, without a soft cap."""
+        return (self.finish.factor or 1.0) / (self.finish.divisor or 1.0) / self.temperature
