@@ -30,7 +30,7 @@ from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import LoraConfig
 from sixfold.recipe.toml import load_recipe, parse_recipe
-from sixfold.trainer import fused_head, logprobs
+from sixfold.trainer import fused_head, logprobs, tiled_head
 from sixfold.trainer.checkpointing import Mode, apply_activation_checkpointing
 
 QWEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-0.5b"
@@ -311,6 +311,10 @@ def test_a_large_models_casts_are_the_peak_of_the_forward_pass() -> None:
 
 def test_logits_by_hand() -> None:
     assert (memory_work.TABLE, memory_work.SMALL) == (logprobs.TABLE, logprobs.SMALL)
+    assert (memory_work.TILE_ROWS, memory_work.TILE_COLUMNS) == (
+        tiled_head.ROWS,
+        tiled_head.COLUMNS,
+    )
     assert (memory_work.SLICE, memory_work.ENTROPY_TABLE) == (
         fused_head.SLICE,
         fused_head.ENTROPY_TABLE,

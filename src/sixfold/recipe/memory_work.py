@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .algorithm_plan import resolve_algorithm
 from .memory_held import Holdings
-from .memory_part import LOWERED, Part, number_width
+from .memory_part import LOWERED, WEIGHTS, Part, number_width
 from .model_size import ModelSize
 from .schema import Recipe
 
@@ -20,6 +21,8 @@ SLICE = 1 << 24
 """Maximum size of a temporary share of the head's gradient: `trainer.fused_head.SLICE`."""
 ENTROPY_TABLE = 1 << 22
 """Log-probs whose entropies are computed at once: `trainer.fused_head.ENTROPY_TABLE`."""
+TILE_ROWS, TILE_COLUMNS = 512, 2048
+"""Largest tile of logits on a CPU: `trainer.tiled_head.ROWS` and `COLUMNS`."""
 BACKWARD_TABLES = 4
 """Float32 [chunk, vocabulary] tables at the peak of the loss's backward pass, with autograd."""
 FORWARD_TABLES = 3
@@ -116,7 +119,8 @@ class HeadWork:
 
     Attributes:
         chunk: positions whose logits exist at the same time.
-        tables: float32 [chunk, vocabulary] tables in the backward pass.
+        columns: tokens of the vocabulary in one table: all, or those of a tile.
+        tables: float32 [chunk, columns] tables in the backward pass.
         logits: bytes of these tables.
         forward: bytes of the tables in the forward pass, including those of the entropies.
         cast: copy of the head's weight in the dtype of the matrix product. 0: no copy is needed.
@@ -126,6 +130,7 @@ class HeadWork:
     """
 
     chunk: int
+    columns: int
     tables: float
     logits: int
     forward: int
@@ -138,7 +143,7 @@ def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> H
     """Memory of the output head in a training pass.
 
     Tables with more than SMALL logits are computed by `trainer/fused_head.py`, one at a time, on a
-    GPU with a bfloat16 cast. Smaller ones are left to autograd.
+    GPU with a bfloat16 cast, or on a CPU in tiles. Smaller ones are left to autograd.
 
     Args:
         recipe: the whole run.
@@ -154,18 +159,32 @@ def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> H
     if min(chunk, tokens) * size.vocabulary <= SMALL:
         gradient = 0 if frozen else 2 * weight
         forward = FORWARD_TABLES * table
-        return HeadWork(
-            chunk, BACKWARD_TABLES, BACKWARD_TABLES * table, forward, 0, gradient, waiting
-        )
+        tables = BACKWARD_TABLES, BACKWARD_TABLES * table
+        return HeadWork(chunk, size.vocabulary, *tables, forward, 0, gradient, waiting)
+    if _tiled(recipe, size):
+        tile = 4 * TILE_ROWS * TILE_COLUMNS
+        # With one rank the gradient is added to that of the embedding or the head itself.
+        gradient, waiting = (0, 0) if held.ranks == 1 or frozen else (weight, waiting)
+        return HeadWork(TILE_ROWS, TILE_COLUMNS, 1, tile, tile, 0, gradient, waiting)
     lowered, on_gpu = recipe.run.precision == "bfloat16", recipe.run.device != "cpu"
-    tables = 1.5 if lowered and on_gpu else 1.0
+    count = 1.5 if lowered and on_gpu else 1.0
     cast = (LOWERED * size.table if on_gpu else weight) if lowered else 0
     stored = held.lowered == held.matrices or (held.lowered > 0 and not size.tied)
     if on_gpu and stored:
         cast = 0  # the head is stored in bfloat16
     gradient = 0 if frozen else weight + min(4 * SLICE, weight)
     forward = table + 2 * min(table, 4 * ENTROPY_TABLE)
-    return HeadWork(chunk, tables, int(tables * table), forward, cast, gradient, waiting)
+    logits = int(count * table)
+    return HeadWork(chunk, size.vocabulary, count, logits, forward, cast, gradient, waiting)
+
+
+def _tiled(recipe: Recipe, size: ModelSize) -> bool:
+    """True if `trainer/tiled_head.py` computes a large head."""
+    rollout, on_cpu = recipe.rollout, recipe.run.device == "cpu"
+    truncates = rollout.top_p < 1 or rollout.top_k or rollout.min_p
+    entropy = resolve_algorithm(recipe.algorithm).entropy_in_loss
+    plain = number_width(recipe) == WEIGHTS and not truncates and not entropy
+    return on_cpu and plain and size.vocabulary > TILE_COLUMNS
 
 
 def keys_per_token(recipe: Recipe, prompt: int) -> float:
@@ -225,7 +244,7 @@ def work_parts(
         Part(
             "logits",
             head.logits,
-            f"{head.tables:g} tables x {head.chunk:,} positions x {size.vocabulary:,} x 4 bytes",
+            f"{head.tables:g} tables x {head.chunk:,} positions x {head.columns:,} x 4 bytes",
             samples=False,
         ),
         Part(

@@ -47,9 +47,7 @@ class HeadKernels:
                 tile is then overwritten by e^(z - m).
         """
         kept = None if factors is None else factors.data_ptr()
-        self._fold(
-            *_tile(tile, first, targets), stats.data_ptr(), kept, torch.get_num_threads()
-        )
+        self._fold(*_tile(tile, first, targets), stats.data_ptr(), kept, torch.get_num_threads())
 
     def gradient(
         self, tile: Tensor, first: int, targets: Tensor, norms: Tensor, gains: Tensor
