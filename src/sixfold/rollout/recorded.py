@@ -7,24 +7,23 @@ and rewards them again. `RecordedRollout` gives the groups of a step to the trai
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import islice
-
-from torch import Tensor
 
 from ..environment.base import Scorer
 from ..types import Group, Kept, SamplingParams, Task, Trajectory, Turn
 from .base import Choose
-from .generator import GeneratorClosed, Sampled, SampleKey
+from .generator import Sampled, SampleKey
 from .renderer.renderer import Renderer
 from .stop_watch import cut_at_stop
+from .without_model import WithoutModel
 
 
 class RecordEnds(Exception):
     """The environment asks for more replies than were recorded."""
 
 
-class RecordedReplies:
+class RecordedReplies(WithoutModel):
     """Generator that gives the replies of a recorded trajectory, one after the other.
 
     Args:
@@ -32,8 +31,6 @@ class RecordedReplies:
         renderer: decodes the replies, to find the stop strings that ended them. Needed if there
             are replies.
     """
-
-    version = -1
 
     def __init__(
         self, trajectory: Trajectory | None = None, renderer: Renderer | None = None
@@ -72,20 +69,6 @@ class RecordedReplies:
             kept=None if self._kept is None else self._kept(turn),
             text=cut[1] if cut else None,
         )
-
-    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Raise GeneratorClosed: there is no model to score with."""
-        raise GeneratorClosed("recorded replies have no model")
-
-    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """Raise GeneratorClosed: there is no model to load weights into."""
-        raise GeneratorClosed("recorded replies have no model")
-
-    async def rest(self) -> None:
-        """Do nothing: there is no memory to free."""
-
-    def close(self) -> None:
-        """Do nothing: there is no thread to end."""
 
 
 def _kept_sets(kept: Kept) -> Callable[[Turn], Kept]:

@@ -7,26 +7,22 @@ replies are trained, and what the environment says is not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-from torch import Tensor
 
 from ..errors import UserError
 from ..types import Reward, SamplingParams, Task, Trajectory
-from .generator import GeneratorClosed, Sampled, SampleKey
+from .generator import Sampled, SampleKey
 from .player import Player
 from .renderer.renderer import Renderer, RenderError
-
-WRITTEN = -1
-"""Version of tokens that no model sampled."""
+from .without_model import WithoutModel
 
 
 class _Unplayable(Exception):
     """The replies do not fit the episode. The message says why."""
 
 
-class Script:
+class Script(WithoutModel):
     """Generator that gives the replies of a worked solution, one after the other.
 
     A reply ends with a stop string or, if it has none, with the end of the turn.
@@ -35,8 +31,6 @@ class Script:
         renderer: converts the replies to tokens.
         replies: texts of the replies.
     """
-
-    version = WRITTEN
 
     def __init__(self, renderer: Renderer, replies: Sequence[str]) -> None:
         self.left = deque(replies)
@@ -64,26 +58,12 @@ class Script:
         return Sampled(
             tokens=ids,
             logp=[0.0] * len(ids),
-            version=[WRITTEN] * len(ids),
+            version=[self.version] * len(ids),
             finish_reason="stop",
             reused=0,
             seconds=0.0,
             text=said if stop else None,
         )
-
-    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """A script has no log-probs."""
-        raise GeneratorClosed("a script has no model")
-
-    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """A script has no weights."""
-        raise GeneratorClosed("a script has no model")
-
-    async def rest(self) -> None:
-        """Nothing to free."""
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 async def worked_episodes(player: Player, tasks: Sequence[Task]) -> list[Trajectory]:
