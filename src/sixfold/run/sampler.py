@@ -28,7 +28,8 @@ from ..sync.sync import CopySync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import PolicyRoot
 from ..trainer.routing import make_routing
-from ..trainer.sharded import Shards, WholeWeights, shard_policy
+from ..trainer.sharded import Shards, shard_policy
+from ..trainer.whole_weights import WholeWeights
 from .draft_model import load_draft
 from .kv_size import kv_tokens
 from .outside import start_outside

@@ -16,7 +16,6 @@ Sharded parameters are `DTensor`s. `own_part` is the part of this rank; `whole` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -251,19 +250,3 @@ def _layout(tensor: DTensor) -> Layout:
     """Layout of a tensor that all ranks share."""
     boxes = layout_of(tensor)
     return [boxes[rank] for rank in range(len(boxes))]
-
-
-class WholeWeights(Mapping[str, Tensor]):
-    """Parameters of a sharded module by name. Reading one gathers it from all ranks."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parameters = dict(module.named_parameters())
-
-    def __getitem__(self, name: str) -> Tensor:
-        return whole(self._parameters[name].detach())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)

@@ -1,0 +1,128 @@
+"""Whole weights of a sharded module, gathered from all ranks in buckets.
+
+A collective call per tensor would cost more than its bytes: most tensors of a model are small.
+Neighbouring tensors therefore travel in one buffer. No value changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .sharded import whole
+
+BUCKET_BYTES = 1 << 26
+"""Bytes of one buffer. A larger tensor has a buffer of its own."""
+
+
+class WholeWeights(Mapping[str, Tensor]):
+    """Parameters of a sharded module by name. Reading one gathers its bucket from all ranks.
+
+    Every rank must read the same names in the same order. The last bucket is kept, so reading the
+    weights in the order of their names gathers each bucket once.
+
+    Args:
+        module: the module.
+        bucket_bytes: size of a buffer with whole tensors.
+    """
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._parameters = {name: p.detach() for name, p in module.named_parameters()}
+        self._buckets = _buckets(self._parameters, bucket_bytes)
+        self._bucket_of = {name: i for i, names in enumerate(self._buckets) for name in names}
+        self._last = -1
+        self._gathered: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._bucket_of:
+            return whole(self._parameters[name])
+        index = self._bucket_of[name]
+        if index != self._last:
+            self._gathered = {}  # free the last bucket before there is another
+            self._gathered = self._gather(self._buckets[index])
+            self._last = index
+        return self._gathered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
+        parts = [self._parameters[name] for name in names]
+        first = parts[0]
+        assert isinstance(first, DTensor)
+        axis = _row_axis(first)
+        assert axis is not None
+        ranks, shapes = first.device_mesh.size(axis), [p.shape for p in parts]
+        sent = pack([p.to_local() for p in parts if isinstance(p, DTensor)], shapes, ranks)
+        shard = DTensor.from_local(sent, first.device_mesh, first.placements, run_check=False)
+        received = shard.full_tensor().view(ranks, -1)
+        return dict(zip(names, unpack(received, shapes), strict=True))
+
+
+def pack(parts: Sequence[Tensor], shapes: Sequence[torch.Size], ranks: int) -> Tensor:
+    """One rank's rows of several tensors as one buffer.
+
+    Args:
+        parts: rows of each tensor that this rank has. The last ranks may have fewer, or none.
+        shapes: shapes of the whole tensors.
+        ranks: number of ranks.
+
+    Returns:
+        A vector that is as long on every rank. Missing rows are zeros.
+    """
+    edges = _edges(shapes, ranks)
+    buffer = parts[0].new_zeros(edges[-1])
+    for part, start in zip(parts, edges, strict=False):
+        buffer[start : start + part.numel()] = part.reshape(-1)
+    return buffer
+
+
+def unpack(received: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The whole tensors from the buffers of all ranks, [ranks, length]."""
+    found = []
+    for shape, (start, stop) in zip(shapes, pairwise(_edges(shapes, len(received))), strict=True):
+        rows = received[:, start:stop].reshape(-1, *shape[1:])
+        found.append(rows[: shape[0]])  # the missing rows of the last ranks are at the end
+    return found
+
+
+def _edges(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
+    """Where each tensor starts in a rank's buffer, and where the last one ends."""
+    edges = [0]
+    for shape in shapes:
+        edges.append(edges[-1] + -(-shape[0] // ranks) * math.prod(shape[1:]))
+    return edges
+
+
+def _row_axis(tensor: Tensor) -> int | None:
+    """Axis of the mesh over which the tensor's rows are split. None: not sharded by rows alone."""
+    if not isinstance(tensor, DTensor):
+        return None
+    split = [i for i, p in enumerate(tensor.placements) if not isinstance(p, Replicate)]
+    by_rows = len(split) == 1 and tensor.placements[split[0]] == Shard(0)
+    return split[0] if by_rows else None
+
+
+def _buckets(tensors: Mapping[str, Tensor], size: int) -> list[list[str]]:
+    """Neighbouring tensors that travel together. Others are gathered one by one."""
+    buckets: list[list[str]] = []
+    kind, full = None, 0
+    for name, tensor in tensors.items():
+        axis = _row_axis(tensor)
+        if axis is None or not isinstance(tensor, DTensor):
+            continue
+        own = (tensor.device_mesh, axis, tensor.dtype)
+        if own != kind or full + tensor.nbytes > size:
+            buckets.append([])
+            kind, full = own, 0
+        buckets[-1].append(name)
+        full += tensor.nbytes
+    return buckets
