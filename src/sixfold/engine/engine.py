@@ -34,6 +34,7 @@ from .scoring import PromptScore, PromptScorer
 from .sequence import Constraint, Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import Usage
+from .weight_stages import stage
 from .weights import NamedTensors, Weights
 
 Forward = tuple[Columns, Tensor, list[int]]
@@ -251,7 +252,8 @@ class Engine:
             raise RuntimeError("weights were changed while sequences are in flight")
         if version <= self.version:
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
-        self._forget_weights()
+        with stage("invalidate"):
+            self._forget_weights()
         self.version = version
 
     def load_weights(self, tensors: NamedTensors, version: int, *, undo: bool = True) -> None:
@@ -281,7 +283,8 @@ class Engine:
         if version < self.version or (version == self.version and self.busy):
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
         self.weights.load(tensors, undo=undo)
-        self.scheduler.outdate()
+        with stage("invalidate"):
+            self.scheduler.outdate()
         self.version = version
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
@@ -309,8 +312,10 @@ class Engine:
             raise RuntimeError("the adapter was changed while sequences are in flight")
         if version < self.version:
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
-        self.adapters.run(adapter)
-        self.prefixes.clear()
+        with stage("broadcast", sum(t.nbytes for pair in adapter.layers.values() for t in pair)):
+            self.adapters.run(adapter)
+        with stage("invalidate"):
+            self.prefixes.clear()
         self.version = version
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from .weight_stages import stage
+
 NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Names and tensors. A mapping may create tensors on access; each is accessed up to three times."""
 
@@ -49,7 +51,8 @@ class Write:
         """The source in the target's dtype and on its device. Cast before the copy if smaller."""
         source, target = self.source, self.target
         if source.dtype.itemsize > target.dtype.itemsize:
-            source = source.to(target.dtype)
+            with stage("cast", target.nbytes):
+                source = source.to(target.dtype)
         return source.to(target.device, target.dtype)
 
 
@@ -83,7 +86,8 @@ class Weights:
             RuntimeError: if a written tensor does not equal the given one. With `undo`, this and
                 any other error during writing are raised after the old weights are restored.
         """
-        plan = self._plan(given if isinstance(given, Mapping) else _by_name(given))
+        with stage("verify"):
+            plan = self._plan(given if isinstance(given, Mapping) else _by_name(given))
         if undo:
             self._replace(plan)
         else:
@@ -137,7 +141,8 @@ class Weights:
         return list(plan.values())
 
     def _replace(self, plan: list[Write]) -> None:
-        kept = _kept([write.target for write in plan])
+        with stage("verify"):
+            kept = _kept([write.target for write in plan])
         begun: list[int] = []
         self.torn = True
         try:
@@ -233,11 +238,15 @@ def _write(plan: list[Write], begun: list[int]) -> None:
     """Write the tensors one by one. Appends the index of each to `begun` before it is touched."""
     equal: dict[str, Tensor] = {}
     for i, write in enumerate(plan):
-        new = write.staged()
-        begun.append(i)
-        _copy(write.target, new)
-        equal[write.name] = (write.target == new).all()
-    if wrong := first_false(equal):
+        with stage("broadcast", write.target.nbytes):
+            new = write.staged()
+            begun.append(i)
+            _copy(write.target, new)
+        with stage("verify"):
+            equal[write.name] = (write.target == new).all()
+    with stage("verify"):
+        wrong = first_false(equal)
+    if wrong:
         raise RuntimeError(f"weight '{wrong}' differs from the given tensor after the copy")
 
 

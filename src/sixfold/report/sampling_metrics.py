@@ -16,6 +16,24 @@ STEP = (
     ),
 )
 
+_SYNC_STAGES = {
+    "gather": "collecting the weights: shards of all ranks, the adapter, or merging the adapter",
+    "cast": "conversion to the sampler's dtype, or rounding to int8 or fp8",
+    "broadcast": "copying to the sampler, or to the file that it reads",
+    "reshard": "an engine in another process: conversion to its names and layout, and loading",
+    "invalidate": "dropping what the sampler computed with the old weights",
+    "verify": "checks: all weights are finite, and the sampler has the trainer's weights",
+}
+SYNC_STAGES = tuple(
+    Metric(
+        f"time/sync_{stage}_s",
+        "s",
+        f"weight sync: {meaning}",
+        "part of time/sync_s; absent in a step without new weights",
+    )
+    for stage, meaning in _SYNC_STAGES.items()
+)
+
 TIME = (
     Metric("time/total_s", "s", "whole step", "wall clock from its start to its end"),
     Metric("time/rollout_s", "s", "sampling", "wall clock until the last token of the step"),
@@ -51,6 +69,7 @@ TIME = (
         "wall clock of the trainer role",
     ),
     Metric("time/sync_s", "s", "weight sync", "wall clock of the weight sync"),
+    *SYNC_STAGES,
     Metric(
         "time/log_s",
         "s",

@@ -263,6 +263,24 @@ WEIGHT_SYNC = (
         "age of the oldest rollout in the batch",
         "trainer version - oldest version in the batch",
     ),
+    Metric(
+        "sync/gather_bytes",
+        "bytes",
+        "weights collected: shards of all ranks, the adapter, or the adapter merged into its base",
+        "sum over tensors, once for every time that one is collected",
+    ),
+    Metric(
+        "sync/cast_bytes",
+        "bytes",
+        "weights converted to the sampler's dtype, or rounded to int8 or fp8",
+        "sum of the results, once for every conversion",
+    ),
+    Metric(
+        "sync/broadcast_bytes",
+        "bytes",
+        "weights copied to the sampler; 0 if it shares them with the trainer",
+        "sum over the copied tensors; for an engine in another process, of the file that it reads",
+    ),
 )
 
 CUSTOM = (

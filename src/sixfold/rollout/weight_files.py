@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..engine.weight_stages import count_bytes, stage
+
 MODEL_FILE = "model.safetensors"
 
 
@@ -34,9 +36,12 @@ def stored(
         stored_as = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
         if stored_as != name:
             tied[name] = stored_as
-    return {
-        name: weights[name].detach().to("cpu", dtype).contiguous() for name in first.values()
-    }, tied
+    with stage("cast"):
+        own = {
+            name: weights[name].detach().to("cpu", dtype).contiguous() for name in first.values()
+        }
+    count_bytes("cast", sum(tensor.nbytes for tensor in own.values()))
+    return own, tied
 
 
 @contextmanager
@@ -58,7 +63,8 @@ def weights_folder(
     with tempfile.TemporaryDirectory(
         prefix="sixfold-weights-", dir=_memory(size) if in_memory else None
     ) as folder:
-        save_file(own, Path(folder, MODEL_FILE), metadata={"format": "pt"})
+        with stage("broadcast", size):
+            save_file(own, Path(folder, MODEL_FILE), metadata={"format": "pt"})
         del own  # the copy is as large as the model
         yield Path(folder), tied
 

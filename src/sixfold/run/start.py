@@ -42,6 +42,7 @@ from ..report.learning import Learning
 from ..report.loggers import read_metrics
 from ..report.notes import Notes
 from ..report.progress import Progress
+from ..sync.measured import MeasuredSync
 from ..types import Task
 from .assemble import World, build_world
 from .ending import Ending, how_to_go_on, why_ended
@@ -294,7 +295,8 @@ class Run:
         recipe = self.recipe
         unlogged, self.state = self.state.unlogged, replace(self.state, unlogged={})
         last = LastStep(self, learners)
-        step_log = StepLog(self, learners, last, self.state.step + (0 if unlogged else 1))
+        sync = MeasuredSync(self.world.sync)
+        step_log = StepLog(self, learners, last, sync, self.state.step + (0 if unlogged else 1))
         stream = task_stream(
             self.world.tasks.train,
             recipe.rollout.prompts_per_step,
@@ -306,7 +308,7 @@ class Run:
             reference=learners.scorers,
             algorithm=learners.algorithm,
             trainer=learners.trainer,
-            sync=self.world.sync,
+            sync=sync,
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
             log=step_log.log,

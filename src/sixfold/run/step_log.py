@@ -15,6 +15,7 @@ from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
 from ..report.rollouts import write_rollouts
 from ..report.schema import adopt
+from ..sync.measured import MeasuredSync
 from ..types import Group
 from .last_step import LastStep, unfinished
 from .learners import Learners
@@ -31,13 +32,17 @@ class StepLog:
         work: the run. Its state and its notes are updated.
         learners: trainer and reference, for their metrics.
         last: keeps the state at the end of the last step.
+        sync: weight sync of the run, measured.
         first_step: first step that this process will write.
     """
 
-    def __init__(self, work: Run, learners: Learners, last: LastStep, first_step: int) -> None:
+    def __init__(
+        self, work: Run, learners: Learners, last: LastStep, sync: MeasuredSync, first_step: int
+    ) -> None:
         self._work = work
         self._learners = learners
         self._last = last
+        self._sync = sync
         self._loggers = Loggers(work.recipe, work.run, flat(work.recipe), first_step)
         self._seconds = 0.0
 
@@ -60,6 +65,7 @@ class StepLog:
         trained_at = trainer.version - int(number(metrics, "train/updates"))
         metrics |= {
             **batch_metrics(batch),
+            **self._sync.metrics,
             "tokens_total": float(work.state.tokens_total),
             "train/tok_s": number(metrics, "train/tokens")
             / max(number(metrics, "time/trainer_s"), 1e-9),

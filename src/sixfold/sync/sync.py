@@ -13,13 +13,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..checkpointable import check_names, check_tensors
 from ..engine.engine import Engine
+from ..engine.weight_stages import stage
 from ..engine.weights import first_not_finite
 from .base import AdaptedPolicy
+from .current import CurrentSync
+from .measured import StagedWeights
 from .quantise import quantised_weights
 
 
@@ -46,54 +49,33 @@ def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-class SharedSync:
+def check_shared(trainers: nn.Module, engines: nn.Module) -> None:
+    """Check that two modules have the same tensors in memory.
+
+    Raises:
+        SyncError: if a weight of the trainer's module is not the engine's.
+    """
+    theirs = engines.state_dict(keep_vars=True)
+    for name, mine in trainers.state_dict(keep_vars=True).items():
+        if name not in theirs or theirs[name].data_ptr() != mine.data_ptr():
+            raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
+
+
+class SharedSync(CurrentSync):
     """Sync for a module shared by trainer and engine: only the version number changes."""
 
     def __init__(self, trainer: PreTrainedModel, engine: Engine) -> None:
+        super().__init__(engine)
         self._trainer = trainer
-        self._engine = engine
-
-    def sync(self, version: int) -> None:
-        """Set the engine's version.
-
-        Raises:
-            SyncError: if a tensor of the engine no longer shares storage with the trainer's.
-            WeightsNotFinite: if a weight is not finite.
-        """
-        if version == self._engine.version:
-            return
-        theirs = dict(self._engine.runner.model.module.named_parameters())
-        for name, mine in finite_weights(self._trainer).items():
-            if theirs[name].data_ptr() != mine.data_ptr():
-                raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
-        self._engine.set_version(version)
 
     def refresh(self) -> None:
         """Nothing to copy."""
 
-    @contextmanager
-    def policy_weights(self, version: int) -> Iterator[None]:
-        """In this block the engine samples from the policy's weights, which it always does here."""
-        self.sync(version)
-        yield
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing to save: the engine's weights are the trainer's."""
-        return {}
-
-    def state(self) -> dict[str, int]:
-        """The engine's version."""
-        return {"version": self._engine.version}
-
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Continue at the checkpoint's version. The weights are the trainer's.
-
-        Raises:
-            UserError: if the checkpoint has weights of an engine. Nothing has been changed then.
-        """
-        check_names((), tensors, "tensor")
-        check_names(self.state(), state, "value")
-        self._engine.version = state["version"]
+    def _hand_over(self, version: int) -> None:
+        with stage("verify"):
+            finite_weights(self._trainer)
+            check_shared(self._trainer, self._engine.runner.model.module)
+        self._engine.set_version(version)
 
 
 class CopySync:
@@ -194,12 +176,14 @@ class CopySync:
         weights = self._weights()
         if self._form != "copy":
             plain = self._lora.base if self._lora else self._trainer
-            weights = quantised_weights(plain, self._form, weights)
+            weights = StagedWeights(quantised_weights(plain, self._form, weights), "cast")
         self._copy(weights, version)
 
     def _weights(self) -> Mapping[str, Tensor]:
         """The policy's weights by name. A trained adapter is merged in."""
-        return self._lora.merged() if self._lora else dict(self._trainer.named_parameters())
+        if self._lora:
+            return StagedWeights(self._lora.merged(), "gather")
+        return dict(self._trainer.named_parameters())
 
     def _copy(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Load weights into the engine, which checks all of them first and verifies each copy.

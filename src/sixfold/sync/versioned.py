@@ -17,8 +17,10 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from ..checkpointable import check_names, check_tensors
+from ..engine.weight_stages import stage
 from ..rollout.generator import Generator, wait_for
 from .base import AdaptedPolicy
+from .measured import StagedWeights
 from .sync import SyncError, finite_weights
 
 PROBE_TOKENS = 32
@@ -141,16 +143,20 @@ class VersionedSync:
 
     @torch.no_grad()
     def _hand_over(self, version: int) -> None:
-        weights: Mapping[str, Tensor] = finite_weights(self._trainer)
+        with stage("verify"):
+            weights: Mapping[str, Tensor] = finite_weights(self._trainer)
         if self._lora:
-            weights = self._lora.merged()
+            weights = StagedWeights(self._lora.merged(), "gather")
         self._load(weights, version)
         if self._every > 1:
             self._handed = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        self.prove()
+        with stage("verify"):
+            self.prove()
 
     def _load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        wait_for(self._engine.load(self._checkpoint_form(weights), version))
+        with stage("reshard"):
+            given = self._checkpoint_form(weights)
+            wait_for(self._engine.load(given, version))
 
     def _checkpoint_form(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rename the trainer's weights to checkpoint names.

@@ -1,0 +1,77 @@
+"""Base of the syncs that never leave the engine behind the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from ..checkpointable import check_names
+from ..engine.engine import Engine
+
+
+class CurrentSync:
+    """Sync after which the engine always has the trainer's current weights.
+
+    Nothing of the engine has to be saved but its version, and an evaluation needs no other weights.
+
+    Args:
+        engine: the engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def sync(self, version: int) -> None:
+        """Pass the trainer's weights to the engine if the version has changed.
+
+        Raises:
+            SyncError: if the engine would have other weights than the trainer.
+            WeightsNotFinite: if a weight is not finite. The engine keeps its old weights.
+        """
+        if version != self._engine.version:
+            self._hand_over(version)
+
+    def refresh(self) -> None:
+        """Pass the weights without changing the engine's version. Before RL, every version is 0.
+
+        Raises:
+            SyncError: as `sync` does.
+        """
+        self._hand_over(self._engine.version)
+
+    @contextmanager
+    def policy_weights(self, version: int) -> Iterator[None]:
+        """In this block, and after it, the engine samples from the policy's weights.
+
+        Args:
+            version: version of the policy's weights.
+        """
+        if version == 0:  # SFT changes weights without a version
+            self.refresh()
+        self.sync(version)
+        yield
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing to save: the engine's weights are the trainer's."""
+        return {}
+
+    def state(self) -> dict[str, int]:
+        """The engine's version."""
+        return {"version": self._engine.version}
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Continue at the checkpoint's version. The weights are the trainer's.
+
+        Raises:
+            UserError: if the checkpoint has weights of an engine. Nothing has been changed then.
+        """
+        check_names((), tensors, "tensor")
+        check_names(self.state(), state, "value")
+        self._engine.version = state["version"]
+
+    def _hand_over(self, version: int) -> None:
+        """Make the trainer's weights the engine's, under this version."""
+        raise NotImplementedError
