@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from sixfold.trainer import whole_weights
 from sixfold.trainer.whole_weights import WholeWeights, pack, unpack
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
@@ -61,7 +62,8 @@ def test_small_tensors_share_a_collective_call(
         return gather(shard)
 
     monkeypatch.setattr(DTensor, "full_tensor", counted)
-    weights = WholeWeights(module, bucket_bytes=4000)
+    monkeypatch.setattr(whole_weights, "BUCKET_BYTES", 4000)
+    weights = WholeWeights(module)
     for _ in range(2):
         assert weights.keys() == plain.keys()
         assert all(torch.equal(weights[name], plain[name]) for name in weights)

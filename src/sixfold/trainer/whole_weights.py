@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from .sharded import whole
 
 BUCKET_BYTES = 1 << 26
-"""Bytes of one buffer. A larger tensor has a buffer of its own."""
+"""Bytes of the whole tensors in one buffer. A larger tensor has a buffer of its own."""
 
 
 class WholeWeights(Mapping[str, Tensor]):
@@ -28,12 +28,11 @@ class WholeWeights(Mapping[str, Tensor]):
 
     Args:
         module: the module.
-        bucket_bytes: size of a buffer with whole tensors.
     """
 
-    def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._parameters = {name: p.detach() for name, p in module.named_parameters()}
-        self._buckets = _buckets(self._parameters, bucket_bytes)
+        self._buckets = _buckets(self._parameters)
         self._bucket_of = {name: i for i, names in enumerate(self._buckets) for name in names}
         self._last = -1
         self._gathered: dict[str, Tensor] = {}
@@ -111,7 +110,7 @@ def _row_axis(tensor: Tensor) -> int | None:
     return split[0] if by_rows else None
 
 
-def _buckets(tensors: Mapping[str, Tensor], size: int) -> list[list[str]]:
+def _buckets(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     """Neighbouring tensors that travel together. Others are gathered one by one."""
     buckets: list[list[str]] = []
     kind, full = None, 0
@@ -120,7 +119,7 @@ def _buckets(tensors: Mapping[str, Tensor], size: int) -> list[list[str]]:
         if axis is None or not isinstance(tensor, DTensor):
             continue
         own = (tensor.device_mesh, axis, tensor.dtype)
-        if own != kind or full + tensor.nbytes > size:
+        if own != kind or full + tensor.nbytes > BUCKET_BYTES:
             buckets.append([])
             kind, full = own, 0
         buckets[-1].append(name)
