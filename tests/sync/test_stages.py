@@ -122,7 +122,8 @@ def test_every_sync_reports_the_stages_that_it_has(tiny: Tiny, kind: str) -> Non
             4 * 4 * sum(sum(m.weight.shape) for m in model.modules() if type(m) is torch.nn.Linear)
         )
         matrices -= 4 * 4 * sum(model.get_output_embeddings().weight.shape)
-        assert sync.metrics["sync/broadcast_bytes"] == sync.metrics["sync/gather_bytes"] == matrices
+        assert sync.metrics["sync/gather_bytes"] == matrices
+        assert sync.metrics["sync/broadcast_bytes"] == 4 * matrices, "rank 4 is padded to 16"
     elif kind != "shared":
         assert sync.metrics["sync/broadcast_bytes"] == size / (2 if kind == "bfloat16" else 1)
     sync.sync(1)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..model.base import Adapter
+from .weight_stages import count_bytes, stage
 
 MIN_ROWS = 16
 
@@ -73,9 +74,12 @@ class Adapters:
             )
         self._loaded[name] = self._ready(name, adapter)
 
+    @stage("broadcast")
     def run(self, adapter: Adapter) -> None:
         """Replace the default adapter, which serves all requests that name none."""
         self._running = self._ready("", adapter)
+        size = sum(t.nbytes for pair in self._running.layers.values() for t in pair)
+        count_bytes("broadcast", size)
 
     def of(self, name: str | None) -> LoadedAdapter | None:
         """Adapter of a request.

@@ -16,6 +16,7 @@ from itertools import islice, takewhile
 
 from .block_manager import BlockManager
 from .prefix_cache import Prefix
+from .weight_stages import stage
 
 
 class BlockHashCache:
@@ -54,6 +55,7 @@ class BlockHashCache:
         chosen = list(islice(idle, min(count, self._blocks.idle)))
         self._blocks.forget([self._block_of.pop(digest) for digest in chosen])
 
+    @stage("invalidate")
     def clear(self) -> None:
         """Release every block."""
         self._blocks.forget(list(self._block_of.values()))

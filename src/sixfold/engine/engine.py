@@ -34,7 +34,6 @@ from .scoring import PromptScore, PromptScorer
 from .sequence import Constraint, Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import Usage
-from .weight_stages import stage
 from .weights import NamedTensors, Weights
 
 Forward = tuple[Columns, Tensor, list[int]]
@@ -252,8 +251,7 @@ class Engine:
             raise RuntimeError("weights were changed while sequences are in flight")
         if version <= self.version:
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
-        with stage("invalidate"):
-            self._forget_weights()
+        self._forget_weights()
         self.version = version
 
     def load_weights(self, tensors: NamedTensors, version: int, *, undo: bool = True) -> None:
@@ -283,8 +281,7 @@ class Engine:
         if version < self.version or (version == self.version and self.busy):
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
         self.weights.load(tensors, undo=undo)
-        with stage("invalidate"):
-            self.scheduler.outdate()
+        self.scheduler.outdate()
         self.version = version
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
@@ -312,10 +309,8 @@ class Engine:
             raise RuntimeError("the adapter was changed while sequences are in flight")
         if version < self.version:
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
-        with stage("broadcast", sum(t.nbytes for pair in adapter.layers.values() for t in pair)):
-            self.adapters.run(adapter)
-        with stage("invalidate"):
-            self.prefixes.clear()
+        self.adapters.run(adapter)
+        self.prefixes.clear()
         self.version = version
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:

@@ -23,6 +23,7 @@ from itertools import count
 
 from .block_manager import BlockManager
 from .prefix_cache import Prefix
+from .weight_stages import stage
 
 Key = tuple[int, ...]
 """Tokens of one block: block_size of them, or fewer in the last block of a leaf."""
@@ -110,6 +111,7 @@ class RadixCache:
         for entry in in_use:
             heapq.heappush(self._leaves, entry)
 
+    @stage("invalidate")
     def clear(self) -> None:
         """Release every block."""
         for node in self._nodes():

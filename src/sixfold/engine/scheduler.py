@@ -32,6 +32,7 @@ from .offload import HostBlocks
 from .prefix_cache import NoCache, Prefix, PrefixCache
 from .sequence import Chunk, Request, Sequence, Ticket
 from .stats import EngineStats
+from .weight_stages import stage
 
 EVICT_AT_LEAST = 32
 """Minimum number of idle blocks per eviction. Finding the least recently used blocks costs more
@@ -229,6 +230,7 @@ class Scheduler:
             self.host.drop(request)
         return begun
 
+    @stage("invalidate")
     def outdate(self) -> None:
         """Mark all cached keys and values as computed with old weights.
 
