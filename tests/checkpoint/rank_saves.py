@@ -27,8 +27,9 @@ from sixfold.recipe.schema import ModelConfig, ParallelConfig, TrainerConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.inputs import Inputs
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
-from sixfold.trainer.sharded import WholeWeights, shard_policy, whole
+from sixfold.trainer.sharded import shard_policy, whole
 from sixfold.trainer.trainer import Trainer
+from sixfold.trainer.whole_weights import WholeWeights
 from tests.run.processes import tiny_recipe
 
 from .test_checkpointable import batch_of, policy_loss

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .sharded import whole
+from .sharded import in_tensor_group, whole
 
 BUCKET_BYTES = 1 << 26
 """Bytes of the whole tensors in one buffer. A larger tensor has a buffer of its own."""
@@ -102,8 +102,11 @@ def _edges(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
 
 
 def _row_axis(tensor: Tensor) -> int | None:
-    """Axis of the mesh over which the tensor's rows are split. None: not sharded by rows alone."""
-    if not isinstance(tensor, DTensor):
+    """Axis of the mesh over which the rows of a tensor are split.
+
+    None for a tensor that is split in another way, or whose mesh has tensor groups.
+    """
+    if not isinstance(tensor, DTensor) or in_tensor_group(tensor):
         return None
     split = [i for i, p in enumerate(tensor.placements) if not isinstance(p, Replicate)]
     by_rows = len(split) == 1 and tensor.placements[split[0]] == Shard(0)
