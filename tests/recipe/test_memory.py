@@ -184,6 +184,20 @@ def test_a_rank_holds_its_shard_and_gathers_layers(monkeypatch: pytest.MonkeyPat
     assert lowered.size == 2 * (N7 - TABLE7) and not lowered.trains
     apart = memory_of(make_plan(load_recipe("gsm8k", [*flags, "--parallel.replicas=4"])))
     assert apart is not None and sizes(apart)["weights"] == 2 * N7
+    grouped = memory_of(make_plan(load_recipe("gsm8k", [*flags, "--parallel.tensor=4"])))
+    assert grouped is not None
+    assert sizes(grouped)["weights"] == N7 // 2
+    assert sizes(grouped)["gathered weights"] == 4 * 2 * TABLE7 + 2 * 2 * (layer // 4)
+    assert sizes(grouped)["whole gradients"] == 2 * 6 * (layer // 4)
+    whole_input = "--trainer.activation_checkpointing=full"  # the input of a layer is not divided
+    for more, least, most in (((), 0.3, 0.7), ((whole_input,), 1.0, 1.0)):
+        kept = []
+        for group in ("1", "4"):
+            words = [*flags, *more, f"--parallel.tensor={group}"]
+            plan = memory_of(make_plan(load_recipe("gsm8k", words)))
+            assert plan is not None
+            kept.append(sizes(plan)["activations"])
+        assert least <= kept[1] / kept[0] <= most
 
 
 def test_reference_in_bfloat16_and_in_host_memory() -> None:

@@ -32,6 +32,7 @@ class Holdings:
         draft: parameters of the draft model. None: there is none.
         ranks: processes that torchrun starts. With several, each engine has its own weights.
         shards: ranks that share one copy of weights, gradients and optimizer state.
+        tensor: ranks of a tensor group, which divide the layers. 1: there are none.
     """
 
     parameters: int
@@ -43,6 +44,7 @@ class Holdings:
     draft: int | None = None
     ranks: int = 1
     shards: int = 1
+    tensor: int = 1
 
     @property
     def adapter(self) -> int:
@@ -108,6 +110,7 @@ def holdings(
         draft=draft,
         ranks=ranks,
         shards=max(1, ranks // recipe.parallel.replicas),
+        tensor=recipe.parallel.tensor if ranks > 1 else 1,
     )
 
 

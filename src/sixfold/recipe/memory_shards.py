@@ -37,14 +37,15 @@ def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Par
         return ()
     width = number_width(recipe)
     tables = size.table * (1 if size.tied else 2)
-    layer = (size.parameters - tables) // max(1, size.layers)
+    layer = (size.parameters - tables) // max(1, size.layers) // held.tensor
+    apart = "" if held.tensor == 1 else f", 1 / {held.tensor} of each"
     stored = LOWERED if held.lowered == held.matrices else WEIGHTS
     weights = tables * stored + AHEAD * layer * width
     parts = [
         Part(
             "gathered weights",
             weights,
-            f"embedding and head, {stored} bytes each; {AHEAD} layers, {width} bytes each",
+            f"embedding and head, {stored} bytes each; {AHEAD} layers{apart}, {width} bytes each",
             samples=False,
         )
     ]
@@ -54,7 +55,8 @@ def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Par
             Part(
                 "whole gradients",
                 AHEAD * layer * each,
-                f"{AHEAD} layers, {each} bytes each, before each rank keeps its part of the sum",
+                f"{AHEAD} layers{apart}, {each} bytes each, before each rank keeps its part of the"
+                " sum",
                 samples=False,
             )
         )

@@ -226,11 +226,12 @@ def work_parts(
         "selective": "a layer's input and its products",
         "full": "a layer's input",
     }[mode]
-    kept_bytes = activation_bytes(size, tokens, mode, width, keys, rank)
+    own = size.in_group(held.tensor)
+    kept_bytes = activation_bytes(own, tokens, mode, width, keys, rank)
     on_host = trainer.activation_offload
     head = head_work(recipe, size, tokens, held)
     moments = _moments(recipe, size, held, head)
-    layer = moments.layer + layer_work_bytes(size, tokens, mode, width, keys, rank)
+    layer = moments.layer + layer_work_bytes(own, tokens, mode, width, keys, rank)
     in_layer = max(0, layer - moments.loss)
     in_forward = max(0, moments.forward - moments.loss - in_layer)
     parts = [

@@ -85,6 +85,20 @@ class ModelSize:
         """Parameters of the embedding. The output head has as many."""
         return self.vocabulary * self.hidden
 
+    def in_group(self, tensor: int) -> ModelSize:
+        """Sizes of one rank's activations in a tensor group: some heads and a part of the MLP.
+
+        Args:
+            tensor: ranks of the group.
+        """
+        return replace(
+            self,
+            intermediate=self.intermediate // tensor,
+            heads=self.heads // tensor,
+            queries=self.queries // tensor,
+            keys=self.keys // tensor,
+        )
+
 
 @dataclass(frozen=True)
 class _Family:

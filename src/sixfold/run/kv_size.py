@@ -136,4 +136,5 @@ def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
         cast=cast_parameters(size, recipe, lowered),
         ranks=ranks_started(),
         shards=max(1, ranks_started() // recipe.parallel.replicas),
+        tensor=recipe.parallel.tensor if ranks_started() > 1 else 1,
     )
