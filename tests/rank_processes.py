@@ -6,7 +6,6 @@ fraction of a second.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sys
@@ -24,11 +23,10 @@ import torch.distributed as dist
 
 from sixfold.ranks import ProcessRanks
 
+from .forkserver import CONTEXT
+
 LIMIT_S = 120.0
 """Longest time of a group on a busy machine."""
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["sixfold.run.start", "tests.rank_processes"])
 
 
 class RankEnded(RuntimeError):
@@ -46,10 +44,10 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as folder:
         results, processes = [], []
         for rank in range(size):
-            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            ours, theirs = CONTEXT.Pipe(duplex=False)
             place = (str(Path(folder, "store")), rank, size, timeout_s)
             processes.append(
-                _CONTEXT.Process(target=_rank, args=(theirs, place, work, arguments), daemon=True)
+                CONTEXT.Process(target=_rank, args=(theirs, place, work, arguments), daemon=True)
             )
             processes[-1].start()
             theirs.close()
@@ -144,7 +142,7 @@ def train_on_ranks(size: int, argv: list[str], log: Path) -> RankRun:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         processes.append(
-            _CONTEXT.Process(target=_command, args=(argv, place, str(log)), daemon=True)
+            CONTEXT.Process(target=_command, args=(argv, place, str(log)), daemon=True)
         )
         processes[-1].start()
     return RankRun(processes, log, store)

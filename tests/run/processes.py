@@ -5,7 +5,6 @@ everything, so a start costs milliseconds.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
+from tests.forkserver import CONTEXT
 
 TINY = {
     "run.threads": 1,
@@ -72,15 +72,11 @@ def _child(flags: list[str], resume: str | None, errors: str, fault: str) -> Non
     os._exit(code)
 
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["sixfold.run.start", "tests.run.processes"])
-
-
 def start(
     flags: list[str], errors: Path, resume: Path | None = None, fault: str = ""
 ) -> BaseProcess:
     """Start a run; its standard error goes to `errors`. `fault` is its SIXFOLD_FAULT."""
-    process = _context.Process(
+    process = CONTEXT.Process(
         target=_child, args=(flags, str(resume) if resume else None, str(errors), fault)
     )
     process.start()

@@ -1,0 +1,108 @@
+"""Programs of `processes/child.py` that need torch, forked from a server that has imported it.
+
+For tests of what a program answers. Tests of how a program starts and ends start a new interpreter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.reduction import DupFd
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sixfold.processes import child, program
+
+from .forkserver import CONTEXT
+
+NEED_TORCH = ("sixfold.reference.worker", "vllm_worker.py")
+"""Ends of the targets that are forked."""
+
+_FREE = 500  # descriptors from here on are in use by nobody
+
+
+class Descriptor:
+    """An open file that a forked process inherits. It arrives there as a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (DupFd(self.number),)
+
+
+def _arrived(sent: Any) -> int:
+    return int(sent.detach())
+
+
+class ForkedProgram:
+    """Takes the place of `subprocess.Popen` in `Child`: the same supervisor and program, forked.
+
+    Attributes:
+        pid: the supervisor.
+        returncode: its exit code once `wait` has returned.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: Any,
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        **_: Any,
+    ) -> None:
+        files = {number: Descriptor(number) for number in pass_fds}
+        if stdout is not None:
+            files |= dict.fromkeys((1, 2), Descriptor(stdout.fileno()))
+        # After the options and the path of program.py: PARENT REQUESTS REPLIES TARGET.
+        arguments = list(command[-3:])
+        self._process = CONTEXT.Process(target=_serve, args=(arguments, files, dict(env)))
+        self._process.start()
+        self.pid = self._process.pid or 0
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        self.returncode = self._process.exitcode
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a forked program", timeout or 0.0)
+        return self.returncode
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+
+def _serve(arguments: list[str], files: dict[int, int], env: dict[str, str]) -> None:
+    os.setpgid(0, 0)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p not in sys.path]
+    sources = {n: fcntl.fcntl(file, fcntl.F_DUPFD, _FREE) for n, file in files.items()}
+    for file in set(files.values()):
+        os.close(file)
+    for number, source in sources.items():
+        os.dup2(source, number)
+        os.close(source)
+    # The server stands for the parent. The end of the true one shows as the end of its pipe.
+    sys.argv = [program.__file__, str(os.getppid()), *arguments]
+    program.main()
+
+
+@contextmanager
+def forked_programs() -> Iterator[None]:
+    """Fork the programs that need torch. All others start as always."""
+
+    def start(command: Sequence[str], **options: Any) -> Any:
+        forks = command[0] == sys.executable and command[-1].endswith(NEED_TORCH)
+        return (ForkedProgram if forks else subprocess.Popen)(command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
+        yield
