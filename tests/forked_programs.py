@@ -9,8 +9,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +62,9 @@ class ForkedProgram:
             files |= dict.fromkeys((1, 2), Descriptor(stdout.fileno()))
         # After the options and the path of program.py: PARENT REQUESTS REPLIES TARGET.
         arguments = list(command[-3:])
-        self._process = CONTEXT.Process(target=_serve, args=(arguments, files, dict(env)))
+        self._process = CONTEXT.Process(
+            target=_serve, args=(arguments, files, dict(env)), daemon=True
+        )
         self._process.start()
         self.pid = self._process.pid or 0
         self.returncode: int | None = None
@@ -75,8 +76,15 @@ class ForkedProgram:
             raise subprocess.TimeoutExpired("a forked program", timeout or 0.0)
         return self.returncode
 
+    def poll(self) -> int | None:
+        self.returncode = self._process.exitcode
+        return self.returncode
+
     def terminate(self) -> None:
         self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
 def _serve(arguments: list[str], files: dict[int, int], env: dict[str, str]) -> None:
@@ -95,14 +103,14 @@ def _serve(arguments: list[str], files: dict[int, int], env: dict[str, str]) -> 
     program.main()
 
 
-@contextmanager
-def forked_programs() -> Iterator[None]:
+def _start(command: Sequence[str], **options: Any) -> Any:
+    forks = command[0] == sys.executable and command[-1].endswith(NEED_TORCH)
+    return (ForkedProgram if forks else subprocess.Popen)(command, **options)
+
+
+FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": _start})
+
+
+def fork_programs(patch: pytest.MonkeyPatch) -> None:
     """Fork the programs that need torch. All others start as always."""
-
-    def start(command: Sequence[str], **options: Any) -> Any:
-        forks = command[0] == sys.executable and command[-1].endswith(NEED_TORCH)
-        return (ForkedProgram if forks else subprocess.Popen)(command, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
-        yield
+    patch.setattr(child, "subprocess", FORKING)

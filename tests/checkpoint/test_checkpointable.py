@@ -46,6 +46,7 @@ from sixfold.sync.versioned import VersionedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory, Turn
+from tests.forked_programs import fork_programs
 from tests.run.processes import tiny_recipe
 
 SETTINGS = TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=64)
@@ -296,7 +297,8 @@ cases = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def _end_workers() -> Iterator[None]:
+def _workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    fork_programs(monkeypatch)
     yield
     while CLOSED:
         CLOSED.pop().close()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forked_programs import fork_programs
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -33,7 +34,11 @@ from sixfold.recipe.schema import TrainerConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.reference.base import KeptReference
 from sixfold.reference.frozen import FrozenReference, FusedReference
-from sixfold.reference.worker_reference import ReferenceFailed, WorkerReference
+from sixfold.reference.worker_reference import (
+    ReferenceEnded,
+    ReferenceFailed,
+    WorkerReference,
+)
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Kept, Reward, Task, Trajectory
@@ -149,16 +154,16 @@ class Patched(LlamaForCausalLM):
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[str, WorkerReference]]:
-    """One for each kind of model, gpt2's with two threads, and one that cannot be; they load side
-    by side.
+    """One for each kind of model, gpt2's with two threads, and one that cannot be. Llama's has an
+    interpreter of its own; the others are forked.
     """
-    made = {
-        kind: worker(model(kind), threads)
-        for kind, threads in (("llama", 1), ("gemma2", 1), ("gpt2", 2))
-    }
+    made = {"llama": worker(model("llama"))}
     policy = Patched(model("llama").config)
     policy.set_attn_implementation(NAME)
-    made["patched"] = worker(policy)
+    with pytest.MonkeyPatch.context() as patch:
+        fork_programs(patch)
+        made |= {"gemma2": worker(model("gemma2")), "gpt2": worker(model("gpt2"), threads=2)}
+        made["patched"] = worker(policy)
     yield made
     for one in made.values():
         one.close()
@@ -339,15 +344,14 @@ def test_more_threads_agree_up_to_rounding_and_a_closed_worker_ends(
     assert workers["gpt2"]._child.process.returncode == 0, "it had to be killed"
 
 
-def test_a_dead_worker_is_reported_with_its_exit_code() -> None:
+def test_a_dead_worker_is_reported_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_programs(monkeypatch)
     beside = worker(model("llama"))
     beside.start(groups_of(0))
     os.kill(beside._child.process.pid, signal.SIGKILL)
-    with pytest.raises(
-        ReferenceFailed, match="killed by SIGKILL; the machine may be out of memory"
-    ):
+    with pytest.raises(ReferenceEnded, match="killed by SIGKILL; the machine may be out of memory"):
         beside.score(batch_of(0))
-    with pytest.raises(ReferenceFailed, match="killed by SIGKILL"):
+    with pytest.raises(ReferenceEnded, match="killed by SIGKILL"):
         beside.score(batch_of(0))
     beside.close()
     beside.close()
@@ -367,7 +371,7 @@ def test_kill_9_of_the_run_leaves_no_process_behind() -> None:
 
     def run() -> None:
         beside = worker(model("llama"))
-        scores(beside, batch_of(0))
+        beside.start(groups_of(0))
         theirs.send(beside._child.process.pid)
         time.sleep(60)
 

@@ -43,9 +43,11 @@ def fake() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def engine(fake: None, policy: Policy) -> Iterator[VllmProcess]:
-    """One process for the tests that leave it well."""
-    process = start(policy)
+def engine(policy: Policy) -> Iterator[VllmProcess]:
+    """One process for the tests that leave it well, with an interpreter of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake(patch, forking=False)
+        process = start(policy)
     load(process, weights(policy), 4)
     yield process
     process.close()
@@ -266,10 +268,10 @@ def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "hang"])
 def test_the_process_does_not_outlive_a_killed_parent(
-    kind: str, policy: Policy, fault: Change
+    kind: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither when it waits for a request, nor in the middle of one, where it reads no pipe."""
-    fault(kind)
+    use_fake(monkeypatch, kind, forking=False)
     told, tell = os.pipe()
     parent = os.fork()
     if not parent:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forked_programs import fork_programs
 from torch import Tensor
 
 from sixfold.model.loading import Policy
@@ -26,10 +27,16 @@ ARGUMENTS = {
 }
 
 
-def use_fake(patch: pytest.MonkeyPatch, fault: str = "") -> None:
-    """Make `import vllm` in a process started from now on find the stand-in, with a fault
-    or none.
+def use_fake(patch: pytest.MonkeyPatch, fault: str = "", forking: bool = True) -> None:
+    """Make `import vllm` in a process started from now on find the stand-in.
+
+    Args:
+        patch: undoes it.
+        fault: what the stand-in does wrong. Empty: nothing.
+        forking: fork the process instead of starting an interpreter (`forked_programs.py`).
     """
+    if forking:
+        fork_programs(patch)
     patch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, [str(FAKE), os.environ.get("PYTHONPATH", "")]))
     )

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sixfold.errors import UserError
+from sixfold.processes import child
 from sixfold.recipe.toml import parse_recipe
+from tests.forked_programs import FORKING
 from tests.forkserver import CONTEXT
 
 TINY = {
@@ -53,7 +55,9 @@ def tiny_recipe(folder: Path, **overrides: Any) -> list[str]:
     ]
 
 
-def _child(flags: list[str], resume: str | None, errors: str, fault: str) -> None:
+def _child(flags: list[str], resume: str | None, errors: str, fault: str, forking: bool) -> None:
+    if forking:
+        child.subprocess = FORKING  # type: ignore[assignment]
     os.chdir(Path(errors).parent)
     os.environ["SIXFOLD_FAULT"] = fault
     os.fsync = lambda descriptor: None  # as in tests/conftest.py
@@ -73,12 +77,23 @@ def _child(flags: list[str], resume: str | None, errors: str, fault: str) -> Non
 
 
 def start(
-    flags: list[str], errors: Path, resume: Path | None = None, fault: str = ""
+    flags: list[str],
+    errors: Path,
+    resume: Path | None = None,
+    fault: str = "",
+    forking: bool = True,
 ) -> BaseProcess:
-    """Start a run; its standard error goes to `errors`. `fault` is its SIXFOLD_FAULT."""
-    process = CONTEXT.Process(
-        target=_child, args=(flags, str(resume) if resume else None, str(errors), fault)
-    )
+    """Start a run in a process.
+
+    Args:
+        flags: flags of the run.
+        errors: file for its standard error.
+        resume: folder of the run to resume.
+        fault: its SIXFOLD_FAULT.
+        forking: fork the programs that need torch (`forked_programs.py`).
+    """
+    resumed = str(resume) if resume else None
+    process = CONTEXT.Process(target=_child, args=(flags, resumed, str(errors), fault, forking))
     process.start()
     return process
 

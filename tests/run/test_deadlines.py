@@ -22,6 +22,7 @@ from sixfold.processes.deadline import Deadline, Pulse
 from sixfold.reference.worker_reference import WorkerReference
 from sixfold.rollout.engine_guard import EngineGuard
 
+from ..forked_programs import fork_programs
 from .processes import tiny_recipe
 
 
@@ -69,11 +70,11 @@ def test_an_engine_that_hangs_ends_the_run_with_its_name(
     assert newest(tmp_path) == "step-000002"
 
 
-@pytest.mark.slow
 def test_a_reference_process_that_stops_ends_the_run_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stopped process keeps its pipe open: only a deadline notices it."""
+    fork_programs(monkeypatch)
     start = WorkerReference.start
     pids: list[int] = []
 
@@ -92,6 +93,23 @@ def test_a_reference_process_that_stops_ends_the_run_with_its_name(
     assert newest(tmp_path) == "step-000002"
     with pytest.raises(ProcessLookupError):
         os.kill(pids[-1], 0)
+
+
+def test_a_reference_process_that_dies_ends_the_run_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork_programs(monkeypatch)
+    start = WorkerReference.start
+
+    def dies(self: WorkerReference, groups: Any) -> None:
+        os.kill(self._child.process.pid, signal.SIGKILL)
+        start(self, groups)
+
+    monkeypatch.setattr(WorkerReference, "start", dies)
+    assert train(tmp_path, reference__placement="worker", algorithm__beta=0.1) == 3
+    said = capsys.readouterr().err
+    assert "the reference process was killed by SIGKILL" in said
+    assert "reference.placement = 'inline'" in said and "go on with" in said
 
 
 def test_signs_of_life_restart_the_deadline_of_the_engine() -> None:

@@ -82,7 +82,7 @@ def test_the_worker_ends_with_the_run(tmp_path: Path) -> None:
         log__rollouts_every=0,
         **SETTINGS,
     )
-    process = start(flags, tmp_path / "errors")
+    process = start(flags, tmp_path / "errors", forking=False)
     wait_until(
         lambda: (
             (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 2
@@ -96,31 +96,6 @@ def test_the_worker_ends_with_the_run(tmp_path: Path) -> None:
     process.join(60)
     assert process.exitcode == 130, (tmp_path / "errors").read_text()
     wait_until(lambda: "sixfold.reference.worker" not in command(worker), 10)
-
-
-def test_a_worker_that_dies_ends_the_run_with_its_exit_code(tmp_path: Path) -> None:
-    flags = tiny_recipe(
-        tmp_path,
-        run__name="run",
-        run__steps=100_000,
-        reference__placement="worker",
-        log__rollouts_every=0,
-        **SETTINGS,
-    )
-    process = start(flags, tmp_path / "errors")
-    wait_until(
-        lambda: (
-            (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 1
-        ),
-        90,
-    )
-    (worker,) = [
-        pid for pid in children(process.pid or 0) if "sixfold.reference.worker" in command(pid)
-    ]
-    os.kill(worker, signal.SIGKILL)
-    process.join(60)
-    assert process.exitcode == 1
-    assert "the reference process was killed by SIGKILL" in (tmp_path / "errors").read_text()
 
 
 def children(pid: int) -> list[int]:

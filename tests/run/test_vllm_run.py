@@ -17,6 +17,7 @@ from sixfold.report.rollouts import read_rollouts
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
+from ..forked_programs import fork_programs
 from .processes import metrics, tiny_recipe
 
 FAKE = Path(__file__).parents[1] / "rollout/fake_vllm"
@@ -50,6 +51,7 @@ def run(folder: Path, name: str, steps: int, resume: bool = False, **more: objec
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_programs(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     monkeypatch.setenv("FAKE_VLLM", "")
 

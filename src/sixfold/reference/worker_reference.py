@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..batch import Batch, collate
+from ..errors import RunFailed
 from ..processes.child import Child, ChildEnded, ChildSilent, RequestFailed
 from ..processes.deadline import Deadline
 from ..trainer.logprobs import Scoring
@@ -33,7 +34,11 @@ _WEIGHTS_CHANGED = b""
 
 
 class ReferenceFailed(RuntimeError):
-    """The scoring process failed or died. The message states the cause."""
+    """The scoring process raised an exception. The message states the cause."""
+
+
+class ReferenceEnded(RunFailed):
+    """The scoring process has ended."""
 
 
 class WorkerReference(FrozenWeights):
@@ -105,7 +110,8 @@ class WorkerReference(FrozenWeights):
         Uses the result that `start` began if it was for the same batch.
 
         Raises:
-            ReferenceFailed: if the process failed or died.
+            ReferenceFailed: if the process raised an exception.
+            ReferenceEnded: if it has ended.
         """
         fields = _fields(batch)
         if self._asked is None or not _same(self._asked, fields):
@@ -157,7 +163,8 @@ class WorkerReference(FrozenWeights):
 
         Raises:
             NoAnswer: if the process does not answer before its deadline.
-            ReferenceFailed: if it failed or died.
+            ReferenceFailed: if it raised an exception.
+            ReferenceEnded: if it has ended.
         """
         self._asked = None
         try:
@@ -168,9 +175,9 @@ class WorkerReference(FrozenWeights):
         except RequestFailed as error:
             raise ReferenceFailed(f"the reference process failed:\n{error}") from error
         except ChildEnded as error:
-            raise ReferenceFailed(
-                f"the reference process {error}. Continue with --resume, or set reference.placement"
-                f" = 'inline' to run without it. Its last output:\n{self._child.last_words()}"
+            raise ReferenceEnded(
+                f"the reference process {error}. Its last output:\n{self._child.last_words()}\nSet"
+                " reference.placement = 'inline' to run without it"
             ) from error
 
 

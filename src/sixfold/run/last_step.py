@@ -21,6 +21,7 @@ from ..checkpoint.state import PROGRESS, RunState
 from ..errors import NoAnswer, RunFailed
 from ..files.folder import RunFolder
 from ..recipe.schema import Recipe
+from ..reference.worker_reference import ReferenceEnded
 from ..report.progress import Progress
 from ..sync.sync import WeightsNotFinite
 from ..trainer.trainer import EngineDisagrees, TrainingDiverged
@@ -165,14 +166,14 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
 
     Raises:
         RunFailed: if engine and trainer disagree, training has diverged, memory is used up, or a
-            part of the run gives no answer.
+            part of the run gives no answer or has ended.
     """
     try:
         yield
     except EngineDisagrees as error:
         raise RunFailed(f"{error}. {_left(run)}") from error
-    except NoAnswer as error:
-        raise NoAnswer(f"{error}. {_left(run)}") from error
+    except (NoAnswer, ReferenceEnded) as error:
+        raise type(error)(f"{error}. {_left(run)}") from error
     except (TrainingDiverged, WeightsNotFinite) as error:
         raise RunFailed(f"training has diverged: {error}. {_left(run)}") from error
     except (MemoryError, RuntimeError) as error:
