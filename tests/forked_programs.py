@@ -111,6 +111,6 @@ def _start(command: Sequence[str], **options: Any) -> Any:
 FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": _start})
 
 
-def fork_programs(patch: pytest.MonkeyPatch) -> None:
-    """Fork the programs that need torch. All others start as always."""
-    patch.setattr(child, "subprocess", FORKING)
+def fork_programs(patch: pytest.MonkeyPatch, forking: bool = True) -> None:
+    """Fork the programs that need torch. All others start as always; without `forking`, all do."""
+    patch.setattr(child, "subprocess", FORKING if forking else subprocess)

@@ -35,8 +35,7 @@ def use_fake(patch: pytest.MonkeyPatch, fault: str = "", forking: bool = True) -
         fault: what the stand-in does wrong. Empty: nothing.
         forking: fork the process instead of starting an interpreter (`forked_programs.py`).
     """
-    if forking:
-        fork_programs(patch)
+    fork_programs(patch, forking)
     patch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, [str(FAKE), os.environ.get("PYTHONPATH", "")]))
     )
