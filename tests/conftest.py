@@ -74,11 +74,16 @@ LONG = (
     "devices",
     "run/test_resume.py",
     "run/test_reference_placements.py",
+    "run/test_several_ranks.py",
+    "model/test_body_kernels.py",
     "run",
     "checkpoint",
     "commands",
     "engine",
     "rollout",
+    "recipes",
+    "server",
+    "reference",
 )
 """Folders and files whose tests begin first: a long file that begins last keeps one worker busy
 while the other has nothing to do."""
