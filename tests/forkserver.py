@@ -7,6 +7,8 @@ import torch.
 from __future__ import annotations
 
 import multiprocessing
+from multiprocessing import forkserver
+from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -19,3 +21,16 @@ CONTEXT.set_forkserver_preload(
         "tests.forked_programs",
     ]
 )
+
+
+def running_server() -> dict[str, Any]:
+    """What a process needs to fork from the running server. Starts the server if needed."""
+    forkserver.ensure_running()
+    known = vars(forkserver._forkserver)
+    # Python 3.14 and later also need a key.
+    return {k: known[k] for k in ("_forkserver_address", "_forkserver_authkey") if k in known}
+
+
+def share_server(server: dict[str, Any]) -> None:
+    """Fork from this server. Otherwise a process that was forked from it starts one of its own."""
+    vars(forkserver._forkserver).update(server, ensure_running=lambda: None)

@@ -14,7 +14,7 @@ from sixfold.errors import UserError
 from sixfold.processes import child
 from sixfold.recipe.toml import parse_recipe
 from tests.forked_programs import FORKING
-from tests.forkserver import CONTEXT
+from tests.forkserver import CONTEXT, running_server, share_server
 
 TINY = {
     "run.threads": 1,
@@ -55,8 +55,11 @@ def tiny_recipe(folder: Path, **overrides: Any) -> list[str]:
     ]
 
 
-def _child(flags: list[str], resume: str | None, errors: str, fault: str, forking: bool) -> None:
-    if forking:
+def _child(
+    flags: list[str], resume: str | None, errors: str, fault: str, server: dict[str, Any]
+) -> None:
+    if server:
+        share_server(server)
         child.subprocess = FORKING  # type: ignore[assignment]
     os.chdir(Path(errors).parent)
     os.environ["SIXFOLD_FAULT"] = fault
@@ -93,7 +96,8 @@ def start(
         forking: fork the programs that need torch (`forked_programs.py`).
     """
     resumed = str(resume) if resume else None
-    process = CONTEXT.Process(target=_child, args=(flags, resumed, str(errors), fault, forking))
+    server = running_server() if forking else {}
+    process = CONTEXT.Process(target=_child, args=(flags, resumed, str(errors), fault, server))
     process.start()
     return process
 
