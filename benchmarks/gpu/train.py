@@ -1,12 +1,12 @@
-"""Training on a GPU: tokens/s, share of the matmul rate and peak memory of whole updates.
+"""Training on a GPU: tokens per second, share of the matmul rate and peak memory of whole updates.
 
     python benchmarks/gpu/train.py [--shapes 0.5B,1.5B] [--checkpointing none,selective,full] \\
         [--json FILE]
     python benchmarks/gpu/train.py --device cpu --tiny     # a test of the script
 
-An update is forward, backward, clipping and AdamW over given prompts and completions, by
-`Trainer.train_step`. The model has random weights. If TRL is installed in this environment, its
-`GRPOTrainer` makes the same updates on the same tokens.
+An update is a forward pass, a backward pass, clipping and an AdamW step on given prompts and
+completions, by `Trainer.train_step`. The model has random weights. If TRL is installed in this
+environment, its `GRPOTrainer` makes the same updates on the same tokens.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def make_batch(job: Job, vocabulary: int, algorithm: Composed, device: torch.dev
 
 
 def sixfold_updates(name: str, job: Job, clock: Clock) -> Callable[[], object]:
-    """A function that makes one update with Sixfold's trainer."""
+    """Make a function that makes one update with Sixfold's trainer."""
     model = make_model(name, clock.device, torch.float32)
     config = TrainerConfig(
         learning_rate=1e-6,
@@ -90,7 +90,7 @@ def sixfold_updates(name: str, job: Job, clock: Clock) -> Callable[[], object]:
 
 
 def trl_updates(name: str, job: Job, clock: Clock) -> Callable[[], object]:
-    """The same with TRL's trainer."""
+    """Make a function that makes one update with TRL's trainer."""
     from train_trl import trl_update
 
     return trl_update(name, job, clock.device)
@@ -100,7 +100,7 @@ SIDES = {"sixfold": sixfold_updates, "trl": trl_updates}
 
 
 def measure(side: str, name: str, job: Job, clock: Clock, limits: Limits) -> dict[str, Any]:
-    """Median time of an update and peak memory. `oom` says that memory did not suffice."""
+    """Measure the median time of an update and peak memory. `oom` is True if memory ran out."""
     row: dict[str, Any] = {"side": side, "shape": name, "checkpointing": job.checkpointing}
     try:
         seconds, peak = _timed(SIDES[side](name, job, clock), job.steps, clock)
@@ -120,7 +120,10 @@ def measure(side: str, name: str, job: Job, clock: Clock, limits: Limits) -> dic
 
 
 def _timed(update: Callable[[], object], steps: int, clock: Clock) -> tuple[float, int]:
-    """Median seconds of an update after WARM others, and peak bytes (0 on a CPU)."""
+    """Median seconds of an update, after WARM updates that are not timed, and peak bytes.
+
+    The peak is 0 on a CPU.
+    """
     for _ in range(WARM):
         update()
     if clock.on_gpu:
@@ -135,19 +138,21 @@ def _timed(update: Callable[[], object], steps: int, clock: Clock) -> tuple[floa
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Names are checked here."""
+    """Parse the command line and check the names in it."""
     parser = argparse.ArgumentParser(
         description="Training on a GPU.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="where to run")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape and job, for a test")
-    parser.add_argument("--shapes", default="0.5B,1.5B", help=f"by comma, of {', '.join(SHAPES)}")
-    parser.add_argument("--checkpointing", default=",".join(MODES), help="modes, by comma")
-    parser.add_argument("--prompts", type=int, default=4, help="prompts of an update")
+    parser.add_argument(
+        "--shapes", default="0.5B,1.5B", help=f"comma-separated, from {', '.join(SHAPES)}"
+    )
+    parser.add_argument("--checkpointing", default=",".join(MODES), help="comma-separated modes")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts per update")
     parser.add_argument("--samples", type=int, default=8, help="completions per prompt")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
-    parser.add_argument("--completion", type=int, default=512, help="mean tokens of a completion")
-    parser.add_argument("--microbatch", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens per prompt")
+    parser.add_argument("--completion", type=int, default=512, help="mean tokens per completion")
+    parser.add_argument("--microbatch", type=int, default=16384, help="tokens per micro-batch")
     parser.add_argument("--steps", type=int, default=8, help="updates that are timed")
     parser.add_argument("--json", default="", help="write the rows to this file")
     options = parser.parse_args(arguments)
@@ -164,7 +169,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure all updates and print the table."""
     options = parse(arguments)
     clock = Clock(torch.device(options.device))
     prepare_device(options.device, "bfloat16")

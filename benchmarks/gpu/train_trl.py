@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 def trl_update(name: str, job: Job, device: torch.device) -> Callable[[], object]:
-    """A function that makes one update."""
+    """Make a function that makes one update."""
     model = make_model(name, device, torch.float32)
     model.set_attn_implementation("sdpa")
     folder = tempfile.mkdtemp()
@@ -34,7 +34,7 @@ def trl_update(name: str, job: Job, device: torch.device) -> Callable[[], object
     if job.checkpointing == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     trainer.create_optimizer()
-    # As `train` does. With bf16 this makes the forward pass run under autocast.
+    # `train` does the same. With bf16 it makes the forward pass run under autocast.
     model = trainer.accelerator.prepare(model.train())
     parts = trainer.micro_batches(device)
     trainer.current_gradient_accumulation_steps = len(parts)
@@ -57,7 +57,7 @@ class _GivenCompletions(trl.GRPOTrainer):
         self.job = job
 
     def micro_batches(self, device: torch.device) -> list[dict[str, torch.Tensor]]:
-        """The job's rows, padded, in micro-batches of at most its tokens."""
+        """Padded micro-batches of the job's rows, each with at most `job.microbatch` tokens."""
         job = self.job
         prompts = [p for p, group in zip(job.prompts, job.completions, strict=True) for _ in group]
         texts = [text for group in job.completions for text in group]

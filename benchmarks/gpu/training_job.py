@@ -10,15 +10,15 @@ from tiny_qwen import Shape, forward_flops
 
 @dataclass(frozen=True)
 class Job:
-    """One update.
+    """Data and settings of one update.
 
     Attributes:
         prompts: token ids of each prompt.
         completions: token ids of each prompt's completions.
         rewards: reward of each completion.
-        microbatch: most tokens of a micro-batch.
+        microbatch: maximum tokens per micro-batch.
         checkpointing: none, selective or full.
-        steps: updates that are timed.
+        steps: number of timed updates.
         bfloat16: forward passes in bfloat16. Weights are float32 in either case.
     """
 
@@ -41,7 +41,7 @@ class Job:
         return max(len(text) for group in self.completions for text in group)
 
     def needed_flops(self, shape: Shape) -> int:
-        """FLOPs of a forward and a backward pass, each prompt once, without any recomputation."""
+        """FLOPs of a forward and a backward pass, with each prompt once and nothing twice."""
         total = 0
         for prompt, group in zip(self.prompts, self.completions, strict=True):
             start = len(prompt)
@@ -63,7 +63,7 @@ def make_job(
     steps: int,
     bfloat16: bool,
 ) -> Job:
-    """Random texts. Completions have half to one and a half times `completion_tokens`."""
+    """Draw random prompts and completions of 0.5 to 1.5 times `completion_tokens` tokens."""
     rng = random.Random(0)
 
     def text(length: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The training side of `benchmarks/gpu` starts, runs and writes its figures without a GPU."""
+"""`benchmarks/gpu/train.py` runs on a CPU and writes its figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_tiny_job_runs_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_needed_flops_are_those_of_forward_and_backward() -> None:
-    """torch counts the full square of attention, and a head for the last token too."""
+    """torch also counts masked attention scores, and the head of the last token."""
     shapes, job_module = (importlib.import_module(name) for name in ("shapes", "training_job"))
     shape = shapes.SHAPES["tiny"]
     job = job_module.make_job(

@@ -1,4 +1,4 @@
-"""What the ranks of the checkpoint tests do. The functions run in other processes, by name."""
+"""Functions that the ranks of the checkpoint tests run. Other processes import them by name."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ class Training:
         self.saver.save("step", self.policy, registry, states_of(registry), required=required)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights and moments, whole."""
+        """All weights and moments, gathered from the ranks."""
         live = {**dict(self.policy.model.named_parameters()), **self.trainer.tensors()}
         return {name: whole(tensor.detach()).clone() for name, tensor in live.items()}
 
 
 def untie(policy: Policy) -> None:
-    """Give the head weights of its own."""
+    """Replace the tied head by a head with its own weights."""
     model: Any = policy.model
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.5)
@@ -113,9 +113,9 @@ def untie(policy: Policy) -> None:
 def train_and_save(
     ranks: Ranks, folder: Path, tied: bool = True, background: bool = False
 ) -> dict[str, Tensor]:
-    """Two steps with a checkpoint of each. Returns what was saved last, whole.
+    """Make two steps, and save after each. Returns the tensors of the last save, gathered.
 
-    In the background, a third step changes everything while the writer still waits.
+    With `background`, a third step changes all tensors before the writer starts.
     """
     training = Training(ranks, folder, tied=tied, background=background)
     if background:
@@ -145,7 +145,7 @@ def make_late(seconds: float) -> None:
 
 
 def resume_and_step(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and moments after a resume, and after the next step."""
+    """Return weights and moments after a resume, and after the next step."""
     training = Training(ranks, folder, resume=True)
     before = training.tensors()
     training.step()
@@ -201,7 +201,7 @@ def fail(how: str) -> None:
 
 
 def not_finite_somewhere(ranks: Ranks, folder: Path) -> str:
-    """One element is NaN, in the part of the last rank."""
+    """Save with one NaN, which is in the last rank's part of a weight. Returns the error."""
     training = Training(ranks, folder)
     training.save()
     training.step()

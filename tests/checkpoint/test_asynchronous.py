@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {"checkpoint__every": 1, "checkpoint__keep": 99, "eva
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """All files of all checkpoints, except for what depends on the clock."""
+    """Contents of all files of all checkpoints, without values that depend on the clock."""
     clock = {"manifest.json", "state.json"}
     return {
         path.relative_to(run).as_posix(): path.read_bytes()
@@ -50,7 +50,7 @@ def files(run: Path) -> dict[str, bytes]:
 def test_checkpoints_are_the_same_as_without_a_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
 ) -> None:
-    """Also if training changes all tensors before the first byte is written."""
+    """This holds even if training changes all tensors before the first byte is written."""
 
     def late(*args: Any, **kwargs: Any) -> Path:
         time.sleep(0.2)
@@ -89,7 +89,7 @@ def test_a_snapshot_keeps_the_values_and_shared_memory() -> None:
 
 
 class Training:
-    """Weights that change all the time in one thread, while another one saves them."""
+    """One thread changes the weights all the time while another thread saves them."""
 
     def __init__(self) -> None:
         self.weight = torch.zeros(64)
@@ -189,7 +189,7 @@ def test_a_job_that_does_not_end_is_named_and_waited_for_once() -> None:
 def test_an_error_of_the_writer_ends_the_run_at_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own state is saved all the same."""
+    """The state at the failure is still saved."""
     settings = {**SETTINGS, "checkpoint__asynchronous": True, "sft__steps": 0}
     failing = at_call(
         monkeypatch, "sixfold.checkpoint.payload.Payload.write", 3, raises(ValueError("a bug"))
@@ -249,7 +249,7 @@ def test_a_disk_that_stays_full_ends_the_run(
 def test_signals_and_the_lock_wait_for_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that is slow: the run's lock is held, and nothing else is saved, until it ends."""
+    """During a slow write, the run's lock is held and nothing else is saved."""
     from sixfold.files.folder import RunFolder
 
     log: list[str] = []
@@ -282,7 +282,7 @@ def test_signals_and_the_lock_wait_for_the_writer(
 
 @pytest.mark.slow
 def test_a_run_with_saves_in_the_background_is_killed_and_goes_on_exactly(tmp_path: Path) -> None:
-    """Killed at a write of the thread: SIXFOLD_FAULT counts all of its points."""
+    """The process is killed at a write of the thread. SIXFOLD_FAULT counts fault points."""
     settings = {"run__steps": 5, "sft__steps": 0, "checkpoint__every": 1}
     flags = {n: tiny_recipe(tmp_path, run__name=n, **settings) for n in ("whole", "killed")}
     process = start(flags["whole"], tmp_path / "errors")

@@ -1,4 +1,4 @@
-"""Checkpoints with the best held-out accuracy are kept beside the newest."""
+"""Checkpoints with the best held-out accuracy are kept besides the newest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_best_steps_are_ordered_by_accuracy_and_then_by_age() -> None:
 def test_a_run_keeps_its_best_checkpoints_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluated every 2 steps, saved every 5: the best evaluations are at steps 4 and 8."""
+    """The run is evaluated every 2 steps and saved every 5. Steps 4 and 8 are the best."""
     accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3}
     evaluate = step_log.evaluate_policy
 

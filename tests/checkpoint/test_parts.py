@@ -135,7 +135,7 @@ def test_a_rank_that_cannot_write_leaves_the_previous_checkpoint(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_value_that_is_not_finite_on_one_rank_is_refused_on_all(tmp_path: Path) -> None:
+def test_a_non_finite_value_on_one_rank_is_refused_on_all(tmp_path: Path) -> None:
     found = on_ranks(2, not_finite_somewhere, tmp_path / "run")
     assert found == ["TrainingDiverged True"] * 2
     assert names(tmp_path / "run" / "checkpoints")[0].startswith("step-000000")

@@ -392,7 +392,7 @@ def test_windows_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_warnings_about_torchao_alone_are_not_shown() -> None:
-    """transformers imports torchao wherever it is installed, and torchao then warns four times."""
+    """If torchao is installed, transformers imports it, and torchao then warns four times."""
     pytest.importorskip("torchao")
     program = "from sixfold.cli import main; main(['--version']); import transformers.quantizers"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""`sixfold export`: one folder that other programs load, with or without the base."""
+"""`sixfold export` writes a folder that other programs load, with or without the base."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model.eval()(TOKENS).logits
 
 
-def test_merged_it_is_a_model_of_its_own(adapter: Path, base: Path, tmp_path: Path) -> None:
+def test_merge_writes_a_whole_model(adapter: Path, base: Path, tmp_path: Path) -> None:
     assert main(["export", str(adapter), str(tmp_path / "out" / "merged"), "--merge"]) == 0
     out = tmp_path / "out" / "merged"
     ours = AutoModelForCausalLM.from_pretrained(out)
@@ -96,6 +96,6 @@ def test_an_adapter_without_its_base_is_refused(adapter: Path, missing: str) -> 
         (adapter.parent / "base").rename(adapter.parent / "elsewhere")
         named["base_model_name_or_path"] = "/nothing/here"
     config.write_text(json.dumps(named))
-    found = "names no base model" if missing != "base" else "is gone. Put it back"
+    found = "names no base model" if missing != "base" else "does not exist. Put it back"
     with pytest.raises(UserError, match=found):
         from_disk(str(adapter))

@@ -1,4 +1,4 @@
-"""`sixfold replay`: a recorded step recomputed, and what differs if something has changed."""
+"""`sixfold replay` recomputes a recorded step and shows what has changed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(folder: Path, rewards: str = "", **overrides: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of five steps with a reward in a file, and checkpoints of the steps 0, 2, 4 and 5."""
+    """A run of five steps with a reward in a file, and checkpoints of steps 0, 2, 4 and 5."""
     folder = tmp_path_factory.mktemp("replay")
     (folder / "own.py").write_text(REWARD)
     rewards = f'"{folder / "own.py"}:reward"'
@@ -87,7 +87,7 @@ def verdicts(result: Replayed) -> dict[str, str]:
 
 
 def assert_equal(result: Replayed) -> None:
-    """Everything agrees bit for bit, and the important numbers are there."""
+    """All numbers agree bit for bit, and the important ones are listed."""
     assert result.agrees and not result.samples
     found = verdicts(result)
     assert set(found.values()) == {"equal"}
@@ -107,7 +107,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_every_recorded_step_equals_its_replay_and_nothing_is_written(run: Path) -> None:
-    """Steps 1, 3 and 5 follow a checkpoint. Steps 2 and 4 need the step before them first."""
+    """Steps 1, 3 and 5 follow a checkpoint. For steps 2 and 4, another step is replayed first."""
     with RunFolder(run):  # another process trains
         before = state_of(run)
         for step, checkpoint in ((3, "step-000002"), (4, "step-000002")):
@@ -176,7 +176,7 @@ def test_a_changed_record_is_located(changed: dict[str, Path], run: Path) -> Non
     assert on_the_way.earlier == "train/grad_norm of step 3"
 
 
-def test_exit_codes_and_output(
+def test_replay_exit_codes_and_output(
     changed: dict[str, Path], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = changed["metrics"].read_text().splitlines()
@@ -219,7 +219,7 @@ def test_steps_that_can_be_replayed() -> None:
     assert steps_text([1, 2, 5]) == "1 to 2, 5"
 
 
-def test_lines_of_numbers_that_are_not_finite() -> None:
+def test_lines_of_non_finite_numbers() -> None:
     from sixfold.report.replay import compare_metrics
 
     lines = compare_metrics(

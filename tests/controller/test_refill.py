@@ -286,7 +286,7 @@ def test_rewards_of_turns_make_a_group_mixed() -> None:
 
 
 def test_rewards_of_turns_are_compared_by_turn() -> None:
-    """Replies differ in length, so equal rewards are on different tokens."""
+    """Replies differ in length, so equal rewards of turns are at different tokens."""
 
     def played(sample: int, length: int, *rewards: float) -> Trajectory:
         turns = tuple(

@@ -178,7 +178,7 @@ def test_the_largest_result_is_seen() -> None:
     assert seen.elements == 0
 
 
-def test_launches_are_operations_that_compute() -> None:
+def test_only_operations_that_compute_count_as_launches() -> None:
     with count_launches() as counts:
         x = (B @ B).t()[1:].reshape(3, 2) + 1
         there(A)

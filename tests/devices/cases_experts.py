@@ -1,4 +1,4 @@
-"""Mixtures of experts on a GPU: engine record, replay and balance loss are those of the CPU."""
+"""Mixtures of experts on a GPU: record, replay and balance loss equal those on the CPU."""
 
 from __future__ import annotations
 

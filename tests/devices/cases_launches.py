@@ -43,7 +43,7 @@ def launches(
     mode: str = "none",
     **sizes: int,
 ) -> Counter[str]:
-    """Launches of one forward and backward pass over one packed row."""
+    """Count the launches of one forward and backward pass over one packed row."""
     model, algorithm = tiny_model(kind, **sizes).to(DEVICE), grpo()
     fuse_norms(model)
     batch = ragged_batch(1, algorithm, groups=groups, samples=samples).to(DEVICE)
@@ -55,7 +55,7 @@ def launches(
 
 
 def of_a_layer(kind: str, autocast: torch.dtype | None, groups: int, samples: int) -> Counter[str]:
-    """Launches that two more layers add."""
+    """Count the launches that two more layers add."""
     few, many = (
         launches(kind, autocast, groups, samples, num_hidden_layers=layers) for layers in (2, 4)
     )
@@ -80,7 +80,7 @@ def test_checkpointing_computes_attention_again_only_if_full(mode: str, forwards
     assert counts["_flash_attention_backward"] == 2
 
 
-# 42 of these per layer of two norms are the norm's own operations, which are two launches on CUDA.
+# Per layer, 42 of these are operations of its two norms, which take two launches on CUDA.
 BUDGETS = {("qwen3", BF16): 220, ("qwen3", None): 185, ("mistral", BF16): 178}
 
 
@@ -88,7 +88,7 @@ BUDGETS = {("qwen3", BF16): 220, ("qwen3", None): 185, ("mistral", BF16): 178}
 def test_launches_of_a_layer_do_not_grow(
     model: tuple[str, torch.dtype | None], budget: int
 ) -> None:
-    """With the sequences of a packed row, or with their lengths."""
+    """The launches grow neither with the number of sequences of a row nor with their lengths."""
     few, many = of_a_layer(*model, 1, 2), of_a_layer(*model, 4, 5)
     assert many == few, many - few
     assert few.total() <= 2 * budget, few.most_common()

@@ -1,4 +1,4 @@
-"""State, activations and reference in host memory: the same numbers, fewer bytes on the device."""
+"""State, activations or reference in host memory: same numbers, fewer bytes on the device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 
 
 class OnDevice(Allocations):
-    """Allocations on the device alone."""
+    """Counts allocations on the device, not on the host."""
 
     def _note(self, tensor: Tensor) -> None:
         if is_phantom(tensor):
@@ -57,7 +57,7 @@ def test_offloaded_activations_change_no_gradient(mode: str, autocast: torch.dty
 
 @pytest.mark.parametrize(("mode", "share"), [("none", 0.4), ("full", 0.6)])
 def test_offloaded_activations_leave_the_device(mode: str, share: float) -> None:
-    """Bytes alive after a forward pass of the body."""
+    """Bytes that are still allocated after a forward pass of the body."""
     live = []
     for offload in (False, True):
         model = tiny_model(num_hidden_layers=8).to(DEVICE)
@@ -80,7 +80,7 @@ def test_offloaded_activations_leave_the_device(mode: str, share: float) -> None
     ],
 )
 def test_offloaded_state_is_on_the_host(settings: dict[str, Any]) -> None:
-    """The same weights as with the state on the device, up to the rounding of fused kernels."""
+    """Weights equal those with the state on the device, up to the rounding of fused kernels."""
     weights = []
     for offload in ("none", "optimizer"):
         model = tiny_model(hidden_size=64)
@@ -101,7 +101,7 @@ def test_offloaded_state_is_on_the_host(settings: dict[str, Any]) -> None:
 def test_fused_head_computes_the_cpus_gradient_without_waiting(
     autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forward and backward, with an entropy gradient."""
+    """Forward and backward pass, with an entropy gradient."""
     monkeypatch.setattr("sixfold.trainer.logprobs.SMALL", 0)
     model, batch = tiny_model(), ragged_batch(1)
     scoring = Scoring(0.8, 16, autocast, entropy_gradient=True)

@@ -146,7 +146,7 @@ def test_runs(settings: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_trains_an_adapter(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """With the reference on the shared base, and exact resumes."""
+    """The reference runs on the shared base, and a resume is exact."""
     given = {"model__lora__rank": 2, "algorithm__beta": 0.1, **settings}
     whole = run(tmp_path / "a", **given)
     run(tmp_path / "b", run__steps=1, **given)

@@ -304,7 +304,7 @@ def test_waits_of_a_step_do_not_grow(method: Method) -> None:
 
 @pytest.mark.parametrize("groups", [2, 6])
 def test_units_and_pairs_add_no_waits(groups: int) -> None:
-    """Rows that stay together are planned on the host."""
+    """Units are planned on the host."""
     algorithm = grpo(beta=0.05)
     batch = ragged_batch(1, algorithm, groups=groups)
     pairs = batch.with_(unit=torch.arange(len(batch.tokens)) // 2)

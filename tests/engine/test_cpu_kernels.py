@@ -159,7 +159,7 @@ def check_attention(kernels: CPUKernels, call: Call, tolerance: float = 5e-6) ->
 
 
 def narrow(call: Call) -> Call:
-    """The call on bfloat16 pools."""
+    """The same call with bfloat16 pools."""
     return replace(call, pools=(call.pools[0].bfloat16(), call.pools[1].bfloat16()))
 
 

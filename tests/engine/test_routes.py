@@ -1,4 +1,4 @@
-"""The record of experts: that of a forward pass over the whole sequence, however it was sampled."""
+"""The record of experts equals that of one forward pass, however a sequence was sampled."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def numbers(routes: Routes | None) -> np.ndarray:
 
 @torch.no_grad()
 def assert_true(model: PreTrainedModel, sequences: list[Sequence]) -> None:
-    """Each record is that of one forward pass of the plain model over the tokens."""
+    """Check that each record equals that of one forward pass of the plain model."""
     routers = routers_of(model)
     for s in sequences:
         tokens = torch.tensor(s.tokens)
@@ -82,7 +82,7 @@ def test_record_is_that_of_one_forward_pass(name: str) -> None:
     ids=str,
 )
 def test_record_survives_caching_and_preemption(options: dict[str, Any]) -> None:
-    """Two rounds, so that prompts of the second are cached."""
+    """There are two rounds, so that the prompts of the second are cached."""
     model = expert_model("qwen3_moe")
     engine = recording(model, **options)
     sequences = sampled(engine, tokens=24, rounds=2)

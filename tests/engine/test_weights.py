@@ -514,7 +514,7 @@ def test_blocks_in_host_memory_become_stale_too(
         assert drawn(here)[1] == pytest.approx(drawn(there)[1], abs=1e-5)
 
 
-def test_the_first_tensor_that_is_not_finite_is_named() -> None:
+def test_the_first_non_finite_tensor_is_named() -> None:
     good = {
         "weights": torch.full((3,), torch.finfo(torch.float32).max),  # their sum is infinite
         "small": torch.ones(2, dtype=torch.bfloat16),

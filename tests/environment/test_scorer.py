@@ -439,7 +439,7 @@ def test_a_scorer_has_one_error_budget_to_which_failed_episodes_count() -> None:
 
 
 def test_a_failed_episode_costs_all_of_its_checks() -> None:
-    """Otherwise three rewards would let three times as many episodes fail."""
+    """Otherwise, with three rewards, three times as many episodes could fail."""
 
     async def stream(episodes: int) -> None:
         g = group("a" * episodes)

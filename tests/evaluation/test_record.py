@@ -65,7 +65,7 @@ def test_the_rule_for_solved_names_the_reward_once() -> None:
 
 
 def test_an_evaluation_without_any_reply_names_the_failure() -> None:
-    """Every environment failed at its start, and the error budget allows that."""
+    """Every environment fails at its start, and the error budget allows that."""
     failed = Trajectory(
         "a", 0, [1, 2], "pp", [0.0] * 2, [-1] * 2, (), "error", reward=Reward(None, error="no tool")
     )

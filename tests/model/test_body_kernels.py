@@ -119,7 +119,7 @@ def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> 
     st.integers(0, 2**30),
 )
 @settings(max_examples=120, deadline=None)
-def test_a_rows_product_is_the_same_bits_in_any_company(
+def test_bits_of_a_row_do_not_depend_on_other_rows(
     kernels: BodyKernels,
     rows: int,
     outputs: list[int],
@@ -146,7 +146,7 @@ def test_a_rows_product_is_the_same_bits_in_any_company(
         start += n
 
 
-def test_products_of_what_is_not_a_number_stay_in_their_row_and_column(
+def test_nan_stays_in_its_row_and_column(
     kernels: BodyKernels,
 ) -> None:
     x, weight = random(9, 20), random(19, 20, seed=1)

@@ -1,4 +1,4 @@
-"""Routers of every family: what they choose, and a replay of other choices."""
+"""Routers of every family: record of their choices, and replay of given choices."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def test_replay_of_own_choices_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - UNREPLAYED))
 @torch.no_grad()
 def test_other_weights_replay_the_choices_of_the_first(name: str) -> None:
-    """The router of other weights chooses otherwise; under replay it is forced, with weights of its
-    own, and only for the tokens that have choices.
+    """Routers with other weights choose other experts, but not under a replay.
+
+    Experts get weights from the current logits. Tokens without given choices are routed freely.
     """
     model = expert_model(name)
     first = watched(model)[1].choices()
@@ -93,23 +94,23 @@ def test_other_weights_replay_the_choices_of_the_first(name: str) -> None:
     given[-3:] = OWN
     out, record, _ = watched(model, given)
     assert torch.equal(record.choices()[:-3], first[:-3])
-    # Causal: the last tokens do not reach the others, so a whole replay agrees on those.
+    # Attention is causal: the last tokens, which are routed freely, do not affect the others.
     torch.testing.assert_close(out[:-3], watched(model, first)[0][:-3], atol=2e-5, rtol=2e-5)
-    # What a router would have chosen by itself is known in spite of the replay: in the first
-    # layer with experts its input is the same.
+    # `own` records the router's own choice despite the replay. In the first layer with experts the
+    # input is the same, so the choice is too.
     layer = min(range(len(routers.names)), key=lambda i: (order(model, routers.names[i]), i))
     assert torch.equal(record.own[layer].sort(-1)[0], alone[:, layer].sort(-1)[0])
 
 
 def order(model: PreTrainedModel, name: str) -> int:
-    """Position of a router in the forward pass: attention comes before the experts of its layer."""
+    """Sort key of routers by the forward pass: attention precedes the experts of its layer."""
     return 0 if "layers.0.self_attention" in name else 1
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 @torch.no_grad()
 def test_replayed_experts_get_the_weights_of_the_family(normalised: bool) -> None:
-    """Softmax over all experts, then normalised over the given ones or not."""
+    """Weights are a softmax over all experts, normalised over the given experts or not."""
     model = expert_model("qwen3_moe")
     for name in found(model).names:
         model.get_submodule(name).norm_topk_prob = normalised  # type: ignore[assignment]
@@ -128,7 +129,7 @@ def test_replayed_experts_get_the_weights_of_the_family(normalised: bool) -> Non
 
 @torch.no_grad()
 def test_experts_of_an_excluded_group_get_a_weight() -> None:
-    """DeepSeek-V2 sets the scores of other groups to 0: the replay must replace the groups too."""
+    """DeepSeek-V2 sets scores of other groups to 0, so a replay must replace the groups too."""
     model = expert_model("deepseek_v2")
     used: list[Tensor] = []
     model.model.layers[1].mlp.experts.register_forward_pre_hook(lambda _, a: used.append(a[2]))

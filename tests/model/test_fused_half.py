@@ -1,5 +1,5 @@
-"""The fused body on bfloat16 weights: near float32, nearer than autocast, and a row's bits are that
-row's alone.
+"""The fused body on bfloat16 weights is nearer to float32 than autocast is, and the bits of a row
+do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(engine: Engine, tasks: range = range(4), adapter: str | None = None) -> 
 
 
 def assert_near(some: Drawn, others: Drawn, limit: float) -> None:
-    """Most first tokens are equal, and their log-probs differ by less than `limit`."""
+    """Check that most first tokens are equal, and that log-probs differ by less than `limit`."""
     gaps = []
     for (task, sample), (tokens, logp) in some.items():
         at = len(PROMPTS[int(task.removeprefix("task-"))])
@@ -99,7 +99,7 @@ def _written_out(self: Any, tokens: Tensor, positions: Tensor, layout: Any, _: o
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_change_no_bit(threads: int) -> None:
-    """With enough rows for each thread to take its share through all layers."""
+    """There are enough rows for each thread to compute its share through all layers."""
     model, before = prepared("llama"), torch.get_num_threads()
     body: Any = CausalLM(model).lowered(BF16, compiled)
     hidden = torch.randn(300, model.config.hidden_size)
@@ -133,7 +133,7 @@ def test_packed_weights_follow_the_model_and_are_freed(monkeypatch: pytest.Monke
 
 
 def test_a_hook_in_the_middle_of_a_run_is_called() -> None:
-    """The module then continues on the cache that the kernels filled."""
+    """After the hook, the module continues with the cache that the kernels filled."""
     model = prepared("qwen3")
     engine = Engine(CausalLM(model), kv_tokens=4000, autocast=BF16)
     plain, seen = run(engine), list[int]()
@@ -172,7 +172,7 @@ def test_an_adapter_is_added_to_float32_sums() -> None:
 
 @pytest.mark.parametrize("sizes", [dict(kv_dtype="int8"), dict(head_dim=8)], ids=str)
 def test_attention_in_pytorch_gives_the_body_float32(sizes: dict[str, Any]) -> None:
-    """An int8 cache, and heads that the attention kernel does not support."""
+    """PyTorch computes attention for an int8 cache and for unsupported head sizes."""
     extra = {name: sizes[name] for name in sizes if name == "head_dim"}
     model = prepared("qwen3", **extra)
     options = {} if extra else sizes
@@ -189,8 +189,8 @@ def test_without_bfloat16_kernels_the_twin_runs() -> None:
     assert not isinstance(CausalLM(gemma).lowered(BF16, compiled), FusedDecoder)
 
 
-def test_products_run_on_half_the_bytes() -> None:
-    """No product of a forward pass falls back to float32 weights."""
+def test_no_product_reads_float32_weights() -> None:
+    """All products of a forward pass read bfloat16 weights."""
     model = prepared("llama")
     body: Any = CausalLM(model).lowered(BF16, compiled)
     kernels: BodyKernels = body._kernels

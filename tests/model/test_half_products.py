@@ -1,6 +1,8 @@
-"""Products with bfloat16 weights on the CPU: against a slow version in double precision, and row by
-row the same bits in any company. Each kind of instructions is tested: those of this machine, AMX by
-a stand-in, and float32 arithmetic for processors that have neither.
+"""Products with bfloat16 weights on the CPU.
+
+They are compared with a slow version in double precision, and the bits of a row must not depend on
+other rows. Each instruction set is tested: that of this machine, AMX by a stand-in, and float32
+arithmetic for processors without bfloat16 instructions.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def product(
     biases: list[Tensor | None],
     before: Tensor | None = None,
 ) -> Tensor:
-    """Into the middle of longer rows, which must stay as they are around it."""
+    """Compute into the middle of longer rows. The numbers around it must not change."""
     packed = kernels.pack(weights, biases, half=True)
     room = torch.full((len(x) + 2, packed.outputs + 9), 7.0)
     out = room[1:-1, 4:-5]
@@ -76,8 +78,8 @@ def product(
 def test_product_against_the_slow_version(
     kernels: BodyKernels, rows: int, depth: int, outputs: list[int]
 ) -> None:
-    """Inputs and weights are rounded to bfloat16; sums are those of float32."""
-    x = random(rows, depth + 3)[:, :depth]  # rows lie apart
+    """Inputs and weights are rounded to bfloat16. Sums have the precision of float32."""
+    x = random(rows, depth + 3)[:, :depth]  # rows are not adjacent in memory
     weights = [random(n, depth, seed=n) for n in outputs]
     biases = [random(n, seed=-n) if n % 2 else None for n in outputs]
     bias = torch.cat(
@@ -94,7 +96,7 @@ def test_product_against_the_slow_version(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_rows_product_is_the_same_bits_in_any_company(kernels: BodyKernels, threads: int) -> None:
+def test_bits_of_a_row_do_not_depend_on_other_rows(kernels: BodyKernels, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -112,7 +114,7 @@ def test_a_rows_product_is_the_same_bits_in_any_company(kernels: BodyKernels, th
 
 
 def test_numbers_are_rounded_as_pytorch_rounds(kernels: BodyKernels) -> None:
-    """To the nearest, ties to even; infinities and NaN stay."""
+    """Numbers are rounded to nearest, ties to even. Infinities and NaN are kept."""
     bits = torch.randint(-(2**31), 2**31, (4000,), generator=torch.Generator().manual_seed(0))
     ties = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF])
     numbers = torch.cat([bits, ties]).int().view(torch.float32)
@@ -129,7 +131,7 @@ def test_numbers_are_rounded_as_pytorch_rounds(kernels: BodyKernels) -> None:
     assert torch.equal(rows[fits, 0], theirs[fits].float())
 
 
-def test_products_of_what_is_not_a_number_stay_in_their_row_and_column(
+def test_nan_stays_in_its_row_and_column(
     kernels: BodyKernels,
 ) -> None:
     x, weight = random(9, 20), random(19, 20, seed=1)

@@ -1,4 +1,4 @@
-"""Weight matrices in bfloat16: the float32 model's numbers under autocast, in half the memory."""
+"""Weight matrices in bfloat16 give the numbers of float32 under autocast, in half the memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCORING = Scoring(0.8, 16, torch.bfloat16)
 
 
 def models(kind: str = "qwen3") -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A float32 model whose matrices bfloat16 can represent, and the same in bfloat16."""
+    """A float32 model whose matrices bfloat16 represents exactly, and the same in bfloat16."""
     model = tiny_model(kind)
     for p in model.parameters():
         if p.dim() > 1:
@@ -57,7 +57,7 @@ def test_a_copy_looks_up_its_own_table() -> None:
 
 
 def test_a_critic_of_its_own_is_float32() -> None:
-    """Values may differ by less than bfloat16 resolves."""
+    """Differences between values may be too small for bfloat16."""
     _, half = models()
     critic = own_value_model(half)
     assert {p.dtype for p in critic.parameters()} == {torch.float32}
@@ -65,8 +65,9 @@ def test_a_critic_of_its_own_is_float32() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_gradients_add_up_in_float32(kind: str) -> None:
-    """One row per micro-batch: their sum equals that of the float32 model, whose products are
-    rounded to bfloat16 too. A sum in bfloat16 would be far from it.
+    """With one row per micro-batch, summed gradients equal those of the float32 model.
+
+    A sum in bfloat16 would differ much.
     """
     batch, gradients = ragged_batch(0, groups=6), []
     for model, weights in zip(models(kind), ("float32", "bfloat16"), strict=True):

@@ -1,4 +1,4 @@
-"""Training an adapter: it is PEFT's, the base is shared and frozen, and bad targets are refused."""
+"""Training of an adapter: PEFT's modules on a shared, frozen base; bad targets are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def adapted(
 
 
 def moved(lora: TrainedLora, seed: int = 0) -> TrainedLora:
-    """The adapter after training, as if: random matrices that change the outputs visibly."""
+    """Replace the adapter by random matrices that change the outputs, as training would."""
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in lora.weights().items():
@@ -178,7 +178,7 @@ def test_a_saved_adapter_of_other_settings_is_refused(
 def test_gradients_equal_those_of_peft_run_by_hand(
     tiny: Tiny, tmp_path: Path, settings: dict[str, bool]
 ) -> None:
-    """Packed rows, a shared prompt and chunks, against one plain forward pass per row."""
+    """Packed rows with a shared prompt and chunks are compared with a forward pass per row."""
     lora, rows = moved(adapted(tiny("qwen3"), **settings)), batch()
     lora.save(tmp_path)
     config = TrainerConfig(max_tokens_per_microbatch=16)
@@ -217,7 +217,7 @@ def test_a_step_moves_the_adapter_alone(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("kind", [FrozenReference, FusedReference])
 def test_the_reference_is_the_model_with_the_adapter_off(tiny: Tiny, kind: type) -> None:
-    """Exactly, whatever the adapter has learned; and it has nothing to save or to train."""
+    """It is exact, whatever the adapter has learned. The reference saves and trains nothing."""
     lora = moved(adapted(tiny("qwen3")))
     limits = () if kind is FusedReference else (64, True)
     reference = kind(lora.base, SCORING, *limits, base=lora.base)
@@ -266,7 +266,7 @@ def trainers_logp(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "qwen3_moe"])
-def test_the_engine_samples_from_the_running_adapter(tiny: Tiny, architecture: str) -> None:
+def test_the_engine_samples_from_the_trained_adapter(tiny: Tiny, architecture: str) -> None:
     lora = adapted(tiny(architecture))
     engine = engine_of(lora.base)
     sync = AdapterSync(lora, engine)
@@ -298,7 +298,7 @@ def test_the_prefix_cache_of_an_earlier_adapter_is_not_used(tiny: Tiny) -> None:
     assert done[0].reused == 0
 
 
-def test_a_sync_of_a_matrix_that_is_not_finite_keeps_the_old_adapter(tiny: Tiny) -> None:
+def test_a_sync_of_a_non_finite_matrix_keeps_the_old_adapter(tiny: Tiny) -> None:
     lora = moved(adapted(tiny("qwen3")))
     engine = engine_of(lora.base)
     sync = AdapterSync(lora, engine)

@@ -1,4 +1,4 @@
-"""A tiny model of each family of mixtures of experts, with random weights, and samples of it."""
+"""Tiny models of all families of mixtures of experts, and samples from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _MADE: dict[str, PreTrainedModel] = {}
 
 
 def expert_model(name: str) -> PreTrainedModel:
-    """A model of its own, with Sixfold's attention. Weights are large enough to tell experts apart."""
+    """A new model with Sixfold's attention. Large weights make the experts differ clearly."""
     if name not in _MADE:
         _MADE[name] = _make(name)
     return copy.deepcopy(_MADE[name])

@@ -1,5 +1,5 @@
-"""Every family of mixtures of experts as a policy: the engine that samples, the trainer that packs
-and the model's own code agree on every token.
+"""For every family of mixtures of experts, the log-probs of the engine, of the packed trainer and
+of the model's own code agree on every token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Planned bytes of a training step against those that PyTorch allocates, on a small model."""
+"""Planned bytes of a training step agree with those that PyTorch allocates."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ SIZES = [
     f"--rollout.samples_per_prompt={SAMPLES}",
     f"--trainer.max_tokens_per_microbatch={TOKENS}",
     f"--data.max_prompt_tokens={PROMPT}",
-    "--trainer.logprob_chunk=400",  # a table of it is larger than SMALL, so the fused head runs
+    "--trainer.logprob_chunk=400",  # tables are larger than SMALL, so the fused head runs
     "--run.device=cpu",
 ]
 LORA = ["--model.lora.rank=8"]
 
 
 def make_batch() -> Batch:
-    """Two prompts with their samples, all of full length."""
+    """A batch of two prompts with their samples, all of full length."""
     chance = random.Random(1)
 
     def draw(count: int) -> list[int]:
@@ -70,7 +70,7 @@ def make_batch() -> Batch:
 
 
 def make_model(recipe: Recipe) -> PreTrainedModel:
-    """The model that the recipe's trainer would train."""
+    """The model that the recipe trains."""
     register()
     torch.manual_seed(0)
     config = Qwen2Config(**CONFIG.to_dict())
@@ -90,7 +90,7 @@ def make_model(recipe: Recipe) -> PreTrainedModel:
 def measured(recipe: Recipe) -> dict[str, int]:
     """Bytes of weights, of optimizer state, and of the second step's peak beyond both.
 
-    A CPU run has device and host memory in one.
+    On a CPU, parts in host memory and on the device are measured together.
     """
     model = make_model(recipe)
     method = make_algorithm(resolve_algorithm(recipe.algorithm), NEW)
@@ -115,7 +115,7 @@ def measured(recipe: Recipe) -> dict[str, int]:
 
 
 def planned(recipe: Recipe) -> dict[str, int]:
-    """The same by the plan."""
+    """Planned values of what `measured` returns."""
     size = model_size(CONFIG.to_dict())
     assert size is not None
     held = holdings(recipe, size)

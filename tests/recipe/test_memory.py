@@ -141,7 +141,7 @@ def test_sft_of_all_weights_before_the_adapter_counts() -> None:
     assert needed("--sft.steps=0") < needed()
 
 
-def test_forms_of_weights_and_state_by_hand() -> None:
+def test_bytes_of_weights_and_state_by_hand() -> None:
     """Matrices take 2 bytes in bfloat16, norms and biases 4. A block of 256 8-bit moments has a
     float32 scale.
     """
@@ -166,7 +166,7 @@ def test_forms_of_weights_and_state_by_hand() -> None:
 
 
 def test_a_rank_holds_its_shard_and_gathers_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen2.5-7B on 8 ranks; embedding and head are apart."""
+    """Qwen2.5-7B on 8 ranks. Embedding and head are not tied."""
     monkeypatch.setenv("WORLD_SIZE", "8")
     layer = (N7 - 2 * TABLE7) // 28
     flags = [f"--model.path={SEVEN}", "--engine.release_kv=true"]

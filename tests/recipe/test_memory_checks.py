@@ -1,4 +1,4 @@
-"""Settings that save memory: contradictions are refused before anything is loaded."""
+"""Contradictory settings that save memory are refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_8_bits_without_torchao_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         make_plan(recipe)
 
 
-def test_what_fits_together_is_accepted() -> None:
+def test_settings_that_fit_together_are_accepted() -> None:
     flags = [HALF, "--trainer.weights=bfloat16", "--trainer.rounding=stochastic"]
     flags += ["--reference.precision=bfloat16", "--reference.offload=true"]
     make_plan(load_recipe("demo", ["--algorithm.beta=0.1", *flags]))

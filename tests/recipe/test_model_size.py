@@ -103,7 +103,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_real_models_have_their_published_sizes(name: str) -> None:
-    """Parameters, and inputs and outputs of every linear module, of the module made on meta."""
+    """Parameters and sizes of linear modules equal those of the model on the meta device."""
     given = json.loads((CONFIGS / name / "config.json").read_text())
     size = model_size(given)
     with torch.device("meta"):

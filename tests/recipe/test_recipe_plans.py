@@ -1,4 +1,4 @@
-"""Shipped GPU recipes: the plan counts what the module on the meta device has, and fits the GPU."""
+"""Plans of the GPU recipes count the parameters of the real model, and fit the GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECIPES = {
 
 
 def local(name: str) -> Recipe:
-    """The recipe with the config.json of its model in a folder."""
+    """The recipe, with a folder that has the config.json of its model."""
     return load_recipe(name, [f"--model.path={CONFIGS / RECIPES[name][0]}"])
 
 

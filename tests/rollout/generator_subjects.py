@@ -52,7 +52,7 @@ class Make(Protocol):
 
 
 def slow_down(engine: Engine, broken: list[bool]) -> None:
-    """Make steps slow enough that calls come while others run, and fail once `broken` has items."""
+    """Make steps so slow that calls overlap. Steps fail once `broken` has items."""
     step = engine.step
 
     def slower() -> Any:

@@ -195,7 +195,7 @@ class Raises:
 
 
 class Unwritable(Raises):
-    """Its first observation has a character that the tokenizer does not know."""
+    """Environment whose first observation has a character that the tokenizer does not know."""
 
     async def start(self) -> Observation:
         return Observation(text="é")
@@ -334,7 +334,7 @@ def test_messages_need_a_chat_template() -> None:
 
 
 def test_fields_of_messages_are_in_the_first_prompt() -> None:
-    """Such as the calls of an earlier turn: the suffixes assume them."""
+    """An example is the tool calls of an earlier turn, which later suffixes assume."""
     text = renderer("qwen2.5-instruct")
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "42"}}}
     said = (
@@ -482,7 +482,7 @@ def test_checks_begin_before_other_episodes_have_ended() -> None:
 
 
 class Together(Recording):
-    """Replies of sample + 1 tokens, which end in this order and tell of their peers."""
+    """Generator whose replies have sample + 1 tokens, end in this order and report `Peers`."""
 
     async def generate(
         self, tokens: Sequence[int], params: SamplingParams, key: SampleKey, **options: Any
@@ -492,7 +492,7 @@ class Together(Recording):
 
 
 def test_the_order_of_samples_does_not_depend_on_the_time_of_the_environment() -> None:
-    """The shortest reply has ended, but its environment answers last."""
+    """The shortest reply ends first, but its environment answers last."""
     text, offered = renderer(), list[list[int]]()
 
     class Shortest:

@@ -57,7 +57,7 @@ async def sample(generator: EngineGenerator, **changes: Any) -> list[Sampled]:
 
 
 def test_a_failure_while_calls_are_admitted_ends_them(generator: EngineGenerator) -> None:
-    """They are in no queue of the engine yet, so nobody else would answer them."""
+    """The engine has not queued them yet, so its failure would not answer them."""
     generator.engine.add = lambda *args, **named: 1 / 0  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(GeneratorClosed, match="ZeroDivisionError"):
@@ -186,7 +186,7 @@ def test_the_engine_computes_with_as_many_threads_as_its_caller(
 def test_the_engine_computes_on_the_gpu_of_its_maker(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's current GPU belongs to a thread, and kernels start on it (run.device = cuda:1)."""
+    """Each thread has its own current GPU, on which kernels run (run.device = cuda:1)."""
     chosen: list[tuple[int, str]] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

@@ -324,7 +324,7 @@ def test_an_impossible_request_is_refused_and_harmless(
 
 
 async def long_calls(subject: Subject, count: int) -> list[asyncio.Task[Any]]:
-    """Calls of many tokens, one of which has started."""
+    """Start calls of many tokens, and wait until one of them runs."""
     params = replace(PARAMS, max_tokens=2000)
     made: list[asyncio.Task[Any]] = [
         asyncio.create_task(subject.generator.generate(PROMPTS[1], params, SampleKey("t", k)))

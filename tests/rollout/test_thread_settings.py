@@ -1,4 +1,4 @@
-"""Threads that compute in turn do not keep OpenMP workers while another one computes."""
+"""A thread keeps no OpenMP workers while another thread computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sixfold.rollout.generator import SampleKey
 from sixfold.types import SamplingParams
 
 def threads(readings=10):
-    # Workers that end disappear a little later: count when nothing has changed for a while.
+    # Ended workers disappear a little later: wait until the number is stable.
     found = [len(os.listdir("/proc/self/task"))]
     while len(found) < readings or len(set(found[-readings:])) > 1:
         time.sleep(0.02)
@@ -49,7 +49,7 @@ print(json.dumps(counts))
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads in /proc")
 def test_only_the_thread_that_computes_has_workers() -> None:
-    """Workers of both would be more than the cores, and GNU OpenMP then waits passively."""
+    """The workers of two threads would outnumber the cores; GNU OpenMP then lets them sleep."""
     environment = {**os.environ, "SIXFOLD_KERNELS": "torch", "OMP_NUM_THREADS": "3"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""An adapter that Sixfold trained, in vLLM itself: served by request, and merged at a sync."""
+"""vLLM serves an adapter that Sixfold trained, by request and merged at a sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a run that gives no answer ends the run with its name, and nothing waits for ever."""
+"""A silent part ends the run with a message that names the part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def newest(folder: Path) -> str:
 
 @pytest.fixture
 def hung() -> Iterator[threading.Event]:
-    """Set at the end, so that a blocked thread can end."""
+    """Event that is set at the end of the test, so that a blocked thread can end."""
     event = threading.Event()
     yield event
     event.set()
@@ -113,7 +113,7 @@ def test_a_reference_process_that_dies_ends_the_run_with_its_name(
 
 
 def test_signs_of_life_restart_the_deadline_of_the_engine() -> None:
-    """Calls outlive the deadline while the engine lives, and fail once it is silent."""
+    """Calls may last longer than the deadline while the engine gives signs of life."""
     pulse, deadline = Pulse(), Deadline("the engine", 0.3)
     guard = EngineGuard(pulse, deadline)
 

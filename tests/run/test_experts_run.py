@@ -1,5 +1,5 @@
-"""`sixfold train` on a mixture of experts from a local folder: the reward rises with the balance
-loss on, the samples carry their experts, and a resumed run repeats it bit for bit.
+"""`sixfold train` on a mixture of experts: the reward rises with a balance loss, trajectories record
+their experts, and a resumed run repeats the run bit for bit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def test_reward_rises_and_a_resume_repeats_the_run(folder: Path, tmp_path: Path)
     ],
     ids=["bfloat16", "quantised sampler"],
 )
-def test_replay_with(folder: Path, tmp_path: Path, more: dict[str, object]) -> None:
+def test_runs_with_replay_report_the_drift(
+    folder: Path, tmp_path: Path, more: dict[str, object]
+) -> None:
     run = train(folder, tmp_path, run__steps=2, **more)
     for m in metrics(run):
         assert 0 <= m["moe/drift_layer_frac"] <= m["moe/drift_frac"] <= 1

@@ -242,7 +242,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
 
 
 NOT_FINITE = [
-    # part that becomes NaN, number of the update, settings, checkpoint that is left, tensor named
+    # part that becomes NaN, number of the update, settings, newest checkpoint, named tensor
     ("weight", 4, {}, "", "model/model.embed_tokens.weight"),
     ("weight", 7, {"checkpoint__every": 2}, "step-000002", "model.embed_tokens.weight"),
     ("weight", 7, {"sync__kind": "copy", "checkpoint__every": 2}, "step-000002", "model.embed"),
@@ -252,7 +252,7 @@ NOT_FINITE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "update", "settings", "left", "named"), NOT_FINITE)
-def test_what_is_not_finite_is_never_saved(
+def test_non_finite_tensors_are_never_saved(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     part: str,
@@ -261,7 +261,7 @@ def test_what_is_not_finite_is_never_saved(
     left: str,
     named: str,
 ) -> None:
-    """Update 7 is that of step 3. SFT makes the first four."""
+    """Update 7 is that of RL step 3, because SFT makes the first four updates."""
     calls, step = count(1), torch.optim.AdamW.step
 
     def overflows(self: torch.optim.AdamW, *args: Any) -> Any:

@@ -11,7 +11,7 @@ from sixfold.run.interrupts import Interrupts
 
 
 class OneOfTwo(Alone):
-    """A rank to which a signal is sent while it exchanges objects with another rank."""
+    """Rank that gets a signal while it exchanges objects with another rank."""
 
     size = 2
     signal_next = True
@@ -26,6 +26,6 @@ class OneOfTwo(Alone):
 
 def test_signal_that_arrives_while_ranks_agree_stops_them_at_the_next_step() -> None:
     with Interrupts(lambda line: None, OneOfTwo()) as interrupts:
-        assert not interrupts.stopping()  # the other rank goes on too
+        assert not interrupts.stopping()  # the other rank continues too
         assert interrupts.stopping()
     assert interrupts.exit_code == 143

@@ -98,7 +98,7 @@ def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> N
 
 
 def test_a_rank_reserves_its_share(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three quarters of the policy's weights are freed when the cache exists."""
+    """Three quarters of the policy's weights are freed after the cache is created."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     config, n = policy.model.config.to_dict(), sum(p.numel() for p in policy.model.parameters())
     asked = recipe("--algorithm.beta=0", "--engine.release_kv=true")

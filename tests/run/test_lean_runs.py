@@ -1,4 +1,4 @@
-"""Whole runs with less memory: they train, and resume bit for bit."""
+"""Runs with settings that save memory train, and resume bit for bit."""
 
 from __future__ import annotations
 

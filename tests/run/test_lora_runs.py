@@ -1,5 +1,5 @@
-"""Whole runs that train an adapter: exact resumes, checkpoints that everything can load, and the
-reference on the shared base.
+"""Runs that train an adapter: exact resumes, checkpoints that PEFT, transformers and all commands
+load, and the reference on the shared base.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LORA = {"model__lora__rank": 4, "model__lora__alpha": 8, "trainer__learning_rate
 
 
 def train(folder: Path, name: str, resume: bool = False, **settings: object) -> Path:
-    """Train in this process, or resume. The folder of the run."""
+    """Train or resume in this process. Returns the folder of the run."""
     flags = tiny_recipe(folder, run__name=name, **{**LORA, **settings})
     recipe = parse_recipe('run.name = "run"', "test", flags)
     assert train_run(recipe, resume=folder / name if resume else None) == 0
@@ -56,14 +56,14 @@ def assert_same(ours: Path, theirs: Path, step: int) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps of RL that were never stopped, after SFT of the whole model."""
+    """A run that was never stopped: SFT of the whole model, then six steps of RL."""
     folder = tmp_path_factory.mktemp("whole")
     return train(folder, "whole", run__steps=6, algorithm__beta=0.1)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain model folder."""
+    """A model folder without an adapter."""
     folder = tmp_path_factory.mktemp("base")
     flags = tiny_recipe(folder, run__name="base", run__steps=1)
     assert train_run(parse_recipe('run.name = "run"', "test", flags)) == 0
@@ -71,7 +71,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
-    """Killed at several moments: in SFT, while the base is saved, and in RL."""
+    """The run is killed in SFT, while the base is saved, and in RL."""
     flags = tiny_recipe(tmp_path, run__name="killed", run__steps=6, algorithm__beta=0.1, **LORA)
     run, killed = tmp_path / "killed", 0
     for fault in ("checkpoint.published:1", "base:1", "base:2", "checkpoint.model:1", ""):
@@ -164,7 +164,7 @@ def test_a_server_adds_the_adapter_of_a_checkpoint_to_its_base(whole: Path) -> N
 
 
 def test_a_run_starts_from_an_adapter(whole: Path, tmp_path: Path) -> None:
-    """Further training of the adapter; or of all merged weights, with rank 0."""
+    """RL continues to train the adapter, or with rank 0 all merged weights."""
     path = str(whole / "checkpoints" / "step-000006" / "model")
     more = train(tmp_path, "more", run__steps=1, sft__steps=0, model__path=path)
     config = json.loads(
@@ -199,11 +199,11 @@ def test_a_moved_run_finds_its_base_and_a_changed_base_is_refused(
     config = run / "checkpoints" / "step-000006" / "model" / "adapter_config.json"
     gone = json.loads(config.read_text()) | {"base_model_name_or_path": str(tmp_path / "gone")}
     config.write_text(json.dumps(gone))
-    with pytest.raises(UserError, match=r"the base model .*gone is gone"):
+    with pytest.raises(UserError, match=r"the base model .*gone does not exist. Put it back"):
         from_disk(folder)
 
 
-def test_an_adapter_is_merged_or_loaded_apart(whole: Path) -> None:
+def test_an_adapter_is_merged_or_loaded_without_its_base(whole: Path) -> None:
     folder = str(whole / "checkpoints" / "step-000006" / "model")
     merged = load_policy(ModelConfig(path=folder), seed=0, device="cpu")
     alone = load_policy(

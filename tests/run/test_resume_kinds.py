@@ -1,4 +1,4 @@
-"""Resumes in unusual circumstances: often saved, repeated, moved, linked."""
+"""Resumes of runs that save every step, were resumed before, or were moved."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_saving_every_step_changes_nothing(tmp_path: Path, whole: Path) -> None:
-    """R11."""
+    """R11 in docs/reliability.md."""
     assert_equal(train(tmp_path, checkpoint__every=1), whole)
 
 
 @pytest.mark.slow
 def test_resume_of_a_resume_and_two_resumes_of_one_checkpoint(tmp_path: Path, whole: Path) -> None:
-    """R10."""
+    """R10 in docs/reliability.md."""
     half = train(tmp_path, run__steps=1)
     shutil.copytree(half, tmp_path / "other")
     resume(half, run__steps=3)
@@ -62,7 +62,7 @@ def test_resume_of_a_resume_and_two_resumes_of_one_checkpoint(tmp_path: Path, wh
 
 @pytest.mark.slow
 def test_run_that_was_moved_is_resumed_through_a_link(tmp_path: Path, whole: Path) -> None:
-    """R15. The folder of the run is not where its recipe says."""
+    """R15: the folder of the run is not at the path that its recipe names."""
     (tmp_path / "first").mkdir()
     half = train(tmp_path / "first", run__steps=2)
     moved = half.rename(tmp_path / "moved")

@@ -25,7 +25,7 @@ LAYOUT = {
     "train/microbatches",
     "train/tokens",
 }
-"""Metrics that depend on which rank does what, or when."""
+"""Metrics that depend on time, or on the division of the work among ranks."""
 
 
 def curve(run: Path) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(tmp_path: Path) -> N
 
 
 def started(folder: Path, **settings: Any) -> RankRun:
-    """A run of two ranks that would take long, after its second step."""
+    """A long run on two ranks, when it has made two steps."""
     settings = {"run__steps": 10_000, "sft__steps": 1, "checkpoint__every": 5, **settings}
     flags = tiny_recipe(folder, run__name="run", **settings)
     run = train_on_ranks(2, ["train", "demo", *flags], folder / "errors")
@@ -159,7 +159,7 @@ def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
         ("parallel.tensor", "2", "value that does is 1"),  # one key-value head
     ],
 )
-def test_what_ranks_do_not_support_is_refused_once(
+def test_settings_that_ranks_do_not_support_are_refused_once(
     setting: str, value: str, remedy: str, tmp_path: Path
 ) -> None:
     flags = [*tiny_recipe(tmp_path, run__name="run"), f"--{setting}", value]

@@ -25,7 +25,7 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class Forked:
-    """A run in a process that is forked from a server: it starts in milliseconds."""
+    """Run in a process that is forked from a server, so it starts in milliseconds."""
 
     def __init__(self, flags: list[str], errors: Path, resume: Path | None) -> None:
         self._process = start(flags, errors, resume)
@@ -38,7 +38,7 @@ class Forked:
 
 @pytest.mark.slow
 def test_run_killed_every_second_keeps_every_promise(tmp_path: Path, soak: ModuleType) -> None:
-    """Also: a broken promise is found. The same folders are damaged in one way after the other."""
+    """Broken promises are found too: the same folders are damaged in one way after the other."""
     settings = {**TINY, **soak.SETTINGS, "sft.steps": 4, "checkpoint.every": 2}
 
     def launch(flags: list[str], resume: Path | None) -> Forked:
@@ -68,7 +68,7 @@ def test_slope_of_memory_is_a_fit_with_an_intercept_per_process(soak: ModuleType
     lives = []
     for start_mb in (100.0, 300.0):
         life = soak.Life([float(s) for s in range(60)])
-        life.megabytes = [start_mb + s / 30 for s in range(60)]  # 2 MB a minute
+        life.megabytes = [start_mb + s / 30 for s in range(60)]  # 2 MB per minute
         lives.append(life)
     assert soak.slope(lives) == pytest.approx(2.0)
     assert soak.slope([soak.Life()]) is None

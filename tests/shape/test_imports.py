@@ -85,7 +85,7 @@ together and may import any below.
 """
 
 TOP = ("run", "commands", "api", "cli", "__main__")
-"""From below to above. `run` makes training runs, `commands` does what other commands do."""
+"""Packages from low to high. `run` makes training runs; `commands` has the other commands."""
 
 CONTRACTS = {
     ("engine", "model"): {"model.base"},
@@ -196,7 +196,7 @@ def _uses_a_tokenizer(node: ast.AST) -> bool:
     )
 
 
-def test_nobody_below_imports_controller_run_commands_api_or_cli() -> None:
+def test_lower_packages_do_not_import_controller_run_commands_api_or_cli() -> None:
     for name, found in OURS.items():
         if _room(name) not in ("controller", *TOP, ""):
             assert not {i for i in found if _room(i) in ("controller", *TOP)}, name

@@ -78,7 +78,7 @@ class TestSharedSync:
         assert engine.version == 1
 
     @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-    def test_weights_that_are_not_finite_never_get_a_version(
+    def test_non_finite_weights_never_get_a_version(
         self, trained: PreTrainedModel, bad: float
     ) -> None:
         engine = make_engine(trained)

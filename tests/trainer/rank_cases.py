@@ -1,4 +1,4 @@
-"""What the ranks of the tests compute. The functions run in other processes, by name."""
+"""Functions that the ranks of the tests run. Other processes import them by name."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ DIVIDED = {
 
 
 def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) -> Trainer:
-    """A trainer on a new model, sharded if there are several ranks."""
+    """Make a trainer on a new model, which is sharded if there are several ranks."""
     model = tiny_model(**case.model)
     if case.trained:
         for name, p in model.named_parameters():
@@ -132,12 +132,12 @@ def step(ranks: Ranks, case: Case, autocast: torch.dtype | None = None) -> dict[
 
 
 def steps(ranks: Ranks, names: list[str]) -> dict[str, dict[str, Any]]:
-    """`step` of several cases."""
+    """Results of `step` for several cases."""
     return {name: step(ranks, (CASES | DIVIDED)[name]) for name in names}
 
 
 def bfloat16_step(ranks: Ranks) -> dict[str, Any]:
-    """A step of a bfloat16 run."""
+    """Result of a step with bfloat16 forward passes."""
     return step(ranks, Case(values=SMALL), torch.bfloat16)
 
 
@@ -149,7 +149,7 @@ def _spoiled(batch: Batch, logp: torch.Tensor) -> LossOutput:
 
 
 def spoiled_step(ranks: Ranks) -> dict[str, Any]:
-    """A step with a loss that is not finite on one rank, then a sound one."""
+    """Make a step with a NaN loss on one rank, and then an ordinary step."""
     case = Case(values=SMALL)
     trainer, batch = trainer_of(case, ranks), batch_of(case)
     forwards = list[int]()

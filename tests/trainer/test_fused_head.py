@@ -1,4 +1,4 @@
-"""The fused head: equal to autograd through the naive head, with one chunk of logits in memory."""
+"""The fused head equals autograd through the naive head, with one chunk of logits in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def case(
 
 
 def kept_sets(positions: int, target: Tensor) -> KeptSets:
-    """Sets of 1 to 9 tokens with the target; every third token drew from everything."""
+    """Kept sets of 1 to 9 tokens, target included. Every third token has no set."""
     sets = [sorted({int(t), *range(i % 9)}) if i % 3 else [] for i, t in enumerate(target)]
     assert len(sets) == positions
     count = torch.tensor([len(s) for s in sets])
@@ -54,7 +54,7 @@ def kept_sets(positions: int, target: Tensor) -> KeptSets:
 def naive(
     head: nn.Linear, hidden: Tensor, target: Tensor, settings: HeadSettings, kept: KeptSets | None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies by the definition, from all logits."""
+    """Log-probs and entropies by definition, from a table of all logits."""
     logits = settings.finish.apply(head(hidden)) / settings.temperature
     if kept is not None:
         logits = logits.masked_fill(kept.excluded(VOCABULARY), -1e9)
@@ -92,7 +92,7 @@ def test_values_and_gradients_equal_the_naive_head_in_float64(name: str, truncat
 def test_backward_computes_all_tables_but_the_last_of_the_forward_pass(
     name: str, tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """20 positions in 3 chunks of 7, or in one. A second backward pass finds no table."""
+    """There are 20 positions, in 3 chunks of 7 or in one chunk."""
     made: list[int] = []
     table = fused_head._Table
     logp = table.logp
@@ -109,7 +109,7 @@ def test_backward_computes_all_tables_but_the_last_of_the_forward_pass(
 
 @pytest.mark.parametrize("chunk", [64, 7])
 def test_float32_scores_have_the_bits_of_log_softmax(chunk: int) -> None:
-    """And the gradients of all weights agree within rounding; the head is tied to the embedding."""
+    """Gradients of all weights agree up to rounding. The head is tied to the embedding."""
     model, batch = tiny_model(), ragged_batch(0)
     row, made = pack(batch, range(12), True), []
     for fused in (True, False):
@@ -136,7 +136,7 @@ def test_float32_scores_have_the_bits_of_log_softmax(chunk: int) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt2"])
 def test_a_step_equals_the_head_by_autograd(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of a step on each architecture. A head with a hook runs by autograd."""
+    """Compare gradients of a step on each architecture. A head with a hook runs by autograd."""
     sizes = {"final_logit_softcapping": 1.5} if kind == "gemma2" else {}
     batch, made = ragged_batch(0), []
     calls: list[int] = []
@@ -153,7 +153,7 @@ def test_a_step_equals_the_head_by_autograd(kind: str, monkeypatch: pytest.Monke
 
 
 def test_small_tables_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models keep their numbers and their speed."""
+    """So small models compute the same bits as before, at the same speed."""
     model, row = tiny_model(), pack(ragged_batch(0), range(12), True)
     seen: list[int] = []
     fused = logprobs.fused_scores
@@ -174,8 +174,9 @@ def test_small_tables_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> N
 def test_under_bfloat16_sums_stay_float32(
     weights: torch.dtype, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Oracle: the float64 head on the rounded factors. 300 positions that each add a small share
-    to the weight's gradient: a sum in bfloat16 would lose them.
+    """The oracle is the float64 head on rounded factors.
+
+    Each of 300 positions adds a small share to the weight's gradient. A bfloat16 sum would lose it.
     """
     for module in (sixfold.model.head, fused_head) if wide else ():
         monkeypatch.setattr(module, "wide_products", lambda device: True)
@@ -201,7 +202,7 @@ def test_under_bfloat16_sums_stay_float32(
 
 
 def test_frozen_parts_get_no_gradient_and_no_memory() -> None:
-    """Under LoRA the head's weight is frozen; a frozen body needs no gradient of hidden states."""
+    """With LoRA the head's weight is frozen. A frozen body needs no gradient of hidden states."""
     head, hidden, target = case()
     head.requires_grad_(False)
     with Allocations(width=16) as seen:
@@ -213,8 +214,8 @@ def test_frozen_parts_get_no_gradient_and_no_memory() -> None:
     assert head.weight.grad is not None
 
 
-def test_no_positions_reach_every_parameter() -> None:
-    """A rank without work still has gradients, of zeros."""
+def test_a_row_without_positions_gives_zero_gradients() -> None:
+    """A rank without rows still gets gradients, which are zeros."""
     head, hidden, target = case(0)
     logp, entropy = fused_scores(head, hidden, target, PLAIN)
     assert logp.shape == entropy.shape == (0,)
@@ -226,7 +227,7 @@ def test_no_positions_reach_every_parameter() -> None:
 def peak(
     model: PreTrainedModel | nn.Linear, positions: int, naively: bool, **changed: object
 ) -> int:
-    """Peak bytes of a head's forward and backward pass. On the meta device: no data is computed."""
+    """Peak bytes of a head's forward and backward pass, on the meta device."""
     hidden = torch.empty(positions, model.in_features, device="meta", requires_grad=True)
     target = torch.empty(positions, dtype=torch.int64, device="meta")
     settings = replace(PLAIN, chunk=chunk_size(1024, model.out_features), **changed)
@@ -254,7 +255,7 @@ def test_peak_memory_at_a_large_vocabulary() -> None:
 
 
 def test_peak_memory_does_not_grow_with_vocabulary_or_positions() -> None:
-    """Beyond one table, only the gradients of weight and hidden states grow."""
+    """Besides one table, only the gradients of weight and hidden states grow."""
     tables = []
     for vocabulary, positions in ((40_000, 3_000), (160_000, 3_000), (160_000, 6_000)):
         head = nn.Linear(8, vocabulary, bias=False, device="meta")

@@ -45,14 +45,14 @@ def settings(form: str, **changed: Any) -> TrainerConfig:
 
 
 def module(form: str = "float32") -> nn.Module:
-    """Two layers: one matrix is large enough for 8 bits. bfloat16 weights start from equal ones."""
+    """Two layers. One matrix is large enough for 8 bits. All dtypes start from equal weights."""
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 3)).bfloat16().float()
     return made.bfloat16() if FORMS[form].get("weights") == "bfloat16" else made
 
 
 def set_gradients(model: nn.Module, seed: int) -> None:
-    """Entries of different sizes, each with noise."""
+    """Gradient entries of different sizes, with noise."""
     made, sizes = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     for p in model.parameters():
         noise = torch.randn(p.shape, generator=made)
@@ -60,7 +60,7 @@ def set_gradients(model: nn.Module, seed: int) -> None:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Tensor:
-    """The weights after some steps, flat, in float32."""
+    """Weights after some steps, as one flat float32 tensor."""
     for step in steps:
         set_gradients(model, step)
         optimizer.step()
@@ -90,7 +90,7 @@ def test_offloaded_float32_has_the_bits_of_the_default(
 
 
 def test_master_weights_have_the_bits_of_the_default() -> None:
-    """The parameters are their roundings. An update of 1e-3 of a weight would vanish without."""
+    """Parameters are the rounded master weights. Without these, small updates would be lost."""
     model, exact = module("master"), module()
     optimizer = make_optimizer(model, settings("master"))
     rounded, expected = (
@@ -108,7 +108,7 @@ def test_master_weights_have_the_bits_of_the_default() -> None:
     [("8 bits", 0.15), ("8 bits, offload", 0.15), ("master, 8 bits", 0.15), ("stochastic", 0.35)],
 )
 def test_distance_from_the_default(form: str, distance: float) -> None:
-    """Of the change of the weights after 12 steps, relative to the default's change."""
+    """The distance is that of weight changes after 12 steps, relative to the default's change."""
     start = torch.cat([p.detach().flatten() for p in module().parameters()])
     change, expected = trained(form) - start, trained("float32") - start
     assert relative(change, expected) < distance
@@ -186,7 +186,7 @@ def test_noise_depends_on_seed_step_and_parameter() -> None:
     [("float32", 8), ("offload", 8), ("8 bits", 2), ("master", 12), ("stochastic", 8)],
 )
 def test_bytes_of_the_state(form: str, bytes_per_number: float) -> None:
-    """Of the large matrix. In 8 bits, a block of 256 numbers has a scale of 4 bytes."""
+    """Bytes for the large matrix. In 8 bits, a block of 256 numbers has a scale of 4 bytes."""
     model = module(form)
     optimizer = make_optimizer(model, settings(form))
     train(model, optimizer, range(1))
@@ -200,7 +200,7 @@ def test_bytes_of_the_state(form: str, bytes_per_number: float) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_resume_is_bit_exact(form: str) -> None:
-    """State through named tensors into a new optimizer; a part never had a gradient."""
+    """State is saved as named tensors and loaded. One parameter has never had a gradient."""
     model = module(form)
     model.append(nn.Linear(2, 2).to(model[0].weight.dtype))
     optimizer = make_optimizer(model, settings(form), 7)
@@ -221,7 +221,7 @@ def test_resume_is_bit_exact(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_reset_makes_the_next_steps_those_of_a_new_optimizer(form: str) -> None:
-    """Master weights stay: they are weights, and not a memory of gradients."""
+    """Master weights stay, because they are not moments."""
     model = module(form)
     optimizer = make_optimizer(model, settings(form))
     train(model, optimizer, range(4))
@@ -248,7 +248,7 @@ def test_state_of_another_form_is_refused(old: str, new: str) -> None:
 
 
 def test_sharded_parameters_are_refused() -> None:
-    """Their state is divided among the ranks already."""
+    """The state of sharded parameters is already divided among the ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = module()

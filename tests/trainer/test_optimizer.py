@@ -126,7 +126,7 @@ def test_warm_up_longer_than_the_run_and_none_at_all() -> None:
 
 
 def idle_loss(batch: Batch, logp: Tensor) -> LossOutput:
-    """A loss without a gradient, as if all advantages were zero."""
+    """Loss whose gradient is 0, as if all advantages were 0."""
     return LossOutput((filled(batch.weights, "weights") * logp * 0).sum(), {})
 
 

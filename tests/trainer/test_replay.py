@@ -1,4 +1,4 @@
-"""Routing replay: the trainer computes every token with the experts that sampled it."""
+"""Routing replay: the trainer computes every token with its experts at sampling."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_replay_does_not_depend_on_packing(share_prefix: bool) -> None:
 
 
 def test_turns_of_an_episode_keep_the_experts_of_their_sampling() -> None:
-    """Three replies with observations between them: one record over all of them."""
+    """An episode of three replies with observations between them has one record."""
     policy = expert_model("qwen3_moe")
     routers = find_routers(policy)
     assert routers is not None
@@ -164,7 +164,7 @@ def test_recomputed_layers_replay_too(name: str, mode: str) -> None:
 
 
 def test_replay_closes_the_gap_between_engine_and_trainer_in_bfloat16() -> None:
-    """Routers that are nearly undecided: rounding then changes choices."""
+    """The routers are nearly undecided, so rounding changes their choices."""
     policy = expert_model("qwen3_moe")
     with torch.no_grad():
         for layer in policy.model.layers:

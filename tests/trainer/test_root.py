@@ -47,9 +47,7 @@ def loss_and_gradient(root: PolicyRoot, batch: Batch, scoring: Scoring) -> tuple
 def test_sharded_root_has_the_same_loss_and_gradient(
     tied: bool, chunk: int, fused: bool, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One chunk of logits, several checkpointed ones, or the fused head; a head of its own or the
-    embedding.
-    """
+    """Logits are in one chunk, in several checkpointed chunks, or made by the fused head."""
     if fused:
         monkeypatch.setattr("sixfold.trainer.logprobs.SMALL", 0)
     plain = tiny_model(tie_word_embeddings=tied)

@@ -1,4 +1,4 @@
-"""The balance loss against transformers' own, whatever the split; statistics of the routers."""
+"""The balance loss equals that of transformers for any split; statistics of the routers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trainer_of(model: PreTrainedModel, coefficient: float = COEFFICIENT, **value
 def gradient(
     model: PreTrainedModel, batch: Batch, loss: Any = no_loss, **values: Any
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Flat gradient of one step on a copy of the model, and the metrics of the step."""
+    """Gradient of one step on a copy of the model, as a flat tensor, and metrics of the step."""
     trainer = trainer_of(copy.deepcopy(model), **values)
     metrics = trainer.train_step(batch, loss)
     assert metrics["train/skipped"] == 0.0, trainer.skip_reason
@@ -53,7 +53,7 @@ def gradient(
 
 
 def of_transformers(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Balance loss of an ordinary padded forward, mean over layers, and its gradient."""
+    """Balance loss of a padded forward pass, averaged over layers, and its gradient."""
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     real = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
@@ -73,7 +73,7 @@ def of_transformers(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("most", [4096, 40])
 def test_gradient_is_that_of_transformers_loss(share_prefix: bool, most: int) -> None:
-    """In one micro-batch and in several, with shared prompts and without."""
+    """Rows are in one micro-batch or in several, with shared prompts or without."""
     model, batch = expert_model("mixtral"), ragged_batch(0)
     loss, expected = of_transformers(model, batch)
     found, metrics = gradient(
@@ -105,7 +105,7 @@ def test_checkpointed_layers_give_the_same_gradient(mode: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_trains_with_a_balance_loss(name: str) -> None:
-    """The loss falls, and the micro-batches do not matter."""
+    """The balance loss falls, and the split into micro-batches does not matter."""
     model, batch = expert_model(name), ragged_batch(0)
     whole, first = gradient(model, batch)
     parts, _ = gradient(model, batch, max_tokens_per_microbatch=60)
@@ -146,7 +146,7 @@ def test_sigmoid_scores_are_normalised() -> None:
 
 
 def test_statistics_by_hand() -> None:
-    """Two layers of four experts: one uses two of them equally, one all of them equally."""
+    """Two layers with four experts: one uses two experts equally, the other all four."""
     choices = torch.tensor([[[0, 1], [0, 1]], [[0, 1], [2, 3]]])
     counts = expert_counts(choices, torch.tensor([1.0, 1.0]), 4)
     assert counts.tolist() == [[2, 2, 0, 0], [1, 1, 1, 1]]

@@ -1,4 +1,4 @@
-"""Several ranks on gloo compute what one process computes."""
+"""Several gloo ranks compute what one process computes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def alone(name: str) -> dict[str, Any]:
 
 @cache
 def of_ranks(size: int) -> list[dict[str, dict[str, Any]]]:
-    """All cases, by the ranks of one group of processes."""
+    """Results of all cases, computed by one group of processes."""
     return on_ranks(size, steps, [n for n in CASES if size % CASES[n].replicas == 0])
 
 
@@ -58,7 +58,7 @@ def test_bfloat16_ranks_are_as_close_as_rounding_allows() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(size: int) -> None:
+def test_all_ranks_skip_a_loss_that_is_not_finite_on_one(size: int) -> None:
     """With four ranks and three groups, one rank has nothing to do."""
     expected, ranks = spoiled_step(ALONE), on_ranks(size, spoiled_step)
     for found in ranks:

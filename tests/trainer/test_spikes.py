@@ -1,4 +1,4 @@
-"""Gradient spikes are reported with the rows that caused them, and clipped as ever."""
+"""Gradient spikes are reported with the rows that caused them, and clipped as always."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 
 def steady(count: int, seed: int = 0, deviation: float = 0.3) -> list[float]:
-    """Norms around 2, log-normal."""
+    """Log-normal norms around 2."""
     rng = random.Random(seed)
     return [2.0 * rng.lognormvariate(0.0, deviation) for _ in range(count)]
 
@@ -101,7 +101,7 @@ def test_the_row_that_causes_a_spike_is_named_and_the_update_is_clipped(tokens: 
     first = line.partition("contributions: ")[2].partition(",")[0]
     assert first.startswith(batch.names[row]) and "trainer.grad_clip = 0.5" in line
     assert metrics["train/skipped"] == 0.0 and trainer.version == version + 1
-    # The report changes nothing: a trainer that does not know the level makes the same update.
+    # The report changes no update: a trainer without a level makes the same update.
     twin.train_step(batch.with_(weights=weights), loss)
     assert twin.spikes == []
     pairs = zip(trainer.model.parameters(), twin.model.parameters(), strict=True)
@@ -110,7 +110,7 @@ def test_the_row_that_causes_a_spike_is_named_and_the_update_is_clipped(tokens: 
     assert trainer.spikes == []
 
 
-def test_rows_that_are_not_finite_come_first() -> None:
+def test_non_finite_rows_are_named_first() -> None:
     names = ["a", "b", "c"]
     text = named_rows({0: 1.0, 1: float("nan"), 2: 3.0}, names)
     assert text == "b (not finite), c (75%), a (25%)"

@@ -226,11 +226,12 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 class Allocations(TorchDispatchMode):
-    """Watches every tensor an operation makes, in forward and backward.
+    """Context that records the tensors which operations make, in forward and backward passes.
 
-    wide: entries of the largest tensor that is `width` wide. peak: most entries of such tensors
-    alive at one time. peak_bytes: most bytes of all storages made here that were alive at one time.
-    live(): bytes of those that are still alive.
+    Attributes:
+        wide: entries of the largest tensor whose last dimension is `width`.
+        peak: largest number of entries of such tensors that existed at the same time.
+        peak_bytes: largest number of bytes of all recorded storages that existed at the same time.
     """
 
     def __init__(self, width: int = 0) -> None:

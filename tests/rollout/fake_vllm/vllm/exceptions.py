@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class VLLMValidationError(Exception):
-    """Not a ValueError, as in vLLM 0.32."""
+    """As in vLLM 0.32, this is not a ValueError."""
