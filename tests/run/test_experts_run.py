@@ -1,5 +1,5 @@
-"""`sixfold train` on a mixture of experts: the reward rises with a balance loss, trajectories record
-their experts, and a resumed run repeats the run bit for bit.
+"""`sixfold train` on a mixture of experts: the reward rises with a balance loss, trajectories have
+records of their experts, and a resumed run repeats the run bit for bit.
 """
 
 from __future__ import annotations
