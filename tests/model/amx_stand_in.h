@@ -16,7 +16,9 @@ static __thread StandInShape stand_in_shape;
 static __thread unsigned char stand_in_tile[8][16][64];
 
 static void stand_in_check(int t) {
-    if (stand_in_shape.palette != 1 || t > 7 || stand_in_shape.bytes[t] != 64 || stand_in_shape.rows[t] != 16) abort();
+    if (stand_in_shape.palette != 1 || t > 7 || stand_in_shape.bytes[t] != 64 ||
+        stand_in_shape.rows[t] != 16)
+        abort();
 }
 
 static void stand_in_load(int t, const void *from, int64_t stride) {
@@ -47,7 +49,8 @@ static void stand_in_multiply(int sums, int a, int b) {
             memcpy(&s, stand_in_tile[sums][m] + 4 * n, 4);
             for (int k = 0; k < 16; k++)
                 for (int i = 0; i < 2; i++)
-                    s += stand_in_number(stand_in_tile[a][m] + 4 * k + 2 * i) * stand_in_number(stand_in_tile[b][k] + 4 * n + 2 * i);
+                    s += stand_in_number(stand_in_tile[a][m] + 4 * k + 2 * i) *
+                         stand_in_number(stand_in_tile[b][k] + 4 * n + 2 * i);
             memcpy(stand_in_tile[sums][m] + 4 * n, &s, 4);
         }
 }

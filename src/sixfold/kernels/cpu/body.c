@@ -5,8 +5,8 @@
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
-/* AMX. Linux gives a process the tile registers on request (ARCH_REQ_XCOMP_PERM of
-   XFEATURE_XTILEDATA). A test defines these macros to stand in for them. */
+/* AMX. Linux lets a process use the tile registers on request (ARCH_REQ_XCOMP_PERM of
+   XFEATURE_XTILEDATA). Tests replace the instructions: they define these macros first. */
 #if defined(__AMX_BF16__) && defined(__linux__) && !defined(LOAD_TILE)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -44,8 +44,10 @@ void pack(const float *weight, i64 N, i64 K, i64 first, float *panels, int threa
 #pragma omp parallel for num_threads(threads) if (N * K > 65536)
     for (i64 p = first / PANEL; p <= (first + N - 1) / PANEL; p++)
         for (i64 from = 0; from < K; from += block)
-            for (i64 n = p * PANEL < first ? first : p * PANEL; n < (p + 1) * PANEL && n < first + N; n++)
-                for (i64 k = from; k < K && k < from + block; k++) panels[(p * K + k) * PANEL + n % PANEL] = weight[(n - first) * K + k];
+            for (i64 n = p * PANEL < first ? first : p * PANEL;
+                 n < (p + 1) * PANEL && n < first + N; n++)
+                for (i64 k = from; k < K && k < from + block; k++)
+                    panels[(p * K + k) * PANEL + n % PANEL] = weight[(n - first) * K + k];
 }
 
 /* Round M rows of K floats to rows of deep(K) bfloat16, with zeros at the end. */
@@ -68,12 +70,14 @@ void pack_half(const float *weight, i64 N, i64 K, i64 first, half *panels, int t
 #pragma omp parallel for num_threads(threads) if (N * K > 65536)
     for (i64 p = first / PANEL; p <= (first + N - 1) / PANEL; p++)
         for (i64 from = 0; from < K; from += block)
-            for (i64 n = p * PANEL < first ? first : p * PANEL; n < (p + 1) * PANEL && n < first + N; n++)
+            for (i64 n = p * PANEL < first ? first : p * PANEL;
+                 n < (p + 1) * PANEL && n < first + N; n++)
                 for (i64 k = from; k < K && k < from + block; k++)
-                    panels[(p * D + k / 2 * 2) * PANEL + n % PANEL * 2 + k % 2] = narrowed(weight[(n - first) * K + k]);
+                    panels[(p * D + k / 2 * 2) * PANEL + n % PANEL * 2 + k % 2] =
+                        narrowed(weight[(n - first) * K + k]);
 }
 
-/* The first values of R rows of sums over one panel. */
+/* Set the sums of R rows of one panel to their initial values: the output or 0, plus the bias. */
 LINE void start(int R, wide s[][2], const float *bias, const float *out, i64 o_stride, int add) {
     for (int r = 0; r < R; r++)
         for (int c = 0; c < 2; c++) {
@@ -86,39 +90,47 @@ LINE void start(int R, wide s[][2], const float *bias, const float *out, i64 o_s
    then adds x[k] w[k] in the order of k. Each row has at least two sums: for a single sum GCC may
    use separate multiplications and additions where it fuses them for several, and the last bit
    would depend on R. */
-LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, const float *bias, float *out, i64 o_stride, int add) {
+LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, const float *bias,
+               float *out, i64 o_stride, int add) {
     wide s[TALL][2];
     start(R, s, bias, out, o_stride, add);
     for (i64 k = 0; k < K; k++) {
         wide a = WIDE_AT(panel + k * PANEL), b = WIDE_AT(panel + k * PANEL + WIDE);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) s[r][0] += x[r * x_stride + k] * a, s[r][1] += x[r * x_stride + k] * b;
+        for (int r = 0; r < R; r++)
+            s[r][0] += x[r * x_stride + k] * a, s[r][1] += x[r * x_stride + k] * b;
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < 2; c++) WIDE_AT(out + r * o_stride + c * WIDE) = s[r][c];
 }
 
-/* The same for bfloat16 inputs and weights, two inputs at a time, with float32 sums. The processor
-   adds both products to the sum in an order of its own, which depends on no other row. */
-LINE void tile_half(int R, const half *x, i64 x_stride, const half *panel, i64 K, const float *bias, float *out, i64 o_stride, int add) {
+/* As `tile`, for bfloat16 inputs and weights, two inputs at a time, with float32 sums. The order in
+   which the processor adds both products to a sum does not depend on other rows. */
+LINE void tile_half(int R, const half *x, i64 x_stride, const half *panel, i64 K, const float *bias,
+                    float *out, i64 o_stride, int add) {
     wide s[TALL][2];
     start(R, s, bias, out, o_stride, add);
     for (i64 k = 0; k < K; k += 2) {
 #ifdef __AVX512BF16__
-        __m512bh a = (__m512bh)_mm512_loadu_si512(panel + k * PANEL), b = (__m512bh)_mm512_loadu_si512(panel + k * PANEL + 2 * WIDE);
+        __m512bh a = (__m512bh)_mm512_loadu_si512(panel + k * PANEL),
+                 b = (__m512bh)_mm512_loadu_si512(panel + k * PANEL + 2 * WIDE);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             int32_t pair;
             memcpy(&pair, x + r * x_stride + k, 4);
             __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            s[r][0] = (wide)_mm512_dpbf16_ps((__m512)s[r][0], both, a), s[r][1] = (wide)_mm512_dpbf16_ps((__m512)s[r][1], both, b);
+            s[r][0] = (wide)_mm512_dpbf16_ps((__m512)s[r][0], both, a),
+            s[r][1] = (wide)_mm512_dpbf16_ps((__m512)s[r][1], both, b);
         }
 #else
         for (int i = 0; i < 2; i++) { /* odd inputs are the upper halves of words */
             pairs low = PAIRS_AT(panel + k * PANEL), high = PAIRS_AT(panel + k * PANEL + 2 * WIDE);
-            wide a = (wide)((i ? low : low << 16) & 0xffff0000u), b = (wide)((i ? high : high << 16) & 0xffff0000u);
+            wide a = (wide)((i ? low : low << 16) & 0xffff0000u),
+                 b = (wide)((i ? high : high << 16) & 0xffff0000u);
 #pragma GCC unroll 12
-            for (int r = 0; r < R; r++) s[r][0] += widened(x[r * x_stride + k + i]) * a, s[r][1] += widened(x[r * x_stride + k + i]) * b;
+            for (int r = 0; r < R; r++)
+                s[r][0] += widened(x[r * x_stride + k + i]) * a,
+                    s[r][1] += widened(x[r * x_stride + k + i]) * b;
         }
 #endif
     }
@@ -128,8 +140,8 @@ LINE void tile_half(int R, const half *x, i64 x_stride, const half *panel, i64 K
 
 #ifdef LOAD_TILE
 /* A tile register holds 16 rows of 64 bytes. One instruction adds the products of 16 rows of 32
-   inputs with 16 outputs to 16 x 16 sums. All tiles are full: rows of x beyond the last one are
-   memory that nobody reads later. */
+   inputs with 16 outputs to 16 x 16 sums. All tiles are full. So rows of x beyond the last one are
+   read too (see `spare_rows`), but their sums are not used. */
 enum { TILE_ROWS = 16, SQUARE = 32 };
 static int with_tiles;
 
@@ -147,10 +159,12 @@ static void enter_tiles(void) {
 }
 
 /* Up to SQUARE output rows of one panel of 32 outputs. */
-static void square(i64 rows, i64 columns, const char *x, i64 K, const char *panel, const float *bias, float *out, i64 o_stride, int add) {
+static void square(i64 rows, i64 columns, const char *x, i64 K, const char *panel,
+                   const float *bias, float *out, i64 o_stride, int add) {
     float s[SQUARE][PANEL] = {{0}};
     for (i64 r = 0; r < rows; r++)
-        for (i64 c = 0; c < columns; c++) s[r][c] = (add ? out[r * o_stride + c] : 0) + (bias ? bias[c] : 0);
+        for (i64 c = 0; c < columns; c++)
+            s[r][c] = (add ? out[r * o_stride + c] : 0) + (bias ? bias[c] : 0);
     const int tall = rows > TILE_ROWS, line = sizeof(s[0]);
     LOAD_TILE(0, s[0], line);
     LOAD_TILE(1, s[0] + 16, line);
@@ -202,50 +216,67 @@ i64 narrow_width(i64 K) { return deep(K); }
    transposed rows of W, PANEL at a time. Rows after N are zeros, and bias is padded likewise.
    Threads share the rows evenly, in chunks that fit their caches. If that would leave few rows to
    each thread, they share the panels instead. */
-static void multiply(int narrowed, const char *x, i64 x_stride, const char *panels, const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K,
-                     int add, int threads) {
+static void multiply(int narrowed, const char *x, i64 x_stride, const char *panels,
+                     const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K, int add,
+                     int threads) {
     const int tiled = narrowed && with_tiles, size = narrowed ? sizeof(half) : sizeof(float);
-    i64 tall = tiled ? SQUARE : TALL, parts = M < 64 * threads ? 1 : (M + CHUNK * threads - 1) / (CHUNK * threads) * threads;
-    i64 count = (N + PANEL - 1) / PANEL, chunk = (M + parts * tall - 1) / (parts * tall) * tall, chunks = (M + chunk - 1) / chunk;
+    i64 tall = tiled ? SQUARE : TALL,
+        parts = M < 64 * threads ? 1 : (M + CHUNK * threads - 1) / (CHUNK * threads) * threads;
+    i64 count = (N + PANEL - 1) / PANEL, chunk = (M + parts * tall - 1) / (parts * tall) * tall,
+        chunks = (M + chunk - 1) / chunk;
 #pragma omp parallel num_threads(threads) if (M * N * K > 65536)
     {
         if (tiled) enter_tiles();
 #pragma omp for schedule(static)
         for (i64 item = 0; item < count * chunks; item++) {
-            i64 p = item % count, n = p * PANEL, m = item / count * chunk, end = m + chunk < M ? m + chunk : M, columns = N - n < PANEL ? N - n : PANEL;
+            i64 p = item % count, n = p * PANEL, m = item / count * chunk,
+                end = m + chunk < M ? m + chunk : M, columns = N - n < PANEL ? N - n : PANEL;
             const char *panel = panels + n * K * size;
             const float *offset = bias ? bias + n : 0;
             float edge[TALL * PANEL] = {0};
             for (; tiled && m < end; m += SQUARE)
-                square(end - m < SQUARE ? end - m : SQUARE, columns, x + m * x_stride * size, K, panel, offset, out + m * o_stride + n, o_stride, add);
+                square(end - m < SQUARE ? end - m : SQUARE, columns, x + m * x_stride * size, K,
+                       panel, offset, out + m * o_stride + n, o_stride, add);
 #define TILE(R, to, stride) \
-    if (narrowed) tile_half(R, (const half *)row, x_stride, (const half *)panel, K, offset, to, stride, add); \
-    else tile(R, (const float *)row, x_stride, (const float *)panel, K, offset, to, stride, add);
+    if (narrowed) \
+        tile_half(R, (const half *)row, x_stride, (const half *)panel, K, offset, to, stride, \
+                  add); \
+    else \
+        tile(R, (const float *)row, x_stride, (const float *)panel, K, offset, to, stride, add);
 #define TAKE(R) \
     for (; m + R <= end; m += R) { \
         const char *row = x + m * x_stride * size; \
         float *to = out + m * o_stride + n; \
-        if (columns == PANEL) { TILE(R, to, o_stride) } \
-        else { /* the last panel is partly filled: a full write would overrun the row */ \
-            for (i64 r = 0; r < R && add; r++) memcpy(edge + r * PANEL, to + r * o_stride, sizeof(float) * columns); \
+        if (columns == PANEL) { \
+            TILE(R, to, o_stride) \
+        } else { /* the last panel is partly filled: a full write would overrun the row */ \
+            for (i64 r = 0; r < R && add; r++) \
+                memcpy(edge + r * PANEL, to + r * o_stride, sizeof(float) * columns); \
             TILE(R, edge, PANEL) \
-            for (i64 r = 0; r < R; r++) memcpy(to + r * o_stride, edge + r * PANEL, sizeof(float) * columns); \
+            for (i64 r = 0; r < R; r++) \
+                memcpy(to + r * o_stride, edge + r * PANEL, sizeof(float) * columns); \
         } \
     }
-            TAKE(TALL) TAKE(4) TAKE(2) TAKE(1)
+            TAKE(TALL)
+            TAKE(4)
+            TAKE(2)
+            TAKE(1)
         }
         if (tiled) FREE_TILES();
     }
 }
 
-void product(const float *x, i64 x_stride, const float *panels, const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K, int add,
-             int threads) {
-    multiply(0, (const char *)x, x_stride, (const char *)panels, bias, out, o_stride, M, N, K, add, threads);
+void product(const float *x, i64 x_stride, const float *panels, const float *bias, float *out,
+             i64 o_stride, i64 M, i64 N, i64 K, int add, int threads) {
+    multiply(0, (const char *)x, x_stride, (const char *)panels, bias, out, o_stride, M, N, K, add,
+             threads);
 }
 
-/* The same for M rows from `narrow` and panels from `pack_half`. */
-void product_half(const half *x, const half *panels, const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K, int add, int threads) {
-    multiply(1, (const char *)x, deep(K), (const char *)panels, bias, out, o_stride, M, N, deep(K), add, threads);
+/* As `product`, for M rows from `narrow` and panels from `pack_half`. */
+void product_half(const half *x, const half *panels, const float *bias, float *out, i64 o_stride,
+                  i64 M, i64 N, i64 K, int add, int threads) {
+    multiply(1, (const char *)x, deep(K), (const char *)panels, bias, out, o_stride, M, N, deep(K),
+             add, threads);
 }
 
 LINE float inverse_rms(const float *x, i64 n, float epsilon) {
@@ -256,7 +287,8 @@ LINE float inverse_rms(const float *x, i64 n, float epsilon) {
 }
 
 /* out = x / rms(x) * weight, for rows of `width` floats. */
-void rms_norm(const float *x, const float *weight, float epsilon, float *out, i64 rows, i64 width, int threads) {
+void rms_norm(const float *x, const float *weight, float epsilon, float *out, i64 rows, i64 width,
+              int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
     for (i64 r = 0; r < rows; r++) {
         const float *in = x + r * width;
@@ -272,7 +304,8 @@ void silu_mul(float *gate_up, i64 rows, i64 width, int threads) {
     for (i64 r = 0; r < rows; r++) {
         float *gate = gate_up + r * 2 * width, *up = gate + width;
 #pragma omp simd
-        for (i64 i = 0; i < width; i++) gate[i] = gate[i] / (1.0f + exp_(gate[i] < -88.0f ? 88.0f : -gate[i])) * up[i];
+        for (i64 i = 0; i < width; i++)
+            gate[i] = gate[i] / (1.0f + exp_(gate[i] < -88.0f ? 88.0f : -gate[i])) * up[i];
     }
 }
 
@@ -280,8 +313,9 @@ void silu_mul(float *gate_up, i64 rows, i64 width, int threads) {
    it has a weight, then rotation of its halves (Su et al. 2021) by the row's position. qkv: rows at
    a distance of `stride`, with query heads first, then key heads. cosine, sine:
    [positions, D / 2]. */
-void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, const float *q_weight, const float *k_weight, float epsilon,
-            const float *cosine, const float *sine, const i64 *positions, int threads) {
+void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, const float *q_weight,
+            const float *k_weight, float epsilon, const float *cosine, const float *sine,
+            const i64 *positions, int threads) {
     i64 half = D / 2;
 #pragma omp parallel for num_threads(threads) if (rows * (heads + kv_heads) * D > 16384)
     for (i64 r = 0; r < rows; r++) {
@@ -324,7 +358,7 @@ typedef struct {
 
 /* A forward pass. cosine, sine: see `rotate`. attention: arguments of each layer. x: embedding of
    each row, overwritten by the residual stream. normed: in the end the output. qkv, attended,
-   gate_up: scratch. narrow: scratch of `room` bfloat16 for each row, for the inputs of products; NULL
+   gate_up: scratch. narrow: scratch for the inputs of products, `room` bfloat16 for each row. NULL
    if the weights are float32. */
 typedef struct {
     const Layer *layers;
@@ -339,7 +373,8 @@ typedef struct {
     i64 room;
 } Body;
 
-LINE void apply(const Body *b, const Linear *l, const float *x, i64 stride, float *out, i64 first, i64 M, int add, int threads) {
+LINE void apply(const Body *b, const Linear *l, const float *x, i64 stride, float *out, i64 first,
+                i64 M, int add, int threads) {
     if (b->narrow) {
         half *rows = b->narrow + first * b->room;
         narrow(x, stride, M, l->K, rows, threads);
@@ -350,15 +385,20 @@ LINE void apply(const Body *b, const Linear *l, const float *x, i64 stride, floa
 
 /* Run all layers for rows [first, first + rows). */
 static void run_layers(const Body *b, i64 first, i64 rows, i64 part, int threads) {
-    const i64 H = b->hidden, W = b->heads * b->D, KV = b->kv_heads * b->D, Q = W + 2 * KV, G = b->layers->gate_up.N, *positions = b->positions + first;
-    float *x = b->x + first * H, *normed = b->normed + first * H, *qkv = b->qkv + first * Q, *attended = b->attended + first * W;
+    const i64 H = b->hidden, W = b->heads * b->D, KV = b->kv_heads * b->D, Q = W + 2 * KV,
+              G = b->layers->gate_up.N, *positions = b->positions + first;
+    float *x = b->x + first * H, *normed = b->normed + first * H, *qkv = b->qkv + first * Q,
+          *attended = b->attended + first * W;
     float *gate_up = b->gate_up + first * G;
     for (i64 i = 0; i < b->depth; i++) {
         const Layer *l = b->layers + i;
-        rms_norm(x, l->before_attention.weight, l->before_attention.epsilon, normed, rows, H, threads);
+        rms_norm(x, l->before_attention.weight, l->before_attention.epsilon, normed, rows, H,
+                 threads);
         apply(b, &l->qkv, normed, H, qkv, first, rows, 0, threads);
-        rotate(qkv, Q, rows, b->heads, b->kv_heads, b->D, l->q_norm.weight, l->k_norm.weight, l->q_norm.epsilon, b->cosine, b->sine, positions, threads);
-        b->attend(b->attention + i, first, rows, qkv, qkv + W, qkv + W + KV, Q, Q, attended, part, threads);
+        rotate(qkv, Q, rows, b->heads, b->kv_heads, b->D, l->q_norm.weight, l->k_norm.weight,
+               l->q_norm.epsilon, b->cosine, b->sine, positions, threads);
+        b->attend(b->attention + i, first, rows, qkv, qkv + W, qkv + W + KV, Q, Q, attended, part,
+                  threads);
         apply(b, &l->output, attended, W, x, first, rows, 1, threads);
         rms_norm(x, l->before_mlp.weight, l->before_mlp.epsilon, normed, rows, H, threads);
         apply(b, &l->gate_up, normed, H, gate_up, first, rows, 0, threads);
@@ -381,6 +421,8 @@ void body(const Body *b, i64 rows, int apart, int threads) {
         const i64 share = (rows + threads * TALL - 1) / (threads * TALL) * TALL;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
         for (i64 part = 0; part < threads; part++)
-            if (part * share < rows) run_layers(b, part * share, rows - part * share < share ? rows - part * share : share, part, 1);
+            if (part * share < rows)
+                run_layers(b, part * share,
+                           rows - part * share < share ? rows - part * share : share, part, 1);
     }
 }

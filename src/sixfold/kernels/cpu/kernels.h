@@ -41,8 +41,8 @@ typedef struct {
     float scale, softcap;
 } Attention;
 
-typedef void Attend(const Attention *a, i64 first, i64 rows, const float *q, const float *k, const float *v, i64 q_stride, i64 kv_stride, float *out,
-                    i64 part, int threads);
+typedef void Attend(const Attention *a, i64 first, i64 rows, const float *q, const float *k,
+                    const float *v, i64 q_stride, i64 kv_stride, float *out, i64 part, int threads);
 
 /* e^x = 2^n * p(r), to about 1 ulp, for x <= 88: above, the exponent would overflow into the sign
    bit. 0 below -87.3; NaN for NaN. Written so that compilers vectorise it. Coefficients: Cephes
