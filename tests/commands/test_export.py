@@ -83,6 +83,13 @@ def test_mistakes_are_refused(base: Path, adapter: Path, tmp_path: Path) -> None
         export_command(str(tmp_path / "nothing/at/all"), tmp_path / "out", merge=False)
     with pytest.raises(UserError, match=r"not on this machine"):
         export_command("owner/name", tmp_path / "out", merge=False)
+    with pytest.raises(UserError, match=r"is a file. Give a run or a checkpoint"):
+        export_command(str(base / "config.json"), tmp_path / "out", merge=False)
+    with pytest.raises(UserError, match=r"holds no model: it has no config.json.*Give a run"):
+        export_command(str(tmp_path), tmp_path / "out", merge=False)
+    with pytest.raises(UserError, match=r"OUT = .* is inside the model folder.*outside it"):
+        export_command(str(base), base / "new" / "out", merge=False)
+    assert not (base / "new").exists()
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"model.revision = 'main' applies to hub models only"):
         from_disk(str(adapter), "model.path", "main")

@@ -56,7 +56,24 @@ MISTAKES = {
         "model.scrach.layers = 1",
         "unknown key 'model.scrach'. Did you mean 'model.scratch'? (demo.toml, line 1)",
     ),
-    "nothing near": ("run.zzzz = 1", "unknown key 'run.zzzz'. (demo.toml, line 1)"),
+    "nothing near": (
+        "model.lora.zzzz = 1",
+        (
+            "unknown key 'model.lora.zzzz'. The settings of 'model.lora' are rank, alpha, targets,"
+            " rslora, dora, base (demo.toml, line 1)"
+        ),
+    ),
+    "section without its parent": (
+        "[lora]\nrank = 16",
+        "section 'lora' belongs under 'model' (model.lora) (demo.toml, line 1)",
+    ),
+    "empty list": (
+        "model.lora.targets = []",
+        (
+            "model.lora.targets: expected a list of at least 1 texts that are not empty, got []"
+            " (demo.toml, line 1)"
+        ),
+    ),
     "wrong section": (
         "\ngrad_clip = 1.0",
         "'grad_clip' belongs under 'trainer' (trainer.grad_clip) (demo.toml, line 2)",

@@ -31,9 +31,19 @@ def export_command(path: str, out: Path, *, merge: bool) -> int:
     """
     folder = Path(model_folder(path, SOURCE))
     if not folder.is_dir():
-        raise UserError(f"{SOURCE} = '{path}' is not on this machine. Give a run or a checkpoint")
+        what = "is a file" if folder.exists() else "is not on this machine"
+        raise UserError(f"{SOURCE} = '{path}' {what}. Give a run or a checkpoint")
+    if not is_adapter(str(folder)) and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{SOURCE} = '{path}' holds no model: it has no config.json and no {CONFIG}. Give a"
+            " run, a checkpoint, or the model folder of one"
+        )
     if out.exists():
         raise UserError(f"OUT = '{out}' exists. Name a new folder, or remove it")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"OUT = '{out}' is inside the model folder {folder}. Name a folder outside it"
+        )
     if merge and not is_adapter(str(folder)):
         raise UserError(
             f"--merge: '{path}' holds a whole model, so there is no adapter. Leave out --merge"

@@ -85,6 +85,11 @@ def _unknown_key(key: str, value: Any) -> str:
         return f"'{key}' belongs under " + " or ".join(
             f"'{knob.section}' ({knob.key})" for knob in homes
         )
+    parents = [s.rpartition(".")[0] for s in sorted(sections()) if s.rpartition(".")[2] == name]
+    if parents and all(parents):
+        return f"section '{key}' belongs under " + " or ".join(
+            f"'{parent}' ({parent}.{name})" for parent in parents
+        )
     section = key.rpartition(".")[0]
     kind = kind_knobs().get(section)
     if kind is not None and value in kind.choices:
@@ -104,13 +109,16 @@ def _unknown_key(key: str, value: Any) -> str:
     everywhere = {knob.name: knob.key for knob in reversed(list(knobs().values()))}
     siblings = {
         child.rpartition(".")[2]: child
-        for child in [*knobs(), *sections()]
+        for child in [*knobs(), *sorted(sections())]
         if child.rpartition(".")[0] == key.rpartition(".")[0]
     }
     near = [
         names[n] for names in (siblings, everywhere) for n in get_close_matches(name, names, n=1)
     ]
-    return f"unknown key '{key}'." + (f" Did you mean '{near[0]}'?" if near else "")
+    if near:
+        return f"unknown key '{key}'. Did you mean '{near[0]}'?"
+    what = f"The settings of '{section}'" if section else "The sections of a recipe"
+    return f"unknown key '{key}'. {what} are {', '.join(siblings)}"
 
 
 def shown(value: Any) -> str:

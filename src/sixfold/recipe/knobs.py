@@ -164,10 +164,10 @@ def _in_words(spec: Mapping[str, Any]) -> str:
     if "enum" in spec:
         return "one of " + ", ".join(f"'{c}'" for c in spec["enum"])
     if spec["type"] == "array":
-        item, count = _item(spec), f"{spec['minItems']} " if "minItems" in spec else ""
+        item = _item(spec)
         if "enum" in item:
             return "a list out of " + ", ".join(f"'{c}'" for c in item["enum"])
-        return f"a list of {count}" + _bounded(
+        return f"a list of {_count(spec)}" + _bounded(
             {"string": "texts", "number": "finite numbers"}[item["type"]], item
         )
     return _bounded(
@@ -181,8 +181,18 @@ def _in_words(spec: Mapping[str, Any]) -> str:
     )
 
 
+def _count(spec: Mapping[str, Any]) -> str:
+    """Number of items of a list, with a space. Empty if any number is valid."""
+    least = spec.get("minItems")
+    if least is None:
+        return ""
+    return f"{least} " if spec.get("maxItems") == least else f"at least {least} "
+
+
 def _bounded(words: str, spec: Mapping[str, Any]) -> str:
     bounds = [f"{sign} {spec[name]}" for name, sign in _BOUNDS.items() if name in spec]
+    if spec.get("minLength") and "pattern" not in spec:
+        bounds.append("that is not empty" if words == "text" else "that are not empty")
     if "pattern" in spec:
         bounds.append(PATTERNS[spec["pattern"]])
     return " ".join([words, " and ".join(bounds)]).strip()

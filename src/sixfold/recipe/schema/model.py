@@ -31,7 +31,7 @@ class LoraConfig(Section):
     """A LoRA adapter that is trained instead of the model's own weights."""
 
     rank: int = knob(0, "rank of the adapter's matrices; 0 trains all weights", ge=0)
-    alpha: Real = knob(32.0, "the adapter's product is scaled by alpha / rank", gt=0, le=1e6)
+    alpha: Real = knob(32.0, "the adapter's product is scaled by alpha / rank", gt=0, le=1_000_000)
     targets: tuple[Annotated[str, Field(min_length=1)], ...] = knob(
         (ALL_LINEAR,),
         "names of the linear modules that get an adapter, e.g. q_proj; all-linear: every one"
