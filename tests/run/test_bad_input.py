@@ -210,3 +210,27 @@ def test_eval_and_generate_on_a_run(
         == 0
     )
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "remedy"),
+    [
+        ({"model__lora__targets": "q_prj"}, "model.lora.targets", "Did you mean 'q_proj'"),
+        ({"model__lora__targets": "lm_head"}, "model.lora.targets", "linear layers"),
+        ({"model__lora__rank": 17}, "model.lora.rank = 17", "Use at most"),
+        ({"moe__balance_loss": 0.1, "model__lora__rank": 0}, "moe.balance_loss", "Remove"),
+        ({"moe__routing": "replay", "model__lora__rank": 0}, "moe.routing", "Remove"),
+        ({"parallel__replicas": 2}, "parallel.replicas = 2", "torchrun"),
+    ],
+)
+def test_what_does_not_fit_a_new_model_is_found_before_sft(
+    recipe: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, object],
+    setting: str,
+    remedy: str,
+) -> None:
+    flags = recipe(**{"model__lora__rank": 2, "sft__steps": 4, **settings})
+    said = fails(capsys, tmp_path, "train", *flags)
+    assert setting in said and remedy in said

@@ -175,6 +175,16 @@ def add_lora(
     return lora
 
 
+def check_adapter(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Check that `add_lora` can put a new adapter into the model later.
+
+    Raises:
+        UserError: PEFT is not installed, or a target or the rank does not fit the model.
+    """
+    _peft()
+    target_modules(model, config)
+
+
 @torch.no_grad()
 def _load(lora: TrainedLora, path: str) -> None:
     """Copy the weights of a saved adapter into the trained one.

@@ -24,11 +24,12 @@ from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..model.device import prepare_device, resolve_device
 from ..model.half_weights import store_in_bfloat16
 from ..model.loading import Policy, load_policy, origin_of
+from ..model.trained_lora import check_adapter
 from ..model.turn_end import TurnEnd
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
 from ..recipe.adapter_folder import is_adapter
-from ..recipe.schema import ModelConfig, Recipe
+from ..recipe.schema import ModelConfig, MoeConfig, Recipe
 from ..rollout.base import Rollout, groups_in_order
 from ..rollout.driver import Driver
 from ..rollout.engine_generator import EngineGenerator
@@ -226,9 +227,14 @@ def build_world(
         on_failure.callback(environment.close)
         environment.start()  # start early: its workers load while the model loads
         policy = _trained_policy(recipe, source, device)
+        if recipe.moe != MoeConfig():
+            make_routing(policy.model, recipe.moe)  # refuses settings that the model cannot have
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
         # A model from scratch is trained in full by SFT before it gets its adapter.
-        if recipe.model.lora.rank and (recipe.model.path or is_adapter(source.path)):
+        later = not recipe.model.path and not is_adapter(source.path)
+        if recipe.model.lora.rank and later:
+            check_adapter(policy.model, recipe.model.lora)
+        elif recipe.model.lora.rank:
             origin = origin_of(source.path, source.revision)
             policy = policy.with_lora(source, origin, recipe.run.seed)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)

@@ -23,7 +23,7 @@ from .interrupts import Interrupted
 
 
 def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
-    """Check that several ranks support a recipe.
+    """Check that the ranks support a recipe.
 
     Raises:
         UserError: if they do not.
@@ -35,6 +35,11 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
                 f" with at least {value} processes, or set parallel.{setting} = 1"
             )
     if ranks.size == 1:
+        if (replicas := recipe.parallel.replicas) > 1:
+            raise UserError(
+                f"parallel.replicas = {replicas} needs several ranks, and there is one. Start them"
+                " with torchrun, or set parallel.replicas = 1"
+            )
         return
     refused = {
         "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine"),
