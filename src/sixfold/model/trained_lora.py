@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError, nearest
 from ..recipe.adapter_folder import BASE, CONFIG, WEIGHTS, Base, is_adapter
+from ..recipe.dump import toml_literal
 from ..recipe.schema import ALL_LINEAR, LoraConfig
 from .lora import LoraAdapter, linear_sizes, make_adapter, read_files
 from .merge import MergedWeights
@@ -203,9 +204,10 @@ def _load(lora: TrainedLora, path: str) -> None:
     }
     for name, (theirs, ours) in asked.items():
         if theirs != ours:
+            own_value, value = toml_literal(ours), toml_literal(theirs)
             raise UserError(
-                f"model.lora.{name} = {ours}, but the adapter '{path}' has {theirs}. Set it to"
-                f" {theirs}, or use model.lora.rank = 0 to train the merged weights"
+                f"model.lora.{name} = {own_value}, but the adapter '{path}' has {value}. Set it to"
+                f" {value}, or use model.lora.rank = 0 to train the merged weights"
             )
     own = lora.weights()
     if other := sorted(own.keys() ^ tensors.keys()):
@@ -229,7 +231,7 @@ def target_modules(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     names = [n for n in linear if linear[n] is not head]
     if config.targets != (ALL_LINEAR,):
         for target in config.targets:
-            _check_target(model, target, list(linear))
+            _check_target(model, target, list(linear), names)
         names = [n for n in linear if any(_is_at(n, target) for target in config.targets)]
     if not names:
         raise UserError(
@@ -246,16 +248,25 @@ def target_modules(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     return names
 
 
-def _check_target(model: PreTrainedModel, target: str, linear: list[str]) -> None:
-    """Raise UserError if no linear module has the name."""
+def _check_target(
+    model: PreTrainedModel, target: str, linear: list[str], proposed: list[str]
+) -> None:
+    """Raise UserError if no linear module has the name.
+
+    Args:
+        model: the model.
+        target: the name.
+        linear: names of all linear modules.
+        proposed: names of the modules that the error proposes.
+    """
     if any(_is_at(name, target) for name in linear):
         return
-    known = sorted({name.rpartition(".")[2] for name in linear})
+    known = sorted({name.rpartition(".")[2] for name in proposed})
     others = [m for n, m in model.named_modules() if _is_at(n, target)]
     what = f"is a module of class {type(others[0]).__name__}" if others else "is no module"
     raise UserError(
         f"model.lora.targets: '{target}' {what} of {type(model).__name__}."
-        f"{nearest(target, known)} Its linear modules are {', '.join(known)}"
+        f"{nearest(target, known)} Use some of {', '.join(known)}"
     )
 
 
