@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model
+from tests.models.experts import expert_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -386,3 +387,22 @@ def test_peft_made_by_hand_has_the_same_modules(tiny: Tiny) -> None:
         )
     theirs = {n.replace(".default", "") for n, p in made.named_parameters() if p.requires_grad}
     assert theirs == adapted(tiny("qwen3")).weights().keys()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen2_moe", "jetmoe", "phimoe"])
+def test_all_linear_of_a_mixture_of_experts_is_what_peft_loads(family: str, tmp_path: Path) -> None:
+    """Families with dense layers beside stacked experts, gates with one output, and routers that
+    are linear modules.
+    """
+    lora = moved(adapted(expert_model(family)))
+    lora.save(tmp_path)
+    again = PeftModel.from_pretrained(expert_model(family), str(tmp_path)).eval()
+    kept = dict(again.named_parameters())
+    for name, p in lora.weights().items():
+        assert torch.equal(kept[name.replace(".weight", ".default.weight")], p)
+
+
+def test_targets_that_peft_takes_for_stacked_experts_are_refused() -> None:
+    with pytest.raises(UserError, match=r"model.lora.targets = \['gate_proj'\].*stacked experts"):
+        adapted(expert_model("deepseek_v3"), ("gate_proj",))

@@ -211,15 +211,23 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
     return rank, alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
 
 
+def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:
+    """True for a linear layer outside the experts that is not the output head.
+
+    Routers of some models are subclasses of a linear layer that return several tensors.
+    """
+    return (
+        type(layer).forward in (nn.Linear.forward, Conv1D.forward)
+        and layer is not model.get_output_embeddings()
+        and "experts" not in name.split(".")
+    )
+
+
 def linear_sizes(
     model: PreTrainedModel, name: str, layer: nn.Module, where: str
 ) -> tuple[int, int]:
     """Sizes (inputs, outputs) of a layer. Raises UserError if adapters on it are not supported."""
-    if (
-        layer is model.get_output_embeddings()
-        or "experts" in name.split(".")
-        or not isinstance(layer, nn.Linear | Conv1D)
-    ):
+    if not takes_adapter(model, name, layer) or not isinstance(layer, nn.Linear | Conv1D):
         raise UserError(
             f"{where}: an adapter on '{name}' ({type(layer).__name__}) is not supported. Use"
             " linear layers of attention and MLP only"

@@ -7,7 +7,6 @@ base exist once. The adapter's settings and files are PEFT's: PEFT, vLLM and tra
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import warnings
@@ -23,11 +22,12 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import UserError, nearest
+from ..errors import UserError
 from ..recipe.adapter_folder import BASE, CONFIG, WEIGHTS, Base, is_adapter
 from ..recipe.dump import toml_literal
-from ..recipe.schema import ALL_LINEAR, LoraConfig
-from .lora import LoraAdapter, linear_sizes, make_adapter, read_files
+from ..recipe.schema import LoraConfig
+from .lora import LoraAdapter, make_adapter, read_files
+from .lora_targets import import_peft, target_modules
 from .merge import MergedWeights
 from .twin import twin_of
 
@@ -138,7 +138,7 @@ def add_lora(
     Raises:
         UserError: PEFT is not installed, or a target or the saved adapter does not fit the model.
     """
-    peft = _peft()
+    peft = import_peft()
     names = target_modules(model, config)
     model.requires_grad_(False)
     peft_config = peft.LoraConfig(
@@ -182,7 +182,7 @@ def check_adapter(model: PreTrainedModel, config: LoraConfig) -> None:
     Raises:
         UserError: PEFT is not installed, or a target or the rank does not fit the model.
     """
-    _peft()
+    import_peft()
     target_modules(model, config)
 
 
@@ -220,61 +220,6 @@ def _load(lora: TrainedLora, path: str) -> None:
         p.copy_(tensors[name])
 
 
-def target_modules(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Names of the modules that get an adapter.
-
-    Raises:
-        UserError: a target is unknown or not supported, or the rank is larger than a module.
-    """
-    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
-    head = model.get_output_embeddings()
-    names = [n for n in linear if linear[n] is not head]
-    if config.targets != (ALL_LINEAR,):
-        for target in config.targets:
-            _check_target(model, target, list(linear), names)
-        names = [n for n in linear if any(_is_at(n, target) for target in config.targets)]
-    if not names:
-        raise UserError(
-            f"model.lora.targets = {list(config.targets)}: {type(model).__name__} has no linear"
-            " modules. Train all weights: model.lora.rank = 0"
-        )
-    for name in names:
-        sizes = linear_sizes(model, name, linear[name], "model.lora.targets")
-        if config.rank > min(sizes):
-            raise UserError(
-                f"model.lora.rank = {config.rank} is larger than '{name}', which has"
-                f" {sizes[0]} inputs and {sizes[1]} outputs. Use at most {min(sizes)}"
-            )
-    return names
-
-
-def _check_target(
-    model: PreTrainedModel, target: str, linear: list[str], proposed: list[str]
-) -> None:
-    """Raise UserError if no linear module has the name.
-
-    Args:
-        model: the model.
-        target: the name.
-        linear: names of all linear modules.
-        proposed: names of the modules that the error proposes.
-    """
-    if any(_is_at(name, target) for name in linear):
-        return
-    known = sorted({name.rpartition(".")[2] for name in proposed})
-    others = [m for n, m in model.named_modules() if _is_at(n, target)]
-    what = f"is a module of class {type(others[0]).__name__}" if others else "is no module"
-    raise UserError(
-        f"model.lora.targets: '{target}' {what} of {type(model).__name__}."
-        f"{nearest(target, known)} Use some of {', '.join(known)}"
-    )
-
-
-def _is_at(name: str, target: str) -> bool:
-    """True if `target` is the name of a module, or the end of it after a dot."""
-    return name == target or name.endswith(f".{target}")
-
-
 def lower_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Store the weights of all linear modules in `dtype`, in place.
 
@@ -292,13 +237,3 @@ def _linear_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     for module in model.modules():
         if isinstance(module, nn.Linear | Conv1D):
             yield module.weight  # type: ignore[misc]
-
-
-def _peft() -> Any:
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        raise UserError(
-            "model.lora needs PEFT, which is not installed. Install it: pip install"
-            " 'sixfold[lora]', or set model.lora.rank = 0"
-        ) from error

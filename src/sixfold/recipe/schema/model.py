@@ -35,7 +35,7 @@ class LoraConfig(Section):
     targets: tuple[Annotated[str, Field(min_length=1)], ...] = knob(
         (ALL_LINEAR,),
         "names of the linear modules that get an adapter, e.g. q_proj; all-linear: every one"
-        " except the output head",
+        " except the output head, experts, routers and gates",
         min_length=1,
     )
     rslora: bool = knob(False, "scale by alpha / sqrt(rank) instead (rank-stabilised LoRA)")
