@@ -79,8 +79,8 @@ def base_of(path: str, setting: str) -> Base:
         base = str(beside)
     elif Path(base).is_absolute() and not Path(base).exists():
         raise UserError(
-            f"{setting} = '{path}': the base model {base} does not exist. Put it back, or put a link"
-            " to its new place there"
+            f"{setting} = '{path}': the base model {base} does not exist. Put it back, or put a"
+            " link to its new place there"
         )
     if Path(base).is_dir():
         return Base(base, "", str(own.get("sha256") or ""))
