@@ -227,16 +227,8 @@ def build_world(
         on_failure.callback(environment.close)
         environment.start()  # start early: its workers load while the model loads
         policy = _trained_policy(recipe, source, device)
-        if recipe.moe != MoeConfig():
-            make_routing(policy.model, recipe.moe)  # refuses settings that the model cannot have
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
-        # A model from scratch is trained in full by SFT before it gets its adapter.
-        later = not recipe.model.path and not is_adapter(source.path)
-        if recipe.model.lora.rank and later:
-            check_adapter(policy.model, recipe.model.lora)
-        elif recipe.model.lora.rank:
-            origin = origin_of(source.path, source.revision)
-            policy = policy.with_lora(source, origin, recipe.run.seed)
+        policy = _with_adapter(recipe, source, policy)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = renderer.shown
         longest = min(
@@ -308,6 +300,26 @@ def _trained_policy(recipe: Recipe, source: ModelConfig, device: str) -> Policy:
     policy = load_policy(source, seed=recipe.run.seed, device="cpu")
     store_in_bfloat16(policy.model).to(device)  # type: ignore[arg-type]
     return policy
+
+
+def _with_adapter(recipe: Recipe, source: ModelConfig, policy: Policy) -> Policy:
+    """The policy with its adapter, if the recipe has one. Settings that it cannot have are refused.
+
+    A model from scratch is trained in full by SFT before it gets its adapter.
+
+    Args:
+        recipe: the whole run.
+        source: where the policy was loaded from.
+        policy: the loaded policy.
+    """
+    if recipe.moe != MoeConfig():
+        make_routing(policy.model, recipe.moe)
+    if not recipe.model.lora.rank:
+        return policy
+    if not recipe.model.path and not is_adapter(source.path):
+        check_adapter(policy.model, recipe.model.lora)
+        return policy
+    return policy.with_lora(source, origin_of(source.path, source.revision), recipe.run.seed)
 
 
 def _environment(recipe: Recipe, reward: Callable[..., Any] | None) -> Environment:
