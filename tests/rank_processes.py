@@ -127,8 +127,17 @@ class RankRun:
         return self.log.read_text()
 
 
-def train_on_ranks(size: int, argv: list[str], log: Path) -> RankRun:
-    """Start `sixfold ARGV` on ranks. As under torchrun, no rank hosts the store."""
+def train_on_ranks(
+    size: int, argv: list[str], log: Path, before: Callable[[int], None] | None = None
+) -> RankRun:
+    """Start `sixfold ARGV` on ranks. As under torchrun, no rank hosts the store.
+
+    Args:
+        size: number of ranks.
+        argv: the command line.
+        log: what all of them print.
+        before: called first on each rank, with its number.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     log.write_text("")
     processes: list[BaseProcess] = []
@@ -142,13 +151,15 @@ def train_on_ranks(size: int, argv: list[str], log: Path) -> RankRun:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         processes.append(
-            CONTEXT.Process(target=_command, args=(argv, place, str(log)), daemon=True)
+            CONTEXT.Process(target=_command, args=(argv, place, str(log), before), daemon=True)
         )
         processes[-1].start()
     return RankRun(processes, log, store)
 
 
-def _command(argv: list[str], place: dict[str, str], log: str) -> None:
+def _command(
+    argv: list[str], place: dict[str, str], log: str, before: Callable[[int], None] | None
+) -> None:
     os.environ.update(place)
     os.chdir(Path(log).parent)
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
@@ -158,6 +169,8 @@ def _command(argv: list[str], place: dict[str, str], log: str) -> None:
         torch.set_num_threads(1)
         from sixfold.cli import main
 
+        if before:
+            before(int(place["RANK"]))
         try:
             code = main(argv)
         except SystemExit as end:

@@ -7,13 +7,16 @@ Every call is made by all ranks, in the same order. If a rank fails, ends or han
 wait for it. So each rank publishes its position in the run, and its failure, in the key-value store
 of torchrun. A rank whose call fails reads the store and names the ranks that did not answer. Only
 the first rank that fails prints its error.
+
+At the end of work that each rank does alone, the ranks exchange their errors (`agree`). If one has
+failed, all raise at the same point, and together they can still save a checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -63,8 +66,30 @@ class Ranks(Protocol):
         """
         ...
 
-    def ending_together(self) -> AbstractContextManager[None]:
-        """Context of a run. If an error ends it on one rank, it ends on all ranks."""
+    def agree(self, error: Exception | None) -> None:
+        """Exchange the errors of work that each rank has done alone. If one has failed, all raise.
+
+        Args:
+            error: the error of this rank, or None.
+
+        Raises:
+            Exception: the error of this rank.
+            UserError: the error of another rank, if no rank has an error of another kind.
+            OtherRankFailed: otherwise.
+        """
+        ...
+
+    def agreed_on(self, error: BaseException) -> bool:
+        """True if `agree` raised this error, so that all ranks have stopped at the same point."""
+        ...
+
+    def ending_together(self, left: Callable[[], str]) -> AbstractContextManager[None]:
+        """Context of a run. If an error ends it on one rank, it ends on all ranks.
+
+        Args:
+            left: returns a sentence about the checkpoint that is left, for the error about a rank
+                that is lost.
+        """
         ...
 
     def data_ranks(self, tensor: int) -> Ranks:
@@ -93,7 +118,16 @@ class Alone:
     def barrier(self, name: str) -> None:
         """Do nothing: there is no other rank."""
 
-    def ending_together(self) -> AbstractContextManager[None]:
+    def agree(self, error: Exception | None) -> None:
+        """Raise the error, if there is one."""
+        if error:
+            raise error
+
+    def agreed_on(self, error: BaseException) -> bool:
+        """Always true: there is no other rank."""
+        return True
+
+    def ending_together(self, left: Callable[[], str]) -> AbstractContextManager[None]:
         """Empty context: there is no other rank."""
         return nullcontext()
 
@@ -108,6 +142,10 @@ ALONE = Alone()
 
 class RankLost(RankFailed):
     """Another rank has failed or did not answer in time."""
+
+
+class OtherRankFailed(RankFailed):
+    """Another rank has failed in its own work, and all ranks know of it."""
 
 
 class ProcessRanks:
@@ -133,6 +171,7 @@ class ProcessRanks:
         self._backend = backend
         self._store = dist.PrefixStore("sixfold", store)
         self._place = "the start"
+        self._agreed: BaseException | None = None
         wait = timedelta(seconds=timeout_s)
         self._mark("the start")
         with self.answered():
@@ -157,9 +196,31 @@ class ProcessRanks:
         self._mark(name)
         self.gather(None)
 
+    def agree(self, error: Exception | None) -> None:
+        """As `Ranks.agree`."""
+        report: tuple[type[Exception], str] | None = None
+        if isinstance(error, UserError):
+            report = UserError, f"rank {self.rank}: {error}"
+        elif error:
+            report = OtherRankFailed, f"rank {self.rank} failed: {one_line(error)}"
+        failed = [each for each in self.gather(report) if each]
+        if not failed:
+            return
+        # All raise the worst kind: nobody may tolerate what another cannot.
+        kind, text = min(failed, key=lambda each: each[0] is UserError)
+        if error and report and report[0] is kind:
+            self._agreed = error
+            raise error
+        self._agreed = kind(text)
+        raise self._agreed from error
+
+    def agreed_on(self, error: BaseException) -> bool:
+        """As `Ranks.agreed_on`."""
+        return error is self._agreed
+
     @contextmanager
-    def ending_together(self) -> Iterator[None]:
-        """Context of a run. If an error ends it on one rank, it ends on all ranks.
+    def ending_together(self, left: Callable[[], str]) -> Iterator[None]:
+        """As `Ranks.ending_together`.
 
         Raises:
             SystemExit: with code 1, instead of the error, if another rank has failed before.
@@ -171,10 +232,10 @@ class ProcessRanks:
             lost = error if isinstance(error, RankLost) else None
             if lost is None and lost_connection(error):
                 lost = self._lost(error)
-            if not self._first_to_fail(one_line(error)):
+            if not self._first_to_fail(one_line(error), isinstance(error, OtherRankFailed)):
                 raise SystemExit(1) from error
             if lost is not None:
-                raise lost from error
+                raise RankLost(f"{lost}. {left()}") from error
             if self.rank and isinstance(error, UserError | RunFailed):
                 raise RankFailed(f"rank {self.rank} of {self.size}: {error}") from error
             raise
@@ -224,15 +285,20 @@ class ProcessRanks:
             f" [{one_line(error)[:160]}]"
         )
 
-    def _first_to_fail(self, message: str) -> bool:
+    def _first_to_fail(self, message: str, of_another: bool) -> bool:
         """Report a failure to the other ranks. Returns True if this rank is the first to fail.
 
         Args:
             message: the error, which the other ranks can read if this rank is the first.
+            of_another: the error is that of another rank, which should report it itself.
         """
-        if self.rank:  # if all ranks fail alike, rank 0 reports it
-            time.sleep(LEAD_S)
         try:
+            if of_another:
+                until = time.monotonic() + GRACE_S
+                while not self._store.check(["failed"]) and time.monotonic() < until:
+                    time.sleep(0.05)
+            elif self.rank:  # if all ranks fail alike, rank 0 reports it
+                time.sleep(LEAD_S)
             first = self._store.add("failures", 1) == 1
             if first:
                 self._store.set("failed", message)
@@ -287,13 +353,37 @@ class DataRanks:
         """Wait for all ranks, also the others of the tensor groups."""
         self._every.barrier(name)
 
-    def ending_together(self) -> AbstractContextManager[None]:
+    def agree(self, error: Exception | None) -> None:
+        """As `Ranks.agree`, with all ranks."""
+        self._every.agree(error)
+
+    def agreed_on(self, error: BaseException) -> bool:
+        """As `Ranks.agreed_on`, of all ranks."""
+        return self._every.agreed_on(error)
+
+    def ending_together(self, left: Callable[[], str]) -> AbstractContextManager[None]:
         """As `Ranks.ending_together`, of all ranks."""
-        return self._every.ending_together()
+        return self._every.ending_together(left)
 
     def data_ranks(self, tensor: int) -> Ranks:
         """These ranks: they have different work already."""
         return self
+
+
+def together(ranks: Ranks, action: Callable[[], T]) -> T:
+    """Run an action on every rank. All ranks must call this. If one fails, all raise an error.
+
+    Raises:
+        Exception: as `Ranks.agree` does.
+    """
+    error: Exception | None = None
+    found: list[T] = []
+    try:
+        found.append(action())
+    except Exception as raised:  # noqa: BLE001  raised below, when the other ranks know
+        error = raised
+    ranks.agree(error)
+    return found[0]
 
 
 def lost_connection(error: BaseException) -> bool:

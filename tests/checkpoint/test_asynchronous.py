@@ -24,8 +24,9 @@ from sixfold.checkpoint.listing import list_checkpoints, newest_checkpoint
 from sixfold.checkpoint.payload import Payload
 from sixfold.checkpoint.publication import prune
 from sixfold.checkpoint.snapshot import Snapshots
-from sixfold.errors import RunFailed, UserError
+from sixfold.errors import NoAnswer, UserError
 from sixfold.files.durable import faultpoint
+from sixfold.processes.deadline import Deadline
 from sixfold.report.notes import read_notes
 from tests.run.processes import metrics, start, tiny_recipe
 from tests.run.test_failed_steps import at_call, raises, train
@@ -93,7 +94,7 @@ class Training:
 
     def __init__(self) -> None:
         self.weight = torch.zeros(64)
-        self.background = Background("the writer", 60)
+        self.background = Background(Deadline("the writer", 60))
         self.snapshots = Snapshots()
 
     def save(self, folder: Path, step: int) -> None:
@@ -152,7 +153,7 @@ def test_a_kill_at_every_point_of_a_save_in_the_background_leaves_old_or_new(
 
 
 def test_an_error_of_a_job_is_raised_once_and_one_job_runs_at_a_time() -> None:
-    background, running, most = Background("the writer", 60), [0], [0]
+    background, running, most = Background(Deadline("the writer", 60)), [0], [0]
 
     def job() -> None:
         running[0] += 1
@@ -174,12 +175,12 @@ def test_an_error_of_a_job_is_raised_once_and_one_job_runs_at_a_time() -> None:
 
 def test_a_job_that_does_not_end_is_named_and_waited_for_once() -> None:
     release = threading.Event()
-    background = Background("the writer", 0.05)
+    background = Background(Deadline("the writer", 0.05, "Check the disk"))
     background.start(release.wait)
     background.check()
     began = time.monotonic()
     for action in (background.wait, lambda: background.start(release.wait), background.wait):
-        with pytest.raises(RunFailed, match="the writer did not answer within"):
+        with pytest.raises(NoAnswer, match=r"the writer .* 0\.05 s\. Check"):
             action()
     assert time.monotonic() - began < 1
     release.set()

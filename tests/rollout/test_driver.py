@@ -33,6 +33,7 @@ from tests.rollout.episodes import (
 )
 
 from sixfold.engine.engine import Engine
+from sixfold.environment.base import Tally
 from sixfold.environment.episode import MakeEpisode
 from sixfold.environment.scorer import Environment
 from sixfold.environment.step_scorer import RewardBudgetExceeded
@@ -466,6 +467,10 @@ def test_checks_begin_before_other_episodes_have_ended() -> None:
             events.append(f"finish {group.task.id}")
 
         def fail(self, trajectory: Trajectory, line: str) -> None: ...
+
+        def tally(self) -> Tally: ...
+
+        def count(self, others: Sequence[Tally]) -> None: ...
 
     async def first_two() -> list[str]:
         player = Player(Recording(text), text, Limits(100))

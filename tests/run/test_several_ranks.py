@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from sixfold.checkpoint.checkpoint import load_checkpoint
+from sixfold.rollout.driver import Driver
 from tests.rank_processes import RankRun, train_on_ranks
 from tests.run.processes import metrics, tiny_recipe
 
@@ -41,7 +43,7 @@ def same(found: list[dict[str, Any]], expected: list[dict[str, Any]], rel: float
 
 
 def trained(folder: Path, name: str, size: int, **settings: Any) -> Path:
-    flags = tiny_recipe(folder, run__name=name, run__steps=3, **settings)
+    flags = tiny_recipe(folder, **{"run__steps": 3, **settings}, run__name=name)
     run = train_on_ranks(size, ["train", "demo", *flags], folder / f"{name}-errors")
     assert run.codes() == [0] * size, run.errors()
     return folder / name
@@ -138,6 +140,29 @@ def test_killed_rank_ends_the_others_and_is_named(rank: int, tmp_path: Path) -> 
     assert codes[rank] == -signal.SIGKILL and codes[1 - rank] == 3
     assert run.errors().count("error:") == 1
     assert f"rank {rank} " in run.errors() and "did not answer" in run.errors()
+
+
+def break_rollout(rank: int) -> None:
+    """The rollout of step 3 fails on rank 1, as by a bug or a reply that never came."""
+    calls, play = count(1), Driver.play
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 3:
+            raise ConnectionError("the engine hung up")
+        return play(*args, **kwargs)
+
+    if rank == 1:
+        Driver.play = broken  # type: ignore[method-assign]
+
+
+def test_error_of_one_rank_saves_the_last_step(tmp_path: Path) -> None:
+    settings = {"run__steps": 4, "sft__steps": 1, "data__heldout": 0, "checkpoint__every": 0}
+    argv = ["train", "demo", *tiny_recipe(tmp_path, run__name="run", **settings)]
+    run = train_on_ranks(2, argv, tmp_path / "errors", break_rollout)
+    assert run.codes() == [1, 1], run.errors()
+    assert run.errors().count("ConnectionError: the engine hung up") == 1, "one rank reports it"
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
+    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000002").step == 2
 
 
 def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:

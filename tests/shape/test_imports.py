@@ -65,7 +65,8 @@ ALLOWED = {
     "evaluation": {"environment", "errors", "event_loop", "files", "report", "rollout", "types"},
     "report": {"errors", "files", "recipe", "types"},
     "checkpoint": {
-        *("checkpointable", "engine", "errors", "files", "model", "ranks", "recipe", "trainer"),
+        *("checkpointable", "engine", "errors", "files", "model", "processes", "ranks", "recipe"),
+        "trainer",
     },
     "controller": {
         "algorithm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..errors import RunFailed
+from ..processes.deadline import Deadline
 
 
 class Background:
@@ -14,13 +14,12 @@ class Background:
     The error of a job is kept until `check` or `wait` raises it. The thread ends with the process.
 
     Args:
-        name: the thread's task, as the subject of a sentence, for messages.
-        seconds: longest wait for the end of a job.
+        deadline: longest wait for the end of a job.
     """
 
-    def __init__(self, name: str, seconds: float) -> None:
-        self._name = name
-        self._seconds = seconds
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._patience = deadline.seconds
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -38,29 +37,30 @@ class Background:
             except BaseException as error:  # noqa: BLE001  boundary: `wait` raises it
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=run, name=self._deadline.who, daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
-        """Raise the error of a job that has failed. Returns at once while a job runs."""
-        if self._thread and not self._thread.is_alive():
-            self.wait()
+    def check(self) -> bool:
+        """As `wait`, but returns False at once while a job runs."""
+        return bool(self._thread and not self._thread.is_alive()) and self.wait()
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
         """Wait until no job runs.
+
+        Returns:
+            True if a job has ended well. False if none was started since the last call.
 
         Raises:
             BaseException: the error of the job, once.
-            RunFailed: if the job does not end in time.
+            NoAnswer: if the job does not end in time. It is not waited for again.
         """
         if self._thread is None:
-            return
-        self._thread.join(self._seconds)
+            return False
+        self._thread.join(self._patience)
         if self._thread.is_alive():
-            waited, self._seconds = self._seconds, 0.0  # do not wait so long a second time
-            raise RunFailed(
-                f"{self._name} did not answer within {waited:g} s. Check the disk of run.dir"
-            )
+            self._patience = 0.0
+            raise self._deadline.missed()
         self._thread, error, self._error = None, self._error, None
         if error is not None:
             raise error
+        return True

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from ..errors import UserError, one_line
 from ..files.durable import disk_errors, faultpoint, fsync_path
-from ..ranks import Ranks
+from ..ranks import Ranks, together
 from ..trainer.sharded import own_part, whole_at
 from .manifest import is_intact
 from .payload import part_name, safetensors_disk_errors
@@ -103,6 +103,8 @@ class Parts:
             weights: weights of the policy that this rank writes.
             tensors: tensors of the components that this rank writes.
 
+        Rank 0 is told of an error, so that it does not wait for this part.
+
         Raises:
             UserError: if the disk refuses the part. Rank 0 then raises an error too.
         """
@@ -112,9 +114,12 @@ class Parts:
                 self._write("model", named)
                 self._write("trainer", tensors)
             yield
-        except UserError as error:
-            with suppress(OSError):
-                (self._folder / f"failed-{self._ranks.rank}").write_text(str(error))
+        except Exception as error:
+            text = str(error) if isinstance(error, UserError) else one_line(error)
+            told = self._folder / f"failed-{self._ranks.rank}"
+            with suppress(OSError):  # by rename, so that rank 0 reads all of it
+                told.with_name(f".{told.name}").write_text(text)
+                os.rename(told.with_name(f".{told.name}"), told)
             raise
         finally:
             if self._ranks.rank == 0:
@@ -163,26 +168,6 @@ class Parts:
 
     def _name(self, kind: str, rank: int) -> str:
         return part_name(kind, rank, self._ranks.size)
-
-
-def together(ranks: Ranks, action: Callable[[], object]) -> None:
-    """Run an action on every rank. All ranks must call this. If one fails, all raise an error.
-
-    Raises:
-        Exception: the error of this rank.
-        UserError: if another rank has failed. The message has its error.
-    """
-    error: Exception | None = None
-    try:
-        action()
-    except Exception as raised:  # noqa: BLE001  raised below, once the other ranks know
-        error = raised
-    said = ranks.gather(one_line(error) if error else "")
-    if error:
-        raise error
-    for rank, text in enumerate(said):
-        if text:
-            raise UserError(f"rank {rank}: {text}")
 
 
 def _owners(tensors: Mapping[str, Tensor], size: int) -> dict[str, int]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..engine.weights import first_not_finite
 from ..errors import UserError
 from ..model.loading import Policy
-from ..ranks import Ranks
+from ..processes.deadline import Deadline
+from ..ranks import Ranks, together
 from ..recipe.schema import CheckpointConfig
 from ..trainer.sharded import own_part
 from ..trainer.trainer import TrainingDiverged
@@ -24,7 +25,7 @@ from .background import Background
 from .best import BestSteps
 from .checkpoint import save_checkpoint
 from .listing import list_checkpoints
-from .parts import Parts, together
+from .parts import Parts
 from .payload import Payload
 from .publication import prune
 from .registry import Registry, tensors_of
@@ -71,7 +72,11 @@ class Saver:
         self._inputs = inputs
         self._best = best
         self._warn = warn
-        self._background = Background("the thread that writes checkpoints", WRITE_SECONDS)
+        self._background = Background(
+            Deadline(
+                "the thread that writes checkpoints", WRITE_SECONDS, "Check the disk of run.dir"
+            )
+        )
         self._snapshots = Snapshots()
         self._failed_in_a_row = 0
         self.failed = 0
@@ -103,7 +108,7 @@ class Saver:
             TrainingDiverged: if a tensor is not finite. Nothing is written then.
             UserError: if the disk refuses the checkpoint, unless that is a warning.
         """
-        self._tolerate(self._background.wait)
+        self._tolerate(lambda: together(self._ranks, self._background.wait))
         every = self._live(policy, registry)
         self._check_finite(every)
         step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
@@ -122,6 +127,7 @@ class Saver:
             self._background.start(job)
         elif required:
             together(self._ranks, job)
+            self._failed_in_a_row = 0
         else:
             self._tolerate(lambda: together(self._ranks, job))
         return path
@@ -129,10 +135,13 @@ class Saver:
     def check(self) -> None:
         """Report a failed save in the background.
 
+        Several ranks report it at the next save, where they exchange their errors.
+
         Raises:
             BaseException: the error of the save, unless the disk refused it and that is a warning.
         """
-        self._tolerate(self._background.check)
+        if self._ranks.size == 1:
+            self._tolerate(self._background.check)
 
     def settle(self) -> None:
         """Wait for the save in the background. Its error becomes a warning."""
@@ -166,7 +175,7 @@ class Saver:
         nbytes: int,
         states: Mapping[str, Mapping[str, Any]],
         parts: Parts | None,
-    ) -> Callable[[], None]:
+    ) -> Callable[[], bool]:
         """Make the function that writes a checkpoint.
 
         It uses the given tensors, and copies of everything else that may change meanwhile.
@@ -204,21 +213,26 @@ class Saver:
             )
             prune(checkpoints, keep, best.among(list_checkpoints(checkpoints)))
 
-        def write() -> None:
+        def write() -> bool:
             if parts is None:
                 publish()
             else:
                 with parts.written(policy.model, weights, tensors):
                     if self._ranks.rank == 0:
                         publish()
-            self._failed_in_a_row = 0
+            return True
 
         return write
 
-    def _tolerate(self, action: Callable[[], None]) -> None:
-        """Run an action. A UserError becomes a warning, until `FAILURES` in a row have failed."""
+    def _tolerate(self, action: Callable[[], bool]) -> None:
+        """Run an action. A UserError becomes a warning, until `FAILURES` in a row have failed.
+
+        Args:
+            action: returns True if a checkpoint has been written.
+        """
         try:
-            action()
+            if action():
+                self._failed_in_a_row = 0
         except UserError as error:
             self.failed += 1
             self._failed_in_a_row += 1

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..types import Group, Task, Trajectory
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a scorer has counted for the error budget.
+
+    Attributes:
+        trajectories: number of trajectories whose checks have begun.
+        failed: number of failed checks and the error of each failure.
+    """
+
+    trajectories: int = 0
+    failed: tuple[tuple[int, str], ...] = ()
 
 
 class Scorer(Protocol):
@@ -50,6 +65,16 @@ class Scorer(Protocol):
 
         Raises:
             RewardBudgetExceeded: if too many checks of the step have failed.
+        """
+
+    def tally(self) -> Tally:
+        """What this scorer has counted itself since the last call."""
+
+    def count(self, others: Sequence[Tally]) -> None:
+        """Count what the scorers of other ranks have counted for the same step.
+
+        Raises:
+            RewardBudgetExceeded: if too many checks of the step have failed, over all ranks.
         """
 
 

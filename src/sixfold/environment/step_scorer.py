@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
+from .base import Tally
 from .reward_set import RewardSet
 from .rewards import MAX_REWARD
 from .sampled import Sampled
@@ -34,13 +35,13 @@ class ErrorBudget:
         share: share of the checks that may fail.
         checks: number of checks of the step.
         failed: number of failed checks.
-        lines: errors of failed checks.
+        failures: number of failed checks and the error of each failure.
     """
 
     share: float
     checks: int
     failed: int = 0
-    lines: list[str] = field(default_factory=list)
+    failures: list[tuple[int, str]] = field(default_factory=list)
 
     def spend(self, count: int, line: str) -> None:
         """Count failed checks.
@@ -49,9 +50,9 @@ class ErrorBudget:
             RewardBudgetExceeded: if too many checks have failed.
         """
         self.failed += count
-        self.lines.append(line)
+        self.failures.append((count, line))
         if self.failed > self.share * self.checks:
-            shown = " | ".join(self.lines[:3])
+            shown = " | ".join(line for _, line in self.failures[:3])
             raise RewardBudgetExceeded(
                 f"{self.failed} of {self.checks} reward checks failed, more than"
                 f" environment.error_budget = {self.share:g} allows: {shown}"
@@ -113,6 +114,7 @@ class StepScorer:
         self._rule = rule
         self._budget = ErrorBudget(share, expected * len(rewards.weights))
         self._added = 0
+        self._told = (0, 0)
         self._shown = shown
         self._rendered: dict[tuple[int, ...], str] = {}
         self._verdicts: dict[int, _Verdict] = {}
@@ -163,6 +165,21 @@ class StepScorer:
         # None of its checks can run.
         self._budget.spend(len(self._rewards.weights), line)
 
+    def tally(self) -> Tally:
+        """What was counted here since the last call (`base.Scorer.tally`)."""
+        added, failures = self._told
+        self._told = self._added, len(self._budget.failures)
+        return Tally(self._added - added, tuple(self._budget.failures[failures:]))
+
+    def count(self, others: Sequence[Tally]) -> None:
+        """Count what other ranks have counted (`base.Scorer.count`)."""
+        for tally in others:
+            self._count(tally.trajectories)
+        for tally in others:
+            for count, line in tally.failed:
+                self._budget.spend(count, line)
+        self._told = self._added, len(self._budget.failures)
+
     def _judge(self, trajectory: Trajectory, given: Reward) -> None:
         """Fill in the score of a reward that the environment gave."""
         total = trajectory.total_reward
@@ -172,8 +189,8 @@ class StepScorer:
         solved = None if score is None else self._rule.solves(score)
         trajectory.reward = replace(given, score=score, solved=solved)
 
-    def _count(self) -> None:
-        self._added += 1
+    def _count(self, trajectories: int = 1) -> None:
+        self._added += trajectories
         self._budget.checks = max(self._budget.checks, self._added * len(self._rewards.weights))
 
     async def _learn(self) -> None:

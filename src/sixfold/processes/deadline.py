@@ -24,18 +24,17 @@ class Deadline:
 
     Attributes:
         who: who must answer, as the subject of a sentence: "the engine".
-        seconds: longest silence, from `run.silence_s`.
+        seconds: longest silence.
+        remedy: what the user can do, as a sentence without its full stop.
     """
 
     who: str
     seconds: float
+    remedy: str = "If it needs that long, raise run.silence_s"
 
     def missed(self) -> NoAnswer:
         """The error to raise."""
-        return NoAnswer(
-            f"{self.who} gave no sign of life for {self.seconds:g} s. If it needs that long, raise"
-            " run.silence_s"
-        )
+        return NoAnswer(f"{self.who} gave no sign of life for {self.seconds:g} s. {self.remedy}")
 
 
 class Pulse:

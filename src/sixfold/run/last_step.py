@@ -60,11 +60,11 @@ class LastStep:
         """Publish the newest state that is safe after a step has failed.
 
         Returns:
-            None if no state is newer than the checkpoints on disk, or if other ranks have not
-            failed, because all ranks must save together.
+            None if no state is newer than the checkpoints on disk, or if the other ranks have not
+            stopped at the same point, because all ranks must save together.
         """
         if not alike(error, self._work.world.ranks):
-            return None  # the other ranks do not take part
+            return None
         self._work.saver.settle()
         self._work.world.ranks.barrier("the last save")  # after it, all see the same checkpoints
         if is_out_of_memory(error):
@@ -80,27 +80,32 @@ class LastStep:
         Returns:
             None otherwise: an update may be incomplete.
         """
-        now = states_of(self._learners.components())
-        if self._states is None or any(
-            self._states[name] != now[name] for name in TRAINED if name in now
-        ):
+        states, now = self._states, states_of(self._learners.components())
+        tried = states is None or any(states[name] != now[name] for name in TRAINED if name in now)
+        if (agreed := self._agreed(None if tried else states)) is None:
             return None
-        return self._publish(self._states)
+        return self._publish(agreed)
 
     def save_good(self) -> Path | None:
         """Publish the last step whose update was applied, if no update was applied since.
 
         Updates that were tried and skipped change no weights.
         """
-        now = states_of(self._learners.components())
-        if self._good is None or any(
-            self._good[name]["version"] != now[name]["version"] for name in TRAINED if name in now
-        ):
+        good, now = self._good, states_of(self._learners.components())
+        applied = good is None or any(
+            good[name]["version"] != now[name]["version"] for name in TRAINED if name in now
+        )
+        if (agreed := self._agreed(None if applied else good)) is None:
             return None
         newest = list_checkpoints(self._work.run.checkpoints)[-1:]
-        if newest and newest[0].name > f"step-{self._good[PROGRESS]['step']:06d}":
+        if newest and newest[0].name > f"step-{agreed[PROGRESS]['step']:06d}":
             return newest[0]  # its step was skipped, so its weights are the same
-        return self._publish(self._good)
+        return self._publish(agreed)
+
+    def _agreed(self, states: States | None) -> States | None:
+        """The states, if all ranks want to save the same step. None otherwise."""
+        steps = self._work.world.ranks.gather(states[PROGRESS]["step"] if states else None)
+        return states if len({*steps}) == 1 else None
 
     def _publish(self, states: States) -> Path:
         """Publish states of an earlier moment with the current tensors, which belong to it."""
@@ -171,22 +176,30 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
     try:
         yield
     except EngineDisagrees as error:
-        raise RunFailed(f"{error}. {_left(run)}") from error
+        raise RunFailed(f"{error}. {what_is_left(run)}") from error
     except (NoAnswer, ReferenceEnded) as error:
-        raise type(error)(f"{error}. {_left(run)}") from error
+        raise type(error)(f"{error}. {what_is_left(run)}") from error
     except (TrainingDiverged, WeightsNotFinite) as error:
-        raise RunFailed(f"training has diverged: {error}. {_left(run)}") from error
+        raise RunFailed(f"training has diverged: {error}. {what_is_left(run)}") from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         phase = progress.phase_name or "loading"
         raise RunFailed(
-            f"out of memory in {phase}{work_size(error)}: {remedies(recipe, phase)}. {_left(run)}"
+            f"out of memory in {phase}{work_size(error)}: {remedies(recipe, phase)}."
+            f" {what_is_left(run)}"
         ) from error
 
 
-def _left(run: RunFolder) -> str:
+def what_is_left(run: RunFolder) -> str:
+    """State which checkpoint is left, how many steps are lost, and how to go on."""
     newest = list_checkpoints(run.checkpoints)[-1:]
     if not newest:
         return "There is no checkpoint yet"
-    return f"The last good state is {newest[0].name}; go on with: sixfold train --resume {run.path}"
+    stage, _, step = newest[0].name.partition("-")
+    lost = (run.last_step() or 0) - int(step) if stage == "step" else 0
+    steps = f" ({lost} later step{'s are' if lost > 1 else ' is'} lost)" if lost > 0 else ""
+    return (
+        f"The last good state is {newest[0].name}{steps}; go on with: sixfold train --resume"
+        f" {run.path}"
+    )

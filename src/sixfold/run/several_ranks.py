@@ -68,8 +68,12 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
 
 
 def alike(error: BaseException, ranks: Ranks) -> bool:
-    """True if this error ends all ranks, so that they can still save a checkpoint together."""
-    return ranks.size == 1 or isinstance(error, TrainingDiverged | WeightsNotFinite | Interrupted)
+    """True if all ranks end at the same point, so that together they can still save a checkpoint.
+
+    Some errors follow from numbers that all ranks have. For others, see `Ranks.agree`.
+    """
+    same = isinstance(error, TrainingDiverged | WeightsNotFinite | Interrupted)
+    return same or ranks.agreed_on(error)
 
 
 def quiet(recipe: Recipe) -> Recipe:

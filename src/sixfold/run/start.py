@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ from .ending import Ending, how_to_go_on, why_ended
 from .finish import finish
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
-from .last_step import LastStep, failures_in_words, last_ending, where_it_stopped
+from .last_step import LastStep, failures_in_words, last_ending, what_is_left, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_collector
 from .resume import cut_after, find_checkpoint
 from .several_ranks import (
@@ -106,7 +107,7 @@ def train_run(
         resolve_device(recipe.run.device, "run.device"), recipe.parallel.timeout_s
     )
     with ExitStack() as stack:
-        stack.enter_context(ranks.ending_together())
+        stack.enter_context(ranks.ending_together(partial(what_is_left, run)))
         progress = stack.enter_context(quiet_progress() if ranks.rank else Progress())
         interrupts = stack.enter_context(Interrupts(progress.note, ranks))
         stack.enter_context(failures_in_words(recipe, run, progress))

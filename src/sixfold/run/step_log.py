@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
 from ..data.task_set import drawn_tasks
+from ..ranks import together
 from ..recipe.dump import flat
 from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
@@ -76,15 +77,35 @@ class StepLog:
             metrics["checkpoint/failed_total"] = float(work.saver.failed)
         if trainer.skip_reason and metrics["train/skipped"]:
             work.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
-        for spike in trainer.spikes:
+        began = time.perf_counter()
+        metrics["time/log_s"] = self._seconds
+        together(
+            work.world.ranks, lambda: self._write_step(step, groups, batch, metrics, trained_at)
+        )
+        self._seconds = time.perf_counter() - began
+        self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
+        self.close_step(step, metrics, trainer.version)
+
+    def _write_step(
+        self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics, trained_at: int
+    ) -> None:
+        """Write what a resume does not repeat: notes of the update, and trajectories.
+
+        Args:
+            step: the step.
+            groups: its groups.
+            batch: its batch, with advantages.
+            metrics: its metrics so far.
+            trained_at: version of the weights before the update.
+        """
+        work = self._work
+        for spike in self._learners.trainer.spikes:
             work.notes.add(step, spike, warning=True)
         if unfilled := metrics.get("dynamic/unfilled"):
             work.progress.note(
                 f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"
                 f" after {metrics['dynamic/rounds']:.0f} rounds"
             )
-        began = time.perf_counter()
-        metrics["time/log_s"] = self._seconds
         if work.recipe.log.rollouts_every and step % work.recipe.log.rollouts_every == 0:
             write_rollouts(
                 work.run.rollout_file(step),
@@ -94,9 +115,6 @@ class StepLog:
                 trained_at,
                 self._learners.reference_version,
             )
-        self._seconds = time.perf_counter() - began
-        self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
-        self.close_step(step, metrics, trainer.version)
 
     def close_step(self, step: int, metrics: Metrics, version: int) -> None:
         """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
@@ -110,17 +128,22 @@ class StepLog:
             work.phase("evaluation")
             metrics |= evaluate_policy(work.world, subset, version).metrics()
             work.phase("log")
-            if alarm := work.divergence.look(step, work.state.ema, metrics):
-                work.notes.add(step, alarm, warning=True)
             metrics["time/eval_s"] = time.perf_counter() - began
         began = time.perf_counter()
         parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
         metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
-        for alarm in [*work.alarms.look(metrics), *work.learning.look(metrics)]:
+        together(work.world.ranks, lambda: self._write_metrics(step, metrics))
+        self._seconds += time.perf_counter() - began
+
+    def _write_metrics(self, step: int, metrics: Metrics) -> None:
+        """Write and show the metrics and the alarms that they raise."""
+        work = self._work
+        evaluated = "heldout/low" in metrics
+        fell = work.divergence.look(step, work.state.ema, metrics) if evaluated else None
+        for alarm in filter(None, [fell, *work.alarms.look(metrics), *work.learning.look(metrics)]):
             work.notes.add(step, alarm, warning=True)
         self._loggers.log(step, metrics)
         work.progress.update({"step": float(step), **metrics})
-        self._seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Close the metric files."""
