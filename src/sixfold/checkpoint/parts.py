@@ -103,10 +103,8 @@ class Parts:
             weights: weights of the policy that this rank writes.
             tensors: tensors of the components that this rank writes.
 
-        Rank 0 is told of an error, so that it does not wait for this part.
-
         Raises:
-            UserError: if the disk refuses the part. Rank 0 then raises an error too.
+            UserError: if the disk refuses the part. After any error, rank 0 raises an error too.
         """
         try:
             named = revert_weight_conversion(model, dict(weights)) if weights else {}
