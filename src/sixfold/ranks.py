@@ -238,6 +238,8 @@ class ProcessRanks:
                 raise RankLost(f"{lost}. {left()}") from error
             if self.rank and isinstance(error, UserError | RunFailed):
                 raise RankFailed(f"rank {self.rank} of {self.size}: {error}") from error
+            if not isinstance(error, UserError | RunFailed | RankFailed):
+                error.add_note(left())  # shown under the traceback
             raise
         dist.destroy_process_group()
 

@@ -161,6 +161,7 @@ def test_error_of_one_rank_saves_the_last_step(tmp_path: Path) -> None:
     run = train_on_ranks(2, argv, tmp_path / "errors", break_rollout)
     assert run.codes() == [1, 1], run.errors()
     assert run.errors().count("ConnectionError: the engine hung up") == 1, "one rank reports it"
+    assert run.errors().count("The last good state is step-000002; go on with") == 1
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000002").step == 2
 
