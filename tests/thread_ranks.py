@@ -14,6 +14,14 @@ LIMIT_S = 30.0
 """Longest wait for another thread."""
 
 
+_here = threading.local()
+
+
+def rank_here() -> int:
+    """The rank of this thread, as `torch.distributed.get_rank` tells that of a process."""
+    return int(_here.rank)
+
+
 class Meeting:
     """Where the threads of a group exchange objects."""
 
@@ -51,6 +59,7 @@ def on_threads(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
     meeting, found = Meeting(size), list[Any]([None] * size)
 
     def rank(number: int) -> None:
+        _here.rank = number
         try:
             found[number] = work(ThreadRanks(number, meeting))
         except Exception as error:  # noqa: BLE001  the caller looks at it

@@ -29,7 +29,7 @@ from sixfold.errors import UserError
 from sixfold.files import durable
 from sixfold.ranks import OtherRankFailed, Ranks
 from sixfold.recipe.schema import CheckpointConfig
-from tests.thread_ranks import on_threads
+from tests.thread_ranks import on_threads, rank_here
 
 from .test_checkpoint import names
 
@@ -86,7 +86,8 @@ class Saving:
 
 
 @pytest.fixture(autouse=True)
-def plain_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def threads_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_rank", rank_here)
     monkeypatch.setattr(parts, "revert_weight_conversion", lambda model, weights: weights)
 
 
