@@ -93,10 +93,13 @@ class Ranks(Protocol):
         ...
 
     def data_ranks(self, tensor: int) -> Ranks:
-        """The ranks that have different work: those with this rank's place in a tensor group.
+        """The ranks that share the training work: one rank of each tensor group.
+
+        They are the ranks with the position of this rank in its group. The ranks of one tensor
+        group have the same work.
 
         Args:
-            tensor: ranks of a tensor group, which have the same work. It divides the ranks.
+            tensor: ranks per tensor group. It must divide the number of ranks.
         """
         ...
 
@@ -251,7 +254,7 @@ class ProcessRanks:
             return ALONE
         wait, groups = timedelta(seconds=self.timeout_s), []
         with self.answered():
-            for place in range(tensor):  # every rank takes part in making every group
+            for place in range(tensor):  # all ranks must take part in the creation of each group
                 members = list(range(place, self.size, tensor))
                 groups.append(dist.new_group(members, timeout=wait, backend=self._backend))
         return DataRanks(self, groups[self.rank % tensor], self.rank // tensor, tensor)
@@ -320,13 +323,13 @@ class ProcessRanks:
 
 
 class DataRanks:
-    """One rank of each tensor group.
+    """`Ranks` with one rank of each tensor group.
 
     Args:
-        every: all ranks.
-        group: these ranks, in torch.distributed.
+        every: all ranks of the run.
+        group: process group of these ranks.
         rank: number of this process among them.
-        tensor: ranks of a tensor group.
+        tensor: ranks per tensor group.
     """
 
     def __init__(
@@ -352,23 +355,23 @@ class DataRanks:
         return found
 
     def barrier(self, name: str) -> None:
-        """Wait for all ranks, also the others of the tensor groups."""
+        """As `Ranks.barrier`, for all ranks of the run."""
         self._every.barrier(name)
 
     def agree(self, error: Exception | None) -> None:
-        """As `Ranks.agree`, with all ranks."""
+        """As `Ranks.agree`, for all ranks of the run."""
         self._every.agree(error)
 
     def agreed_on(self, error: BaseException) -> bool:
-        """As `Ranks.agreed_on`, of all ranks."""
+        """As `Ranks.agreed_on`, for all ranks of the run."""
         return self._every.agreed_on(error)
 
     def ending_together(self, left: Callable[[], str]) -> AbstractContextManager[None]:
-        """As `Ranks.ending_together`, of all ranks."""
+        """As `Ranks.ending_together`, for all ranks of the run."""
         return self._every.ending_together(left)
 
     def data_ranks(self, tensor: int) -> Ranks:
-        """These ranks: they have different work already."""
+        """Return these ranks, which already share the work."""
         return self
 
 

@@ -72,9 +72,9 @@ def rows_to_tasks(
 
 
 def _answered(rows: Sequence[Row], data: DataConfig, name: str) -> tuple[Sequence[Row], list[str]]:
-    """The rows with an answer, and a note about those without.
+    """Leave out rows without an answer. Returns the other rows, and a note about those left out.
 
-    Without any answer all rows are kept: `_require` and `_answer` then name the problem.
+    If no row has an answer, all are kept: `_require` and `_answer` then name the problem.
     """
     kept = [row for row in rows if not _blank(lookup(row.fields, data.answer_field))]
     if not kept or len(kept) == len(rows):

@@ -1,4 +1,4 @@
-"""Seconds and bytes of the stages of a weight sync.
+"""Measure seconds and bytes of the stages of a weight sync.
 
 A sync reads weights lazily: one tensor is gathered, cast and copied before the next one is read. So
 stages are nested. The time of an inner stage does not count for the outer one.
@@ -20,10 +20,10 @@ Stage = Literal["gather", "cast", "broadcast", "reshard", "invalidate", "verify"
 
 @dataclass
 class StageRecord:
-    """What one sync took.
+    """Measurements of one sync.
 
     Attributes:
-        seconds: time of each stage, without the stages inside it.
+        seconds: time of each stage, without stages inside it.
         sizes: bytes that each stage made or moved.
     """
 
@@ -33,7 +33,7 @@ class StageRecord:
     _since: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """`time/sync_STAGE_s` and `sync/STAGE_bytes` of the stages that ran."""
+        """Metrics of the stages that ran: `time/sync_STAGE_s` and `sync/STAGE_bytes`."""
         times = {f"time/sync_{stage}_s": value for stage, value in self.seconds.items()}
         return times | {f"sync/{stage}_bytes": float(n) for stage, n in self.sizes.items() if n}
 
@@ -65,7 +65,7 @@ _RECORD: ContextVar[StageRecord | None] = ContextVar("record", default=None)
 
 @contextmanager
 def recorded() -> Iterator[StageRecord]:
-    """Record the stages that run in this block."""
+    """Context that records the stages of a sync."""
     record = StageRecord()
     token = _RECORD.set(record)
     try:
@@ -76,11 +76,12 @@ def recorded() -> Iterator[StageRecord]:
 
 @contextmanager
 def stage(name: Stage, size: int = 0) -> Iterator[None]:
-    """A stage of the sync that is being recorded. Without a recording, nothing is measured.
+    """Context of one stage. It is measured if it runs inside `recorded`.
 
     Args:
         name: the stage.
-        size: bytes that it makes or moves, if they are known before. See also `count_bytes`.
+        size: bytes that the stage makes or moves, if they are known before. Otherwise call
+            `count_bytes` later.
     """
     record = _RECORD.get()
     if record is None:
@@ -95,6 +96,6 @@ def stage(name: Stage, size: int = 0) -> Iterator[None]:
 
 
 def count_bytes(name: Stage, size: int) -> None:
-    """Add bytes that a stage made or moved to the recording, if there is one."""
+    """Add bytes that a stage has made or moved, if stages are recorded."""
     if record := _RECORD.get():
         record.count(name, size)

@@ -16,18 +16,18 @@ PACKED = 2
 
 
 def record_bytes(recipe: Recipe, experts: ExpertSize | None) -> int:
-    """Bytes per token of the record of experts. It lies in the KV cache and in trajectories."""
+    """Bytes per token of the record of experts, in the KV cache and in trajectories."""
     return 0 if experts is None or recipe.moe.routing == "free" else experts.record
 
 
 def expert_parts(
     recipe: Recipe, experts: ExpertSize | None, tokens: int, longest: int | None
 ) -> tuple[Part, ...]:
-    """Router logits and choices of a micro-batch, and the records of a step.
+    """Memory of router logits and choices in a micro-batch, and of the records of a step.
 
     Args:
         recipe: the whole run.
-        experts: expert layers of the policy.
+        experts: sizes of the policy's expert layers. None: there are none.
         tokens: tokens of one micro-batch.
         longest: longest sequence, in tokens. None: not known.
     """
@@ -38,7 +38,7 @@ def expert_parts(
     if routing != "free":
         each += PACKED * experts.top_k
     if routing == "replay":
-        each += 2 * choices  # given choices, and those that the routers would make
+        each += 2 * choices  # given choices, and those of the routers themselves
     parts = [
         Part(
             "routers",

@@ -10,21 +10,21 @@ from .generator import GeneratorClosed
 
 
 class WithoutModel:
-    """Generator without a model. A subclass gives its replies in `generate`."""
+    """Generator without a model. A subclass implements `generate`."""
 
     version = -1
     """Version of tokens that no model of this run sampled."""
 
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Raise GeneratorClosed: prepared replies have no model."""
+        """Raise GeneratorClosed: there is no model to score with."""
         raise GeneratorClosed("prepared replies have no model")
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """Raise GeneratorClosed: prepared replies have no model."""
+        """Raise GeneratorClosed: there is no model to load weights into."""
         raise GeneratorClosed("prepared replies have no model")
 
     async def rest(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no memory to free."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""

@@ -1,4 +1,4 @@
-"""Base of the syncs that never leave the engine behind the trainer."""
+"""Base of the syncs after which the engine always has the trainer's current weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..engine.engine import Engine
 class CurrentSync:
     """Sync after which the engine always has the trainer's current weights.
 
-    Nothing of the engine has to be saved but its version, and an evaluation needs no other weights.
+    So a checkpoint stores only the engine's version, and an evaluation needs no other weights.
 
     Args:
         engine: the engine.
@@ -35,7 +35,7 @@ class CurrentSync:
             self._hand_over(version)
 
     def refresh(self) -> None:
-        """Pass the weights without changing the engine's version. Before RL, every version is 0.
+        """Pass the weights now and keep the engine's version. Before RL every version is 0.
 
         Raises:
             SyncError: as `sync` does.
@@ -44,7 +44,9 @@ class CurrentSync:
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
-        """In this block, and after it, the engine samples from the policy's weights.
+        """Context in which the engine samples from the policy's current weights.
+
+        The engine keeps these weights afterwards.
 
         Args:
             version: version of the policy's weights.
@@ -55,7 +57,7 @@ class CurrentSync:
         yield
 
     def tensors(self) -> dict[str, Tensor]:
-        """Nothing to save: the engine's weights are the trainer's."""
+        """Empty: the engine's weights equal the trainer's, which the trainer saves."""
         return {}
 
     def state(self) -> dict[str, int]:
@@ -63,7 +65,7 @@ class CurrentSync:
         return {"version": self._engine.version}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Continue at the checkpoint's version. The weights are the trainer's.
+        """Continue at the checkpoint's version. The engine already has the trainer's weights.
 
         Raises:
             UserError: if the checkpoint has weights of an engine. Nothing has been changed then.
@@ -73,5 +75,5 @@ class CurrentSync:
         self._engine.version = state["version"]
 
     def _hand_over(self, version: int) -> None:
-        """Make the trainer's weights the engine's, under this version."""
+        """Pass the trainer's weights and this version to the engine."""
         raise NotImplementedError

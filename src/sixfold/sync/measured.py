@@ -32,10 +32,10 @@ class MeasuredSync:
 
 
 class StagedWeights(Mapping[str, Tensor]):
-    """Weights by name whose reading is a stage of the sync.
+    """Weights by name. Reading a tensor counts as a stage of the sync.
 
     Args:
-        weights: computes a tensor when it is read.
+        weights: weights by name. A tensor is computed when it is read.
         stage: the stage.
     """
 

@@ -1,10 +1,10 @@
 """Log-probs and entropies of a linear output head, with one table of logits in memory at a time.
 
-Autograd would keep the logits of every position for the backward pass, and hold several tables
-while it runs. This function works on chunks of positions. The forward pass keeps one number per
-position, and the table of the chunk that it computes last. The backward pass begins with that
-chunk and computes the logits of the others again. It turns each table into its gradient in place,
-and adds the chunk's share to one gradient of the head's weight.
+Autograd would keep the logits of every position for the backward pass, and several tables of that
+size during it. `fused_scores` works on chunks of positions instead. The forward pass keeps one
+number per position, and the table of the chunk that it computes last. The backward pass begins with
+that chunk, and computes the logits of the other chunks again. It replaces each table by its
+gradient in place, and adds the chunk's share to one gradient of the head's weight.
 
 In float32 the scores have the same bits as `log_softmax` of the logits, chunk by chunk. On a CPU
 `tiled_head.py` computes most large heads instead, in less memory and time, up to rounding.

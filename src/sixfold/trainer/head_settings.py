@@ -11,7 +11,7 @@ from ..model.head import LogitFinish
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """How logits become log-probs.
+    """Settings for computing log-probs from hidden states.
 
     Attributes:
         finish: the architecture's scaling and soft cap.
@@ -19,8 +19,8 @@ class HeadSettings:
         chunk: positions per chunk.
         product: dtype of the factors of the matrix product. None: that of the weights.
         entropy_gradient: whether entropies carry gradients.
-        direct: whether the gradient of the weight may be added to its `.grad` in the backward pass,
-            outside of autograd.
+        direct: whether the backward pass may add the gradient of the weight to its `.grad` itself,
+            instead of returning it to autograd.
     """
 
     finish: LogitFinish

@@ -297,10 +297,10 @@ def _fused_settings(
 
 @contextmanager
 def _thin_embedding(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> Iterator[None]:
-    """Let a tied embedding have a sparse gradient in this block, if that of the head is direct.
+    """Context in which a tied embedding has a sparse gradient, if the tiled head runs directly.
 
-    The gradient of an embedding has a row for each token of the vocabulary. As a sparse tensor it
-    has a row for each token of the packed row, and autograd adds these to `.grad` in place.
+    A dense gradient of an embedding has one row per token of the vocabulary. A sparse one has one
+    row per token of the packed row, and autograd adds these rows to `.grad` in place.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     settings = _fused_settings(model, row, scoring) if scoring.direct and is_plain(head) else None
@@ -312,7 +312,7 @@ def _thin_embedding(model: PreTrainedModel, row: PackedRow, scoring: Scoring) ->
     ):
         yield
         return
-    if head.weight.grad is None:  # otherwise a first sparse gradient would make `.grad` sparse
+    if head.weight.grad is None:  # otherwise the first sparse gradient would make `.grad` sparse
         head.weight.grad = torch.zeros_like(head.weight)
     embedding.sparse = True
     try:

@@ -1,12 +1,13 @@
-"""Move a tensor from one layout over the ranks to another, exactly.
+"""Move the values of a tensor from one layout over the ranks to another.
 
-A layout says which part of the tensor each rank holds: a box, which is a range of indices in every
-dimension. FSDP gives each rank some rows, tensor parallelism some rows or columns, and both
-together a part of such a part. In other layouts one rank, or every rank, holds the whole tensor.
+A layout states the part of the tensor that each rank holds. This part is a box: a range of indices
+in every dimension. FSDP gives each rank some rows, tensor parallelism some rows or columns. Both
+together give each rank some rows of such a part. In other layouts, one rank or every rank holds the
+whole tensor.
 
 All ranks compute the same moves from the two layouts. A rank receives only the values of its new
-box, and sends each value at most once to each rank that needs it. So the whole tensor is on a rank
-only if the new layout says so.
+box, and sends a value at most once to each rank that needs it. So a rank holds the whole tensor
+only if the new layout gives it the whole tensor.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def empty_box(shape: Sequence[int]) -> Box:
-    """Box of no values of a tensor that has a dimension."""
+    """Box without values, for a tensor that has at least one dimension."""
     return tuple((0, 0) for _ in shape)
 
 
 def split(box: Box, dim: int, parts: int) -> list[Box]:
-    """Divide a box along a dimension as `torch.chunk` does. The last parts may be empty.
+    """Divide a box along a dimension, as `torch.chunk` does. The last parts may be empty.
 
     Args:
         box: the box.
@@ -54,9 +55,9 @@ def split(box: Box, dim: int, parts: int) -> list[Box]:
 
 
 def layout_of(tensor: DTensor) -> dict[int, Box]:
-    """Box of every rank of the mesh of a sharded tensor, by rank.
+    """Boxes of a sharded tensor: rank -> box.
 
-    Tensor parallelism is the last dimension of a mesh. It divides the tensor first, and FSDP
+    Tensor parallelism is the last dimension of a mesh. It divides the tensor first. Then FSDP
     divides the part of each rank.
     """
     mesh, boxes = tensor.device_mesh, dict[int, Box]()
@@ -72,7 +73,7 @@ def layout_of(tensor: DTensor) -> dict[int, Box]:
 
 
 def at(box: Box, inside: Box) -> tuple[slice, ...]:
-    """Indices of a box in a tensor that holds the values of a larger box."""
+    """Index of the values of `box` in a tensor with the values of the larger box `inside`."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, inside, strict=True))
 
 
@@ -85,9 +86,9 @@ class Move(NamedTuple):
     """Values that one rank sends to another, or keeps.
 
     Attributes:
-        source: rank that has them.
-        target: rank that needs them.
-        box: which values.
+        source: rank that has the values.
+        target: rank that needs the values.
+        box: indices of the values.
     """
 
     source: int
@@ -96,10 +97,10 @@ class Move(NamedTuple):
 
 
 def moves(source: Layout, target: Layout) -> list[Move]:
-    """Moves from one layout to another. Each target gets every value of its box once.
+    """Moves from one layout to another. Each rank gets every value of its new box once.
 
-    Ranks may hold equal boxes. A rank then takes its own values, and the others divide the work of
-    sending. Boxes that differ must not overlap.
+    Several ranks may hold the same box. A rank then uses its own values if it has them; otherwise
+    the holders share the work of sending. Different boxes must not overlap.
 
     Raises:
         ValueError: if `source` does not have every value of `target` exactly once.
@@ -161,7 +162,7 @@ def reshard(own: Tensor, source: Layout, target: Layout) -> Tensor:
 
 
 def _overlap(a: Box, b: Box) -> Box | None:
-    """Values that two boxes share. None: there are none."""
+    """Box of the values that two boxes have in common. None if they have none."""
     common = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))
     return common if all(start < stop for start, stop in common) else None
 

@@ -40,12 +40,12 @@ from .tensor_parallel import check_divisible, divide_layers
 
 @dataclass(frozen=True)
 class RankMesh:
-    """The ranks in the arrangements that shard a model.
+    """Meshes of ranks over which a model is sharded.
 
     Attributes:
         every: all ranks, [shards] or [replicas, shards].
-        data: the ranks with the same place in their tensor groups, [shards] or [replicas, shards].
-            All ranks if there are no tensor groups.
+        data: one rank of each tensor group, those with the position of this rank in its group.
+            [shards] or [replicas, shards]. Equal to `every` without tensor parallelism.
         tensor: the tensor group of this rank. None without tensor parallelism.
     """
 
@@ -55,18 +55,18 @@ class RankMesh:
 
     @property
     def group(self) -> int:
-        """Ranks of a tensor group."""
+        """Number of ranks of a tensor group."""
         return self.tensor.size() if self.tensor else 1
 
 
 def rank_mesh(ranks: Ranks, replicas: int, device: str, tensor: int = 1) -> RankMesh:
-    """Arrange the ranks. Neighbours form a tensor group.
+    """Make the meshes of a run. Ranks with consecutive numbers form a tensor group.
 
     Args:
         ranks: the ranks.
         replicas: copies of the sharded model.
         device: type of the devices.
-        tensor: ranks of a tensor group. It and the replicas divide the ranks.
+        tensor: ranks per tensor group. `replicas * tensor` must divide the number of ranks.
     """
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
     copies = () if replicas == 1 else (replicas,)
@@ -86,7 +86,7 @@ class Shards:
     Attributes:
         root: the policy's body and head.
         mesh: mesh of the ranks.
-        ranks: the ranks that share the work: one of each tensor group.
+        ranks: the ranks that share the work: one rank of each tensor group.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
     """
 
@@ -109,8 +109,8 @@ def shard_policy(
     Args:
         root: body and head, with the same weights on all ranks.
         ranks: the ranks.
-        parallel: how the ranks share the model.
-        autocast: precision of the body. None: the dtype of the weights.
+        parallel: settings that decide how the ranks share the model.
+        autocast: precision of the body's forward pass. None: the dtype of the weights.
 
     Raises:
         UserError: if the settings do not fit the ranks or the model.
@@ -178,11 +178,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def whole_at(tensor: Tensor, rank: int) -> Tensor | None:
-    """A tensor gathered by one rank. All ranks call this; the others get None.
+    """Gather a tensor on one rank. All ranks must call this.
 
     Args:
         tensor: a sharded tensor, or one that is equal on all ranks.
-        rank: rank that gets the tensor.
+        rank: rank that gets the whole tensor.
+
+    Returns:
+        The whole tensor on that rank, None on the others.
     """
     if isinstance(tensor, DTensor) and tensor.ndim and _covers(tensor):
         source = _layout(tensor)
@@ -242,11 +245,11 @@ def place(own: Tensor, given: Tensor) -> Tensor:
 
 
 def _covers(tensor: DTensor) -> bool:
-    """True if all ranks of the run share the tensor."""
+    """True if the mesh of the tensor contains all ranks of the run."""
     return tensor.device_mesh.size() == dist.get_world_size()
 
 
 def _layout(tensor: DTensor) -> Layout:
-    """Layout of a tensor that all ranks share."""
+    """Layout of a tensor whose mesh contains all ranks of the run."""
     boxes = layout_of(tensor)
     return [boxes[rank] for rank in range(len(boxes))]

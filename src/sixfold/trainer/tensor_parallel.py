@@ -1,14 +1,15 @@
 """Tensor parallelism: the ranks of a tensor group divide every layer and compute it together.
 
-Attention is divided by heads, and the MLP by its inner width. The first matrices of each (q, k, v,
-gate, up) are divided by rows, so that a rank computes the outputs of its heads. The last ones (o,
-down) are divided by columns: each rank computes a summand of the output, and the group adds them.
-Embedding, head and norms see whole hidden states. All ranks of a group compute them in the same
-way, so their gradients are equal. The norms of queries and keys see the heads of one rank, so their
-gradients are added up.
+Attention is divided by heads, and the MLP by its inner width (Shoeybi et al. 2019,
+arXiv:1909.08053, section 3). The first matrices (q, k, v, gate, up) are divided by rows, so a rank
+computes the outputs of its heads and of its part of the MLP. The last matrices (o, down) are
+divided by columns: each rank computes a summand of the output, and the group sums them. Embedding,
+head and norms read whole hidden states. All ranks of a group compute them in the same way, so their
+gradients are equal. The norms of queries and keys read the heads of one rank, so their gradients
+are summed over the group.
 
-Only layers with exactly these matrices are supported, as Qwen and Llama have them. The shapes are
-checked, so another architecture is refused and never computed wrongly.
+Only layers with exactly these matrices are supported, as in Qwen and Llama. Shapes are checked, so
+another architecture is refused.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
-    """How the modules of a layer are divided, by name.
+    """PyTorch's parallel style of each module of a layer that is divided, by name.
 
-    Hidden states become a distributed tensor once for q, k and v, and once for gate and up. So
-    their gradients are added up before the ranks exchange them.
+    Hidden states become a distributed tensor once for q, k and v, and once for gate and up. So the
+    gradients of these matrices with respect to hidden states are summed before the ranks exchange
+    them.
     """
     plan: dict[str, ParallelStyle] = {
         "self_attn": PrepareModuleInput(
@@ -68,7 +70,7 @@ def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
         **{name: ColwiseParallel() for name in FIRST},
         **{name: RowwiseParallel() for name in LAST},
     }
-    # Queries and keys are [1, N, heads, D]: the style for sequences divides their heads.
+    # Queries and keys are [1, N, heads, D]. The style for sequences, on dimension 2, divides heads.
     for name, module in layer.named_modules():
         if name in HEAD_NORMS and next(module.parameters(), None) is not None:
             plan[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
@@ -86,7 +88,7 @@ def divide_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     for layer in decoder_layers(model):
         # Without a source rank, nothing is sent: every rank has the whole weights.
         parallelize_module(layer, mesh, layer_plan(layer), src_data_rank=None)
-    # A style makes new parameters, which would all be trained.
+    # A parallel style makes new parameters, all of which require gradients.
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])
 
@@ -124,7 +126,7 @@ def check_divisible(model: PreTrainedModel, tensor: int, ranks: int) -> None:
 
 
 def _divided_sizes(model: PreTrainedModel) -> dict[str, int]:
-    """What a tensor group divides: numbers of heads, and the widths of the MLPs."""
+    """Sizes that a tensor group divides, by name: numbers of heads and width of the MLPs."""
     config = model.config
     widths = {layer.get_submodule("mlp.gate_proj").out_features for layer in decoder_layers(model)}
     return {
@@ -135,7 +137,12 @@ def _divided_sizes(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _reason_against(layer: nn.Module, config: PretrainedConfig) -> str:
-    """Why a layer cannot be divided. Empty: it can be."""
+    """Reason why a layer cannot be divided, as text. Empty if it can be divided.
+
+    Args:
+        layer: a decoder layer.
+        config: configuration of the model.
+    """
     own = dict(_modules_with_weights(layer))
     missing = [name for name in (*FIRST, *LAST) if type(own.get(name)) is not nn.Linear]
     if missing:
@@ -156,7 +163,7 @@ def _reason_against(layer: nn.Module, config: PretrainedConfig) -> str:
     }
     for name, module in own.items():
         shape = tuple(next(module.parameters(recurse=False)).shape)
-        # A norm of the layer sees whole hidden states, and a norm of heads one head at a time.
+        # A norm of the layer reads whole hidden states, a norm of heads one head at a time.
         right = expected.get(name, (head,) if name in HEAD_NORMS else (hidden,))
         known = name in expected or name in HEAD_NORMS
         if shape != right or not (known or _is_part(name, module)):
@@ -165,7 +172,7 @@ def _reason_against(layer: nn.Module, config: PretrainedConfig) -> str:
 
 
 def _is_part(name: str, module: nn.Module) -> bool:
-    """True for a direct part of a layer that has no parts, such as a norm."""
+    """True for a direct submodule of a layer without submodules of its own, such as a norm."""
     return name != "" and "." not in name and not any(True for _ in module.children())
 
 

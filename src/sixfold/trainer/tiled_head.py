@@ -1,12 +1,14 @@
 """Log-probs and entropies of a linear output head on the CPU, tile by tile.
 
 A tile holds the logits of some positions for some tokens of the vocabulary, and fits in the cache.
-One pass over a tile adds it to the running maximum and sums of its positions, from which log-prob
-and entropy follow (Milakov & Gimelshein 2018, arXiv:1805.02867). So no table of logits exists.
+One pass over a tile updates a running maximum and running sums for each position, from which
+log-prob and entropy follow (Milakov & Gimelshein 2018, arXiv:1805.02867). So no table of logits
+exists.
 
 With a frozen head (LoRA) the forward pass also computes the gradient of each log-prob with respect
-to its hidden state, weight[target] - Σ_v p_v weight[v], in the way of FlashAttention. The backward
-pass then only scales it, instead of computing logits and their product again.
+to its hidden state: weight[target] - Σ_v p_v weight[v]. The sum is rescaled from tile to tile, as
+in FlashAttention (arXiv:2205.14135). The backward pass then only scales this gradient, and does not
+compute logits again.
 
 With `HeadSettings.direct` the gradient of the head's weight is added to its `.grad` as it is
 computed, so it never exists beside `.grad`.
@@ -32,10 +34,10 @@ ROWS, COLUMNS = 512, 2048
 def tile_kernels(
     head: nn.Linear, settings: HeadSettings, kept: KeptSets | None
 ) -> HeadKernels | None:
-    """Kernels for `TiledHead`. None if it cannot compute the scores.
+    """Kernels for `TiledHead`. None if it is not supported or would not help.
 
     It supports float32 on a CPU with a C compiler, without truncated distributions, soft caps and
-    gradients of entropies. A vocabulary that fits in one tile gains nothing.
+    gradients of entropies. It does not help if the vocabulary fits in one tile.
     """
     weight = head.weight
     plain = settings.finish.cap is None and settings.product is None and kept is None
@@ -46,9 +48,10 @@ def tile_kernels(
 
 
 class TiledHead(torch.autograd.Function):
-    """hidden [S, H], weight [V, H], bias [V] or None -> log-probs [S] and entropies [S].
+    """Autograd function: hidden [S, H], weight [V, H], bias [V] or None -> two [S] tensors.
 
-    The last two arguments of `forward` are the kernels and whether gradients will be asked for.
+    The results are log-probs and entropies. `trains` of `forward` says whether a backward pass may
+    follow.
     """
 
     @staticmethod
@@ -118,12 +121,12 @@ class TiledHead(torch.autograd.Function):
 def _sum_of(
     parameter: Tensor | None, needed: bool, direct: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Where the gradient of a parameter is added up, and what the backward pass returns of it.
+    """Tensor in which to sum a parameter's gradient, and the gradient that backward returns.
 
     Args:
-        parameter: the parameter, if there is one.
-        needed: whether it needs a gradient.
-        direct: whether to add to its `.grad`.
+        parameter: the parameter, or None.
+        needed: whether the parameter needs a gradient.
+        direct: sum in the parameter's `.grad`. Backward then returns None.
     """
     if parameter is None or not needed:
         return None, None
@@ -139,7 +142,7 @@ class _Tiles:
     """Iterates over the tiles of logits, which share one buffer.
 
     Attributes:
-        states: [S, H] hidden states with all factors of the logits.
+        states: [S, H] hidden states times the factor between matrix product and logits.
     """
 
     def __init__(

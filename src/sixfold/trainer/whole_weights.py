@@ -1,7 +1,8 @@
 """Whole weights of a sharded module, gathered from all ranks in buckets.
 
-A collective call per tensor would cost more than its bytes: most tensors of a model are small.
-Neighbouring tensors therefore travel in one buffer. No value changes.
+Most tensors of a model are small, so one collective call per tensor would cost more than the
+transfer of its bytes. Therefore neighbouring tensors are gathered together, in one buffer. No value
+changes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from .sharded import in_tensor_group, whole
 
 BUCKET_BYTES = 1 << 26
-"""Bytes of the whole tensors in one buffer. A larger tensor has a buffer of its own."""
+"""Maximum bytes of the whole tensors in one buffer. A larger tensor gets its own buffer."""
 
 
 class WholeWeights(Mapping[str, Tensor]):
@@ -42,7 +43,7 @@ class WholeWeights(Mapping[str, Tensor]):
             return whole(self._parameters[name])
         index = self._bucket_of[name]
         if index != self._last:
-            self._gathered = {}  # free the last bucket before there is another
+            self._gathered = {}  # free the last bucket before the next one is gathered
             self._gathered = self._gather(self._buckets[index])
             self._last = index
         return self._gathered[name]
@@ -67,15 +68,15 @@ class WholeWeights(Mapping[str, Tensor]):
 
 
 def pack(parts: Sequence[Tensor], shapes: Sequence[torch.Size], ranks: int) -> Tensor:
-    """One rank's rows of several tensors as one buffer.
+    """Copy one rank's rows of several tensors into one buffer.
 
     Args:
-        parts: rows of each tensor that this rank has. The last ranks may have fewer, or none.
+        parts: this rank's rows of each tensor. The last ranks may have fewer rows, or none.
         shapes: shapes of the whole tensors.
         ranks: number of ranks.
 
     Returns:
-        A vector that is as long on every rank. Missing rows are zeros.
+        A vector of the same length on every rank. Missing rows are zeros.
     """
     edges = _edges(shapes, ranks)
     buffer = parts[0].new_zeros(edges[-1])
@@ -85,7 +86,12 @@ def pack(parts: Sequence[Tensor], shapes: Sequence[torch.Size], ranks: int) -> T
 
 
 def unpack(received: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The whole tensors from the buffers of all ranks, [ranks, length]."""
+    """Restore whole tensors from the buffers of all ranks.
+
+    Args:
+        received: [ranks, length] buffers that `pack` has made.
+        shapes: shapes of the whole tensors.
+    """
     found = []
     for shape, (start, stop) in zip(shapes, pairwise(_edges(shapes, len(received))), strict=True):
         rows = received[:, start:stop].reshape(-1, *shape[1:])
@@ -94,7 +100,7 @@ def unpack(received: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def _edges(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
-    """Where each tensor starts in a rank's buffer, and where the last one ends."""
+    """Start of each tensor in a rank's buffer, and end of the last tensor."""
     edges = [0]
     for shape in shapes:
         edges.append(edges[-1] + -(-shape[0] // ranks) * math.prod(shape[1:]))
@@ -102,9 +108,9 @@ def _edges(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
 
 
 def _row_axis(tensor: Tensor) -> int | None:
-    """Axis of the mesh over which the rows of a tensor are split.
+    """Axis of the mesh over which the rows of a tensor are sharded.
 
-    None for a tensor that is split in another way, or whose mesh has tensor groups.
+    None for a tensor that is sharded in another way, or whose mesh has tensor groups.
     """
     if not isinstance(tensor, DTensor) or in_tensor_group(tensor):
         return None
@@ -114,7 +120,7 @@ def _row_axis(tensor: Tensor) -> int | None:
 
 
 def _buckets(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Neighbouring tensors that travel together. Others are gathered one by one."""
+    """Names of tensors that are gathered together. Tensors in no bucket are gathered one by one."""
     buckets: list[list[str]] = []
     kind, full = None, 0
     for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
 /* CPU kernels of the output head: statistics and gradients of one tile of logits. */
 
-/* What is known of a row after some of its tiles. Both sums are over the logits z seen so far. */
+/* Statistics of a row after some of its tiles. Both sums are over the logits z of these tiles. */
 typedef struct {
     float max, sum, weighted, chosen; /* sum: of e^(z - max); weighted: of (z - max) e^(z - max) */
 } Row;
@@ -16,9 +16,10 @@ LINE float largest(const float *z, i64 columns) {
 
    z: [rows, columns] at a distance of `stride`: logits of tokens [first, first + columns).
    targets: [rows] tokens whose logits are `chosen`.
-   factors: [rows], or NULL. Receives the factor of what was summed before under an older maximum.
-   The tile is then overwritten by e^(z - max). */
-void fold(float *z, i64 stride, i64 rows, i64 columns, i64 first, const i64 *targets, Row *stats, float *factors, int threads) {
+   factors: [rows], or NULL. Receives e^(old maximum - new maximum), the factor for older sums. The
+   tile is then overwritten by e^(z - max). */
+void fold(float *z, i64 stride, i64 rows, i64 columns, i64 first, const i64 *targets, Row *stats,
+          float *factors, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * columns > 16384)
     for (i64 r = 0; r < rows; r++) {
         float *x = z + r * stride, sum = 0, weighted = 0;
@@ -41,7 +42,8 @@ void fold(float *z, i64 stride, i64 rows, i64 columns, i64 first, const i64 *tar
                 sum += e, weighted += e * d;
             }
         }
-        if (row->sum > 0) weighted += factor * (row->weighted + row->sum * shift), sum += factor * row->sum;
+        if (row->sum > 0)
+            weighted += factor * (row->weighted + row->sum * shift), sum += factor * row->sum;
         row->max = max, row->sum = sum, row->weighted = weighted;
     }
 }
@@ -50,7 +52,8 @@ void fold(float *z, i64 stride, i64 rows, i64 columns, i64 first, const i64 *tar
 
    norms: [rows] log of the sum of e^z over the whole vocabulary.
    gains: [rows] gradients of the targets' log-probs. */
-void logit_gradient(float *z, i64 stride, i64 rows, i64 columns, i64 first, const i64 *targets, const float *norms, const float *gains, int threads) {
+void logit_gradient(float *z, i64 stride, i64 rows, i64 columns, i64 first, const i64 *targets,
+                    const float *norms, const float *gains, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * columns > 16384)
     for (i64 r = 0; r < rows; r++) {
         float *x = z + r * stride, norm = norms[r], gain = gains[r];

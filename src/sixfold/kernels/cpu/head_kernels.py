@@ -17,8 +17,8 @@ SOURCE = Path(__file__).with_name("head.c")
 class HeadKernels:
     """Typed calls into the compiled library.
 
-    A tile is [rows, columns] float32: logits of some tokens of the vocabulary, from token `first`
-    on. It may be a part of a larger table.
+    A tile is a [rows, columns] float32 tensor: logits of consecutive tokens of the vocabulary,
+    starting with token `first`. It may be a part of a larger table.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -43,8 +43,8 @@ class HeadKernels:
             targets: [rows] chosen tokens.
             stats: [rows, 4] maximum m, sum of e^(z - m), sum of (z - m) e^(z - m), and the logit of
                 the chosen token. They begin as -inf, 0, 0 and 0.
-            factors: [rows]; receives the factor by which sums under an older maximum change. The
-                tile is then overwritten by e^(z - m).
+            factors: [rows]; receives e^(old maximum - new maximum), by which older sums must be
+                multiplied. The tile is then overwritten by e^(z - m). None: neither is done.
         """
         kept = None if factors is None else factors.data_ptr()
         self._fold(*_tile(tile, first, targets), stats.data_ptr(), kept, torch.get_num_threads())
