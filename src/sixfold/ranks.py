@@ -8,8 +8,8 @@ wait for it. So each rank publishes its position in the run, and its failure, in
 of torchrun. A rank whose call fails reads the store and names the ranks that did not answer. Only
 the first rank that fails prints its error.
 
-At the end of work that each rank does alone, the ranks exchange their errors (`agree`). If one has
-failed, all raise at the same point, and together they can still save a checkpoint.
+After work that each rank does alone, the ranks exchange their errors (`agree`). If one rank has
+failed, all ranks raise an error at this point. So they can still save a checkpoint together.
 """
 
 from __future__ import annotations
@@ -67,28 +67,30 @@ class Ranks(Protocol):
         ...
 
     def agree(self, error: Exception | None) -> None:
-        """Exchange the errors of work that each rank has done alone. If one has failed, all raise.
+        """Exchange errors after work that each rank has done alone. If one has failed, all raise.
+
+        All ranks raise the same kind of error: a UserError only if every error is one.
 
         Args:
             error: the error of this rank, or None.
 
         Raises:
-            Exception: the error of this rank.
-            UserError: the error of another rank, if no rank has an error of another kind.
-            OtherRankFailed: otherwise.
+            Exception: the error of this rank, if it is of that kind.
+            UserError: another rank's error, if every error is a UserError.
+            OtherRankFailed: another rank's error, otherwise.
         """
         ...
 
     def agreed_on(self, error: BaseException) -> bool:
-        """True if `agree` raised this error, so that all ranks have stopped at the same point."""
+        """True if `agree` has raised this error. All ranks have then stopped at the same point."""
         ...
 
     def ending_together(self, left: Callable[[], str]) -> AbstractContextManager[None]:
         """Context of a run. If an error ends it on one rank, it ends on all ranks.
 
         Args:
-            left: returns a sentence about the checkpoint that is left, for the error about a rank
-                that is lost.
+            left: returns a sentence about the remaining checkpoint, for the message about a lost
+                rank.
         """
         ...
 
@@ -148,7 +150,7 @@ class RankLost(RankFailed):
 
 
 class OtherRankFailed(RankFailed):
-    """Another rank has failed in its own work, and all ranks know of it."""
+    """Another rank has failed, and `Ranks.agree` has told all ranks."""
 
 
 class ProcessRanks:
@@ -209,7 +211,7 @@ class ProcessRanks:
         failed = [each for each in self.gather(report) if each]
         if not failed:
             return
-        # All raise the worst kind: nobody may tolerate what another cannot.
+        # All raise the worst kind: a rank must not tolerate what another rank cannot.
         kind, text = min(failed, key=lambda each: each[0] is UserError)
         if error and report and report[0] is kind:
             self._agreed = error
@@ -295,7 +297,7 @@ class ProcessRanks:
 
         Args:
             message: the error, which the other ranks can read if this rank is the first.
-            of_another: the error is that of another rank, which should report it itself.
+            of_another: the error comes from another rank, which should report it.
         """
         try:
             if of_another:
@@ -385,7 +387,7 @@ def together(ranks: Ranks, action: Callable[[], T]) -> T:
     found: list[T] = []
     try:
         found.append(action())
-    except Exception as raised:  # noqa: BLE001  raised below, when the other ranks know
+    except Exception as raised:  # noqa: BLE001  raised below, once the other ranks know
         error = raised
     ranks.agree(error)
     return found[0]

@@ -48,11 +48,12 @@ class Background:
         """Wait until no job runs.
 
         Returns:
-            True if a job has ended well. False if none was started since the last call.
+            True if a job has ended without an error. False if no job was started since the last
+            call.
 
         Raises:
             BaseException: the error of the job, once.
-            NoAnswer: if the job does not end in time. It is not waited for again.
+            NoAnswer: if the job does not end in time. Later calls do not wait for it.
         """
         if self._thread is None:
             return False

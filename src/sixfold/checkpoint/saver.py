@@ -135,7 +135,7 @@ class Saver:
     def check(self) -> None:
         """Report a failed save in the background.
 
-        Several ranks report it at the next save, where they exchange their errors.
+        With several ranks, it is reported at the next save, where the ranks exchange errors.
 
         Raises:
             BaseException: the error of the save, unless the disk refused it and that is a warning.

@@ -11,7 +11,7 @@ from ..types import Group, Task, Trajectory
 
 @dataclass(frozen=True)
 class Tally:
-    """What a scorer has counted for the error budget.
+    """Counts of a scorer for the error budget.
 
     Attributes:
         trajectories: number of trajectories whose checks have begun.
@@ -68,10 +68,10 @@ class Scorer(Protocol):
         """
 
     def tally(self) -> Tally:
-        """What this scorer has counted itself since the last call."""
+        """Counts of this scorer since the last call, without those of other ranks."""
 
     def count(self, others: Sequence[Tally]) -> None:
-        """Count what the scorers of other ranks have counted for the same step.
+        """Add the counts of other ranks for the same step.
 
         Raises:
             RewardBudgetExceeded: if too many checks of the step have failed, over all ranks.

@@ -166,13 +166,13 @@ class StepScorer:
         self._budget.spend(len(self._rewards.weights), line)
 
     def tally(self) -> Tally:
-        """What was counted here since the last call (`base.Scorer.tally`)."""
+        """Counts of this scorer since the last call (`base.Scorer.tally`)."""
         added, failures = self._told
         self._told = self._added, len(self._budget.failures)
         return Tally(self._added - added, tuple(self._budget.failures[failures:]))
 
     def count(self, others: Sequence[Tally]) -> None:
-        """Count what other ranks have counted (`base.Scorer.count`)."""
+        """Add the counts of other ranks (`base.Scorer.count`)."""
         for tally in others:
             self._count(tally.trajectories)
         for tally in others:

@@ -1,4 +1,4 @@
-"""Which linear modules of a model get an adapter."""
+"""Choose the linear modules of a model that get an adapter."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .lora import linear_sizes, takes_adapter
 def target_modules(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     """Names of the modules that get an adapter.
 
-    `all-linear` leaves out what PEFT or the engine cannot train: the head, modules of stacked
-    experts, and gates with a single output.
+    `all-linear` leaves out modules whose adapters PEFT or the engine does not support: the head,
+    stacked experts, and gates with a single output.
 
     Raises:
         UserError: a target is unknown or not supported, or the rank is larger than a module.
@@ -56,10 +56,11 @@ def target_modules(model: PreTrainedModel, config: LoraConfig) -> list[str]:
 
 
 def _taken_for_experts(model: PreTrainedModel, names: Sequence[str]) -> set[str]:
-    """Those of the names that PEFT takes for a module of the model's stacked experts.
+    """Names that PEFT mistakes for modules of the model's stacked experts.
 
-    transformers 5 stacks experts that had linear modules before. So PEFT replaces targets such as
-    `mlp.down_proj` by the stacked weights, also if a dense layer has a module of this name.
+    In transformers 5 the weights of experts are stacked; in earlier releases each expert had linear
+    modules. So PEFT replaces targets such as `mlp.down_proj` by the stacked weights, even if a
+    dense layer has a module of this name.
     """
     peft = import_peft()
     convert = importlib.import_module(
@@ -70,7 +71,7 @@ def _taken_for_experts(model: PreTrainedModel, names: Sequence[str]) -> set[str]
         alone = peft.LoraConfig(target_modules=[name])
         try:
             convert(alone, model, None)
-        except ValueError:  # a part of fused weights, which PEFT takes together only
+        except ValueError:  # a part of fused weights, which PEFT only adapts as a whole
             taken.add(name)
         else:
             if name not in alone.target_modules:
@@ -110,7 +111,7 @@ def _is_at(name: str, target: str) -> bool:
 
 
 def import_peft() -> Any:
-    """The module `peft`.
+    """Import and return the module `peft`.
 
     Raises:
         UserError: if it is not installed.

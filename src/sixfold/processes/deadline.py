@@ -25,7 +25,7 @@ class Deadline:
     Attributes:
         who: who must answer, as the subject of a sentence: "the engine".
         seconds: longest silence.
-        remedy: what the user can do, as a sentence without its full stop.
+        remedy: what the user can do, as a sentence without a full stop.
     """
 
     who: str

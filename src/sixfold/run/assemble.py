@@ -303,9 +303,9 @@ def _trained_policy(recipe: Recipe, source: ModelConfig, device: str) -> Policy:
 
 
 def _with_adapter(recipe: Recipe, source: ModelConfig, policy: Policy) -> Policy:
-    """The policy with its adapter, if the recipe has one. Settings that it cannot have are refused.
+    """Add the recipe's adapter to the policy, and refuse settings that do not fit the model.
 
-    A model from scratch is trained in full by SFT before it gets its adapter.
+    A model from scratch gets its adapter later: SFT first trains all its weights.
 
     Args:
         recipe: the whole run.

@@ -103,7 +103,7 @@ class LastStep:
         return self._publish(agreed)
 
     def _agreed(self, states: States | None) -> States | None:
-        """The states, if all ranks want to save the same step. None otherwise."""
+        """Return the states if all ranks want to save the same step, otherwise None."""
         steps = self._work.world.ranks.gather(states[PROGRESS]["step"] if states else None)
         return states if len({*steps}) == 1 else None
 
@@ -192,7 +192,7 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
 
 
 def what_is_left(run: RunFolder) -> str:
-    """State which checkpoint is left, how many steps are lost, and how to go on."""
+    """Sentence about the newest checkpoint, the number of lost steps, and how to resume."""
     newest = list_checkpoints(run.checkpoints)[-1:]
     if not newest:
         return "There is no checkpoint yet"

@@ -68,7 +68,7 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
 
 
 def alike(error: BaseException, ranks: Ranks) -> bool:
-    """True if all ranks end at the same point, so that together they can still save a checkpoint.
+    """True if this error ends all ranks at the same point. They can then save a checkpoint.
 
     Some errors follow from numbers that all ranks have. For others, see `Ranks.agree`.
     """

@@ -5,8 +5,8 @@ rank has all groups, in the order of the tasks. Dynamic sampling, advantages and
 computed from them on every rank, without further communication. A trajectory depends on the seed,
 its task and its sample, not on the rank that plays it.
 
-Failed checks are exchanged too: the error budget is that of all ranks. If one rank fails, all raise
-an error, so that they can still save the last step together.
+Failed checks are exchanged too, because all ranks share one error budget. If one rank fails, all
+raise an error, so that they can still save the last step together.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class SharedRollout:
     ) -> AsyncGenerator[Group, None]:
         """As `Rollout.play`. All ranks must call this with the same tasks.
 
-        `scorer` scores only the groups that this rank plays, and counts the checks of all ranks.
+        `scorer` scores only the groups that this rank plays. Its error budget counts the checks of
+        all ranks.
 
         Raises:
             Exception: if one rank has failed (`Ranks.agree`).

@@ -89,13 +89,13 @@ class StepLog:
     def _write_step(
         self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics, trained_at: int
     ) -> None:
-        """Write what a resume does not repeat: notes of the update, and trajectories.
+        """Write the records that a resume cannot make again: notes of the update, trajectories.
 
         Args:
             step: the step.
-            groups: its groups.
-            batch: its batch, with advantages.
-            metrics: its metrics so far.
+            groups: groups of the step.
+            batch: batch of the step, with advantages.
+            metrics: metrics of the step so far.
             trained_at: version of the weights before the update.
         """
         work = self._work
@@ -136,7 +136,7 @@ class StepLog:
         self._seconds += time.perf_counter() - began
 
     def _write_metrics(self, step: int, metrics: Metrics) -> None:
-        """Write and show the metrics and the alarms that they raise."""
+        """Write and show the metrics of a step, and the alarms that they raise."""
         work = self._work
         evaluated = "heldout/low" in metrics
         fell = work.divergence.look(step, work.state.ema, metrics) if evaluated else None
