@@ -68,7 +68,8 @@ class TiledHead(torch.autograd.Function):
         tiles = _Tiles(hidden, weight, bias, settings)
         stats = torch.zeros(len(hidden), 4)
         stats[:, 0] = -torch.inf
-        frozen = trains and not any(ctx.needs_input_grad[1:3])
+        for_hidden, *for_head = ctx.needs_input_grad[:3]
+        frozen = trains and for_hidden and not any(for_head)
         mean = torch.zeros_like(hidden) if frozen else None
         factors = torch.empty(ROWS)
         for rows, columns, tile in tiles:
@@ -82,7 +83,7 @@ class TiledHead(torch.autograd.Function):
         norm = total.log()
         if mean is None:
             ctx.save_for_backward(hidden, weight, bias, target, most + norm)
-        else:
+        else:  # d log-prob / d hidden = weight[target] - mean of all rows of weight under p
             slope = weight.index_select(0, target).sub_(mean.div_(total[:, None]))
             ctx.save_for_backward(slope.mul_(settings.factor))
         ctx.settings, ctx.kernels, ctx.frozen = settings, kernels, frozen

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..batch import Batch, Loss, Metrics, check_mask
 from ..checkpointable import check_names
@@ -81,7 +82,8 @@ class Trainer:
     ) -> None:
         self.root = root
         self.config = config
-        self.scoring = replace(scoring, direct=ranks.size == 1)
+        sharded = any(isinstance(p, DTensor) for p in root.model.parameters())
+        self.scoring = replace(scoring, direct=ranks.size == 1 and not sharded)
         self.total_steps = total_steps
         self.epochs = epochs
         self.frozen = frozen
