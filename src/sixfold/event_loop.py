@@ -52,7 +52,7 @@ class EventLoop:
                 raise
 
     def close(self) -> None:
-        """Cancel what is left and close the loop. A second call does nothing."""
+        """Cancel all remaining tasks and close the loop. A second call does nothing."""
         if self._loop.is_closed():
             return
         if not _inside_loop():

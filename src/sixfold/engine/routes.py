@@ -25,17 +25,23 @@ class CachedLayout(Layout, Protocol):
     """A layout whose tokens have slots in a KV cache. This holds for all layouts of the engine."""
 
     @property
-    def cache(self) -> KVCache: ...
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        ...
 
     @property
-    def slots(self) -> Tensor: ...
+    def slots(self) -> Tensor:
+        """Slot of each token in the cache, [N]."""
+        ...
 
 
 class ModuleBody(Body, Protocol):
     """A body with the module that it runs."""
 
     @property
-    def module(self) -> nn.Module: ...
+    def module(self) -> nn.Module:
+        """The module that computes hidden states and logits."""
+        ...
 
 
 class RecordedModel:

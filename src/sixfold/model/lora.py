@@ -214,7 +214,13 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
 def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:
     """True for a linear layer outside the experts that is not the output head.
 
-    Routers of some models are subclasses of a linear layer that return several tensors.
+    The routers of some models are subclasses of a linear layer, but return several tensors. They
+    do not count as linear layers.
+
+    Args:
+        model: the model.
+        name: name of the layer.
+        layer: the layer.
     """
     return (
         type(layer).forward in (nn.Linear.forward, Conv1D.forward)
@@ -226,7 +232,17 @@ def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:
 def linear_sizes(
     model: PreTrainedModel, name: str, layer: nn.Module, where: str
 ) -> tuple[int, int]:
-    """Sizes (inputs, outputs) of a layer. Raises UserError if adapters on it are not supported."""
+    """Sizes (inputs, outputs) of a layer.
+
+    Args:
+        model: the model.
+        name: name of the layer.
+        layer: the layer.
+        where: start of the error message: the setting or the adapter.
+
+    Raises:
+        UserError: if adapters on the layer are not supported.
+    """
     if not takes_adapter(model, name, layer) or not isinstance(layer, nn.Linear | Conv1D):
         raise UserError(
             f"{where}: an adapter on '{name}' ({type(layer).__name__}) is not supported. Use"

@@ -144,7 +144,7 @@ class Child:
             _wait_for(self.requests, select.POLLOUT, timeout_s)
 
     def post(self, body: bytes, answers: int = 1) -> bool:
-        """Send a request as far as this is possible without waiting.
+        """Send as much of a request as is possible without waiting.
 
         Args:
             body: the request.

@@ -88,7 +88,16 @@ def base_of(path: str, setting: str) -> Base:
 
 
 def loaded_from(path: str, revision: str, setting: str) -> tuple[str, str]:
-    """Path and revision of the model to load. For an adapter's folder, those of its base."""
+    """Path and revision of the model to load. For an adapter's folder, those of its base.
+
+    Args:
+        path: model folder, adapter's folder or hub id.
+        revision: branch, tag or commit of a hub id; empty for the newest.
+        setting: name of the setting that holds the path, for error messages.
+
+    Raises:
+        UserError: as `base_of`.
+    """
     if not is_adapter(path):
         return path, revision
     base = base_of(path, setting)

@@ -126,7 +126,7 @@ def memory_plan(
 
 
 def _sft(plan: MemoryPlan, before: MemoryPlan) -> tuple[Part, ...]:
-    """What SFT of all weights needs in addition to training an adapter.
+    """Memory that SFT of all weights needs in addition to the training of an adapter.
 
     Args:
         plan: training of the adapter.

@@ -85,7 +85,7 @@ class EngineGuard:
 
 
 def _copy(done: asyncio.Future[T], result: asyncio.Future[T]) -> None:
-    """Give the outcome of one future to another, unless nobody waits for it any more."""
+    """Copy the outcome of one future to another, unless the caller has stopped waiting."""
     if result.done():
         if not done.cancelled():
             done.exception()  # otherwise asyncio reports an exception that was never retrieved

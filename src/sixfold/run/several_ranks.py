@@ -25,6 +25,11 @@ from .interrupts import Interrupted
 def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
     """Check that the ranks support a recipe.
 
+    Args:
+        recipe: the whole run.
+        method: method of the run.
+        ranks: the ranks of the run.
+
     Raises:
         UserError: if they do not.
     """

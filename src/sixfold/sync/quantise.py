@@ -118,6 +118,11 @@ def quantised_weights(
     Not quantised: embeddings and the head, tied or not; norms; biases; and matrices outside a
     linear layer, such as stacked experts and their router. vLLM and llm-compressor also keep the
     head, because every log-prob depends on it directly.
+
+    Args:
+        model: the policy.
+        form: "int8" or "fp8".
+        weights: weights to use instead of the model's own, by name. None: the model's own.
     """
     return QuantisedWeights(model, form, weights)
 

@@ -36,7 +36,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class StateForm:
-    """What is stored between updates, and where.
+    """Form and place of the optimizer state between updates.
 
     Attributes:
         master: float32 copies of weights that are not float32. False: such weights are rounded

@@ -38,6 +38,11 @@ def tile_kernels(
 
     It supports float32 on a CPU with a C compiler, without truncated distributions, soft caps and
     gradients of entropies. It does not help if the vocabulary fits in one tile.
+
+    Args:
+        head: the output head.
+        settings: temperature, precision and soft cap.
+        kept: token sets after truncation, or None.
     """
     weight = head.weight
     plain = settings.finish.cap is None and settings.product is None and kept is None
