@@ -17,8 +17,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from sixfold.batch import Batch
+from sixfold.recipe.schema import TrainerConfig
 from sixfold.trainer.logprobs import PolicyRoot, ScalarRoot, Scoring, read_states
 from sixfold.trainer.packing import pack
+from sixfold.trainer.trainer import Trainer
 
 torch.set_num_threads(1)
 
@@ -42,14 +44,20 @@ def loss_and_gradient(root: PolicyRoot, batch: Batch, scoring: Scoring) -> tuple
     return loss.detach(), torch.cat([g.flatten() for g in whole if g is not None])
 
 
-@pytest.mark.parametrize(("chunk", "fused"), [(1024, False), (8, False), (8, True)])
+@pytest.mark.parametrize(
+    ("chunk", "head"), [(1024, "autograd"), (8, "autograd"), (8, "fused"), (8, "tiled")]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_sharded_root_has_the_same_loss_and_gradient(
-    tied: bool, chunk: int, fused: bool, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    tied: bool, chunk: int, head: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits are in one chunk, in several checkpointed chunks, or made by the fused head."""
-    if fused:
+    """Logits are in one chunk, in several checkpointed chunks, or made by another head. Gradients
+    of sharded parameters are left to FSDP.
+    """
+    if head != "autograd":
         monkeypatch.setattr("sixfold.trainer.logprobs.SMALL", 0)
+    if head == "tiled":
+        monkeypatch.setattr("sixfold.trainer.tiled_head.COLUMNS", 8)
     plain = tiny_model(tie_word_embeddings=tied)
     model, batch, scoring = copy.deepcopy(plain), ragged_batch(0), Scoring(chunk=chunk)
     root = PolicyRoot(model)
@@ -57,6 +65,10 @@ def test_sharded_root_has_the_same_loss_and_gradient(
         fully_shard(layer, mesh=mesh)
     fully_shard(root, mesh=mesh, reshard_after_forward=True)
     assert all(isinstance(p, DTensor) for p in root.parameters())
+    direct = [
+        Trainer(r, TrainerConfig(), scoring, 1).scoring.direct for r in (root, PolicyRoot(plain))
+    ]
+    assert direct == [False, True]
     ours = loss_and_gradient(root, batch, scoring)
     expected = loss_and_gradient(PolicyRoot(plain), batch, scoring)
     assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])

@@ -1,8 +1,9 @@
 """Log-probs and entropies of scored tokens, computed in chunks of positions.
 
 Logits exist for one chunk at a time, never as [B, T, V]. A plain linear head with a large
-vocabulary runs in `fused_head.py`, with one table of logits. Any other head is left to autograd. If
-its row has several chunks, each is checkpointed: its logits are recomputed in the backward pass.
+vocabulary runs in `fused_head.py`, with one table of logits, or on a CPU in `tiled_head.py`, with
+none. Any other head is left to autograd. If its row has several chunks, each is checkpointed: its
+logits are recomputed in the backward pass.
 
 A token sampled from a truncated distribution is scored under a truncated distribution: the current
 weights, renormalised over the set of tokens that the sampler kept. This holds for every model
