@@ -397,3 +397,15 @@ def test_warnings_about_torchao_alone_are_not_shown() -> None:
     program = "from sixfold.cli import main; main(['--version']); import transformers.quantizers"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_other_ranks_leave_an_error_to_rank_0_and_outlast_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["explain", "demo", "--trainer.zzzz", "1"]) == 2
+    assert capsys.readouterr().err.count("unknown key 'trainer.zzzz'") == 1
+    assert waited == [10.0]

@@ -15,7 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 from sixfold.checkpoint.checkpoint import load_checkpoint
+from sixfold.files.folder import RunFolder
 from sixfold.rollout.driver import Driver
+from sixfold.run.several_ranks import follower_folder, remove_followers
 from tests.rank_processes import RankRun, train_on_ranks
 from tests.run.processes import metrics, tiny_recipe
 
@@ -194,3 +196,15 @@ def test_settings_that_ranks_do_not_support_are_refused_once(
     assert run.errors().count("error:") == 1
     assert setting in run.errors() and remedy in run.errors()
     assert not (tmp_path / "run").exists()
+
+
+def test_the_folder_of_a_killed_rank_is_deleted_by_the_next_start(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    run.metrics.write_text("{}")
+    killed = follower_folder(tmp_path, 1)
+    assert killed.__enter__().metrics.read_text() == "{}"
+    remove_followers(tmp_path)
+    with follower_folder(tmp_path, 1) as again:
+        assert (again.checkpoints / "..").resolve() == tmp_path.resolve()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "metrics.jsonl"]

@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from ..errors import RankFailed, RunFailed, UserError, check_platform, nearest
@@ -46,6 +47,9 @@ _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}
 
 _TALKATIVE = ("torchao", "torch.utils._pytree")
 """Loggers whose warnings are silenced: they warn about torchao whenever transformers imports it."""
+
+LEAD_OF_RANK_0_S = 10.0
+"""Seconds for rank 0 to print an error that all ranks have."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +123,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _refuse(message: str, code: int = 2) -> int:
-    if os.environ.get("RANK", "0") != "0":  # all ranks refuse the same settings
+    if os.environ.get("RANK", "0") != "0":
+        # All ranks refuse the same settings, and rank 0 prints the error. torchrun ends all ranks
+        # when the first one exits, so this one must not be the first.
+        time.sleep(LEAD_OF_RANK_0_S)
         return code
     print(f"sixfold: error: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,9 @@ from ..report.progress import Progress
 from ..sync.sync import WeightsNotFinite
 from ..trainer.trainer import TrainingDiverged
 from .interrupts import Interrupted
+
+_FOLLOWER = ".rank-"
+"""Start of the name of a follower's folder."""
 
 
 def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
@@ -87,21 +89,31 @@ def quiet(recipe: Recipe) -> Recipe:
 
 
 @contextmanager
-def follower_folder(real: Path) -> Iterator[RunFolder]:
+def follower_folder(real: Path, rank: int) -> Iterator[RunFolder]:
     """Temporary run folder of a rank above 0. Its `checkpoints` is a link to those of the run.
 
     Every rank runs the same program. Metrics and notes of this rank go into the temporary folder,
-    which is deleted at the end.
+    which is deleted at the end. It is inside the run's folder, so that the next start finds and
+    deletes it if the rank was killed.
 
     Args:
         real: folder of the run, which rank 0 has prepared.
+        rank: number of the rank.
     """
-    with tempfile.TemporaryDirectory(prefix="sixfold-rank-") as parent:
-        folder = RunFolder(Path(parent) / real.name)
+    folder = RunFolder(real / f"{_FOLLOWER}{rank}")
+    try:
         folder.rollouts.mkdir(parents=True)
         folder.checkpoints.symlink_to(RunFolder(real).checkpoints.resolve())
         copy_records(folder)
         yield folder
+    finally:
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def remove_followers(real: Path) -> None:
+    """Delete the temporary folders that killed ranks have left in the run's folder."""
+    for path in real.glob(f"{_FOLLOWER}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def copy_records(follower: RunFolder) -> None:

@@ -59,6 +59,7 @@ from .several_ranks import (
     follower_folder,
     quiet,
     quiet_progress,
+    remove_followers,
 )
 from .step_log import StepLog
 from .warm_up import tried, warm_up
@@ -191,8 +192,10 @@ def _own_folder(
         stack.callback(
             lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None
         )
+    if not ranks.rank:
+        remove_followers(run.path)
     ranks.barrier("the run folder")
-    return stack.enter_context(follower_folder(run.path)) if ranks.rank else run
+    return stack.enter_context(follower_folder(run.path, ranks.rank)) if ranks.rank else run
 
 
 @dataclass
