@@ -14,7 +14,7 @@ from sixfold.batch import Batch, collate
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.model.half_weights import store_in_bfloat16
-from sixfold.model.trained_lora import add_lora, lower_linears
+from sixfold.model.trained_lora import add_lora, lower_base
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.memory_held import held_parts, holdings
@@ -82,8 +82,7 @@ def make_model(recipe: Recipe) -> PreTrainedModel:
     lora = recipe.model.lora
     if not lora.rank:
         return model
-    if lora.base == "bfloat16":
-        lower_linears(model, torch.bfloat16)
+    lower_base(model, lora.base)
     return add_lora(model, lora, Base("", ""), 0).model
 
 
@@ -108,7 +107,8 @@ def measured(recipe: Recipe) -> dict[str, int]:
         peak = max(peak, live)
     state = optimizer_tensors(trainer.optimizer, model)
     return {
-        "weights": sum(p.nbytes for p in model.parameters()),
+        "weights": sum(p.nbytes for p in model.parameters())
+        + sum(b.nbytes for n, b in model.named_buffers() if n.endswith(("codes", "scales"))),
         "state": sum(t.nbytes for t in state.values()),
         "step": peak,
     }
@@ -148,6 +148,7 @@ CASES = {
         "--trainer.activation_checkpointing=full",
     ],
     "lora, selective": [*LORA, "--model.lora.base=bfloat16"],
+    "lora, nf4": [*LORA, "--model.lora.base=nf4", "--trainer.activation_checkpointing=full"],
     "lora, no checkpointing": [
         *LORA, "--model.lora.base=bfloat16", "--trainer.activation_checkpointing=none",
     ],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sixfold.model.trained_lora import add_lora, lower_linears
+from sixfold.model.nf4 import Nf4Linear
+from sixfold.model.trained_lora import add_lora, lower_base
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.kv_budget import HEADROOM
 from sixfold.recipe.memory_held import holdings
@@ -27,29 +29,34 @@ RECIPES = {
 """Name of the recipe -> folder with its model's config.json, GB of a GPU, number of GPUs."""
 
 
-def local(name: str) -> Recipe:
+def local(name: str, flags: Sequence[str] = ()) -> Recipe:
     """The recipe, with a folder that has the config.json of its model."""
-    return load_recipe(name, [f"--model.path={CONFIGS / RECIPES[name][0]}"])
+    return load_recipe(name, [f"--model.path={CONFIGS / RECIPES[name][0]}", *flags])
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_plan_counts_what_the_module_has(name: str) -> None:
-    recipe = local(name)
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [*((name, []) for name in RECIPES), ("gsm8k_lora_7b", ["--model.lora.base=nf4"])],
+)
+def test_the_plan_counts_what_the_module_has(name: str, flags: list[str]) -> None:
+    recipe = local(name, flags)
     given = json.loads((CONFIGS / RECIPES[name][0] / "config.json").read_text())
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**given), dtype=torch.float32)
     lora, trained = recipe.model.lora, model
     if lora.rank:
-        if lora.base == "bfloat16":
-            lower_linears(model, torch.bfloat16)
+        lower_base(model, lora.base)
         trained = add_lora(model, lora, Base("", ""), 0).model
     plan = make_plan(recipe)
     assert plan.model.size is not None
     held = holdings(recipe, plan.model.size)
     assert held is not None
     learned = [p for p in trained.parameters() if p.requires_grad]
-    assert held.parameters == sum(p.numel() for p in model.parameters())
-    assert held.stored == sum(p.nbytes for p in model.parameters())
+    stored = [m for m in model.modules() if isinstance(m, Nf4Linear)]
+    packed = sum(m.in_features * m.out_features for m in stored)
+    assert held.parameters == sum(p.numel() for p in model.parameters()) + packed
+    tensors = [*model.parameters(), *(t for m in stored for t in (m.codes, m.scales))]
+    assert held.stored == sum(t.nbytes for t in tensors)
     assert held.trained == sum(p.numel() for p in learned)
 
 

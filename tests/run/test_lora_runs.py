@@ -92,7 +92,7 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(whole: Path, tmp_
         {"sft__steps": 0, "reference__placement": "fused"},
         {"sft__steps": 0, "reference__reset_every": 2},
         {"sft__steps": 0, "sync__kind": "copy", "sync__every": 2, "model__lora__dora": True},
-        {"sft__steps": 0, "run__precision": "bfloat16", "model__lora__base": "bfloat16"},
+        {"sft__steps": 0, "run__precision": "bfloat16", "model__lora__base": "nf4"},
     ],
 )
 def test_resume_on_a_pretrained_base_is_exact(
@@ -234,7 +234,17 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
         ({"model__lora__rank": -1}, r"model.lora.rank: expected an integer >= 0"),
         ({"model__lora__rank": 2, "model__lora__dora": True}, r"set sync.kind = 'copy'"),
         ({"model__lora__rank": 2, "model__lora__base": "bfloat16"}, r"run.precision = 'bfloat16'"),
-        ({"model__lora__rank": 2, "model__lora__base": "nf4"}, r"model.lora.base: .*bfloat16"),
+        ({"model__lora__rank": 2, "model__lora__base": "int4"}, r"model.lora.base: .*bfloat16"),
+        ({"model__lora__rank": 2, "model__lora__base": "nf4"}, r"run.precision = 'bfloat16'"),
+        (
+            {
+                "model__lora__rank": 2,
+                "model__lora__base": "nf4",
+                "run__precision": "bfloat16",
+                "sync__kind": "copy",
+            },
+            r"sync.kind = 'copy'.*set sync.kind = 'shared', or model.lora.base = 'bfloat16'",
+        ),
         ({"model__lora__rank": 2, "model__lora__targets": "all-linear,q_proj"}, "all-linear"),
         (
             {"model__lora__rank": 2, "algorithm__beta": 0.1, "reference__placement": "worker"},

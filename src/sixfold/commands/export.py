@@ -75,4 +75,5 @@ def _copy(folder: Path, staging: Path) -> None:
     base = base_of(str(folder), SOURCE)
     config = adapter_settings(folder) | {"base_model_name_or_path": base.path}
     (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    (staging / BASE).write_text(json.dumps({"path": "", "sha256": base.sha256}, indent=2) + "\n")
+    own = {"path": "", "sha256": base.sha256, "rounded": base.rounded}
+    (staging / BASE).write_text(json.dumps(own, indent=2) + "\n")

@@ -35,9 +35,10 @@ from .device import prepare_device
 from .ends import chosen_ends, keep_ends, model_ends
 from .lora import make_adapter, read_files
 from .merge import merge_into
+from .nf4 import round_to_nf4
 from .scratch import character_tokenizer, scratch_model
 from .split_check import check_split
-from .trained_lora import TrainedLora, add_lora, lower_linears
+from .trained_lora import TrainedLora, add_lora, lower_base
 from .turn_end import TurnEnd
 
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
@@ -90,8 +91,7 @@ class Policy:
         Raises:
             UserError: as `add_lora`.
         """
-        if config.lora.base == "bfloat16":
-            lower_linears(self.model, torch.bfloat16)
+        lower_base(self.model, config.lora.base)
         lora = add_lora(self.model, config.lora, origin, seed, config.path)
         return replace(self, model=lora.model, lora=lora)
 
@@ -169,7 +169,7 @@ def load_policy(
         if config.path
         else scratch_model(config.scratch, seed)
     )
-    lowered = bool(config.path and config.lora.rank and config.lora.base == "bfloat16")
+    lowered = bool(config.path and config.lora.rank and config.lora.base != "float32")
     check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
     set_template(tokenizer, config.chat_template, config.template_args)
     model.set_attn_implementation(NAME)
@@ -181,7 +181,7 @@ def load_policy(
     model = model.to("cpu" if small else device).eval()  # type: ignore[arg-type]
     context = check_split(model)
     if lowered:
-        lower_linears(model, torch.bfloat16)
+        lower_base(model, config.lora.base)
         model = model.to(device)  # type: ignore[arg-type]
     if dtype != torch.float32:
         model = _with_weights_in(model, dtype).to(device)  # type: ignore[arg-type]
@@ -290,6 +290,8 @@ def from_disk(
         raise UserError(
             f"{setting} = '{path}': its tokenizer cannot be loaded ({_reason(error)})"
         ) from error
+    if merge and base.rounded:
+        round_to_nf4(model)
     if merge:
         merge_into(model, make_adapter(model, *read_files(path), f"adapter '{path}'"))
     return model, tokenizer

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError, nearest
+from ..recipe.adapter_folder import trained_on
 from .base import LayerAdditions
 
 KEY = re.compile(
@@ -83,6 +84,11 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
         UserError: the adapter cannot be read, is not supported or does not fit the model.
     """
     config, tensors = read_files(path)
+    if rounded := trained_on(path):
+        raise UserError(
+            f"adapter '{path}' was trained on a base rounded to '{rounded}', so it does not fit"
+            f" the base itself. Merge it: sixfold export {path} OUT --merge"
+        )
     if config.get("use_dora"):
         raise UserError(
             f"adapter '{path}': use_dora = True is not supported beside other adapters. Merge it"

@@ -23,12 +23,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
-from ..recipe.adapter_folder import BASE, CONFIG, WEIGHTS, Base, is_adapter
+from ..recipe.adapter_folder import BASE, CONFIG, WEIGHTS, Base, is_adapter, trained_on
 from ..recipe.dump import toml_literal
 from ..recipe.schema import LoraConfig
 from .lora import LoraAdapter, make_adapter, read_files
 from .lora_targets import import_peft, target_modules
 from .merge import MergedWeights
+from .nf4 import Nf4Linear, store_in_nf4
 from .twin import twin_of
 
 NAME = "default"
@@ -99,9 +100,9 @@ class TrainedLora:
         tensors = {name: p.detach().contiguous() for name, p in (weights or self.weights()).items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         self.model.generation_config.save_pretrained(folder)
-        (folder / BASE).write_text(
-            json.dumps({"path": beside, "sha256": self.origin.sha256}, indent=2) + "\n"
-        )
+        rounded = "nf4" if self.config.base == "nf4" else ""
+        base = {"path": beside, "sha256": self.origin.sha256, "rounded": rounded}
+        (folder / BASE).write_text(json.dumps(base, indent=2) + "\n")
 
 
 def _whole(p: nn.Parameter) -> Tensor:
@@ -209,6 +210,14 @@ def _load(lora: TrainedLora, path: str) -> None:
                 f"model.lora.{name} = {own_value}, but the adapter '{path}' has {value}. Set it to"
                 f" {value}, or use model.lora.rank = 0 to train the merged weights"
             )
+    rounded = trained_on(path)
+    if rounded is not None and (config.base == "nf4") != (rounded == "nf4"):
+        theirs = f"rounded to '{rounded}'" if rounded else "that was not rounded"
+        raise UserError(
+            f"model.lora.base = '{config.base}', but the adapter '{path}' was trained on a base"
+            f" {theirs}. Use the base that it was trained on, or model.lora.rank = 0 to train the"
+            " merged weights"
+        )
     own = lora.weights()
     if other := sorted(own.keys() ^ tensors.keys()):
         where = "only in the adapter" if other[0] in tensors else "not in the adapter"
@@ -233,7 +242,19 @@ def lower_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
+def lower_base(model: PreTrainedModel, base: str) -> None:
+    """Store a frozen base in the precision `model.lora.base`, in place.
+
+    Raises:
+        UserError: if its linear modules cannot be stored in NF4.
+    """
+    if base == "nf4":
+        store_in_nf4(model)
+    if base != "float32":
+        lower_linears(model, torch.bfloat16)
+
+
 def _linear_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D):
+        if isinstance(module, nn.Linear | Conv1D) and not isinstance(module, Nf4Linear):
             yield module.weight  # type: ignore[misc]

@@ -2,8 +2,8 @@
 
     adapter_config.json          PEFT's settings; names the base model and its revision
     adapter_model.safetensors    the adapter's matrices
-    base.json                    hash of the base, and its path relative to this folder, if Sixfold
-                                 saved the folder
+    base.json                    hash of the base, its path relative to this folder, and how its
+                                 weights were rounded, if Sixfold saved the folder
 
 PEFT and vLLM read the first two files only.
 """
@@ -30,11 +30,13 @@ class Base:
         revision: commit of a hub id; empty for a folder.
         sha256: hash of a folder's weights when the adapter was trained (`folder_hash`). Empty for a
             hub id, or if it is unknown.
+        rounded: "nf4" if the adapter was trained on weights rounded to it; empty otherwise.
     """
 
     path: str
     revision: str = ""
     sha256: str = ""
+    rounded: str = ""
 
 
 def is_adapter(path: str) -> bool:
@@ -82,9 +84,28 @@ def base_of(path: str, setting: str) -> Base:
             f"{setting} = '{path}': the base model {base} does not exist. Put it back, or put a"
             " link to its new place there"
         )
+    rounded = trained_on(path) or ""
     if Path(base).is_dir():
-        return Base(base, "", str(own.get("sha256") or ""))
-    return Base(base, str(named.get("revision") or ""))
+        return Base(base, "", str(own.get("sha256") or ""), rounded)
+    return Base(base, str(named.get("revision") or ""), "", rounded)
+
+
+def trained_on(path: str) -> str | None:
+    """How the weights of an adapter's base were rounded in training: "nf4", or "" for not at all.
+
+    Returns:
+        None if Sixfold did not save the adapter.
+
+    Raises:
+        UserError: if base.json cannot be read, or has a rounding that is not known here.
+    """
+    file = Path(path).expanduser() / BASE
+    if not file.is_file():
+        return None
+    rounded = _read(file).get("rounded", "")
+    if rounded not in ("", "nf4"):
+        raise UserError(f"{file}: rounded = {rounded!r} is not known. Use a newer version")
+    return str(rounded)
 
 
 def loaded_from(path: str, revision: str, setting: str) -> tuple[str, str]:

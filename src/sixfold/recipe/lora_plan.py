@@ -20,10 +20,20 @@ def check_lora(recipe: Recipe, method: Method) -> None:
     lora = recipe.model.lora
     if not lora.rank:
         return
-    if lora.base == "bfloat16" and recipe.run.precision != "bfloat16":
+    if lora.base != "float32" and recipe.run.precision != "bfloat16":
         raise UserError(
-            "model.lora.base = 'bfloat16' needs forward passes in bfloat16: set run.precision ="
+            f"model.lora.base = '{lora.base}' needs forward passes in bfloat16: set run.precision ="
             " 'bfloat16', or model.lora.base = 'float32'"
+        )
+    outside = recipe.rollout.backend.kind != "engine"
+    if lora.base == "nf4" and (outside or recipe.sync.kind != "shared"):
+        setting, value, remedy = "sync.kind", recipe.sync.kind, "shared"
+        if outside:
+            setting, value, remedy = "rollout.backend.kind", recipe.rollout.backend.kind, "engine"
+        raise UserError(
+            f"model.lora.base = 'nf4' stores the base in 4 bits, but {setting} = '{value}' gives"
+            f" the sampler merged weights of its own: set {setting} = '{remedy}', or"
+            " model.lora.base = 'bfloat16'"
         )
     if lora.dora and recipe.sync.kind == "shared" and recipe.rollout.backend.kind == "engine":
         raise UserError(

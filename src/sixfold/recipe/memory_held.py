@@ -14,6 +14,8 @@ from .schema import ALL_LINEAR, LoraConfig, Recipe
 
 BLOCK_8BIT = 256
 """Numbers per block of 8-bit moments: `trainer.lean_adamw.BLOCK`."""
+BLOCK_NF4 = 64
+"""Numbers of a block of a base in NF4: 4 bits each, and a bfloat16 scale."""
 MOMENTS_8BIT = 2 * (BLOCK_8BIT + 4)
 """Bytes per block, for two moments: one byte per number, and a float32 scale."""
 
@@ -33,6 +35,7 @@ class Holdings:
         ranks: processes that torchrun starts. With several, each engine has its own weights.
         shards: ranks that share one copy of weights, gradients and optimizer state.
         tensor: ranks of a tensor group, which divide the layers. 1: there are none.
+        packed: parameters of the policy that are stored in NF4.
     """
 
     parameters: int
@@ -45,6 +48,7 @@ class Holdings:
     ranks: int = 1
     shards: int = 1
     tensor: int = 1
+    packed: int = 0
 
     @property
     def adapter(self) -> int:
@@ -54,7 +58,9 @@ class Holdings:
     @property
     def stored(self) -> int:
         """Bytes of the policy's weights, without an adapter."""
-        return WEIGHTS * self.parameters - (WEIGHTS - LOWERED) * self.lowered
+        plain = self.parameters - self.lowered - self.packed
+        nf4 = self.packed // 2 + LOWERED * (self.packed // BLOCK_NF4)
+        return WEIGHTS * plain + LOWERED * self.lowered + nf4
 
 
 def adapter_parameters(lora: LoraConfig, size: ModelSize) -> int | None:
@@ -95,22 +101,25 @@ def holdings(
     head = 0 if size.tied else size.table
     linears = sum(m.count * m.inputs * m.outputs for m in size.linears or ())
     matrices = size.table + head + linears if size.linears else size.parameters
-    lowered = 0
+    lowered = packed = 0
     if recipe.trainer.weights == "bfloat16":
         lowered = matrices
     elif lora.rank and lora.base == "bfloat16":
         lowered = head + linears
+    elif lora.rank and lora.base == "nf4":
+        lowered, packed = head, linears
     return Holdings(
         parameters=size.parameters,
         matrices=matrices,
         lowered=lowered,
         trained=trained,
-        cast=cast_parameters(size, recipe, lowered),
+        cast=cast_parameters(size, recipe, lowered + packed),
         teacher=teacher,
         draft=draft,
         ranks=ranks,
         shards=max(1, ranks // recipe.parallel.replicas),
         tensor=recipe.parallel.tensor if ranks > 1 else 1,
+        packed=packed,
     )
 
 
@@ -183,7 +192,9 @@ def _shared(part: Part, shards: int) -> Part:
 
 def _weights(held: Holdings) -> Part:
     says = "4 bytes per parameter, float32"
-    if held.lowered:
+    if held.packed:
+        says = f"{held.packed:,} parameters in NF4, 4.25 bits each; the head in bfloat16"
+    elif held.lowered:
         says = f"{held.lowered:,} parameters in bfloat16, 2 bytes each; 4 bytes for the others"
     return Part("weights", held.stored, says, early=True)
 

@@ -23,6 +23,8 @@ ENTROPY_TABLE = 1 << 22
 """Log-probs whose entropies are computed at once: `trainer.fused_head.ENTROPY_TABLE`."""
 TILE_ROWS, TILE_COLUMNS = 512, 2048
 """Largest tile of logits on a CPU: `trainer.tiled_head.ROWS` and `COLUMNS`."""
+NF4_SLICE = 1 << 22
+"""Numbers of an NF4 matrix that are converted at once: `model.nf4.SLICE`."""
 BACKWARD_TABLES = 4
 """Float32 [chunk, vocabulary] tables at the peak of the loss's backward pass, with autograd."""
 FORWARD_TABLES = 3
@@ -280,6 +282,8 @@ def work_parts(
         once = kept_bytes // max(1, size.layers)
         says = "of one layer at a time: trainer.activation_offload"
         parts.insert(1, Part("activations on the GPU", once, says, samples=False))
+    if held.packed:
+        parts.append(Part("values of a matrix", _values(size), "one NF4 matrix in bfloat16"))
     if width == LOWERED:
         layers = f"of the layers ({moments.cast:,} bytes)"
         says = f"bfloat16, of the head; those {layers} are freed before the backward pass"
@@ -289,6 +293,15 @@ def work_parts(
             0, Part("weights cast in a pass", moments.kept + head.cast, says, samples=False)
         )
     return tuple(parts)
+
+
+def _values(size: ModelSize) -> int:
+    """Bytes to compute with the largest matrix of an NF4 base: its values, and a slice of them.
+
+    Each number of the slice has half an int32 index, its float32 value and its bfloat16 value.
+    """
+    largest = max((m.inputs * m.outputs for m in size.linears or ()), default=0)
+    return LOWERED * largest + 8 * min(NF4_SLICE, largest)
 
 
 @dataclass(frozen=True)
@@ -324,7 +337,7 @@ def _moments(recipe: Recipe, size: ModelSize, held: Holdings, head: HeadWork) ->
     """
     lowered = number_width(recipe) == LOWERED
     # Shards are gathered in bfloat16: there is nothing to cast.
-    others = 0 if held.lowered or held.shards > 1 else size.parameters - size.table
+    others = 0 if held.lowered or held.packed or held.shards > 1 else size.parameters - size.table
     cast = LOWERED * (others + held.adapter) if lowered else 0
     all_kept = recipe.trainer.activation_checkpointing == "none"
     kept, each = (cast, cast) if all_kept else (0, cast // max(1, size.layers))

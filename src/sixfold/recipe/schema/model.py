@@ -42,9 +42,10 @@ class LoraConfig(Section):
     dora: bool = knob(
         False, "also train the length of each row of the weights (DoRA); needs sync.kind = copy"
     )
-    base: Literal["float32", "bfloat16"] = knob(
+    base: Literal["float32", "bfloat16", "nf4"] = knob(
         "float32",
-        "precision of the frozen linear modules; bfloat16 needs run.precision = bfloat16",
+        "precision of the frozen linear modules; nf4 takes 4.25 bits per number; bfloat16 and nf4"
+        " need run.precision = bfloat16",
     )
 
     @property
