@@ -14,6 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sixfold.errors import UserError
 from sixfold.kernels.norms import fuse_norms
+from sixfold.model import nf4
 from sixfold.model.attention import NAME, register
 from sixfold.recipe import memory_text, memory_work
 from sixfold.recipe.explain import explain
@@ -333,6 +334,7 @@ def test_logits_by_hand() -> None:
         fused_head.SLICE,
         fused_head.ENTROPY_TABLE,
     )
+    assert (memory_work.NF4_SLICE, memory_held.BLOCK_NF4) == (nf4.SLICE, nf4.BLOCK)
     table = 4 * 441 * 151_936
     assert sizes(memory())["logits"] == 3 * table // 2, "and their bfloat16 cast, on a GPU"
     assert sizes(memory("--run.precision=float32"))["logits"] == table

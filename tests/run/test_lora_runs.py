@@ -18,10 +18,13 @@ from transformers import AutoModelForCausalLM
 
 from sixfold.checkpoint.listing import list_checkpoints
 from sixfold.commands.evaluate import evaluate_command
+from sixfold.commands.export import export_command
 from sixfold.commands.generate import generate
 from sixfold.errors import UserError
 from sixfold.model.loading import from_disk, load_policy
-from sixfold.model.lora import read_adapter
+from sixfold.model.lora import make_adapter, read_adapter, read_files
+from sixfold.model.merge import merge_into
+from sixfold.model.nf4 import round_to_nf4
 from sixfold.recipe.schema import LoraConfig, ModelConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.start import train_run
@@ -103,11 +106,25 @@ def test_resume_on_a_pretrained_base_is_exact(
     two = train(tmp_path, "two", run__steps=3, **given)
     two = train(tmp_path, "two", resume=True, run__steps=4, **given)
     assert_same(one, two, 4)
+    if settings.get("model__lora__base") == "nf4":
+        assert_merged_into_rounded_base(base, one / "checkpoints" / "step-000004" / "model", two)
     own = {name for name in saved(one, 4) if ":reference/" in name}
     needs_own = bool(settings["sft__steps"]) or "reference__reset_every" in settings
     assert bool(own) == needs_own and all(".lora_" in name for name in own)
     worst = max(m["mismatch/max_abs_logp"] for m in metrics(one) if "mismatch/max_abs_logp" in m)
     assert worst <= (0.5 if "run__precision" in settings else 1e-4)
+
+
+def assert_merged_into_rounded_base(base: Path, adapter: Path, out: Path) -> None:
+    """Loading or exporting the adapter merges it into the weights that it was trained on."""
+    plain, _ = from_disk(str(base))
+    round_to_nf4(plain)
+    merge_into(plain, make_adapter(plain, *read_files(str(adapter)), "adapter"))
+    assert export_command(str(adapter), out / "copy", merge=False) == 0
+    assert export_command(str(out / "copy"), out / "merged", merge=True) == 0
+    for folder in (adapter, out / "merged"):
+        weights = from_disk(str(folder))[0].state_dict()
+        assert all(torch.equal(weights[name], t) for name, t in plain.state_dict().items())
 
 
 def test_checkpoints_hold_the_adapter_alone(whole: Path) -> None:

@@ -88,10 +88,9 @@ def _sync(
         lora = policy.lora
         return AdapterSync(lora, engine) if lora else SharedSync(policy.model, engine)
     sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind, policy.lora)
-    if policy.lora and not recipe.sync.quantised:  # the engine starts with the base alone
-        sync.refresh()
-    if recipe.sync.quantised:  # the engine starts with an unquantised copy
-        sync.refresh()
+    if policy.lora or recipe.sync.quantised:
+        sync.refresh()  # the engine starts with a copy of the base, which is not quantised
+    if recipe.sync.quantised:
         share = quantised_share(policy.plain)
         notes.append(
             f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
