@@ -16,7 +16,7 @@ from sixfold.errors import UserError
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model import nf4
 from sixfold.model.attention import NAME, register
-from sixfold.recipe import memory_text, memory_work
+from sixfold.recipe import memory_held, memory_text, memory_work
 from sixfold.recipe.explain import explain
 from sixfold.recipe.memory import MemoryPlan
 from sixfold.recipe.memory_held import adapter_parameters, holdings

@@ -254,7 +254,9 @@ def linear_sizes(
             f"{where}: an adapter on '{name}' ({type(layer).__name__}) is not supported. Use"
             " linear layers of attention and MLP only"
         )
-    outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    inputs, outputs = layer.weight.shape
     return inputs, outputs
 
 

@@ -80,7 +80,7 @@ def _taken_for_experts(model: PreTrainedModel, names: Sequence[str]) -> set[str]
 
 
 def _outputs(layer: nn.Linear | Conv1D) -> int:
-    return int(layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1])
+    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.weight.shape[1])
 
 
 def _check_target(
