@@ -27,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import UserError, nearest
 from ..recipe.adapter_folder import trained_on
 from .base import LayerAdditions
+from .nf4 import Nf4Linear
 
 KEY = re.compile(
     r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>A\.weight|B\.weight|magnitude_vector)"
@@ -229,7 +230,7 @@ def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:
         layer: the layer.
     """
     return (
-        type(layer).forward in (nn.Linear.forward, Conv1D.forward)
+        type(layer).forward in (nn.Linear.forward, Conv1D.forward, Nf4Linear.forward)
         and layer is not model.get_output_embeddings()
         and "experts" not in name.split(".")
     )
