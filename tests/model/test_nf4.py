@@ -210,6 +210,19 @@ def test_the_adapter_remembers_the_base_that_it_was_trained_on(tiny: Tiny, tmp_p
     assert torch.equal(logp(again.model), logp(lora.model))
 
 
+def test_a_router_that_is_a_kind_of_linear_module_stays(tiny: Tiny) -> None:
+    class Router(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            logits = super().forward(x)
+            return logits, logits.argmax(-1)
+
+    model = copy.deepcopy(tiny("qwen3"))
+    model.model.layers[0].mlp.gate = Router(8, 4)
+    store_in_nf4(model)
+    assert type(model.model.layers[0].mlp.gate) is Router
+    assert type(model.model.layers[0].mlp.up_proj) is Nf4Linear
+
+
 def test_bases_that_cannot_be_stored_are_refused(tiny: Tiny) -> None:
     with pytest.raises(UserError, match=r"'nf4'.*Conv1D.*'bfloat16'"):
         store_in_nf4(copy.deepcopy(tiny("gpt2")))

@@ -177,7 +177,8 @@ def _linears(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
                 f"model.lora.base = 'nf4': '{name}' of {type(model).__name__} is a Conv1D, which"
                 " is not supported. Use 'bfloat16'"
             )
-        if not isinstance(module, nn.Linear) or isinstance(module, Nf4Linear) or module is head:
+        # Not subclasses: routers of some models are linear modules that return several tensors.
+        if type(module) is not nn.Linear or module is head:
             continue
         if not (module.weight.is_meta or module.weight.isfinite().all()):
             raise UserError(
