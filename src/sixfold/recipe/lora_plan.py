@@ -27,7 +27,7 @@ def check_lora(recipe: Recipe, method: Method) -> None:
         )
     outside = recipe.rollout.backend.kind != "engine"
     if lora.base == "nf4" and (outside or recipe.sync.kind != "shared"):
-        setting, value, remedy = "sync.kind", recipe.sync.kind, "shared"
+        setting, value, remedy = "sync.kind", str(recipe.sync.kind), "shared"
         if outside:
             setting, value, remedy = "rollout.backend.kind", recipe.rollout.backend.kind, "engine"
         raise UserError(
