@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,21 +40,31 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(autouse=True)
-def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        shared_task,
-        "ROLLOUT",
-        shared_task.ROLLOUT.model_copy(update={"prompts_per_step": 4, "samples_per_prompt": 4}),
+@contextmanager
+def small() -> Iterator[None]:
+    """Few sums and samples: encoding 5050 prompts takes longer than three steps."""
+    rollout = shared_task.ROLLOUT.model_copy(
+        update={"prompts_per_step": 4, "samples_per_prompt": 4}
     )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SUMS": 400, "HELDOUT": 60, "ROLLOUT": rollout}.items():
+            patch.setattr(shared_task, name, value)
+        yield
+
+
+@pytest.fixture
+def few() -> Iterator[None]:
+    with small():
+        yield
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base that has hardly learned the form, and its teacher."""
     folder = tmp_path_factory.mktemp("models")
-    make_base(folder / "base", seed=0, steps=12)
-    make_teacher(folder / "teacher", folder / "base", seed=0, steps=4)
+    with small():
+        make_base(folder / "base", seed=0, steps=12)
+        make_teacher(folder / "teacher", folder / "base", seed=0, steps=4)
     return folder
 
 
@@ -73,6 +84,7 @@ def weights(task: SharedTask) -> list[torch.Tensor]:
     return [p.detach().clone() for p in task.world.policy.model.parameters()]
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "opd"])  # every kind of helper
 def test_three_steps_update_the_weights_and_come_out_the_same_twice(
@@ -139,6 +151,7 @@ def test_demonstrations_work_out_what_has_no_carry_and_guess_most_of_the_rest() 
     assert all(";" in str(t.trace) for t in shared_tasks(3, guessed=0.0).train)
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.slow
 def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
     models: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,17 +160,19 @@ def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
     groups = task.world.sample(task.world.prober(), task.world.tasks.heldout, seed=0)
     assert (
         task.accuracy().mean
-        == sum(arithmetic_reward(g.trajectories[0].text, g.task) for g in groups) / HELDOUT
+        == sum(arithmetic_reward(g.trajectories[0].text, g.task) for g in groups)
+        / shared_task.HELDOUT
     )
     monkeypatch.setattr(shared_task, "arithmetic_reward", even)
     assert (
         task.accuracy().mean
-        == sum(even(g.trajectories[0].text, g.task) for g in groups) / HELDOUT
+        == sum(even(g.trajectories[0].text, g.task) for g in groups) / shared_task.HELDOUT
         > 0.1
     )
     task.close()
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "opd"])
 def test_main_prints_the_steps_and_accuracy_before_and_after(
