@@ -75,7 +75,7 @@ LONG = (
     "run/test_resume.py",
     "run/test_reference_placements.py",
     "run/test_several_ranks.py",
-    "model/test_body_kernels.py",
+    "engine/test_sanitized_kernels.py",
     "run",
     "checkpoint",
     "commands",

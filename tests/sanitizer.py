@@ -1,4 +1,4 @@
-"""Runs tests of compiled kernels once more, on a copy that the compiler has made to check every
+"""Runs tests of compiled kernels once more, on copies that the compiler has made to check every
 access to memory and every operation.
 """
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import sys
 import pytest
 from sixfold.kernels.cpu import engine_kernels as cpu_kernels
 cpu_kernels.FLAGS = (
-    "-O1", "-g", "-march=native", "-fPIC", "-w",
+    "-O0", "-g", "-march=native", "-fPIC", "-w",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
 )
 options = ["-x", "--noconftest", "-p", "no:cacheprovider"]
@@ -25,9 +26,13 @@ sys.exit(pytest.main([*options, "-k", *sys.argv[1:]]))
 """
 
 
-def run_sanitized(chosen: str, library: str, folder: Path, *test_files: str) -> None:
-    """chosen: which tests, as pytest's -k. library: what their kernels' file is called. Skips where
-    the compiler has no sanitizers.
+def run_sanitized(chosen: Mapping[Path, str], libraries: Sequence[str], folder: Path) -> None:
+    """Skips where the compiler has no sanitizers.
+
+    Args:
+        chosen: for each file of tests, the tests to run, as pytest's -k.
+        libraries: names of the kernels' files.
+        folder: holds the copies.
     """
     compiler = next(path for name in ("cc", "gcc", "clang") if (path := shutil.which(name)))
     runtimes = [
@@ -44,19 +49,20 @@ def run_sanitized(chosen: str, library: str, folder: Path, *test_files: str) -> 
         "OMP_NUM_THREADS": "2",
     }
     root = Path(__file__).parents[1]
+    names = " or ".join(f"({file.stem} and ({which}))" for file, which in chosen.items())
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, chosen, *test_files],
+        [sys.executable, "-c", PROGRAM, names, *map(str, chosen)],
         env=environment,
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[:2000]
-    assert (
-        " passed" in done.stdout
-        and b"asan" in next(folder.glob(f"sixfold/{library}-*.so")).read_bytes()
-    )
+    assert " passed" in done.stdout
+    for library in libraries:
+        (made,) = folder.glob(f"sixfold/{library}-*.so")
+        assert b"asan" in made.read_bytes()
 
 
 def _output(command: list[str]) -> str:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sanitizer import run_sanitized
 from torch import Tensor
 
 from sixfold.kernels.cpu.engine_kernels import FLAGS, HEADER, CPUKernels, cpu_kernels
@@ -562,20 +561,3 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path)
         and ours[6:8].tolist() == [1, 1]
     )
     assert np.isnan(exponential(np.full(19, np.nan, dtype=np.float32))).all()
-
-
-# --- memory
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
-    """The tests above once more, on a copy of the kernels that the compiler has made to check every
-    access.
-    """
-    run_sanitized(
-        "any_attention or shared_blocks or 96 or 127 or greedy or logp_nan",
-        "kernels",
-        tmp_path,
-        __file__,
-    )

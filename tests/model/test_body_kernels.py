@@ -7,13 +7,11 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sanitizer import run_sanitized
 from torch import Tensor
 
 from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
@@ -247,17 +245,3 @@ def test_rotate_against_the_slow_version(
         alone = before[r : r + 1].clone()
         kernels.rotate(alone, heads, kv_heads, norms, table, positions[r : r + 1].clone())
         assert torch.equal(alone, qkv[r : r + 1])
-
-
-# --- memory
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
-    """The tests above, and one of the decoder, once more, on a copy of the kernels that the
-    compiler has made to check every access.
-    """
-    decoder = Path(__file__).with_name("test_fused_decoder.py")
-    chosen = "product or packed or 257 or 96 or far_out or (at_once and bit and 2-qwen3)"
-    run_sanitized(chosen, "body", tmp_path, __file__, str(decoder))
