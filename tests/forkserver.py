@@ -19,6 +19,8 @@ CONTEXT.set_forkserver_preload(
         "tests.rank_processes",
         "tests.run.processes",
         "tests.forked_programs",
+        "peft",
+        "torchao.optim.subclass_8bit",
     ]
 )
 

@@ -30,11 +30,12 @@ from .errors import RankFailed, RunFailed, UserError, one_line
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""Seconds that a rank waits for the reports of other ranks before it calls them silent."""
-
+"""Seconds that a rank waits for the reports of other ranks before it calls them silent. It is also
+the head start of rank 0 in reporting a mistake of the user, which all ranks find.
+"""
 
 LEAD_S = 0.5
-"""Head start of rank 0, in seconds, if several ranks want to report an error."""
+"""Head start of rank 0, in seconds, if several ranks want to report any other error."""
 
 
 class Ranks(Protocol):
@@ -175,12 +176,15 @@ class ProcessRanks:
         self.timeout_s = timeout_s
         self._backend = backend
         self._store = dist.PrefixStore("sixfold", store)
-        self._place = "the start"
+        self._place = ""
         self._agreed: BaseException | None = None
         wait = timedelta(seconds=timeout_s)
-        self._mark("the start")
-        with self.answered():
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+        with self._reported_once(lambda: "Nothing was trained"):
+            self._mark("the start")
+            with self.answered():
+                dist.init_process_group(
+                    backend, store=store, rank=rank, world_size=size, timeout=wait
+                )
 
     def sum(self, tensor: Tensor) -> Tensor:
         """As `Ranks.sum`."""
@@ -231,13 +235,24 @@ class ProcessRanks:
             SystemExit: with code 1, instead of the error, if another rank has failed before.
             RankLost: if a rank did not answer, and this rank is the first that fails.
         """
+        with self._reported_once(left):
+            yield
+        dist.destroy_process_group()
+
+    @contextmanager
+    def _reported_once(self, left: Callable[[], str]) -> Iterator[None]:
+        """Raise the error of this context on the first rank that fails, SystemExit on others.
+
+        Args:
+            left: says what the run has saved.
+        """
         try:
             yield
         except Exception as error:
             lost = error if isinstance(error, RankLost) else None
             if lost is None and lost_connection(error):
                 lost = self._lost(error)
-            if not self._first_to_fail(one_line(error), isinstance(error, OtherRankFailed)):
+            if not self._first_to_fail(error):
                 raise SystemExit(1) from error
             if lost is not None:
                 raise RankLost(f"{lost}. {left()}") from error
@@ -246,7 +261,6 @@ class ProcessRanks:
             if not isinstance(error, UserError | RunFailed | RankFailed):
                 error.add_note(left())  # shown under the traceback
             raise
-        dist.destroy_process_group()
 
     def data_ranks(self, tensor: int) -> Ranks:
         """As `Ranks.data_ranks`."""
@@ -292,23 +306,23 @@ class ProcessRanks:
             f" [{one_line(error)[:160]}]"
         )
 
-    def _first_to_fail(self, message: str, of_another: bool) -> bool:
+    def _first_to_fail(self, error: Exception) -> bool:
         """Report a failure to the other ranks. Returns True if this rank is the first to fail.
 
         Args:
-            message: the error, which the other ranks can read if this rank is the first.
-            of_another: the error comes from another rank, which should report it.
+            error: its message can be read by the other ranks if this rank is the first.
         """
+        alike = isinstance(error, UserError | RunFailed) and not self.agreed_on(error)
+        lead = LEAD_S if self.rank else 0.0
+        if isinstance(error, OtherRankFailed) or (self.rank and alike):
+            lead = GRACE_S  # the rank that failed reports it, or rank 0 if all fail alike
+        until = time.monotonic() + lead
         try:
-            if of_another:
-                until = time.monotonic() + GRACE_S
-                while not self._store.check(["failed"]) and time.monotonic() < until:
-                    time.sleep(0.05)
-            elif self.rank:  # if all ranks fail alike, rank 0 reports it
-                time.sleep(LEAD_S)
+            while time.monotonic() < until and not self._store.check(["failures"]):
+                time.sleep(0.05)
             first = self._store.add("failures", 1) == 1
             if first:
-                self._store.set("failed", message)
+                self._store.set("failed", one_line(error))
         except (RuntimeError, dist.DistError):
             return self.rank == 0
         return first
@@ -411,11 +425,12 @@ def torchrun_ranks(device: str, timeout_s: float) -> Alone | ProcessRanks:
         timeout_s: longest wait for another rank, in seconds.
 
     Raises:
-        UserError: if there are more processes than GPUs, or if the environment is incomplete.
+        UserError: if there are more processes than GPUs, or if the environment is incomplete
+            or wrong.
         RankLost: if a rank does not start in time.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    size = _number("WORLD_SIZE", 1)
+    if size <= 1:
         return ALONE
     missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
@@ -423,9 +438,10 @@ def torchrun_ranks(device: str, timeout_s: float) -> Alone | ProcessRanks:
             f"WORLD_SIZE = {size}, but {missing[0]} is not set. Start several ranks with torchrun"
             " --nproc-per-node N -m sixfold train RECIPE, or unset WORLD_SIZE"
         )
+    _ = _number("RANK", 0), _number("MASTER_PORT", 0)
     backend = "gloo"
     if device != "cpu":
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        local, count = _number("LOCAL_RANK", 0), torch.cuda.device_count()
         if device != "cuda" or local >= count:
             raise UserError(
                 f"run.device = '{device}' with {size} ranks: process {local} of this machine has no"
@@ -437,3 +453,18 @@ def torchrun_ranks(device: str, timeout_s: float) -> Alone | ProcessRanks:
     wait = timedelta(seconds=timeout_s)
     store, rank, size = next(iter(dist.rendezvous("env://", timeout=wait)))
     return ProcessRanks(store, rank, size, timeout_s, backend)
+
+
+def _number(name: str, default: int) -> int:
+    """A number in torchrun's environment.
+
+    Raises:
+        UserError: if it is something else.
+    """
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(
+            f"{name} = '{text}' is not a number, but torchrun sets it to one. Start several ranks"
+            " with torchrun --nproc-per-node N -m sixfold train RECIPE, or unset WORLD_SIZE"
+        )
+    return int(text)

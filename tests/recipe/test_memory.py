@@ -201,6 +201,17 @@ def test_a_rank_holds_its_shard_and_gathers_layers(monkeypatch: pytest.MonkeyPat
         assert least <= kept[1] / kept[0] <= most
 
 
+def test_ranks_share_an_adapter_out_and_hold_its_base_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--model.lora.rank=16", "--algorithm.beta=0.1"]
+    alone = sizes(memory(*flags))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    ranks = sizes(memory(*flags))
+    assert ranks.keys() == alone.keys(), "nothing is gathered, and there is no sync copy"
+    divided = {name for name in alone if ranks[name] == alone[name] // 4}
+    assert divided == {"adapter", "gradients", "AdamW moments"}
+    assert all(ranks[name] == alone[name] for name in alone.keys() - divided)
+
+
 def test_reference_in_bfloat16_and_in_host_memory() -> None:
     beta = "--algorithm.beta=0.1"
     vectors = 24 * (2 * 896 + 896 + 2 * 128) + 896

@@ -51,6 +51,8 @@ def trained(folder: Path, name: str, size: int, **settings: Any) -> Path:
     return folder / name
 
 
+LORA = {"model__lora__rank": 4, "model__lora__alpha": 8, "trainer__learning_rate": 1e-2}
+
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"eval__every": 2, "algorithm__beta": 0.1, "reference__reset_every": 2},
     "dapo": {"algorithm__name": "dapo"},
@@ -63,6 +65,14 @@ METHODS: dict[str, dict[str, Any]] = {
         "algorithm__minibatches": 2,
         "model__scratch__kv_heads": 2,
     },
+    "lora, reference with an adapter": {
+        **LORA,
+        "algorithm__beta": 0.1,
+        "reference__reset_every": 2,
+        "eval__every": 2,
+    },
+    "ppo": {"algorithm__name": "ppo", "algorithm__beta": 0.0},
+    "ppo, lora, head on the policy": {**LORA, "algorithm__name": "ppo", "critic__body": "policy"},
 }
 
 
@@ -88,9 +98,16 @@ def weights(run: Path, step: int) -> dict[str, Any]:
     return found
 
 
+SAVED: dict[str, dict[str, Any]] = {
+    "weights": {"algorithm__beta": 0.1},
+    "adapter, critic": {**LORA, "algorithm__name": "ppo", "critic__body": "policy"},
+}
+
+
 @pytest.mark.slow
-def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(tmp_path: Path) -> None:
-    settings = {"algorithm__beta": 0.1, "rollout__prompts_per_step": 5}
+@pytest.mark.parametrize("saved", SAVED)
+def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(saved: str, tmp_path: Path) -> None:
+    settings = {"rollout__prompts_per_step": 5, **SAVED[saved]}
     flags = tiny_recipe(tmp_path, run__name="run", run__steps=2, **settings)
     first = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
     assert first.codes() == [0, 0], first.errors()
@@ -182,7 +199,6 @@ def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
     ("setting", "value", "remedy"),
     [
         ("sync.kind", "copy", "shared"),
-        ("algorithm.name", "ppo", "grpo"),
         ("parallel.replicas", "3", "divisor"),
         ("parallel.tensor", "2", "value that does is 1"),  # one key-value head
     ],

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from tiny import grpo, ragged_batch, settings, tiny_model
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.batch import Batch, LossOutput
+from sixfold.errors import UserError
+from sixfold.model.half_weights import store_in_bfloat16
+from sixfold.model.trained_lora import add_lora
 from sixfold.ranks import Ranks
-from sixfold.recipe.schema import MoeConfig, ParallelConfig
-from sixfold.trainer.logprobs import PolicyRoot, Scoring
+from sixfold.recipe.adapter_folder import Base
+from sixfold.recipe.schema import LoraConfig, MoeConfig, ParallelConfig, TrainerConfig
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_tables
+from sixfold.trainer.optimizer import make_optimizer, reset_optimizer
+from sixfold.trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from sixfold.trainer.routing import make_routing
-from sixfold.trainer.sharded import own_part, shard_policy, whole
+from sixfold.trainer.sharded import (
+    own_part,
+    place,
+    rank_mesh,
+    shard_policy,
+    shard_root,
+    whole,
+    whole_at,
+)
 from sixfold.trainer.trainer import Trainer
 
 
@@ -25,6 +42,7 @@ class Case:
 
     Attributes:
         aggregation: how the loss is averaged.
+        everywhere: run it on four ranks too, not on two alone.
         groups: groups of the batch.
         trained: parts of the names of trained parameters. Empty: all are trained.
         values: trainer settings.
@@ -34,9 +52,11 @@ class Case:
         replicas: copies of the sharded model.
         tensor: ranks of a tensor group.
         balance: weight of the balance loss of experts.
+        lora: settings of an adapter, which is trained instead of the weights.
     """
 
     aggregation: str = "sequence"
+    everywhere: bool = False
     groups: int = 3
     trained: tuple[str, ...] = ()
     values: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +66,7 @@ class Case:
     replicas: int = 1
     tensor: int = 1
     balance: float = 0.0
+    lora: LoraConfig | None = None
 
 
 def _pairs(batch: Batch) -> Batch:
@@ -57,18 +78,18 @@ def _two_updates(batch: Batch) -> Batch:
 
 
 SMALL = {"max_tokens_per_microbatch": 24}
+ADAPTER = LoraConfig(rank=4, alpha=8.0)
 
 CASES = {
-    **{name: Case(name, values=SMALL) for name in AGGREGATIONS},
     "one micro-batch": Case(),
     "prompts not shared": Case(values={**SMALL, "share_prefix": False}),
     "chunks of logits": Case(scoring=Scoring(chunk=8)),
     "own head": Case(model={"tie_word_embeddings": False}, values=SMALL),
     "frozen base": Case(trained=("q_proj", "v_proj"), values=SMALL),
-    "frozen base, last layer alone": Case(trained=("layers.1.self_attn.o_proj",)),
+    "frozen base, last layer alone": Case(trained=("layers.1.self_attn.o_proj",), everywhere=True),
     "pairs": Case(batch=_pairs, values=SMALL),
     "several updates": Case(batch=_two_updates, values=SMALL),
-    "one group": Case(groups=1),
+    "one group": Case(groups=1, everywhere=True),
     "many groups": Case(groups=7, values=SMALL),
     "recompute all": Case(values={**SMALL, "activation_checkpointing": "full"}),
     "recompute some": Case(values={**SMALL, "activation_checkpointing": "selective"}),
@@ -77,7 +98,17 @@ CASES = {
     "balance loss": Case(
         model={"kind": "gpt_oss", "num_experts_per_tok": 1}, values=SMALL, balance=0.5
     ),
-    "replicas": Case(values=SMALL, replicas=2),
+    "replicas": Case(values=SMALL, replicas=2, everywhere=True),
+    "lora, one group": Case(groups=1, lora=ADAPTER, everywhere=True),
+    "lora, two modules, own head": Case(
+        model={"tie_word_embeddings": False},
+        values=SMALL,
+        lora=LoraConfig(rank=3, targets=("q_proj", "down_proj"), rslora=True),
+    ),
+    "lora, recompute some": Case(
+        values={**SMALL, "activation_checkpointing": "selective"}, lora=ADAPTER
+    ),
+    "lora, replicas": Case(lora=ADAPTER, replicas=2, everywhere=True),
 }
 
 DIVIDED = {
@@ -97,6 +128,12 @@ DIVIDED = {
 }
 """Cases with tensor groups."""
 
+AVERAGED = {
+    "weights": Case(values={**SMALL, "learning_rate": 1e-9}),
+    "lora": Case(values={**SMALL, "learning_rate": 1e-9}, lora=ADAPTER),
+}
+"""What is trained under every aggregation. The weights hardly move."""
+
 
 def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) -> Trainer:
     """Make a trainer on a new model, which is sharded if there are several ranks."""
@@ -104,12 +141,26 @@ def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) ->
     if case.trained:
         for name, p in model.named_parameters():
             p.requires_grad_(any(part in name for part in case.trained))
+    base: Sequence[nn.Parameter] = ()
+    if case.lora:
+        model, base = _adapted(model, case.lora)
     root = PolicyRoot(model, make_routing(model, MoeConfig(balance_loss=case.balance)))
     if ranks.size > 1:
         parallel = ParallelConfig(replicas=case.replicas, tensor=case.tensor)
-        ranks = shard_policy(root, ranks, parallel, autocast).ranks
+        ranks = shard_policy(root, ranks, parallel, autocast, base).ranks
     scoring = replace(case.scoring, autocast=autocast)
     return Trainer(root, settings(**case.values), scoring, total_steps=10, ranks=ranks)
+
+
+def _adapted(
+    model: PreTrainedModel, config: LoraConfig
+) -> tuple[PreTrainedModel, list[nn.Parameter]]:
+    """The model with an adapter that changes its outputs, and the parameters of its base."""
+    lora = add_lora(model, config, Base(""), seed=3)
+    torch.manual_seed(1)
+    for p in lora.weights().values():
+        nn.init.normal_(p, std=0.1)
+    return lora.model, list(lora.base.parameters())
 
 
 def batch_of(case: Case) -> Batch:
@@ -120,11 +171,8 @@ def step(ranks: Ranks, case: Case, autocast: torch.dtype | None = None) -> dict[
     """Gradient, weights and metrics of one step. The gradient is AdamW's first moment, scaled."""
     trainer = trainer_of(case, ranks, autocast)
     metrics = trainer.train_step(batch_of(case), grpo(case.aggregation).compute_loss)
-    state = trainer.optimizer.state
-    moments = [state[p]["exp_avg"] for p in trainer.model.parameters() if p.requires_grad]
-    gradient = torch.cat([whole(m).flatten() for m in moments]) / (1 - trainer.config.betas[0])
     return {
-        "gradient": gradient,
+        "gradient": gradient(trainer),
         "weights": torch.cat([whole(p).detach().flatten() for p in trainer.model.parameters()]),
         "metrics": metrics,
         "skipped": trainer.skip_reason,
@@ -136,9 +184,95 @@ def steps(ranks: Ranks, names: list[str]) -> dict[str, dict[str, Any]]:
     return {name: step(ranks, (CASES | DIVIDED)[name]) for name in names}
 
 
+def gradient(trainer: Trainer) -> torch.Tensor:
+    """Gradient of the first update."""
+    state = trainer.optimizer.state
+    moments = [state[p]["exp_avg"] for p in trainer.model.parameters() if p.requires_grad]
+    return torch.cat([whole(m).flatten() for m in moments]) / (1 - trainer.config.betas[0])
+
+
+def averaged(ranks: Ranks, trained: str) -> dict[str, torch.Tensor]:
+    """Gradient of the same trainer under every aggregation."""
+    case, found = AVERAGED[trained], {}
+    trainer = trainer_of(case, ranks)
+    for name in AGGREGATIONS:
+        batch = batch_of(replace(case, aggregation=name))
+        trainer.train_step(batch, grpo(name).compute_loss)
+        found[name] = gradient(trainer)
+        reset_optimizer(trainer.optimizer)
+    return found
+
+
+def everything(ranks: Ranks) -> dict[str, Any]:
+    """All that the ranks of the tests compute, in one group of processes."""
+    few = ranks.size > 2
+    cases = [n for n, case in CASES.items() if case.everywhere or not few]
+    return {
+        **{n: step(ranks, CASES[n]) for n in cases if ranks.size % CASES[n].replicas == 0},
+        **{f"averaged {trained}": averaged(ranks, trained) for trained in AVERAGED},
+        "spoiled": spoiled_step(ranks),
+        "8 bits": eight_bit(ranks),
+        **({} if few else {"bfloat16": bfloat16_step(ranks), "scores": bfloat16_scores(ranks)}),
+    }
+
+
+def matrices(ranks: Ranks, **shapes: tuple[int, ...]) -> nn.Module:
+    """A module with random parameters, sharded if there are several ranks."""
+    torch.manual_seed(0)
+    made = nn.Module()
+    for name, shape in shapes.items():
+        made.register_parameter(name, nn.Parameter(torch.randn(shape)))
+    return fully_shard(made, mesh=rank_mesh(ranks, 1, "cpu").every) if ranks.size > 1 else made
+
+
+def eight_bit(ranks: Ranks) -> dict[str, Any]:
+    """Weights and state after four updates with 8-bit moments, the last one after a resume.
+
+    The entries of one parameter are whole blocks, so ranks can have different numbers of them, and
+    a fourth rank has none. Blocks of the others contain several entries.
+    """
+    model = matrices(ranks, long=(5, 1024), short=(128, 64), vector=(8192,), small=(16,))
+    config = TrainerConfig(optimizer="adamw8bit", learning_rate=1e-3)
+    optimizer = make_optimizer(model, config)
+    _update(model, optimizer, range(3))
+    saved = {n: whole(t).clone() for n, t in optimizer_tensors(optimizer, model).items()}
+    resumed = make_optimizer(model, config)
+    load_optimizer_tensors(resumed, model, saved)
+    _update(model, resumed, range(3, 4))
+    state = {n: whole(t).clone() for n, t in optimizer_tensors(resumed, model).items()}
+    refused = ""
+    try:
+        make_optimizer(matrices(ranks, crossing=(68, 64)), config)
+    except UserError as error:
+        refused = str(error)
+    weights = {n: whole(p.detach()) for n, p in model.named_parameters()}
+    return {"saved": saved, "state": state, "weights": weights, "refused": refused}
+
+
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step_number in steps:
+        torch.manual_seed(step_number)
+        for p in model.parameters():
+            p.grad = place(p, torch.randn(p.shape))
+        optimizer.step()
+
+
 def bfloat16_step(ranks: Ranks) -> dict[str, Any]:
     """Result of a step with bfloat16 forward passes."""
     return step(ranks, Case(values=SMALL), torch.bfloat16)
+
+
+def bfloat16_scores(ranks: Ranks) -> torch.Tensor:
+    """Log-probs of a reference with bfloat16 matrices."""
+    root = PolicyRoot(store_in_bfloat16(tiny_model()).requires_grad_(False))
+    table = root.model.get_input_embeddings().weight
+    if ranks.size > 1:
+        shard_root(root, rank_mesh(ranks, 1, "cpu"), torch.bfloat16)
+        saved = whole_at(root.model.get_input_embeddings().weight.detach(), 0)
+        assert saved is None if ranks.rank else torch.equal(saved, table)
+    assert {p.dtype for p in root.parameters() if p.dim() > 1} == {torch.bfloat16}
+    scoring = Scoring(autocast=torch.bfloat16)
+    return score_tables(root, batch_of(Case()), scoring, 24, True, ranks)[0]
 
 
 def _spoiled(batch: Batch, logp: torch.Tensor) -> LossOutput:

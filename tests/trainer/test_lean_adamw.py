@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tiny import relative
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from sixfold.errors import UserError
 from sixfold.recipe.schema import TrainerConfig
@@ -245,19 +242,6 @@ def test_state_of_another_form_is_refused(old: str, new: str) -> None:
     with pytest.raises(UserError, match="different optimizer"):
         load_optimizer_tensors(other, model, optimizer_tensors(optimizer, model))
     assert not other.state
-
-
-def test_sharded_parameters_are_refused() -> None:
-    """The state of sharded parameters is already divided among the ranks."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = module()
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        assert make_optimizer(model, settings("float32")).param_groups
-        with pytest.raises(UserError, match="one rank"):
-            make_optimizer(model, settings("offload"))
-    finally:
-        dist.destroy_process_group()
 
 
 def test_offloaded_float32_state_fits_the_default() -> None:

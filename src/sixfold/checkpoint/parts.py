@@ -3,6 +3,8 @@
     model/model-00001-of-00002.safetensors     weights, with model.safetensors.index.json
     trainer-00001-of-00002.safetensors         tensors of the components
 
+An adapter is small: rank 0 writes it as one file in PEFT's format.
+
 Sharded tensors are gathered one at a time when they are saved, and each becomes part of one file.
 So any number of ranks can load the files, and `model/` is an ordinary Hugging Face folder. Ranks
 write into a hidden folder beside the checkpoints. After the gathering, no step needs another rank,
@@ -43,13 +45,17 @@ class Parts:
         path: path of the checkpoint.
         ranks: the ranks of the run.
         seconds: longest wait of rank 0 for the parts of the other ranks.
+        adapter: prefix of the tensors that rank 0 writes elsewhere. Empty: there are none, and the
+            ranks write the policy's weights.
     """
 
-    def __init__(self, path: Path, ranks: Ranks, seconds: float) -> None:
+    def __init__(self, path: Path, ranks: Ranks, seconds: float, adapter: str = "") -> None:
         self._path = path
         self._folder = parts_folder(path)
         self._ranks = ranks
         self._seconds = seconds
+        self._adapter = adapter
+        self._kinds = ("trainer",) if adapter else ("model", "trainer")
 
     def open(self) -> bool:
         """Make the folder for the parts. All ranks must call this.
@@ -81,9 +87,10 @@ class Parts:
             tensors: tensors by name, with the same names in the same order on all ranks. Each is
                 sharded, or equal on all ranks.
         """
-        owners, share = _owners(tensors, self._ranks.size), {}
+        shared = {n: t for n, t in tensors.items() if not self._of_adapter(n)}
+        owners, share = _owners(shared, self._ranks.size), {}
         for name, tensor in tensors.items():
-            full = whole_at(tensor.detach(), owners[name])
+            full = whole_at(tensor.detach(), owners.get(name, 0))
             if full is not None:
                 live = own_part(tensor).data_ptr()
                 copied = full.cpu()
@@ -100,17 +107,20 @@ class Parts:
 
         Args:
             model: the policy. Its architecture decides the names of weights in the file.
-            weights: weights of the policy that this rank writes.
+            weights: weights of the policy that this rank writes. Ignored for an adapter.
             tensors: tensors of the components that this rank writes.
 
         Raises:
             UserError: if the disk refuses the part. After any error, rank 0 raises an error too.
         """
         try:
-            named = revert_weight_conversion(model, dict(weights)) if weights else {}
+            files = {"trainer": tensors}
+            if not self._adapter:
+                named = revert_weight_conversion(model, dict(weights)) if weights else {}
+                files = {"model": named, **files}
             with disk_errors(f"cannot save checkpoint {self._path}"):
-                self._write("model", named)
-                self._write("trainer", tensors)
+                for kind, content in files.items():
+                    self._write(kind, content)
             yield
         except Exception as error:
             text = str(error) if isinstance(error, UserError) else one_line(error)
@@ -134,7 +144,7 @@ class Parts:
         """
         until = time.monotonic() + self._seconds
         ranks = range(self._ranks.size)
-        names = {kind: [self._name(kind, r) for r in ranks] for kind in ("model", "trainer")}
+        names = {kind: [self._name(kind, r) for r in ranks] for kind in self._kinds}
         while missing := [r for r in ranks if not (self._folder / names["trainer"][r]).is_file()]:
             for rank in ranks:
                 if (self._folder / f"failed-{rank}").is_file():
@@ -146,11 +156,16 @@ class Parts:
                     f" within {self._seconds:g} s. All ranks need the same disk (run.dir)"
                 )
             time.sleep(0.02)
-        for kind, target in (("model", model_folder), ("trainer", model_folder.parent)):
+        for kind in self._kinds:
+            target = model_folder if kind == "model" else model_folder.parent
             for name in names[kind]:
                 os.rename(self._folder / name, target / name)
                 faultpoint("checkpoint.part")
-        _write_index(model_folder, names["model"])
+        if "model" in names:
+            _write_index(model_folder, names["model"])
+
+    def _of_adapter(self, name: str) -> bool:
+        return bool(self._adapter) and name.startswith(self._adapter)
 
     def _write(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         """Write a file. It appears under its name only when it is complete on the disk."""

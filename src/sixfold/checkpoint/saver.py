@@ -114,7 +114,8 @@ class Saver:
         step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
         path = self._checkpoints / f"{stage}-{step:06d}"
         background = self._settings.asynchronous and not required
-        parts = Parts(path, self._ranks, WRITE_SECONDS) if self._ranks.size > 1 else None
+        adapter = _MODEL if policy.lora else ""
+        parts = Parts(path, self._ranks, WRITE_SECONDS, adapter) if self._ranks.size > 1 else None
         if parts and not parts.open():
             return path
         nbytes = sum(tensor.nbytes for tensor in every.values())
@@ -197,7 +198,7 @@ class Saver:
         _ = payload.text  # now: the states may change while the tensors are written
 
         def write_model(folder: Path) -> None:
-            policy.save(folder, {} if parts else weights)
+            policy.save(folder, weights if policy.lora or not parts else {})
             if parts:
                 parts.collect(folder)
 

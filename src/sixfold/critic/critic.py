@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch, Loss, Metrics, filled
 from ..checkpointable import check_names, check_tensors
+from ..ranks import ALONE, Ranks
 from ..recipe.schema import CriticConfig, TrainerConfig
 from ..trainer.logprobs import PolicyRoot, Scoring, score_tables
+from ..trainer.sharded import Shards, place, whole
 from ..trainer.trainer import Trainer
 from .value_model import make_value_root
 
@@ -38,6 +40,9 @@ class Critic:
         scoring: temperature, chunk size and precision.
         total_steps: length of the learning-rate schedule, in updates.
         epochs: passes over each batch.
+        ranks: the ranks that train the critic together.
+        shards: how the policy is sharded over them. The critic is sharded alike.
+        whole_policy: the policy in one piece, if it is sharded.
 
     Raises:
         UserError: if the policy's architecture has no value model of the requested kind.
@@ -53,17 +58,22 @@ class Critic:
         total_steps: int,
         *,
         epochs: int = 1,
+        ranks: Ranks = ALONE,
+        shards: Shards | None = None,
+        whole_policy: PreTrainedModel | None = None,
     ) -> None:
         if config.body == "none":
             raise ValueError("critic.body = 'none': there is no critic to make")
-        root = make_value_root(policy, config.body)
+        root = make_value_root(policy, config.body, whole_policy)
         self.model = root.model
+        if shards:
+            shards.shard(root)
         changed: dict[str, object] = {"learning_rate": config.learning_rate}
         if config.body == "policy":
             # A head has no layers, and the policy's trainer sets those of the policy.
             changed["activation_checkpointing"] = "none"
         settings = trainer.model_copy(update=changed)
-        self.trainer = Trainer(root, settings, scoring, total_steps, epochs=epochs)
+        self.trainer = Trainer(root, settings, scoring, total_steps, epochs=epochs, ranks=ranks)
         self.batches = 0
 
     def score(self, batch: Batch) -> Batch:
@@ -78,6 +88,7 @@ class Critic:
             t.scoring,
             t.config.max_tokens_per_microbatch,
             t.config.share_prefix,
+            t.ranks,
         )
         return batch.with_(values=values)
 
@@ -137,7 +148,7 @@ class Critic:
         others = {name: t for name, t in tensors.items() if name not in given}
         self.trainer.load(others, {k: v for k, v in state.items() if k != "batches"})
         for name, weight in weights.items():
-            weight.copy_(given[name])
+            weight.copy_(place(weight, given[name]))
         self.batches = state["batches"]
 
     def _weights(self) -> dict[str, Tensor]:
@@ -147,10 +158,14 @@ class Critic:
         """Write a critic with its own body in Hugging Face form.
 
         `AutoModelForTokenClassification.from_pretrained(folder)` reads it back. A head on the
-        policy has no such form and writes nothing: the checkpoint's tensors hold it.
+        policy has no such form and writes nothing: the checkpoint's tensors hold it. All ranks call
+        this, and rank 0 writes.
         """
-        if isinstance(self.model, PreTrainedModel):
-            self.model.save_pretrained(folder)
+        if not isinstance(self.model, PreTrainedModel):
+            return
+        weights = {name: whole(t) for name, t in self.model.state_dict().items()}
+        if self.trainer.ranks.rank == 0:
+            self.model.save_pretrained(folder, state_dict=weights)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

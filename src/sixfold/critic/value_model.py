@@ -45,14 +45,21 @@ ValueModel = PreTrainedModel | PolicyValueHead
 """Either kind: a token-classification model with one label, or a head on the policy."""
 
 
-def make_value_root(policy: PolicyRoot, body: Literal["own", "policy"]) -> ScalarRoot:
+def make_value_root(
+    policy: PolicyRoot, body: Literal["own", "policy"], whole: PreTrainedModel | None = None
+) -> ScalarRoot:
     """The value model that `critic.body` names, as a root.
+
+    Args:
+        policy: the policy.
+        body: "own" or "policy".
+        whole: the policy in one piece, if `policy` is sharded.
 
     Raises:
         UserError: for "own", if transformers has no suitable class for the policy's architecture.
     """
     if body == "own":
-        model = own_value_model(policy.model)
+        model = own_value_model(whole or policy.model)
         return ScalarRoot(model, value_head(model), partial(read_states, model))
     head = PolicyValueHead(policy.model)
     # no_grad: the body gets no gradient from the head.

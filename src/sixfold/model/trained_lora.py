@@ -77,6 +77,18 @@ class TrainedLora:
                 magnitudes[name] = _whole(layer.lora_magnitude_vector[NAME].weight)
         return LoraAdapter(layers, magnitudes)
 
+    @torch.no_grad()
+    def copied(self) -> PreTrainedModel:
+        """Another module on the same base, with a copy of the current adapter.
+
+        If the adapter is sharded, the copy is not, and every rank must call this at the same time.
+        """
+        other = add_lora(self.base, self.config, self.origin, seed=0)
+        own = self.weights()
+        for name, p in other.weights().items():
+            p.copy_(_whole(own[name]))
+        return other.model
+
     def merged(self) -> MergedWeights:
         """Weights of the base by name, with the current adapter merged in."""
         return MergedWeights(self.base, self.adapter())

@@ -166,20 +166,23 @@ def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
     """
     method = resolve_algorithm(recipe.algorithm)
     trained = "per number of the adapter" if held.adapter else "per parameter"
-    parts = [_weights(held)]
+    # Every rank holds the base of an adapter in full: its engine and its reference run on it.
+    base = 1 if held.adapter else held.shards
+    trains: list[Part] = []
     if held.adapter:
         says = f"{held.adapter:,} numbers, float32"
-        parts.append(Part("adapter", WEIGHTS * held.adapter, says, early=True))
+        trains.append(Part("adapter", WEIGHTS * held.adapter, says, early=True))
     says = f"4 bytes {trained}, float32"
-    parts.append(Part("gradients", GRADIENT * held.trained, says, samples=False))
-    parts += _optimizer(recipe, held)
+    trains.append(Part("gradients", GRADIENT * held.trained, says, samples=False))
+    trains += _optimizer(recipe, held)
+    parts = [_shared(_weights(held), base), *(_shared(part, held.shards) for part in trains)]
     if method.needs_reference:
-        parts += _reference(recipe, held)
-    parts = [_shared(part, held.shards) for part in parts]
+        shards = held.shards if recipe.reference.path else base
+        parts += [_shared(part, shards) for part in _reference(recipe, held)]
     if method.needs_critic and recipe.critic.body == "own":
         each = WEIGHTS + GRADIENT + MOMENTS
         says = f"{each} bytes per parameter: weights, gradients, moments"
-        parts.append(Part("critic", each * held.parameters, says))
+        parts.append(_shared(Part("critic", each * held.parameters, says), held.shards))
     return (*parts, *_sampler(recipe, held))
 
 
@@ -249,7 +252,7 @@ def _sampler(recipe: Recipe, held: Holdings) -> list[Part]:
         says = f"2 bytes each for {held.cast:,} parameters that matrix products read, bfloat16"
         trains = not recipe.engine.release_kv  # which frees them too
         parts.append(Part("engine's weights", LOWERED * held.cast, says, trains=trains))
-    if recipe.sync.kind != "shared" or held.ranks > 1:
+    if recipe.sync.kind != "shared" or (held.ranks > 1 and not held.adapter):
         why = f"sync.kind = {recipe.sync.kind}" if held.ranks == 1 else "every rank has all of them"
         parts.append(Part("sync copy", held.stored, f"a copy of the weights: {why}", early=True))
     return parts + _draft(recipe, held)

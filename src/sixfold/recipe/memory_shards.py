@@ -33,7 +33,7 @@ def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Par
         size: sizes of the policy.
         held: counts of the numbers that the run keeps.
     """
-    if held.shards == 1:
+    if held.shards == 1 or held.adapter:  # of an adapter, a rank gathers little
         return ()
     width = number_width(recipe)
     tables = size.table * (1 if size.tied else 2)
@@ -41,23 +41,18 @@ def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Par
     apart = "" if held.tensor == 1 else f", 1 / {held.tensor} of each"
     stored = LOWERED if held.lowered == held.matrices else WEIGHTS
     weights = tables * stored + AHEAD * layer * width
-    parts = [
+    each = width + WEIGHTS  # in the dtype of products, and in float32 for the sum
+    return (
         Part(
             "gathered weights",
             weights,
             f"embedding and head, {stored} bytes each; {AHEAD} layers{apart}, {width} bytes each",
             samples=False,
-        )
-    ]
-    if not held.adapter:
-        each = width + WEIGHTS  # in the dtype of products, and in float32 for the sum
-        parts.append(
-            Part(
-                "whole gradients",
-                AHEAD * layer * each,
-                f"{AHEAD} layers{apart}, {each} bytes each, before each rank keeps its part of the"
-                " sum",
-                samples=False,
-            )
-        )
-    return tuple(parts)
+        ),
+        Part(
+            "whole gradients",
+            AHEAD * layer * each,
+            f"{AHEAD} layers{apart}, {each} bytes each, before each rank keeps its part of the sum",
+            samples=False,
+        ),
+    )

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..checkpointable import check_names, check_tensors
-from ..trainer.sharded import own_part, place
+from ..trainer.sharded import own_part, place, whole
 
 
 class FrozenWeights:
@@ -65,4 +66,5 @@ class FrozenWeights:
         """Copy the policy's weights into the reference, in place."""
         theirs = dict(policy.named_parameters())
         for name, weight in self._weights.items():
-            weight.copy_(theirs[name])
+            sharded = isinstance(weight, DTensor)
+            weight.copy_(theirs[name] if sharded else whole(theirs[name]))

@@ -45,7 +45,7 @@ from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
 from ..types import Group, SamplingParams, Task
 from .rendered_prompt import rendering
-from .sampler import Sync, engine_and_sync
+from .sampler import Sync, engine_and_sync, sharded_policy
 from .shared_rollout import SharedRollout
 
 
@@ -110,14 +110,24 @@ class World:
         """True if the engine runs in another process."""
         return not isinstance(self.engine, Engine)
 
+    @property
+    def whole_policy(self) -> Policy:
+        """The policy in one piece. If it is sharded, its model is the engine's, which is equal."""
+        if not self.shards or self.policy.lora or not isinstance(self.engine, Engine):
+            return self.policy
+        return replace(self.policy, model=cast(PreTrainedModel, self.engine.runner.model.module))
+
     def train_adapter(self, base: Path) -> None:
         """Freeze the policy's weights, and train a new adapter from now on.
+
+        With several ranks, the engine's weights become the base, and the shards are dropped.
 
         Args:
             base: folder with the policy's current weights.
         """
-        recipe = self.recipe
-        self.policy = self.policy.with_lora(recipe.model, origin_of(str(base), ""), recipe.run.seed)
+        recipe, whole = self.recipe, self.whole_policy
+        self.policy = whole.with_lora(recipe.model, origin_of(str(base), ""), recipe.run.seed)
+        self.shards = sharded_policy(recipe, self.policy, self.scoring.autocast, self.ranks)
         lora = self.policy.lora
         assert lora is not None
         if isinstance(self.sync, CopySync | VersionedSync):

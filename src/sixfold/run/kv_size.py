@@ -111,8 +111,9 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
     size = rough_size(config, sum(p.numel() for p in policy.plain.parameters()))
     numbers = _holdings(recipe, policy, size)
     held = sum(p.size for p in held_parts(recipe, numbers) if not p.early and not p.host)
-    # The policy is still whole at this point. Later every rank keeps only its shard.
-    held -= numbers.stored - numbers.stored // numbers.shards
+    if not numbers.adapter:
+        # The policy is still whole at this point. Later every rank keeps only its shard.
+        held -= numbers.stored - numbers.stored // numbers.shards
     if recipe.engine.release_kv:
         return held
     prompt = max(0, longest - recipe.episode_tokens)

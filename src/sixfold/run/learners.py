@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
-from typing import cast
 
 from transformers import PreTrainedModel
 
@@ -18,7 +17,6 @@ from ..controller.oversample import DynamicK
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
 from ..critic.critic import Critic
-from ..engine.engine import Engine
 from ..model.half_weights import store_in_bfloat16
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.algorithm_plan import resolve_algorithm
@@ -169,7 +167,17 @@ def build_learners(
     )
     reference.check_apart(policy.optimizer)
     critic = (
-        Critic(root, recipe.critic, config, world.scoring, updates, epochs=method.epochs)
+        Critic(
+            root,
+            recipe.critic,
+            config,
+            world.scoring,
+            updates,
+            epochs=method.epochs,
+            ranks=world.data_ranks,
+            shards=world.shards,
+            whole_policy=world.whole_policy.model,
+        )
         if learns_values
         else None
     )
@@ -221,20 +229,18 @@ def training_collector(world: World, own: Algorithm | None = None) -> Collector:
 def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     """Frozen reference: the teacher, or the current policy. It is closed with the world."""
     config, own = world.recipe.trainer, world.recipe.reference
-    model, base = teacher or world.policy.model, None
+    model, base = teacher or world.whole_policy.model, None
     if world.policy.lora and not teacher:
         base = world.policy.plain
-        model = base if _starts_at_base(world.recipe) else world.policy.model
+        model = base if _starts_at_base(world.recipe) else world.policy.lora.copied()
     copy = not own.path
     if own.precision == "bfloat16":
         model, copy = store_in_bfloat16(deepcopy(model) if copy else model), False
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix
     reference: KeptReference
     root = None
-    if world.shards and isinstance(world.engine, Engine):
-        # The policy is sharded. The engine has a whole copy of its weights.
-        whole = deepcopy(world.engine.runner.model.module)
-        model = teacher or cast(PreTrainedModel, whole)
+    if world.shards and base is None:
+        model = deepcopy(model) if copy else model
         root, copy = world.shards.shard(PolicyRoot(model.requires_grad_(False))), False
     if own.placement == "worker":
         silence_s = world.recipe.run.silence_s

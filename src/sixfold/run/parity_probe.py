@@ -19,7 +19,7 @@ from ..engine.engine import Engine
 from ..errors import UserError
 from ..report.numbers import percent
 from ..rollout.kv_probe import exact_logp
-from ..trainer.logprobs import score_batch, score_tables
+from ..trainer.logprobs import Scoring, score_batch, score_tables
 from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
 from ..trainer.parity import Parity, parity_limits
 from .assemble import World
@@ -140,10 +140,8 @@ def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tenso
     if not isinstance(world.engine, Engine):
         raise TypeError("only the embedded engine has an int8 KV cache")
     few = replace(batch.rows(torch.arange(min(EXACT_ROWS, len(batch.tokens)))), kept=None)
-    scoring, config = replace(world.scoring, temperature=1.0), world.recipe.trainer
-    logp = score_batch(
-        world.sampler, few, scoring, config.max_tokens_per_microbatch, config.share_prefix
-    )
+    scoring = replace(world.scoring, temperature=1.0)
+    logp = _scored(world, world.sampler, few, scoring)
     sampled = torch.zeros_like(logp)
     model, adapter = world.engine.runner.model, world.engine.adapters.of(None)
     for row, length in enumerate(few.lengths.tolist()):
@@ -153,10 +151,12 @@ def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tenso
     return logp, sampled, few.mask
 
 
-def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Log-probs [B, T] computed by the trainer's code with `model`."""
-    config = world.recipe.trainer
+def _scored(
+    world: World, model: PreTrainedModel, batch: Batch, scoring: Scoring | None = None
+) -> Tensor:
+    """Log-probs [B, T] computed by the trainer's code with `model`. scoring: None: the run's."""
+    config, scoring = world.recipe.trainer, scoring or world.scoring
     budget = config.max_tokens_per_microbatch, config.share_prefix
     if world.shards:  # the engine then has the policy's own weights
-        return score_tables(world.root(), batch, world.scoring, *budget, world.data_ranks)[0]
-    return score_batch(model, batch, world.scoring, *budget)
+        return score_tables(world.root(), batch, scoring, *budget, world.data_ranks)[0]
+    return score_batch(model, batch, scoring, *budget)

@@ -71,13 +71,34 @@ def engine_and_sync(
     if recipe.rollout.backend.kind != "engine":
         backend = recipe.rollout.backend
         return *start_outside(recipe, backend, policy, renderer, longest, ending), None
-    engine = make_engine(recipe, policy, longest, autocast, notes, own=ranks.size > 1)
-    if ranks.size > 1:
-        root = PolicyRoot(policy.model, make_routing(policy.model, recipe.moe))
-        shards = shard_policy(root, ranks, recipe.parallel, autocast)
+    own = ranks.size > 1 and policy.lora is None
+    engine = make_engine(recipe, policy, longest, autocast, notes, own=own)
+    shards = sharded_policy(recipe, policy, autocast, ranks)
+    if own:
         weights = partial(WholeWeights, policy.model)
         return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
-    return engine, _sync(recipe, policy, engine, notes), None
+    return engine, _sync(recipe, policy, engine, notes), shards
+
+
+def sharded_policy(
+    recipe: Recipe, policy: Policy, autocast: torch.dtype | None, ranks: Ranks
+) -> Shards | None:
+    """Shard the policy over the ranks, in place. None with one rank.
+
+    Of a policy with an adapter, only the adapter is sharded. The engine of every rank needs all
+    weights of the base, so sharing them with the trainer takes the least memory.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        autocast: dtype of the forward passes. None: the dtype of the weights.
+        ranks: the ranks of the run.
+    """
+    if ranks.size == 1:
+        return None
+    root = PolicyRoot(policy.model, make_routing(policy.model, recipe.moe))
+    base = policy.lora.base.parameters() if policy.lora else ()
+    return shard_policy(root, ranks, recipe.parallel, autocast, base)
 
 
 def _sync(

@@ -48,30 +48,59 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
                 " with torchrun, or set parallel.replicas = 1"
             )
         return
-    refused = {
-        "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine"),
-        "sync.kind": (recipe.sync.kind != "shared", "shared"),
-        "reference.placement": (recipe.reference.placement == "worker", "inline"),
-        "model.lora.rank": (recipe.model.lora.rank > 0, 0),
-        "trainer.weights": (recipe.trainer.weights != "float32", "float32"),
-        "trainer.optimizer": (recipe.trainer.optimizer != "adamw", "adamw"),
-        "trainer.offload": (recipe.trainer.offload != "none", "none"),
-        "reference.precision": (recipe.reference.precision != "policy", "policy"),
-        "reference.offload": (recipe.reference.offload, False),
-    }
-    for setting, (wrong, remedy) in refused.items():
+    for setting, (wrong, remedy, why) in _refused(recipe).items():
         if wrong:
             shown = repr(remedy) if isinstance(remedy, str) else str(remedy).lower()
             raise UserError(
-                f"{setting} must be {shown} with several ranks ({ranks.size} were started). Set"
-                " it, or train in one process without torchrun"
+                f"{setting} must be {shown} with several ranks ({ranks.size} were started): {why}."
+                " Set it, or train in one process without torchrun"
             )
-    if method.needs_critic:
-        raise UserError(
-            f"algorithm.name = '{method.name}' needs a critic, which several ranks do not support"
-            f" ({ranks.size} were started). Use a method without a critic, such as 'grpo', or one"
-            " process"
-        )
+    if recipe.parallel.tensor > 1:
+        _check_tensor_groups(recipe, method)
+
+
+def _check_tensor_groups(recipe: Recipe, method: Method) -> None:
+    """Raise UserError for a setting that tensor groups do not support."""
+    refused = {
+        f"model.lora.rank = {recipe.model.lora.rank}": recipe.model.lora.rank > 0,
+        f"algorithm.name = '{method.name}', which needs a critic": method.needs_critic,
+        "trainer.optimizer = 'adamw8bit'": recipe.trainer.optimizer == "adamw8bit",
+        "reference.precision = 'bfloat16'": recipe.reference.precision == "bfloat16",
+    }
+    for setting, wrong in refused.items():
+        if wrong:
+            raise UserError(
+                f"parallel.tensor = {recipe.parallel.tensor} does not support {setting}. Set"
+                " parallel.tensor = 1, or change the other setting"
+            )
+
+
+def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | bool, str]]:
+    """Settings that several ranks do not support: (wrong in this recipe, remedy, reason)."""
+    trainer, reference = recipe.trainer, recipe.reference
+    beside = "each rank samples with an engine of its own, beside its part of the weights"
+    on_host = "state in host memory cannot be gathered for a checkpoint"
+    return {
+        "model.lora.dora": (
+            recipe.model.lora.dora,
+            False,
+            "engines then share the adapter's base, and DoRA needs merged weights",
+        ),
+        "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine", beside),
+        "sync.kind": (recipe.sync.kind != "shared", "shared", beside),
+        "reference.placement": (
+            reference.placement == "worker",
+            "inline",
+            "the reference is sharded too",
+        ),
+        "trainer.weights": (
+            trainer.weights != "float32",
+            "float32",
+            "FSDP2 cannot shard layers whose matrices and vectors differ in precision",
+        ),
+        "trainer.offload": (trainer.offload != "none", "none", on_host),
+        "reference.offload": (reference.offload, False, "each rank holds only its part of it"),
+    }
 
 
 def alike(error: BaseException, ranks: Ranks) -> bool:
@@ -90,7 +119,7 @@ def quiet(recipe: Recipe) -> Recipe:
 
 @contextmanager
 def follower_folder(real: Path, rank: int) -> Iterator[RunFolder]:
-    """Temporary run folder of a rank above 0. Its `checkpoints` is a link to those of the run.
+    """Temporary run folder of a rank above 0. It links to the run's checkpoints and base.
 
     Every rank runs the same program. Metrics and notes of this rank go into the temporary folder,
     which is deleted at the end. It is inside the run's folder, so that the next start finds and
@@ -104,6 +133,7 @@ def follower_folder(real: Path, rank: int) -> Iterator[RunFolder]:
     try:
         folder.rollouts.mkdir(parents=True)
         folder.checkpoints.symlink_to(RunFolder(real).checkpoints.resolve())
+        folder.base.symlink_to(RunFolder(real).base.resolve())
         copy_records(folder)
         yield folder
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..batch import Metrics, collate, number
@@ -26,6 +27,7 @@ from ..environment.step_scorer import RewardBudgetExceeded
 from ..environment.trial import TRIAL_TASKS, try_rewards
 from ..errors import UserError
 from ..evaluation.record import record, shown, solved_if
+from ..ranks import together
 from ..report.loggers import JsonlLogger
 from ..report.numbers import percent
 from ..trainer.trainer import Trainer
@@ -104,10 +106,11 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
 
 def _add_adapter(work: Run) -> None:
     """Save the model as the run's frozen base, and train an adapter on it from now on."""
+    world, folder = work.world, work.run.base
     with work.interrupts.finishing():
-        folder = work.run.base
-        publish_folder(folder, work.world.policy.save)
-        work.world.train_adapter(folder)
+        save = partial(publish_folder, folder, world.whole_policy.save)
+        together(world.ranks, (lambda: None) if world.ranks.rank else save)
+        world.train_adapter(folder)
 
 
 def _preflight(work: Run) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engine.engine import Engine
 from .current import CurrentSync
 from .measured import StagedWeights
-from .sync import SyncError
+from .sync import SyncError, WeightsNotFinite, not_finite
 
 
 class GatheredSync(CurrentSync):
@@ -41,4 +41,8 @@ class GatheredSync(CurrentSync):
         try:
             self._engine.load_weights(weights, version, undo=self._undo)
         except ValueError as error:
+            # One tensor at a time: all ranks read the same ones.
+            again = self._weights().items()
+            if wrong := next((n for n, t in again if not t.isfinite().all()), None):
+                raise WeightsNotFinite(not_finite(wrong)) from error
             raise SyncError(f"{error}: it was not copied to the engine") from error

@@ -42,10 +42,7 @@ def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
     """
     weights: dict[str, Tensor] = dict(trainer.named_parameters())
     if wrong := first_not_finite(weights):
-        raise WeightsNotFinite(
-            f"weight '{wrong}' is not finite after an update: it was not passed to the engine."
-            " Lower trainer.learning_rate"
-        )
+        raise WeightsNotFinite(not_finite(wrong))
     return weights
 
 
@@ -59,6 +56,14 @@ def check_shared(trainers: nn.Module, engines: nn.Module) -> None:
     for name, mine in trainers.state_dict(keep_vars=True).items():
         if name not in theirs or theirs[name].data_ptr() != mine.data_ptr():
             raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
+
+
+def not_finite(name: str) -> str:
+    """Message about a weight that is not finite."""
+    return (
+        f"weight '{name}' is not finite after an update: it was not passed to the engine. Lower"
+        " trainer.learning_rate"
+    )
 
 
 class SharedSync(CurrentSync):

@@ -11,6 +11,9 @@ The 8-bit moments are those of torchao (`OptimState8bit`; Dettmers et al. 2021, 
 blocks of 256 numbers with one scale each. As in torchao, parameters of fewer than 4,096 numbers,
 or whose size is not a multiple of 256, keep float32 moments. Unlike torchao, a second moment is
 never rounded to 0: the update is divided by its root and would be huge.
+
+Of a sharded parameter, each rank updates its own part. Blocks end where the parts end, so the codes
+and scales do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim.adamw import adamw
 
 from ..seeds import STEP_BYTES, seed_number
+from .sharded import own_part
 
 SLICE = 1 << 22
 """How many numbers of a parameter are updated at once (17 MB in float32). A multiple of BLOCK."""
@@ -60,6 +65,8 @@ class LeanAdamW(torch.optim.Optimizer):
       exp_avg, exp_avg_sq           float32 moments, or
       exp_avg_codes, exp_avg_scale, exp_avg_sq_codes, exp_avg_sq_scale
                                     moments in 8 bits: a code per number, a scale per block
+
+    It is that of the part which this rank holds, if the parameter is sharded.
 
     Args:
         parameters: parameters to train.
@@ -99,30 +106,37 @@ class LeanAdamW(torch.optim.Optimizer):
                     self._update(parameter, group, index)
                 index += 1
 
-    def new_state(self, parameter: Tensor, device: str | None = None) -> dict[str, Tensor]:
-        """Create the state of a parameter that has had no update.
+    def new_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """State of this rank's part of a parameter before the first update."""
+        state = self._zeros(parameter, own_part(parameter))
+        if "master" in state:
+            state["master"].copy_(own_part(parameter))
+        return state
 
-        Args:
-            parameter: the parameter.
-            device: device of the state. None: the device on which this optimizer keeps state.
-        """
-        target = torch.device(device or ("cpu" if self.form.on_host else parameter.device))
+    def state_form(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Shapes and dtypes of the state of a whole parameter, as tensors without data."""
+        return self._zeros(parameter, torch.empty(parameter.shape, device="meta"))
+
+    def _zeros(self, parameter: Tensor, part: Tensor) -> dict[str, Tensor]:
+        """State of zeros for a part of a parameter. A part without data has state without data."""
+        on_host = self.form.on_host and not part.is_meta
+        target = torch.device("cpu") if on_host else part.device
         pinned = parameter.is_cuda and target.type == "cpu"
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=target, pin_memory=pinned)
 
-        state = {"step": torch.zeros((), device="meta" if target.type == "meta" else "cpu")}
+        state = {"step": torch.zeros((), device="meta" if part.is_meta else "cpu")}
         if self.form.master and parameter.dtype != torch.float32:
-            state["master"] = zeros(*parameter.shape)
-            if target.type != "meta":
-                state["master"].copy_(parameter)
-        numbers = parameter.numel()
-        if not self.form.eight_bit or numbers < LEAST_IN_8_BITS or numbers % BLOCK:
-            return state | {name: zeros(*parameter.shape) for name in MOMENTS}
+            state["master"] = zeros(*part.shape)
+        if not self.form.eight_bit or not has_blocks(parameter):
+            return state | {name: zeros(*part.shape) for name in MOMENTS}
+        row = _row(parameter)
+        # By rows if possible: the scales are then sharded as the parameter is.
+        scales = (part.numel() // BLOCK,) if row % BLOCK else (len(part), row // BLOCK)
         for name in MOMENTS:
-            state[f"{name}_codes"] = zeros(*parameter.shape, dtype=torch.uint8)
-            state[f"{name}_scale"] = zeros(numbers // BLOCK)
+            state[f"{name}_codes"] = zeros(*part.shape, dtype=torch.uint8)
+            state[f"{name}_scale"] = zeros(*scales)
         return state
 
     def reset(self) -> None:
@@ -133,16 +147,15 @@ class LeanAdamW(torch.optim.Optimizer):
                     tensor.zero_()
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any], index: int) -> None:
-        state = self.state[parameter]
-        weights = parameter.detach().reshape(-1)
-        gradient = parameter.grad.reshape(-1)  # type: ignore[union-attr]
+        state, own = self.state[parameter], own_part(parameter.detach())
+        weights, gradient = own.reshape(-1), own_part(parameter.grad).reshape(-1)  # type: ignore[arg-type]
         for start in range(0, len(weights), SLICE):
             at = slice(start, start + SLICE)
             work = _Slice(state, weights[at], at)
             work.update(gradient[at], group)
             weights[at] = self._rounded(work.weight, parameter.dtype, int(state["step"]), index, at)
-        if not parameter.is_contiguous():  # `weights` is then a copy
-            parameter.copy_(weights.view_as(parameter))
+        if not own.is_contiguous():  # `weights` is then a copy
+            own.copy_(weights.view_as(own))
         state["step"] += 1
 
     def _rounded(
@@ -161,6 +174,27 @@ class LeanAdamW(torch.optim.Optimizer):
             return weight.to(dtype)
         key = seed_number(f"{self.seed}\x00{step}\x00{index}\x00{at.start}", STEP_BYTES)
         return round_stochastically(weight, key)
+
+
+def has_blocks(parameter: Tensor) -> bool:
+    """True if a parameter can have moments in 8 bits."""
+    return parameter.numel() >= LEAST_IN_8_BITS and parameter.numel() % BLOCK == 0
+
+
+def blocks_cross_ranks(parameter: Tensor) -> bool:
+    """True if a block of 8-bit moments would belong to the parts of two ranks."""
+    if not isinstance(parameter, DTensor) or not has_blocks(parameter):
+        return False
+    mesh, placements = parameter.device_mesh, parameter.placements
+    parts = next((mesh.size(i) for i, p in enumerate(placements) if isinstance(p, Shard)), 1)
+    if parts == 1 or _row(parameter) % BLOCK == 0:
+        return False
+    return len(parameter) % parts > 0 or parameter.numel() // parts % BLOCK > 0
+
+
+def _row(parameter: Tensor) -> int:
+    """Numbers of one entry of the first dimension, along which a parameter is sharded."""
+    return parameter.numel() // len(parameter)
 
 
 class _Slice:

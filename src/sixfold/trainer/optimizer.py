@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
 from ..recipe.schema import TrainerConfig
-from .lean_adamw import LeanAdamW, StateForm
+from .lean_adamw import BLOCK, LeanAdamW, StateForm, blocks_cross_ranks
 from .sharded import holders, in_tensor_group, own_part, whole
 
 T = TypeVar("T", bound=Tensor)
@@ -34,6 +34,9 @@ def make_optimizer(
         model: module to train.
         config: trainer settings.
         seed: seed of stochastic rounding.
+
+    Raises:
+        UserError: if several ranks or this release of PyTorch do not support the settings.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     settings: dict[str, Any] = {
@@ -45,12 +48,8 @@ def make_optimizer(
     if config.plain_optimizer:
         groups = [{"params": group} for group in by_mesh(parameters)]
         return torch.optim.AdamW(groups or parameters, **settings, fused=True)
-    if any(isinstance(p, DTensor) for p in parameters):
-        raise UserError(
-            "trainer.weights, trainer.optimizer and trainer.offload have only their defaults on"
-            " several ranks, where the state is already divided among the ranks. Remove them, or"
-            " train on one rank"
-        )
+    if config.optimizer == "adamw8bit":
+        _check_blocks(model)
     _accumulate_in_float32(parameters)
     form = StateForm(
         master=config.rounding == "master",
@@ -58,6 +57,17 @@ def make_optimizer(
         on_host=config.offload == "optimizer",
     )
     return LeanAdamW(parameters, form, seed, **settings)
+
+
+def _check_blocks(model: nn.Module) -> None:
+    """Raise UserError if a block of 8-bit moments would be divided between two ranks."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and blocks_cross_ranks(parameter):
+            raise UserError(
+                f"trainer.optimizer = 'adamw8bit': this number of ranks divides '{name}'"
+                f" {tuple(parameter.shape)} within a block of {BLOCK} numbers, which share a scale."
+                " Use another number of ranks, or trainer.optimizer = 'adamw'"
+            )
 
 
 def by_mesh(tensors: Iterable[T]) -> list[list[T]]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..checkpointable import tensor_form
 from ..errors import UserError
 from .lean_adamw import LeanAdamW
-from .sharded import place
+from .sharded import own_part, place
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -24,8 +25,31 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     tensors = {}
     for name, parameter in _optimized(optimizer, model).items():
         for key, value in (optimizer.state.get(parameter) or {"step": torch.zeros(())}).items():
-            tensors[f"optimizer/{key}/{name}"] = value
+            of_all = value if key == "step" else _of_all_ranks(value, parameter)
+            tensors[f"optimizer/{key}/{name}"] = of_all
     return tensors
+
+
+def _of_all_ranks(part: Tensor, parameter: Tensor) -> Tensor:
+    """A state tensor as one of all ranks, if the parameter is sharded and `part` is this rank's.
+
+    Memory is shared with `part`. Its first dimension is sharded as the parameter's.
+    """
+    if isinstance(part, DTensor) or not isinstance(parameter, DTensor):
+        return part
+    own = own_part(parameter)
+    rows = len(parameter)
+    if len(part) != len(own):  # scales of blocks that are not rows: all parts are equally large
+        rows = len(part) * parameter.numel() // own.numel()
+    form = torch.empty(rows, *part.shape[1:], device="meta")
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=form.shape,
+        stride=form.stride(),
+    )
 
 
 def load_optimizer_tensors(
@@ -53,7 +77,9 @@ def load_optimizer_tensors(
         optimizer.state.clear()
         for name, parameter in optimized.items():
             if saved[name]["step"] > 0:
-                optimizer.state[parameter] = _filled(optimizer.new_state(parameter), saved[name])
+                optimizer.state[parameter] = _filled(
+                    optimizer.new_state(parameter), saved[name], parameter
+                )
         return
     state_dict, parameters = optimizer.state_dict(), list(optimized.values())
     numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
@@ -80,14 +106,19 @@ def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter
 def _forms(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """Tensors that have the shapes and dtypes of a parameter's state, by name."""
     if isinstance(optimizer, LeanAdamW):
-        return optimizer.new_state(parameter, "meta")
+        return optimizer.state_form(parameter)
     return {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
 
 
-def _filled(state: dict[str, Tensor], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy the saved values into a new state. Returns the state."""
+def _filled(
+    state: dict[str, Tensor], saved: Mapping[str, Tensor], parameter: Tensor
+) -> dict[str, Tensor]:
+    """Copy the saved values into a new state. A rank keeps its part. Returns the state."""
     for key, tensor in state.items():
-        tensor.copy_(saved[key])
+        if key == "step":
+            tensor.copy_(saved[key])
+        else:
+            tensor.copy_(own_part(place(_of_all_ranks(tensor, parameter), saved[key])))
     return state
 
 

@@ -10,17 +10,22 @@ With `parallel.tensor`, the ranks form tensor groups. The layers are divided wit
 (`tensor_parallel.py`), and FSDP shards the part of each rank over the ranks with the same place in
 their groups. The root is sharded over all ranks.
 
+Parameters can stay whole: with a LoRA adapter, every rank has all weights of the frozen base, and
+only the adapter is sharded.
+
 Sharded parameters are `DTensor`s. `own_part` is the part of this rank; `whole` gathers all parts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
@@ -33,9 +38,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import UserError
 from ..ranks import Ranks
 from ..recipe.schema import ParallelConfig
-from .logprobs import PolicyRoot
+from .logprobs import PolicyRoot, ScalarRoot
 from .resharding import Layout, at, empty_box, layout_of, reshard, whole_box
 from .tensor_parallel import check_divisible, divide_layers
+
+R = TypeVar("R", PolicyRoot, ScalarRoot)
 
 
 @dataclass(frozen=True)
@@ -95,14 +102,18 @@ class Shards:
     ranks: Ranks
     autocast: torch.dtype | None
 
-    def shard(self, root: PolicyRoot) -> PolicyRoot:
-        """Shard another root, such as a frozen reference, in the same way."""
+    def shard(self, root: R) -> R:
+        """Shard another root, such as a frozen reference or a critic, in the same way."""
         shard_root(root, self.mesh, self.autocast)
         return root
 
 
 def shard_policy(
-    root: PolicyRoot, ranks: Ranks, parallel: ParallelConfig, autocast: torch.dtype | None
+    root: PolicyRoot,
+    ranks: Ranks,
+    parallel: ParallelConfig,
+    autocast: torch.dtype | None,
+    kept_whole: Iterable[nn.Parameter] = (),
 ) -> Shards:
     """Shard the policy over the ranks, in place.
 
@@ -111,6 +122,7 @@ def shard_policy(
         ranks: the ranks.
         parallel: settings that decide how the ranks share the model.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
+        kept_whole: frozen parameters that every rank keeps in full.
 
     Raises:
         UserError: if the settings do not fit the ranks or the model.
@@ -124,11 +136,16 @@ def shard_policy(
     check_divisible(root.model, parallel.tensor, ranks.size // replicas)
     device = next(root.parameters()).device.type
     mesh = rank_mesh(ranks, replicas, device, parallel.tensor)
-    shard_root(root, mesh, autocast)
+    shard_root(root, mesh, autocast, kept_whole)
     return Shards(root, mesh, ranks.data_ranks(parallel.tensor), autocast)
 
 
-def shard_root(root: PolicyRoot, mesh: RankMesh, autocast: torch.dtype | None = None) -> None:
+def shard_root(
+    root: PolicyRoot | ScalarRoot,
+    mesh: RankMesh,
+    autocast: torch.dtype | None = None,
+    kept_whole: Iterable[nn.Parameter] = (),
+) -> None:
     """Shard a root in place. Every rank must have the same weights.
 
     With autocast to bfloat16, layers are gathered in bfloat16: their matrix products are computed
@@ -136,11 +153,13 @@ def shard_root(root: PolicyRoot, mesh: RankMesh, autocast: torch.dtype | None = 
     log-probs are as exact as in one process. Gradients are summed in float32.
 
     Args:
-        root: body and head, on their device.
+        root: body and head of a policy, or a value model, on their device.
         mesh: as `rank_mesh` makes it.
         autocast: precision of the body. None: the dtype of the weights.
+        kept_whole: frozen parameters that every rank keeps in full.
     """
-    if mesh.tensor:
+    ignored = set(kept_whole)
+    if mesh.tensor and isinstance(root, PolicyRoot):
         divide_layers(root.model, mesh.tensor)
     layers = [m for m in root.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     sums = torch.float32
@@ -156,14 +175,16 @@ def shard_root(root: PolicyRoot, mesh: RankMesh, autocast: torch.dtype | None = 
             mesh=mesh.every if whole_root else mesh.data,
             mp_policy=exact if whole_root else lower,
             reshard_after_forward=True,
+            ignored_params=ignored,
         )
         # All ranks of a tensor group compute the same gradient of the root, which counts once.
         sharded.set_gradient_divide_factor(float(mesh.group) if whole_root else 1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         # A parameter without gradient on some ranks (an expert without tokens) counts as zeros.
         sharded.set_reduce_scatter_unused_params(True)
-    for method in ("states", "count"):
-        register_fsdp_forward_method(root, method)
+    if isinstance(root, PolicyRoot):
+        for method in ("states", "count"):
+            register_fsdp_forward_method(root, method)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""Settings that several ranks refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sixfold.algorithm.zoo import ZOO
+from sixfold.errors import UserError
+from sixfold.ranks import ALONE
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.several_ranks import check_supported
+
+
+class Two:
+    """Two ranks."""
+
+    size = 2
+
+
+def check(flags: list[str], ranks: Any = Two) -> None:
+    recipe = parse_recipe('run.name = "run"', "test", flags)
+    check_supported(recipe, ZOO[recipe.algorithm.name], ranks)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("sync.kind", "copy", "'shared'"),
+        ("rollout.backend.kind", "vllm", "'engine'"),
+        ("reference.placement", "worker", "'inline'"),
+        ("reference.offload", "true", "false"),
+        ("trainer.weights", "bfloat16", "'float32'"),
+        ("trainer.offload", "optimizer", "'none'"),
+        ("model.lora.dora", "true", "false"),
+    ],
+)
+def test_settings_are_refused_with_their_remedy(setting: str, value: str, remedy: str) -> None:
+    flags = [f"--{setting}={value}", "--model.lora.rank=4", "--algorithm.beta=0.1"]
+    flags.append("--run.precision=bfloat16")
+    with pytest.raises(UserError, match=f"{setting} must be {remedy} with several ranks"):
+        check(flags)
+    check(flags, ALONE)
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--model.lora.rank=4", "model.lora.rank = 4"),
+        ("--algorithm.name=ppo", "algorithm.name = 'ppo'"),
+        ("--trainer.optimizer=adamw8bit", "trainer.optimizer = 'adamw8bit'"),
+        ("--reference.precision=bfloat16", "reference.precision = 'bfloat16'"),
+    ],
+)
+def test_tensor_groups_refuse_more(flag: str, named: str) -> None:
+    flags = [flag, "--algorithm.beta=0.1", "--run.precision=bfloat16"]
+    check(flags)
+    with pytest.raises(UserError, match=f"parallel.tensor = 2 does not support {named}"):
+        check([*flags, "--parallel.tensor=2"])
