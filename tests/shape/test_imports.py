@@ -56,7 +56,7 @@ ALLOWED = {
         *("batch", "checkpointable", "errors", "model", "processes", "ranks", "recipe", "trainer"),
         "types",
     },
-    "critic": {"batch", "checkpointable", "errors", "model", "recipe", "trainer"},
+    "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "rollout"},
     "rollout": {
         *("engine", "environment", "errors", "model", "processes", "recipe", "seeds", "types"),
