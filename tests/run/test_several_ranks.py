@@ -26,6 +26,8 @@ LAYOUT = {
     "rollout/kv_peak_frac",
     "rollout/queue_peak",
     "rollout/reused_frac",
+    "sync/broadcast_bytes",
+    "sync/gather_bytes",
     "train/microbatches",
     "train/tokens",
 }
