@@ -15,9 +15,9 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
 from sixfold.errors import UserError
-from sixfold.recipe.schema import Recipe
+from sixfold.recipe.schema import Recipe, RunConfig
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.ending import TARGET_AFTER
+from sixfold.run.ending import TARGET_AFTER, why_ended
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -70,6 +70,14 @@ def test_one_high_reward_step_does_not_end_a_run(tmp_path: Path) -> None:
 
     assert train_run(recipe(tmp_path, run__steps=12, run__target_reward=0.9), reward=lucky) == 0
     assert len(metrics(tmp_path / "r")) == 12
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_text_of_an_end_has_the_steps_that_were_done(step: int) -> None:
+    """A run of 8 steps may be resumed with run.steps = 3."""
+    ending = why_ended(RunConfig(steps=3), step, None, 0.0)
+    assert ending is not None and ending.step == step
+    assert ending.text.startswith(f"{step} ") and "3" in ending.text
 
 
 @pytest.mark.slow
