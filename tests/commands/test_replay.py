@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import zstandard
 
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.cli import main
 from sixfold.commands.recorded_step import replayable, steps_text
 from sixfold.commands.replay import Replayed, replay
@@ -211,6 +213,15 @@ def test_a_reward_given_from_python_is_refused(tmp_path: Path) -> None:
     given = tiny_recipe(tmp_path, run__steps=1, sft__steps=0, data__heldout=0)
     assert train_run(parse_recipe('run.name = "r"', "test", given), reward=own_reward) == 0
     with pytest.raises(UserError, match=r"own_reward.*environment\.rewards"):
+        replay(tmp_path / "r", 1)
+
+
+def test_an_algorithm_given_from_python_is_refused(tmp_path: Path) -> None:
+    """Also one that is made of Sixfold's parts: its row is not on disk."""
+    given = tiny_recipe(tmp_path, run__steps=1, sft__steps=0, data__heldout=0)
+    recipe = parse_recipe('run.name = "r"', "test", given)
+    assert train_run(recipe, algorithm=make_algorithm(ZOO["reinforce"], 1)) == 0
+    with pytest.raises(UserError, match=r"algorithm Composed.*algorithm\.name"):
         replay(tmp_path / "r", 1)
 
 

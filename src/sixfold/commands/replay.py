@@ -127,7 +127,7 @@ def replay(
     run = RunFolder(folder)
     recipe = load_recipe(str(run.recipe))
     checkpoint = _checkpoint_before(run, step, say)
-    _check_rewards(checkpoint, recipe, say)
+    _check_inputs(checkpoint, recipe, say)
     say(f"loading {checkpoint.path.name}")
     world = build_world(
         _without_limits(recipe),
@@ -187,11 +187,11 @@ def _checkpoint_before(run: RunFolder, step: int, say: Callable[[str], None]) ->
     )
 
 
-def _check_rewards(checkpoint: Checkpoint, recipe: Recipe, say: Callable[[str], None]) -> None:
-    """Check that the recipe has the rewards of the run, and list settings that have changed.
+def _check_inputs(checkpoint: Checkpoint, recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Check that the recipe has the rewards and the algorithm of the run. List changed settings.
 
     Raises:
-        UserError: if the run's rewards came from Python.
+        UserError: if the run's rewards or its algorithm came from Python.
     """
     saved = Inputs.of(checkpoint)
     names = [name for name, _ in saved.rewards][: len(recipe.environment.rewards)]
@@ -200,6 +200,12 @@ def _check_rewards(checkpoint: Checkpoint, recipe: Recipe, say: Callable[[str], 
             f"the run was started from Python with the reward {', '.join(names)}, which is not in"
             " its recipe, so the step cannot be replayed. In new runs, put the reward into a file"
             " and name it in environment.rewards"
+        )
+    if saved.own_algorithm:
+        raise UserError(
+            f"the run was started from Python with the algorithm {saved.own_algorithm}, which is"
+            " not in its recipe, so the step cannot be replayed. In new runs, choose a method by"
+            " algorithm.name"
         )
     for change in allowed_changes(saved.settings, recipe, warming_up=False):
         say(f"setting changed since {checkpoint.path.name}: {change}")

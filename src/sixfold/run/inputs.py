@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..algorithm.base import Algorithm
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import UserError
 from ..model.turn_end import TurnEnd
@@ -36,6 +37,7 @@ class Inputs:
         vocabulary_hash: hash of the tokenizer's vocabulary.
         own_ends: tokens and strings that end a completion for the model itself, without those of
             the recipe. Empty if the model has none.
+        own_algorithm: class of an algorithm given from Python. Empty for the recipe's own.
     """
 
     settings: dict[str, Any]
@@ -44,6 +46,7 @@ class Inputs:
     solved: str
     vocabulary_hash: str
     own_ends: dict[str, list[Any]]
+    own_algorithm: str = ""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Inputs:
@@ -51,12 +54,15 @@ class Inputs:
         return cls(**checkpoint.payload.inputs)
 
 
-def inputs_of(world: World, rewards: Sequence[str | Callable[..., Any]]) -> Inputs:
+def inputs_of(
+    world: World, rewards: Sequence[str | Callable[..., Any]], algorithm: Algorithm | None
+) -> Inputs:
     """Inputs of the current process.
 
     Args:
         world: recipe, tasks, tokenizer and environment.
         rewards: the reward functions, or their names.
+        algorithm: the algorithm given from Python, or None.
     """
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     encode = world.renderer.encode
@@ -69,6 +75,7 @@ def inputs_of(world: World, rewards: Sequence[str | Callable[..., Any]]) -> Inpu
         solved=world.environment.solved_rule.text,
         vocabulary_hash=world.policy.vocabulary_hash,
         own_ends=asdict(ends) if ends else {},
+        own_algorithm=type(algorithm).__qualname__ if algorithm else "",
     )
 
 
