@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,15 +55,16 @@ class Inputs:
 
 
 def inputs_of(
-    world: World, rewards: Sequence[str | Callable[..., Any]], algorithm: Algorithm | None
+    world: World, reward: Callable[..., Any] | None, algorithm: Algorithm | None
 ) -> Inputs:
     """Inputs of the current process.
 
     Args:
         world: recipe, tasks, tokenizer and environment.
-        rewards: the reward functions, or their names.
+        reward: the reward function given from Python, or None.
         algorithm: the algorithm given from Python, or None.
     """
+    rewards = [reward] if reward else world.recipe.environment.rewards
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     encode = world.renderer.encode
     ends = world.policy.own_ends

@@ -137,9 +137,7 @@ def train_run(
             )
             stack.callback(world.close)
             teacher = teacher_of(world, algorithm)
-            inputs = inputs_of(
-                world, (reward,) if reward else recipe.environment.rewards, algorithm
-            )
+            inputs = inputs_of(world, reward, algorithm)
             state = RunState.of(checkpoint) if checkpoint else RunState()
             if checkpoint:
                 for note in check_same(checkpoint, inputs, evaluated=bool(state.before)):
