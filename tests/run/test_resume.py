@@ -19,7 +19,6 @@ from sixfold.checkpoint.checkpoint import load_checkpoint
 from sixfold.checkpoint.listing import list_checkpoints, newest_checkpoint
 from sixfold.report.rollouts import read_rollouts
 
-from ..forkserver import CONTEXT
 from .processes import metrics, start, tiny_recipe
 
 pytestmark = pytest.mark.slow
