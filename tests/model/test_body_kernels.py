@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.model.products import check_not_finite, check_product, product, random
 from torch import Tensor
 
 from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
@@ -38,34 +39,11 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 # --- products
 # --------------------------------------------------------------------------------------------------
 
 OUTPUTS = [[1], [7, 9], [16], [24, 8, 8], [31, 33, 1], [200]]
 """Of layers that read the same input: fewer than a panel, whole panels, and more."""
-
-
-def product(
-    kernels: BodyKernels,
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    before: Tensor | None = None,
-) -> Tensor:
-    """Into the middle of longer rows, which must stay as they are around it."""
-    packed = kernels.pack(weights, biases)
-    room = torch.full((len(x) + 2, packed.outputs + 9), 7.0)
-    out = room[1:-1, 4:-5]
-    out.copy_(torch.full_like(out, math.nan) if before is None else before)
-    kernels.product(x, packed, out, add=before is not None)
-    around = torch.ones_like(room, dtype=torch.bool)
-    around[1:-1, 4:-5] = False
-    assert bool((room[around] == 7).all())
-    return out
 
 
 @pytest.mark.parametrize("outputs", OUTPUTS, ids=str)
@@ -74,23 +52,7 @@ def product(
 def test_product_against_the_slow_version(
     kernels: BodyKernels, threads: int, rows: int, depth: int, outputs: list[int]
 ) -> None:
-    x = random(rows, depth + 3)[:, :depth]  # rows lie apart
-    weights = [random(n, depth, seed=n) for n in outputs]
-    biases = [random(n, seed=-n) if n % 2 else None for n in outputs]
-    bias = torch.cat(
-        [torch.zeros(n) if b is None else b for n, b in zip(outputs, biases, strict=True)]
-    )
-    before = random(rows, sum(outputs), seed=5)
-    exact = x.double() @ torch.cat(weights).double().T + bias.double()
-    most = x.abs().double() @ torch.cat(weights).abs().double().T + bias.abs().double() + 3
-    for added in (None, before):
-        ours = product(kernels, x, weights, biases, added)
-        assert bool(
-            (
-                (ours.double() - exact - (0 if added is None else added.double())).abs()
-                <= 6e-8 * (depth**0.5 + 2) * most
-            ).all()
-        )
+    check_product(kernels, rows, depth, outputs)
 
 
 def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> None:
@@ -144,14 +106,8 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(
         start += n
 
 
-def test_nan_stays_in_its_row_and_column(
-    kernels: BodyKernels,
-) -> None:
-    x, weight = random(9, 20), random(19, 20, seed=1)
-    x[3, 7], weight[18, 2] = math.nan, math.inf
-    ours = product(kernels, x, [weight], [None])
-    wrong = ~ours.isfinite()
-    assert wrong[3].all() and wrong[:, 18].all() and int(wrong.sum()) == 19 + 8
+def test_nan_stays_in_its_row_and_column(kernels: BodyKernels) -> None:
+    check_not_finite(kernels)
 
 
 # --- rows

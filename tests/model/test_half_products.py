@@ -7,14 +7,13 @@ arithmetic for processors without bfloat16 instructions.
 
 from __future__ import annotations
 
-import math
 import platform
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from tests.model.products import check_not_finite, check_product, product, random
 
 from sixfold.kernels.cpu import engine_kernels
 from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
@@ -49,50 +48,13 @@ def kernels(request: pytest.FixtureRequest) -> BodyKernels:
     return found
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def product(
-    kernels: BodyKernels,
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    before: Tensor | None = None,
-) -> Tensor:
-    """Compute into the middle of longer rows. The numbers around it must not change."""
-    packed = kernels.pack(weights, biases, half=True)
-    room = torch.full((len(x) + 2, packed.outputs + 9), 7.0)
-    out = room[1:-1, 4:-5]
-    out.copy_(torch.full_like(out, math.nan) if before is None else before)
-    kernels.product(x, packed, out, add=before is not None)
-    around = torch.ones_like(room, dtype=torch.bool)
-    around[1:-1, 4:-5] = False
-    assert bool((room[around] == 7).all())
-    return out
-
-
 @pytest.mark.parametrize("outputs", [[1], [7, 9], [31, 33, 1], [200]], ids=str)
 @pytest.mark.parametrize("depth", [1, 2, 31, 32, 100, 704])
 @pytest.mark.parametrize("rows", [1, 2, 5, 13, 16, 17, 33, 96, 203])
 def test_product_against_the_slow_version(
     kernels: BodyKernels, rows: int, depth: int, outputs: list[int]
 ) -> None:
-    """Inputs and weights are rounded to bfloat16. Sums have the precision of float32."""
-    x = random(rows, depth + 3)[:, :depth]  # rows are not adjacent in memory
-    weights = [random(n, depth, seed=n) for n in outputs]
-    biases = [random(n, seed=-n) if n % 2 else None for n in outputs]
-    bias = torch.cat(
-        [torch.zeros(n) if b is None else b for n, b in zip(outputs, biases, strict=True)]
-    )
-    before = random(rows, sum(outputs), seed=5)
-    narrow, weight = x.bfloat16().double(), torch.cat(weights).bfloat16().double()
-    exact = narrow @ weight.T + bias.double()
-    most = narrow.abs() @ weight.abs().T + bias.abs().double() + 3
-    for added in (None, before):
-        ours = product(kernels, x, weights, biases, added)
-        wanted = exact if added is None else exact + added.double()
-        assert bool(((ours.double() - wanted).abs() <= 6e-8 * (depth**0.5 + 2) * most).all())
+    check_product(kernels, rows, depth, outputs, half=True)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -103,11 +65,11 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(kernels: BodyKernels, threads
         x, weights = random(301, 90), [random(n, 90, seed=n) for n in (5, 70)]
         biases = [random(5, seed=8), None]
         start = random(301, 75, seed=3)
-        whole = product(kernels, x, weights, biases, start)
+        whole = product(kernels, x, weights, biases, start, half=True)
         for first, last in ((0, 1), (300, 301), (7, 19), (100, 133), (3, 4), (0, 300)):
-            part = product(kernels, x[first:last], weights, biases, start[first:last])
+            part = product(kernels, x[first:last], weights, biases, start[first:last], half=True)
             assert torch.equal(part, whole[first:last]), (first, last)
-        alone = product(kernels, x, weights[1:], biases[1:], start[:, 5:])
+        alone = product(kernels, x, weights[1:], biases[1:], start[:, 5:], half=True)
         assert torch.equal(alone, whole[:, 5:])
     finally:
         torch.set_num_threads(before)
@@ -131,13 +93,8 @@ def test_numbers_are_rounded_as_pytorch_rounds(kernels: BodyKernels) -> None:
     assert torch.equal(rows[fits, 0], theirs[fits].float())
 
 
-def test_nan_stays_in_its_row_and_column(
-    kernels: BodyKernels,
-) -> None:
-    x, weight = random(9, 20), random(19, 20, seed=1)
-    x[3, 7], weight[18, 2] = math.nan, math.inf
-    wrong = ~product(kernels, x, [weight], [None]).isfinite()
-    assert wrong[3].all() and wrong[:, 18].all() and int(wrong.sum()) == 19 + 8
+def test_nan_stays_in_its_row_and_column(kernels: BodyKernels) -> None:
+    check_not_finite(kernels, half=True)
 
 
 def test_packed_weights_take_half_the_bytes(kernels: BodyKernels) -> None:
