@@ -337,7 +337,8 @@ def _moments(recipe: Recipe, size: ModelSize, held: Holdings, head: HeadWork) ->
     """
     lowered = number_width(recipe) == LOWERED
     # Shards are gathered in bfloat16: there is nothing to cast.
-    others = 0 if held.lowered or held.packed or held.shards > 1 else size.parameters - size.table
+    gathered = held.shards > 1 and not held.adapter  # in the dtype of products
+    others = 0 if held.lowered or held.packed or gathered else size.parameters - size.table
     cast = LOWERED * (others + held.adapter) if lowered else 0
     all_kept = recipe.trainer.activation_checkpointing == "none"
     kept, each = (cast, cast) if all_kept else (0, cast // max(1, size.layers))
