@@ -20,6 +20,7 @@ from sixfold.model.trained_lora import add_lora
 from sixfold.ranks import Ranks
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.schema import LoraConfig, MoeConfig, ParallelConfig, TrainerConfig
+from sixfold.trainer import logprobs
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_tables
 from sixfold.trainer.optimizer import make_optimizer, reset_optimizer
 from sixfold.trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
@@ -51,6 +52,7 @@ class Case:
         batch: changes the batch.
         replicas: copies of the sharded model.
         tensor: ranks of a tensor group.
+        small: largest table of logits that is left to autograd. None: the usual one.
         balance: weight of the balance loss of experts.
         lora: settings of an adapter, which is trained instead of the weights.
     """
@@ -65,6 +67,7 @@ class Case:
     batch: Callable[[Batch], Batch] = lambda batch: batch
     replicas: int = 1
     tensor: int = 1
+    small: int | None = None
     balance: float = 0.0
     lora: LoraConfig | None = None
 
@@ -77,6 +80,7 @@ def _two_updates(batch: Batch) -> Batch:
     return batch.with_(minibatch=(batch.group > 0).long())
 
 
+SMALL_TABLE = logprobs.SMALL
 SMALL = {"max_tokens_per_microbatch": 24}
 ADAPTER = LoraConfig(rank=4, alpha=8.0)
 
@@ -125,6 +129,10 @@ DIVIDED = {
         values={**SMALL, "activation_checkpointing": "full", "grad_clip": 0.01},
         tensor=4,
     ),
+    "one group of ranks, large tied head": Case(
+        model={"num_key_value_heads": 4, "vocab_size": 2100}, small=0, tensor=4
+    ),
+    "one group of rows": Case(groups=1, tensor=2),
 }
 """Cases with tensor groups."""
 
@@ -169,6 +177,7 @@ def batch_of(case: Case) -> Batch:
 
 def step(ranks: Ranks, case: Case, autocast: torch.dtype | None = None) -> dict[str, Any]:
     """Gradient, weights and metrics of one step. The gradient is AdamW's first moment, scaled."""
+    logprobs.SMALL = SMALL_TABLE if case.small is None else case.small
     trainer = trainer_of(case, ranks, autocast)
     metrics = trainer.train_step(batch_of(case), grpo(case.aggregation).compute_loss)
     return {

@@ -31,6 +31,7 @@ from ..ranks import ALONE, Ranks
 from .activation_offload import activations_on_host
 from .fused_head import fused_scores
 from .head_settings import HeadSettings
+from .head_share import HeadShare
 from .packing import PackedRow, filler, pack
 from .routing import Routed, Routing
 from .sharing import own_microbatches
@@ -212,6 +213,7 @@ class PolicyRoot(nn.Module):
         super().__init__()
         self.model = model
         self.routing = routing
+        self.head_share: HeadShare | None = None
 
     def states(self, row: PackedRow, scoring: Scoring) -> Tensor:
         """Hidden states [S, hidden] at row.reads."""
@@ -243,10 +245,19 @@ class PolicyRoot(nn.Module):
         """Log-prob and entropy of every scored token, in the order of row.target."""
         with body_precision(row, scoring), _thin_embedding(self.model, row, scoring):
             hidden, routed = self._routed_states(row, scoring)
-            values, entropies = score_states(self.model, hidden, row, scoring)
+            values, entropies = self._scores(hidden, row, scoring)
         if routed is None:
             return Scores(values, entropies)
         return RoutedScores(values, entropies, routed)
+
+    def _scores(self, hidden: Tensor, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [S]. The ranks of a tensor group divide the positions."""
+        share = self.head_share
+        if share is None:
+            return score_states(self.model, hidden, row, scoring)
+        own, part = share.divide(hidden, row)
+        values, entropies = score_states(self.model, own, part, scoring)
+        return share.gather(values, len(hidden)), share.gather(entropies, len(hidden))
 
 
 def score_states(

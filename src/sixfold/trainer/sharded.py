@@ -38,6 +38,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import UserError
 from ..ranks import Ranks
 from ..recipe.schema import ParallelConfig
+from .head_share import HeadShare
 from .logprobs import PolicyRoot, ScalarRoot
 from .resharding import Layout, at, empty_box, layout_of, reshard, whole_box
 from .tensor_parallel import check_divisible, divide_layers
@@ -161,6 +162,7 @@ def shard_root(
     ignored = set(kept_whole)
     if mesh.tensor and isinstance(root, PolicyRoot):
         divide_layers(root.model, mesh.tensor)
+        root.head_share = HeadShare(mesh.tensor.get_group())
     layers = [m for m in root.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     sums = torch.float32
     # Inputs are not cast: the residual stream stays in float32, as under autocast alone.
@@ -177,7 +179,8 @@ def shard_root(
             reshard_after_forward=True,
             ignored_params=ignored,
         )
-        # All ranks of a tensor group compute the same gradient of the root, which counts once.
+        # The ranks of a tensor group have equal gradients of embedding and last norm: they count
+        # once. Gradients of the head differ, and `head_share.py` allows for the division.
         sharded.set_gradient_divide_factor(float(mesh.group) if whole_root else 1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         # A parameter without gradient on some ranks (an expert without tokens) counts as zeros.
