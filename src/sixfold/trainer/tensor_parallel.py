@@ -3,10 +3,10 @@
 Attention is divided by heads, and the MLP by its inner width (Shoeybi et al. 2019,
 arXiv:1909.08053, section 3). The first matrices (q, k, v, gate, up) are divided by rows, so a rank
 computes the outputs of its heads and of its part of the MLP. The last matrices (o, down) are
-divided by columns: each rank computes a summand of the output, and the group sums them. Embedding,
-head and norms read whole hidden states. All ranks of a group compute them in the same way, so their
+divided by columns: each rank computes a summand of the output, and the group sums them. Embedding
+and norms read whole hidden states. All ranks of a group compute them in the same way, so their
 gradients are equal. The norms of queries and keys read the heads of one rank, so their gradients
-are summed over the group.
+are summed over the group. The positions of the output head are divided in `head_share.py`.
 
 Only layers with exactly these matrices are supported, as in Qwen and Llama. Shapes are checked, so
 another architecture is refused.
