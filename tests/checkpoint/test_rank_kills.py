@@ -37,6 +37,8 @@ from .test_checkpoint import names
 class Model:
     """Weights of a policy that only a saver sees."""
 
+    lora = None
+
     def __init__(self, step: int) -> None:
         self.layer = torch.full((8,), float(step))
         self.head = torch.full((6,), float(step))
