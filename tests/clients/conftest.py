@@ -31,6 +31,11 @@ PYTHONS = {
 @pytest.fixture(scope="session")
 def server() -> Iterator[Running]:
     """A model that can be shown tools, with room for the prompts of agents."""
+    if not all(PYTHONS.values()):
+        pytest.skip(
+            "SIXFOLD_CLIENTS_OPENAI2 and _OPENAI3 name no interpreters with the clients: make"
+            " clients"
+        )
     sizes = ScratchConfig(
         hidden_size=64,
         layers=2,
@@ -52,11 +57,6 @@ def client(server: Running, tmp_path: Path) -> Callable[..., Any]:
     """client(NAME): what the script with_NAME.py says of the server. openai: the major version that
     it runs with.
     """
-    if not all(PYTHONS.values()):
-        pytest.skip(
-            "SIXFOLD_CLIENTS_OPENAI2 and _OPENAI3 name no interpreters with the clients: make"
-            " clients"
-        )
     server.served.encoders[0].tokenizer.save_pretrained(tmp_path)
 
     def run(name: str, openai: int = 2) -> Any:

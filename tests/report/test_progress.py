@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -20,7 +21,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+        # Not `time.monotonic` itself: an event loop of another test reads it, and would then wait
+        # for hours.
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def pipe(width: int = 60) -> tuple[Console, io.StringIO]:
