@@ -113,7 +113,8 @@ def test_a_reference_process_that_dies_ends_the_run_with_its_name(
     start = WorkerReference.start
 
     def dies(self: WorkerReference, groups: Any) -> None:
-        os.kill(self._child.process.pid, signal.SIGKILL)
+        # Supervisor and program: the program alone could still answer.
+        os.killpg(self._child.process.pid, signal.SIGKILL)
         start(self, groups)
 
     monkeypatch.setattr(WorkerReference, "start", dies)
