@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from types import SimpleNamespace
@@ -114,3 +116,18 @@ FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": _start})
 def fork_programs(patch: pytest.MonkeyPatch, forking: bool = True) -> None:
     """Fork the programs that need torch. All others start as always; without `forking`, all do."""
     patch.setattr(child, "subprocess", FORKING if forking else subprocess)
+
+
+def kill_program(pid: int) -> None:
+    """Kill a program with its supervisor, whose pid this is. The program alone could still answer.
+
+    A program that is being started gets a process group of its own a moment later.
+    """
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)

@@ -5,8 +5,6 @@ process left behind.
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import time
 from array import array
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.forked_programs import fork_programs
+from tests.forked_programs import fork_programs, kill_program
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -348,7 +346,7 @@ def test_a_dead_worker_is_reported_with_its_exit_code(monkeypatch: pytest.Monkey
     fork_programs(monkeypatch)
     beside = worker(model("llama"))
     beside.start(groups_of(0))
-    os.kill(beside._child.process.pid, signal.SIGKILL)
+    kill_program(beside._child.process.pid)
     with pytest.raises(ReferenceEnded, match="killed by SIGKILL; the machine may be out of memory"):
         beside.score(batch_of(0))
     with pytest.raises(ReferenceEnded, match="killed by SIGKILL"):

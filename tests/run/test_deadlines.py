@@ -24,7 +24,7 @@ from sixfold.processes.deadline import Deadline, Pulse
 from sixfold.reference.worker_reference import WorkerReference
 from sixfold.rollout.engine_guard import EngineGuard
 
-from ..forked_programs import fork_programs
+from ..forked_programs import fork_programs, kill_program
 from .processes import tiny_recipe
 
 
@@ -113,8 +113,7 @@ def test_a_reference_process_that_dies_ends_the_run_with_its_name(
     start = WorkerReference.start
 
     def dies(self: WorkerReference, groups: Any) -> None:
-        # Supervisor and program: the program alone could still answer.
-        os.killpg(self._child.process.pid, signal.SIGKILL)
+        kill_program(self._child.process.pid)
         start(self, groups)
 
     monkeypatch.setattr(WorkerReference, "start", dies)
