@@ -71,7 +71,8 @@ $(VLLM)/installed: Makefile
 	@touch $@
 
 vllm: $(STAMP) $(VLLM)/installed
-	SIXFOLD_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/rollout/test_vllm_real.py tests/rollout/test_vllm_adapters.py
+	SIXFOLD_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
+		$(BIN)/python -m pytest tests/rollout/test_vllm_real.py tests/rollout/test_vllm_adapters.py
 
 # Two environments: verifiers and litellm want openai < 3, inspect-ai wants openai >= 3.4. Neither needs torch.
 CLIENTS := .venv-clients

@@ -35,7 +35,7 @@ the head start of rank 0 in reporting a mistake of the user, which all ranks fin
 """
 
 LEAD_S = 0.5
-"""Head start of rank 0, in seconds, if several ranks want to report any other error."""
+"""Head start of rank 0 in reporting any other error, in seconds. Several ranks may find it."""
 
 
 class Ranks(Protocol):

@@ -265,7 +265,7 @@ class _Replay:
         return read
 
     def _learners(self) -> Learners:
-        """Build everything that learns, and restore it from the checkpoint."""
+        """Build the trainer, the critic and the reference, and restore them from the checkpoint."""
         learners = build_learners(self.world)
         registry: dict[str, Checkpointable] = learners.components()
         saved = self.checkpoint.payload

@@ -65,7 +65,10 @@ class RecordedModel:
         return self._model.module
 
     def body(self, build: Compile | None) -> Body:
-        """Return this object: the compiled kernels do not support expert layers."""
+        """Return this object, which runs layers in PyTorch.
+
+        The compiled kernels do not support layers with experts.
+        """
         return self
 
     def lowered(self, dtype: torch.dtype, build: Compile | None) -> Body:

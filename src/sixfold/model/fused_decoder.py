@@ -239,7 +239,7 @@ class FusedDecoder:
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
             layer.output.run(
                 kernels,
-                # Under autocast, attention in PyTorch may return a lower precision.
+                # Under autocast, PyTorch's attention may return half precision.
                 layout.attend(queries, keys, values, attention).view(count, -1).float(),
                 x,
                 additions,

@@ -79,9 +79,9 @@ class TrainedLora:
 
     @torch.no_grad()
     def copied(self) -> PreTrainedModel:
-        """Another module on the same base, with a copy of the current adapter.
+        """Make another module on the same base weights, with a copy of the current adapter.
 
-        If the adapter is sharded, the copy is not, and every rank must call this at the same time.
+        The copy is whole on each rank. If the adapter is sharded, all ranks must call this.
         """
         other = add_lora(self.base, self.config, self.origin, seed=0)
         own = self.weights()

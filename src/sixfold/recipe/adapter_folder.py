@@ -91,7 +91,7 @@ def base_of(path: str, setting: str) -> Base:
 
 
 def trained_on(path: str) -> str | None:
-    """How the weights of an adapter's base were rounded in training: "nf4", or "" for not at all.
+    """Rounding of the base on which an adapter was trained: "nf4", or "" without rounding.
 
     Returns:
         None if Sixfold did not save the adapter.

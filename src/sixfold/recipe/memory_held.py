@@ -52,7 +52,7 @@ class Holdings:
 
     @property
     def adapter(self) -> int:
-        """Parameters of the adapter. 0: all weights are trained."""
+        """Number of parameters in the adapter. 0 if there is none: all weights are trained."""
         return self.trained if self.trained < self.parameters else 0
 
     @property

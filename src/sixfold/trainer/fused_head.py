@@ -27,7 +27,7 @@ from .head_settings import HeadSettings
 from .tiled_head import TiledHead, tile_kernels
 
 SLICE = 1 << 24
-"""Maximum size of a temporary product for the weight's gradient, in numbers (67 MB)."""
+"""Maximum numbers in one temporary product that is added to the weight's gradient (67 MB)."""
 ENTROPY_TABLE = 1 << 22
 """Maximum number of log-probs whose entropies are computed at once: two tables of 17 MB."""
 

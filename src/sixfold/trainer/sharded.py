@@ -274,6 +274,9 @@ def _covers(tensor: DTensor) -> bool:
 
 
 def _layout(tensor: DTensor) -> Layout:
-    """Layout of a tensor whose mesh contains all ranks of the run."""
+    """The part of a tensor that each rank of the run holds, in rank order.
+
+    The tensor's mesh contains all ranks.
+    """
     boxes = layout_of(tensor)
     return [boxes[rank] for rank in range(len(boxes))]

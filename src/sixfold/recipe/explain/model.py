@@ -46,7 +46,7 @@ def _adapter_facts(recipe: Recipe) -> list[Fact]:
 
 
 def _training_state(plan: Plan) -> Fact:
-    """Bytes of weights, gradients and optimizer state."""
+    """Line of `sixfold explain` with the bytes of weights, gradients and optimizer state."""
     size = plan.model.size
     held = None if size is None else holdings(plan.recipe, size)
     if held is None:
