@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import VERBS
-from sixfold.environment.math_answers import math_reward
+from sixfold.environment.maths.answers import math_reward
 from sixfold.recipe.knobs import knobs, sections
 from sixfold.recipe.schema import Recipe
 from sixfold.report.schema import find

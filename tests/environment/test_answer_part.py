@@ -7,7 +7,7 @@ import pytest
 from sixfold.environment.answer_part import answer_part
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.environment.gym import submitted_answer
-from sixfold.environment.math_answers import math_reward
+from sixfold.environment.maths.answers import math_reward
 from sixfold.environment.scorer import Environment
 from sixfold.types import Group, Task, Trajectory
 

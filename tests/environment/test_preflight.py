@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks
-from sixfold.environment.math_answers import math_reward
+from sixfold.environment.maths.answers import math_reward
 from sixfold.environment.preflight import (
     Baseline,
     baseline_scores,

@@ -336,7 +336,7 @@ def test_processes_import_no_torch_and_start_beside_running_threads() -> None:
 @pytest.mark.slow
 def test_packages_import_no_torch() -> None:
     modules = (
-        "sixfold.environment.scorer, sixfold.environment.math_answers, sixfold.environment.gym,"
+        "sixfold.environment.scorer, sixfold.environment.maths.answers, sixfold.environment.gym,"
         " sixfold.environment.preflight, sixfold.data.sources"
     )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"

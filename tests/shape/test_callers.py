@@ -40,7 +40,7 @@ NEVER_PASSED = {
         ),
         "a contract whose callers follow",
     ),
-    "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
+    "environment.maths.constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
     "commands.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }

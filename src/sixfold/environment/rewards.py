@@ -26,7 +26,7 @@ from .values import awaited, entries, number
 
 BUILT_IN = {
     "arithmetic": "sixfold.environment.arithmetic:arithmetic_reward",
-    "math": "sixfold.environment.math_answers:math_reward",
+    "math": "sixfold.environment.maths.answers:math_reward",
     "reasoning_gym": "sixfold.environment.gym:gym_reward",
     "reasoning_gym_solved": "sixfold.environment.gym:gym_solved",
 }

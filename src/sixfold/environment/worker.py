@@ -35,7 +35,7 @@ from ..processes.program import (
 from .async_checks import AsyncChecks
 from .checks import Outcome, run_check
 from .limits import limit_memory, on_blame
-from .math_algebra import load_cas
+from .maths.algebra import load_cas
 from .rewards import load_reward
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment import math_algebra
-from sixfold.environment.math_answers import math_reward
-from sixfold.environment.math_extraction import final_answer
+from sixfold.environment.maths import algebra
+from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.extraction import final_answer
 from sixfold.types import Task
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "verifier_math.json").read_text())
+CASES = json.loads((Path(__file__).parents[2] / "data" / "verifier_math.json").read_text())
 
-# The cases assume that an answer without a box earns nothing. Ours is declared in math_extraction:
+# The cases assume that an answer without a box earns nothing. Ours is declared in extraction:
 # "the answer is X" counts where there is no box, because models trained on GSM8K write no boxes.
 OTHER_POLICY = {"math-110": 1.0}
 
@@ -159,7 +159,7 @@ def test_answers_made_to_hang_the_cas(answer: str) -> None:
 
 
 def test_text_that_is_no_formula_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_algebra, "_parsed", lambda latex: pytest.fail(f"parsed {latex!r}"))
+    monkeypatch.setattr(algebra, "_parsed", lambda latex: pytest.fail(f"parsed {latex!r}"))
     for text in (
         "__import__('os')",
         r"\input{/etc/passwd}",
@@ -168,7 +168,7 @@ def test_text_that_is_no_formula_never_reaches_the_parser(monkeypatch: pytest.Mo
         "1" * 401,
         r"\csname x\endcsname",
     ):
-        assert not math_algebra.equal_by_algebra(text, "x")
+        assert not algebra.equal_by_algebra(text, "x")
 
 
 def test_gold_may_be_a_number_or_carry_its_own_box() -> None:

@@ -14,8 +14,8 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from .limits import OutOfTime, blame_answer, cpu_limit
-from .math_constants import same_value
+from ..limits import OutOfTime, blame_answer, cpu_limit
+from .constants import same_value
 
 MAX_SECONDS = 1.5  # CPU time of one whole check; almost all take less than a tenth
 MAX_GOLD_SECONDS = 5.0  # of CPU time

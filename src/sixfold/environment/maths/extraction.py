@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from .answer_part import answer_part
+from ..answer_part import answer_part
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")

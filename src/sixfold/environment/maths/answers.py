@@ -1,8 +1,8 @@
 r"""Reward for mathematics: 1 if the final answer of a completion equals the task's, otherwise 0.
 
-`math_extraction` finds the answer. `math_numbers` converts it to normalised text and exact numbers.
-`math_choices`, `math_times` and `math_intervals` handle options, times of day and sets of reals.
-`math_algebra` asks the CAS about the rest.
+`extraction` finds the answer. `numbers` converts it to normalised text and exact numbers.
+`choices`, `times` and `intervals` handle options, times of day and sets of reals.
+`algebra` asks the CAS about the rest.
 
 Invariants: no answer makes the check fail: an answer that raises, or takes too long, is wrong. An
 equivalent answer earns 1 (1/2, 0.5 and \frac{1}{2} are equal). An approximation of an exact gold
@@ -14,14 +14,14 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from ..types import Task
-from .limits import OutOfTime
-from .math_algebra import Budget, equal_by_algebra
-from .math_choices import same_choice
-from .math_extraction import final_answer, last_box
-from .math_intervals import region, same_region
-from .math_numbers import Quantity, exact_number, normalise, ordinal, quantity, same_unit
-from .math_times import same_time, time_of_day
+from ...types import Task
+from ..limits import OutOfTime
+from .algebra import Budget, equal_by_algebra
+from .choices import same_choice
+from .extraction import final_answer, last_box
+from .intervals import region, same_region
+from .numbers import Quantity, exact_number, normalise, ordinal, quantity, same_unit
+from .times import same_time, time_of_day
 
 MAX_ANSWER_CHARACTERS = 2000
 MAX_PARTS = 50

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .math_numbers import exact_number
+from .numbers import exact_number
 
 _RELATIONS = {
     "<": "<",

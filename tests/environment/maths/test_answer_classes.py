@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment import math_algebra
 from sixfold.environment.limits import OutOfTime, blame_answer, cpu_limit, on_blame
-from sixfold.environment.math_algebra import BadReference
-from sixfold.environment.math_answers import math_reward
-from sixfold.environment.math_constants import same_value
+from sixfold.environment.maths import algebra
+from sixfold.environment.maths.algebra import BadReference
+from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.constants import same_value
 from sixfold.types import Task
 
 CLASSES: dict[str, dict[str, list[list[str]]]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "answer_classes.json").read_text()
+    (Path(__file__).parents[2] / "data" / "answer_classes.json").read_text()
 )
 
 
@@ -157,8 +157,8 @@ def test_a_reference_that_the_cas_fails_on_is_a_failure_of_the_check(
     def fails(latex: str) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(math_algebra, "_parsed", fails)
-    math_algebra._parsed_gold.cache_clear()
+    monkeypatch.setattr(algebra, "_parsed", fails)
+    algebra._parsed_gold.cache_clear()
     with pytest.raises(BadReference, match="x\\+7"):
         reward(r"\boxed{x+8}", "x+7")
 
@@ -171,8 +171,8 @@ def test_an_answer_that_never_ends_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
             with suppress(Exception):  # as a library would
                 sum(range(100))
 
-    monkeypatch.setattr(math_algebra, "_equal", spins)
-    monkeypatch.setattr(math_algebra.Budget, "seconds", 0.1)
+    monkeypatch.setattr(algebra, "_equal", spins)
+    monkeypatch.setattr(algebra.Budget, "seconds", 0.1)
     assert reward(r"\boxed{x+2}", "x+9") == 0.0
 
 

@@ -1,0 +1,1 @@
+"""Reward for mathematics. `answers` compares a final answer with the reference answer."""
