@@ -57,7 +57,7 @@ ALLOWED = {
         "types",
     },
     "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
-    "sync": {"checkpointable", "engine", "rollout"},
+    "sync": {"checkpointable", "engine", "kernels", "rollout"},
     "rollout": {
         *("engine", "environment", "errors", "model", "processes", "recipe", "seeds", "types"),
     },

@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sixfold.kernels.cpu.round_kernels import round_kernels
 from sixfold.sync.quantise import (
     E4M3_MAX,
     INT8_MAX,
     LEAST_SCALE,
+    Form,
     Quantised,
     quantised_share,
     quantised_weights,
+    rounded,
     to_fp8,
     to_int8,
 )
@@ -148,6 +151,31 @@ def test_what_is_given_is_not_altered(quantise: Callable[[Tensor], Quantised], w
     assert torch.equal(bits(w), bits(before)) and made.dtype == torch.float32
     made.zero_()
     assert torch.equal(bits(w), bits(before))
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """True if all bits are equal, whatever the payload of a NaN."""
+    nan = x.isnan()
+    return torch.equal(nan, y.isnan()) and torch.equal(bits(x[~nan]), bits(y[~nan]))
+
+
+@pytest.mark.skipif(round_kernels() is None, reason="needs a C compiler")
+@given(w=tensors)
+@settings(max_examples=200, deadline=None)
+def test_the_fused_pass_gives_the_same_bits(w: Tensor) -> None:
+    """PyTorch's operations, one after the other, are the reference."""
+    assert same(rounded(w, "int8"), to_int8(w).values())
+    assert same(rounded(w, "fp8"), to_fp8(w).values())
+    assert same(rounded(w.T, "fp8"), to_fp8(w.T).values()), "a strided matrix"
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_fused_pass_keeps_what_is_not_finite(form: Form, bad: float) -> None:
+    w = weights("normal", 5, 300, 70)  # enough numbers for several threads
+    w[7, 3] = bad
+    plain = (to_int8(w) if form == "int8" else to_fp8(w)).values()
+    assert same(rounded(w, form), plain) and bool(plain[7].isnan().all())
 
 
 def test_the_formats_by_hand() -> None:

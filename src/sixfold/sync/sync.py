@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -105,7 +105,7 @@ class CopySync:
         trainer: PreTrainedModel,
         engine: Engine,
         every: int,
-        form: str = "copy",
+        form: Literal["copy", "int8", "fp8"] = "copy",
         lora: AdaptedPolicy | None = None,
     ) -> None:
         self._trainer = trainer
