@@ -100,7 +100,7 @@ async def _played(
         played = await player.play(task, recorded.sample, prompt, params)
     except RecordEnds as problem:
         result.turned[place] = str(problem)
-        return replace(recorded, reward=Reward(None, error=str(problem)))
+        return replace(recorded, reward=Reward.failed(str(problem)))
     again = played.trajectory
     if again.tokens != recorded.tokens or again.provenance != recorded.provenance:
         result.turned[place] = _first_difference(again, recorded)

@@ -14,6 +14,7 @@ from math import comb
 from ..errors import UserError
 from ..types import Task
 from .answer_part import answer_part
+from .grade import Grade, right_or_wrong
 
 _INTEGER = re.compile(r"-?[0-9]+")
 
@@ -38,6 +39,11 @@ def arithmetic_reward(completion: str, task: Task) -> float:
     """1.0 if the last integer after all thoughts is the answer, otherwise 0.0."""
     integers = _INTEGER.findall(answer_part(completion))
     return float(bool(integers) and _canonical(integers[-1]) == _canonical(str(task.answer)))
+
+
+def arithmetic_grade(completion: str, task: Task) -> Grade:
+    """`arithmetic_reward` with a verdict."""
+    return right_or_wrong(arithmetic_reward(completion, task) == 1.0)
 
 
 def worked_trace(operands: tuple[int, ...]) -> str:

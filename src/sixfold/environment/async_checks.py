@@ -50,7 +50,7 @@ class AsyncChecks:
         try:
             outcome = await run_async_check(function, check, self._timeout_s)
         except asyncio.CancelledError:
-            outcome = Outcome([], "cancelled", 0.0)
+            outcome = Outcome([], "cancelled", 0.0, "raised")
         del self._tasks[ticket]
         if not self._tasks:
             self._unused()

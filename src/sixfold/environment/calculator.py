@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..types import Task
-from .arithmetic import arithmetic_reward
+from .arithmetic import arithmetic_grade
 from .episode import Action, End, Observation
 
 OPEN, CLOSE = "c(", ")"
@@ -82,7 +82,7 @@ class Calculator:
     async def step(self, action: Action) -> Observation | End:
         """Answer a call, or grade the final answer."""
         if action.stopped_by != CLOSE:
-            return End(reward=arithmetic_reward(action.text, self._task))
+            return End(reward=arithmetic_grade(action.text, self._task))
         _, opened, expression = action.text.rpartition(OPEN)
         event = {"kind": "tool_call", "tool": "calculator", "arguments": expression}
         try:

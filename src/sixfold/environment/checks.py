@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import one_line
 from ..types import Task
+from .grade import Grade
 from .rewards import RewardFunction
 from .sampled import Sampled
 
@@ -29,32 +30,70 @@ class Check(NamedTuple):
     sampled: Sampled
 
 
+Cause = Literal["", "raised", "timeout", "died"]
+"""Why a check failed: the reward raised or returned no reward, it took too long, or its process
+ended. "" if the check did not fail.
+"""
+
+
 class Outcome(NamedTuple):
     """Result of a check.
 
     Attributes:
-        values: one value per completion. None: the reward does not apply.
+        values: one number or grade per completion. None: the reward does not apply. Empty if the
+            check failed.
         error: error on one line, or None.
         seconds: duration.
+        cause: why the check failed.
     """
 
-    values: list[float | None]
+    values: list[float | Grade | None]
     error: str | None
     seconds: float
+    cause: Cause = ""
+
+    @property
+    def may_succeed_again(self) -> bool:
+        """True if the check or one of its grades failed, and another run may help."""
+        return self.cause in ("raised", "died") or any(map(_failed, self.values))
+
+    def completed_by(self, first: Outcome) -> Outcome:
+        """This outcome of a second run, with the values that the first run had.
+
+        A value of the first run stays. So only completions whose check failed get another value.
+        """
+        if not first.values:
+            return self._replace(seconds=first.seconds + self.seconds)
+        if not self.values:
+            return first._replace(seconds=first.seconds + self.seconds)
+        pairs = zip(first.values, self.values, strict=True)
+        values = [new if _failed(old) else old for old, new in pairs]
+        return Outcome(values, None, first.seconds + self.seconds)
+
+    def to_record(self) -> dict[str, object]:
+        """JSON form. `worker_process` reads it."""
+        values = [v.to_record() if isinstance(v, Grade) else v for v in self.values]
+        return {**self._asdict(), "values": values}
+
+
+def _failed(value: float | Grade | None) -> bool:
+    return isinstance(value, Grade) and value.failed
 
 
 def run_check(function: RewardFunction, check: Check) -> Outcome:
     """Call the reward. An exception becomes the outcome's error."""
     process, start = os.getpid(), time.perf_counter()
+    values: list[float | Grade | None] = []
+    error: str | None = None
     try:
-        values, error = function.scores(check.completions, check.task, check.sampled), None
+        values = function.scores(check.completions, check.task, check.sampled)
     except Exception as raised:  # noqa: BLE001  boundary: a failed check is data
-        values, error = [], one_line(raised)
+        error = one_line(raised)
     finally:
         if os.getpid() != process:
             # A child that the reward forked must not continue as a second copy of this process.
             os._exit(1)
-    return Outcome(values, error, time.perf_counter() - start)
+    return _outcome(values, error, start)
 
 
 async def run_async_check(function: RewardFunction, check: Check, timeout_s: float) -> Outcome:
@@ -71,15 +110,20 @@ async def run_async_check(function: RewardFunction, check: Check, timeout_s: flo
     try:
         await asyncio.wait([task], timeout=timeout_s)
         if task.done():
-            values, error = task.result()
-        else:
-            values, error = [], f"timeout after {timeout_s:g} s"
+            return _outcome(*task.result(), start)
     finally:
         task.cancel()
-    return Outcome(values, error, time.perf_counter() - start)
+    return Outcome([], f"timeout after {timeout_s:g} s", time.perf_counter() - start, "timeout")
 
 
-async def _scored(function: RewardFunction, check: Check) -> tuple[list[float | None], str | None]:
+def _outcome(values: list[float | Grade | None], error: str | None, start: float) -> Outcome:
+    """Outcome of a call that began at `start` and has ended."""
+    return Outcome(values, error, time.perf_counter() - start, "raised" if error else "")
+
+
+async def _scored(
+    function: RewardFunction, check: Check
+) -> tuple[list[float | Grade | None], str | None]:
     """Values and error of an async reward. Even sys.exit in it must not end the event loop."""
     process = os.getpid()
     try:

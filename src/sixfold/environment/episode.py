@@ -8,10 +8,11 @@ in `rollout` owns the tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..types import FinishReason, Message, Outcome, Reward, Task
+from .grade import Grade
 from .rewards import checked_value
 
 
@@ -47,14 +48,14 @@ class End:
     """End of an episode.
 
     Attributes:
-        reward: final reward, to which the rewards of the turns are added. None: the run's reward
-            functions score the finished trajectory.
+        reward: final reward, to which the rewards of the turns are added. A `Grade` also says why.
+            None: the run's reward functions score the finished trajectory.
         outcome: how the episode ended.
         events: facts to record.
         tool_errors: number of calls in the last reply that failed.
     """
 
-    reward: Reward | float | None = None
+    reward: Reward | Grade | float | None = None
     outcome: Outcome = "ended"
     events: tuple[Mapping[str, Any], ...] = ()
     tool_errors: int = 0
@@ -103,7 +104,20 @@ def final_reward(end: End) -> Reward | None:
         if given.value is not None:
             checked_value(given.value)
         return given
+    if isinstance(given, Grade):
+        return _graded(given)
     return None if given is None else Reward(checked_value(given))
+
+
+def _graded(grade: Grade) -> Reward:
+    if grade.value is None:
+        return replace(Reward.failed(grade.detail or grade.verdict), isolation=grade.isolation)
+    return Reward(
+        checked_value(grade.value),
+        verdict=grade.verdict,
+        detail=grade.detail,
+        isolation=grade.isolation,
+    )
 
 
 def turn_reward(answer: Observation | End) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UserError, nearest
 from ..types import Task
 from .answer_part import answer_part
+from .grade import Grade, right_or_wrong
 from .gym_traces import gym_trace
 
 
@@ -96,6 +97,17 @@ def gym_reward(completion: str, task: Task) -> float:
 def gym_solved(completion: str, task: Task) -> float:
     """1 if the library gives the answer full marks, otherwise 0: there is no partial credit."""
     return float(gym_reward(completion, task) >= 1)
+
+
+def gym_grade(completion: str, task: Task) -> Grade:
+    """`gym_reward` with a verdict. Partial credit is a wrong answer."""
+    value = gym_reward(completion, task)
+    return Grade(value, "passed" if value >= 1 else "wrong_answer")
+
+
+def gym_solved_grade(completion: str, task: Task) -> Grade:
+    """`gym_solved` with a verdict."""
+    return right_or_wrong(gym_solved(completion, task) == 1.0)
 
 
 def submitted_answer(completion: str) -> str:

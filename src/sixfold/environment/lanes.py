@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from .checks import Outcome
+from .grade import Grade
 from .worker_process import Job, WorkerProcess
 
 CHECKS_PER_REQUEST = 128
@@ -76,10 +77,15 @@ class SerialLane:
         self._queue.extendleft(reversed(list(jobs)))
 
     def lost(self, worker: WorkerProcess, failure: Outcome) -> None:
-        """Fail the running check, unless it blames the answer. The others run again."""
+        """Fail the running check. The others run again.
+
+        A time-out of a check that blames the answer is not a failure: the answer earns 0. The death
+        of a process is always one, because something else may have killed it.
+        """
         first, *behind = worker.pending.values()
-        if worker.blames_answer:
-            failure = Outcome([0.0] * len(first.check.completions), None, failure.seconds)
+        if worker.blames_answer and failure.cause == "timeout":
+            grade = Grade(0.0, "timeout", failure.error or "")
+            failure = Outcome([grade] * len(first.check.completions), None, failure.seconds)
         first.finish(failure)
         self.again(behind)
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import UserError
 from ..processes.child import ChildError, Message
-from .checks import Check, Outcome
+from .checks import Cause, Check, Outcome
 from .lanes import AsyncLane, Lane, SerialLane
 from .worker_process import Job, RewardInfo, WorkerProcess
 
@@ -218,9 +218,9 @@ class WorkerPool:
         now = time.monotonic()
         for worker in list(self._workers):
             if now >= worker.deadline and not worker.idle:
-                self._replace(worker, f"timeout after {self._timeout_s:g} s")
+                self._replace(worker, f"timeout after {self._timeout_s:g} s", "timeout")
 
-    def _replace(self, worker: WorkerProcess, reason: str) -> None:
+    def _replace(self, worker: WorkerProcess, reason: str, cause: Cause = "died") -> None:
         """End a process and start another. Its running check fails for `reason`.
 
         Raises:
@@ -234,8 +234,9 @@ class WorkerPool:
             )
         self.start()
         if worker.pending:
-            seconds = self._timeout_s if reason.startswith("timeout") else 0.0
-            self._lane(worker).lost(worker, Outcome([], reason, seconds))
+            late = cause == "timeout"
+            failure = Outcome([], reason, self._timeout_s if late else 0.0, cause)
+            self._lane(worker).lost(worker, failure)
 
     def _end(self, worker: WorkerProcess) -> None:
         """End a process."""

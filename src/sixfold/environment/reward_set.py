@@ -95,17 +95,32 @@ class RewardSet:
             for index in range(len(self.weights))
         ]
 
-    def check(
+    async def checked(
         self, index: int, task: Task, completions: list[str], sampled: Sampled
-    ) -> Awaitable[Outcome]:
-        """Outcome of one check. It starts when it is awaited.
+    ) -> tuple[Outcome, int]:
+        """Outcome of one check, which runs once more if it fails.
+
+        A check that took too long does not run again: it would probably take too long again.
 
         Args:
             index: the reward. A named reward runs in a process, a callable here.
             task: the task.
             completions: a single text, or all completions of a group for a TRL function.
             sampled: values that the reward may ask for by parameter name.
+
+        Returns:
+            The outcome, and how often the check ran again.
         """
+        first = await self._check(index, task, completions, sampled)
+        if not first.may_succeed_again:
+            return first, 0
+        again = await self._check(index, task, completions, sampled)
+        return again.completed_by(first), 1
+
+    def _check(
+        self, index: int, task: Task, completions: list[str], sampled: Sampled
+    ) -> Awaitable[Outcome]:
+        """Outcome of one run of a check. It starts when it is awaited."""
         if function := self._local.get(index):
             return self._call(function, Check(index, task, completions, sampled))
         assert self._pool is not None

@@ -3,7 +3,7 @@
 Sixfold's form is `f(completion: str, task: Task) -> float`. TRL's form is `f(prompts, completions,
 **columns) -> list[float | None]`. It is recognised by a parameter named `completions` and called as
 TRL calls it, with one group of K completions at a time. Both may be sync or async, and may return
-numpy numbers or tensors.
+numpy numbers, tensors, or a `Grade` for a completion.
 
 Both may also ask for the fields of `Sampled` by naming them as parameters. A TRL function gets a
 list of each.
@@ -14,22 +14,28 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..types import Task
 from . import callables
+from .grade import Grade, plain_value
 from .named import Named
 from .sampled import Sampled, asked_of
 from .values import awaited, entries, number
 
 BUILT_IN = {
-    "arithmetic": "sixfold.environment.arithmetic:arithmetic_reward",
+    "arithmetic": "sixfold.environment.arithmetic:arithmetic_grade",
     "math": "sixfold.environment.maths.answers:math_reward",
-    "reasoning_gym": "sixfold.environment.gym:gym_reward",
-    "reasoning_gym_solved": "sixfold.environment.gym:gym_solved",
+    "reasoning_gym": "sixfold.environment.gym:gym_grade",
+    "reasoning_gym_solved": "sixfold.environment.gym:gym_solved_grade",
 }
+NOT_VERIFIERS: frozenset[str] = frozenset()
+"""Names of BUILT_IN that do not tell whether a completion is right, such as rewards for its format.
+They decide `solved` only if no other reward does.
+"""
+
 REWARDS = Named("reward", "function", BUILT_IN)
 
 MAX_REWARD = 1e15
@@ -65,12 +71,16 @@ class RewardFunction:
         return asked_of(self.function)
 
     def __call__(self, completion: str, task: Task) -> float | None:
-        """The reward of one completion. None if a TRL function says that it does not apply."""
-        return self.scores([completion], task, Sampled(["stop"], [[]], [], task.prompt_text))[0]
+        """The reward of one completion, as a number.
+
+        None if a TRL function says that it does not apply, or if the check failed.
+        """
+        sampled = Sampled(["stop"], [[]], [], task.prompt_text)
+        return plain_value(self.scores([completion], task, sampled)[0])
 
     def scores(
         self, completions: Sequence[str], task: Task, sampled: Sampled
-    ) -> list[float | None]:
+    ) -> list[float | Grade | None]:
         """The rewards of completions of one task.
 
         Args:
@@ -88,7 +98,7 @@ class RewardFunction:
 
     async def scores_async(
         self, completions: Sequence[str], task: Task, sampled: Sampled
-    ) -> list[float | None]:
+    ) -> list[float | Grade | None]:
         """As `scores`, for an async function. It runs in the caller's event loop."""
         return self._checked(
             [await result for result in self._results(completions, task, sampled)], completions
@@ -104,14 +114,28 @@ class RewardFunction:
             more = {name: value for name, value in given.items() if name in self.asks}
             yield self.function(text, task, **more)
 
-    def _checked(self, results: list[Any], completions: Sequence[str]) -> list[float | None]:
+    def _checked(
+        self, results: list[Any], completions: Sequence[str]
+    ) -> list[float | Grade | None]:
         """Values of the results of the calls."""
         if not self.takes_groups:
-            return [checked_value(result) for result in results]
+            return [graded_value(result) for result in results]
         values = entries(results[0])
         if len(values) != len(completions):
             raise ValueError(f"returned {len(values)} rewards for {len(completions)} completions")
-        return [None if value is None else checked_value(value) for value in values]
+        return [None if value is None else graded_value(value) for value in values]
+
+
+def graded_value(value: Any) -> float | Grade:
+    """A result of a reward: a number as a float, or a grade whose value is a float.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if its value cannot be trained on.
+    """
+    if not isinstance(value, Grade):
+        return checked_value(value)
+    return value if value.value is None else replace(value, value=checked_value(value.value))
 
 
 def checked_value(value: Any) -> float:

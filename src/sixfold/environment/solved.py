@@ -6,9 +6,10 @@ A completion is solved if its score reaches full marks, `eval.solved_at`. Its sc
 - the weighted sum that is trained on (`eval.metric = "reward"`). Full marks are then
   `eval.solved_at` times the sum of the positive weights.
 
-The default is the verifier: a built-in reward if there is one, otherwise the reward with the
-largest weight, otherwise the first. A TRL function may say that it does not apply to a task; the
-next reward in that order then decides. Partial credit is not solved.
+The default is the verifier: a built-in one if there is one, otherwise the reward with the largest
+weight, otherwise the first. Rewards for the form of an answer (`NOT_VERIFIERS`) come last. A TRL
+function may say that it does not apply to a task; the next reward in that order then decides.
+Partial credit is not solved.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError, nearest
-from .rewards import BUILT_IN
+from .rewards import BUILT_IN, NOT_VERIFIERS
 
 REWARD = "reward"
 """Name of the metric that is the weighted sum of all rewards."""
@@ -48,7 +49,11 @@ class SolvedRule:
         """
         if not self.parts:
             return value
-        return next((parts[name] for name in self.parts if name in parts), None)
+        return parts.get(self.decider(parts))
+
+    def decider(self, parts: Mapping[str, float]) -> str:
+        """Name of the reward that decides. "" if the sum decides, or if no such reward applies."""
+        return next((name for name in self.parts if name in parts), "")
 
     def solves(self, score: float) -> bool:
         """True if `score` reaches full marks."""
@@ -98,7 +103,12 @@ def solved_rule(
             f"eval.metric = '{metric}' is not a reward of this run. Choose one of"
             f" {', '.join([*names, REWARD])}.{hint}"
         )
-    order = sorted(range(len(names)), key=lambda i: (names[i] not in BUILT_IN, -weights[i], i))
+
+    def place(i: int) -> tuple[int, float, int]:
+        kind = 2 if names[i] in NOT_VERIFIERS else int(names[i] not in BUILT_IN)
+        return kind, -weights[i], i
+
+    order = sorted(range(len(names)), key=place)
     return SolvedRule((metric,) if metric else tuple(names[i] for i in order), solved_at)
 
 

@@ -1,9 +1,9 @@
-"""Scores the trajectories of one step as they end: checks, verdicts and the error budget."""
+"""Scores the trajectories of one step as they end: checks, results and the error budget."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,13 +11,11 @@ from typing import Any
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
 from .base import Tally
+from .combine import Result, combined
+from .grade import Grade
 from .reward_set import RewardSet
-from .rewards import MAX_REWARD
 from .sampled import Sampled
 from .solved import SolvedRule
-
-NOT_APPLICABLE = "no reward function applies"
-"""Error of a trajectory to which no reward function applies. No check failed."""
 
 
 class RewardBudgetExceeded(UserError):
@@ -52,41 +50,23 @@ class ErrorBudget:
         self.failed += count
         self.failures.append((count, line))
         if self.failed > self.share * self.checks:
-            shown = " | ".join(line for _, line in self.failures[:3])
+            counts: Counter[str] = Counter()
+            for number, reason in self.failures:
+                counts[reason] += number
+            shown = " | ".join(f"{number} x {reason}" for reason, number in counts.most_common(3))
             raise RewardBudgetExceeded(
-                f"{self.failed} of {self.checks} reward checks failed, more than"
-                f" environment.error_budget = {self.share:g} allows: {shown}"
+                f"{self.failed} of {self.checks} reward checks failed (verdict"
+                " infrastructure_error), more than environment.error_budget ="
+                f" {self.share:g} allows: {shown}. Correct the rewards, or raise the budget."
             )
 
 
 @dataclass
-class _Verdict:
-    """Results of one trajectory so far: (value, error, seconds) by index of the reward."""
+class _Open:
+    """A trajectory whose checks run, and its results so far by index of the reward."""
 
     trajectory: Trajectory
-    results: dict[int, tuple[float | None, str | None, float]] = field(default_factory=dict)
-
-    def reward(self, rewards: RewardSet, rule: SolvedRule) -> Reward:
-        """Sum of weight x reward. Rewards are added in a fixed order: a float sum depends on it."""
-        parts: dict[str, float] = {}
-        errors: list[str] = []
-        total = seconds = 0.0
-        for index in rewards.order:
-            value, error, lasted = self.results[index]
-            seconds += lasted
-            if error is not None:
-                errors.append(f"{rewards.labels[index]}: {error}")
-            elif value is not None:
-                parts[rewards.labels[index]] = value
-                total += rewards.weights[index] * value
-        if errors or not parts:
-            return Reward(None, parts, "; ".join(errors) or NOT_APPLICABLE, seconds)
-        if not math.isfinite(total) or abs(total) > MAX_REWARD:
-            line = f"the weighted sum {total:g} is beyond {MAX_REWARD:g}"
-            return Reward(None, parts, line, seconds)
-        score = rule.score(total, parts)
-        solved = None if score is None else rule.solves(score)
-        return Reward(total, parts, None, seconds, score=score, solved=solved)
+    results: dict[int, Result] = field(default_factory=dict)
 
 
 class StepScorer:
@@ -117,7 +97,7 @@ class StepScorer:
         self._told = (0, 0)
         self._shown = shown
         self._rendered: dict[tuple[int, ...], str] = {}
-        self._verdicts: dict[int, _Verdict] = {}
+        self._open: dict[int, _Open] = {}
         self._single: list[int] = []
         self._over_groups: list[int] = []
         self._known = False
@@ -127,16 +107,16 @@ class StepScorer:
         if trajectory.reward is not None:
             self._judge(trajectory, trajectory.reward)
             return
-        if id(trajectory) in self._verdicts:
+        if id(trajectory) in self._open:
             return
         self._count()
-        self._verdicts[id(trajectory)] = _Verdict(trajectory)
+        self._open[id(trajectory)] = _Open(trajectory)
         try:
             if not self._known:
                 await self._learn()
             await self._check(self._single, task, [trajectory])
         except BaseException:
-            self._verdicts.pop(id(trajectory), None)
+            self._open.pop(id(trajectory), None)
             raise
         if not self._over_groups:
             self._settle(trajectory)
@@ -146,13 +126,13 @@ class StepScorer:
         new = [
             self.add(group.task, trajectory)
             for trajectory in group.trajectories
-            if trajectory.reward is None and id(trajectory) not in self._verdicts
+            if trajectory.reward is None and id(trajectory) not in self._open
         ]
         await together(new)
         waiting = [trajectory for trajectory in group.trajectories if trajectory.reward is None]
         if not waiting:
             return
-        if any(len(self._verdicts[id(t)].results) < len(self._single) for t in waiting):
+        if any(len(self._open[id(t)].results) < len(self._single) for t in waiting):
             raise RuntimeError(f"task {group.task.id}: finish was called before add had returned")
         await self._check(self._over_groups, group.task, waiting)
         for trajectory in waiting:
@@ -161,7 +141,7 @@ class StepScorer:
     def fail(self, trajectory: Trajectory, line: str) -> None:
         """Record that a trajectory cannot be scored (`base.Scorer.fail`)."""
         self._count()
-        trajectory.reward = Reward(None, error=line)
+        trajectory.reward = Reward.failed(line)
         # None of its checks can run.
         self._budget.spend(len(self._rewards.weights), line)
 
@@ -221,18 +201,26 @@ class StepScorer:
         sampled: Sampled,
     ) -> None:
         """Run one check, and record its outcome for its trajectories."""
-        outcome = await self._rewards.check(index, task, texts, sampled)
+        name = self._rewards.labels[index]
+        outcome, reruns = await self._rewards.checked(index, task, texts, sampled)
         values = outcome.values or [None] * len(trajectories)
         seconds = outcome.seconds / len(trajectories)
+        failed: Counter[str] = Counter()
         for trajectory, value in zip(trajectories, values, strict=True):
-            verdict = self._verdicts[id(trajectory)]
-            verdict.results[index] = (value, outcome.error, seconds)
-        if outcome.error is not None:
-            line = f"{self._rewards.labels[index]}: {outcome.error}"
-            self._budget.spend(len(trajectories), line)
+            error = outcome.error
+            if isinstance(value, Grade) and value.failed:
+                error = value.detail or value.verdict
+            result = Result(value, error, seconds, reruns)
+            self._open[id(trajectory)].results[index] = result
+            if error is not None:
+                failed[f"{name}: {error}"] += 1
+        for line, count in failed.items():
+            self._budget.spend(count, line)
 
     def _settle(self, trajectory: Trajectory) -> None:
-        trajectory.reward = self._verdicts.pop(id(trajectory)).reward(self._rewards, self._rule)
+        rewards, results = self._rewards, self._open.pop(id(trajectory)).results
+        every = [(rewards.labels[i], rewards.weights[i], results[i]) for i in rewards.order]
+        trajectory.reward = combined(every, self._rule)
 
     def _sampled(self, task: Task, trajectories: Sequence[Trajectory]) -> Sampled:
         starts = [trajectory.prompt_length for trajectory in trajectories]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..types import Group, Task
+from .combine import NOT_APPLICABLE
 from .preflight import MakeAnswer
 from .scorer import Environment
-from .step_scorer import NOT_APPLICABLE
 
 TRIAL_TASKS = 2
 

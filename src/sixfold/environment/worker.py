@@ -3,7 +3,8 @@
 The first request is JSON: {"rewards": names, "timeout_s": seconds per async check}. Its answer is
 {"rewards": [[name, takes_groups, runs_async], ...]}, or {"fatal": message} if they cannot be
 loaded. Every later request is a pickled list of (ticket, check). Each check is answered as soon as
-it is done: {"check": ticket, "values": [...], "error": null or text, "seconds": s}.
+it is done: {"check": ticket, "values": [...], "error": null or text, "seconds": s, "cause": text}.
+A value is a number, null, or a grade as an object.
 
 Plain functions run in the main thread, one after another. So the parent always knows which check is
 running. Async functions run concurrently, in the event loop of `values`; (ticket, None) cancels
@@ -71,7 +72,7 @@ def serve(requests: Requests) -> None:
             end_descendants(helpers)
 
     def answer(ticket: int, outcome: Outcome) -> None:
-        requests.answer(json.dumps({"check": ticket, **outcome._asdict()}).encode())
+        requests.answer(json.dumps({"check": ticket, **outcome.to_record()}).encode())
 
     running = AsyncChecks(start["timeout_s"], answer, end_processes)
     for body in requests:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast, get_args
 
 from ..errors import UserError
 from ..processes.child import Child, ChildEnded, Message
-from .checks import Check, Outcome
+from .checks import Cause, Check, Outcome
+from .grade import Grade
 
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 MAX_REPLY_BYTES = 1 << 24
@@ -193,17 +194,35 @@ def _outcome(reply: dict[str, Any], job: Job) -> Outcome:
             an error.
     """
     match reply:
-        case {"check": job.ticket, "values": [], "error": str(error), "seconds": float(seconds)}:
-            return Outcome([], error, seconds)
         case {
             "check": job.ticket,
             "values": list(values),
-            "error": None,
+            "error": None | str() as error,
             "seconds": float(seconds),
-        } if len(values) == len(job.check.completions):
-            if all(
-                value is None or (isinstance(value, float) and math.isfinite(value))
-                for value in values
-            ):
-                return Outcome(values, None, seconds)
+            "cause": str(cause),
+        } if cause in get_args(Cause) and bool(cause) == (error is not None):
+            expected = 0 if error else len(job.check.completions)
+            if len(values) == expected:
+                found = [_value(value) for value in values]
+                return Outcome(found, error, seconds, cast(Cause, cause))
     raise ChildEnded(_BAD_REPLY)
+
+
+def _value(value: Any) -> float | Grade | None:
+    """One value of a reply.
+
+    Raises:
+        ChildEnded: if it is neither null, nor a finite number, nor a grade.
+    """
+    number = value
+    if isinstance(value, dict):
+        try:
+            grade = Grade(**value)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ChildEnded(_BAD_REPLY) from error
+        if not isinstance(grade.isolation, str):
+            raise ChildEnded(_BAD_REPLY)
+        value, number = grade, grade.value
+    if number is not None and not (isinstance(number, float) and math.isfinite(number)):
+        raise ChildEnded(_BAD_REPLY)
+    return value  # type: ignore[no-any-return]

@@ -77,10 +77,28 @@ TIME = (
         "wall clock of the loggers",
     ),
     Metric(
+        "time/check_p50_s",
+        "s",
+        "median duration of checks",
+        "median over trajectories of the duration of all checks of one",
+    ),
+    Metric(
         "time/check_p99_s",
         "s",
         "duration of the slowest 1% of checks",
-        "99th percentile over trajectories of the duration of one check",
+        "99th percentile over trajectories of the duration of all checks of one",
+    ),
+    Metric(
+        "time/check_p50_s/*",
+        "s",
+        "median duration of the checks of one reward; absent with a single reward",
+        "median over trajectories of the duration of the check by NAME",
+    ),
+    Metric(
+        "time/check_p99_s/*",
+        "s",
+        "duration of the slowest 1% of checks of one reward; absent with a single reward",
+        "99th percentile over trajectories of the duration of the check by NAME",
     ),
     Metric(
         "time/eval_s",
@@ -120,6 +138,25 @@ REWARD = (
         "share",
         "checks that failed",
         "trajectories whose reward is an error / trajectories",
+    ),
+    Metric(
+        "reward/rerun_frac",
+        "share",
+        "trajectories with a check that failed and ran again; absent if there were none",
+        "trajectories with a check that ran again / trajectories",
+    ),
+    Metric(
+        "reward/verdict/*",
+        "share",
+        "trajectories with one verdict: passed, wrong_answer, timeout, infrastructure_error, ...",
+        "trajectories with verdict NAME / trajectories; absent if there were none",
+    ),
+    Metric(
+        "reward/frac_format_only",
+        "share",
+        "trajectories that are wrong and still paid, for their format or another part",
+        "trajectories whose deciding part (see eval.metric) is at most 0 while another part times"
+        " its weight is above 0 / trajectories with several parts",
     ),
     Metric(
         "reward/part/*",

@@ -172,7 +172,7 @@ class _Step:
     async def _check(self, task: Task, trajectory: Trajectory, error: str) -> None:
         if self._scorer is None:
             if error:
-                trajectory.reward = Reward(None, error=error)
+                trajectory.reward = Reward.failed(error)
         elif error:
             self._scorer.fail(trajectory, error)
         else:
