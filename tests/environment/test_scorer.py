@@ -430,7 +430,7 @@ def test_a_scorer_has_one_error_budget_to_which_failed_episodes_count() -> None:
         return g
 
     failed = asyncio.run(stream("aabb", 4, fail=True)).trajectories[0].reward
-    assert failed == Reward(None, error="the episode raised ValueError")
+    assert failed == Reward.failed("the episode raised ValueError")
     asyncio.run(stream(["", "a"], 4, fail=False))
     asyncio.run(stream([*"abcdefg", "", ""], 1, fail=False))  # the added count if they are more
     for texts, expected, fail in (["", "a"], 3, False), (["a", ""], 4, True):
