@@ -30,8 +30,9 @@ ALGORITHMS = {
 CONCRETE = ALGORITHMS | {"algorithm.zoo", "algorithm.composed", "algorithm.parts"}
 
 ALLOWED = {
-    "types": {"errors", "streams"},
+    "types": {"errors", "reward", "streams"},
     "streams": set(),
+    "reward": set(),
     "errors": set(),
     "files": {"errors"},
     "seeds": set(),
