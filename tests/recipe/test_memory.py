@@ -64,8 +64,13 @@ def test_weights_and_all_that_is_held_with_them_by_hand() -> None:
     assert held.items() <= plain.items()
     assert "reference" not in plain and "critic" not in plain and "sync copy" not in plain
     assert sizes(memory("--algorithm.beta=0.1"))["reference"] == 4 * N
-    assert sizes(memory("--algorithm.name=ppo"))["critic"] == 16 * N
+    critic = sizes(memory("--algorithm.name=ppo"))
+    assert (critic["critic"], critic["critic's moments"]) == (4 * N, 8 * N)
     assert "critic" not in sizes(memory("--algorithm.name=ppo", "--critic.body=policy"))
+    small = memory("--algorithm.name=ppo", "--trainer.optimizer=adamw8bit")
+    assert sizes(small)["critic's moments"] == sizes(small)["AdamW moments"] < 2.1 * N
+    away = memory("--algorithm.name=ppo", "--trainer.offload=optimizer")
+    assert away.host == 2 * 8 * N
     assert sizes(memory("--sync.kind=copy"))["sync copy"] == 4 * N
     single = sizes(memory("--run.precision=float32"))
     assert "engine's weights" not in single and "weights cast in a pass" not in single
@@ -103,6 +108,14 @@ def test_an_adapter_and_its_base_by_hand() -> None:
     assert "engine's weights" not in lowered, "the engine reads the base"
     assert lowered["reference"] == 4 * trained
     assert lowered["weights cast in a pass"] == 0
+    assert "critic" not in lowered
+    plan = memory_of(make_plan(load_recipe("gsm8k", [*flags, "--algorithm.name=ppo"])))
+    assert plan is not None
+    critic = sizes(plan)
+    assert (critic["critic"], critic["critic's moments"]) == (4 * trained, 8 * trained)
+    plan = memory_of(make_plan(load_recipe("gsm8k", [*flags[:1], "--algorithm.name=ppo"])))
+    assert plan is not None
+    assert sizes(plan)["critic"] == 4 * (N7 - TABLE7), "a value model has no output head"
 
 
 def test_experts_by_hand(tmp_path: Path) -> None:
@@ -202,13 +215,14 @@ def test_a_rank_holds_its_shard_and_gathers_layers(monkeypatch: pytest.MonkeyPat
 
 
 def test_ranks_share_an_adapter_out_and_hold_its_base_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = ["--model.lora.rank=16", "--algorithm.beta=0.1"]
+    flags = ["--model.lora.rank=16", "--algorithm.name=ppo", "--algorithm.beta=0.1"]
     alone = sizes(memory(*flags))
     monkeypatch.setenv("WORLD_SIZE", "4")
     ranks = sizes(memory(*flags))
     assert ranks.keys() == alone.keys(), "nothing is gathered, and there is no sync copy"
     divided = {name for name in alone if ranks[name] < alone[name]}
-    assert divided == {"adapter", "gradients", "AdamW moments"}
+    critic = {"critic", "critic's moments"}
+    assert divided == {"adapter", "gradients", "AdamW moments", *critic}
     assert all(ranks[name] == alone[name] // (4 if name in divided else 1) for name in alone)
 
 
@@ -441,6 +455,41 @@ def test_settings_that_help_come_largest_first_and_really_help() -> None:
         "sync.kind",
     }
     assert wanted <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("flags", "helps"),
+    [
+        ([], {"model.lora.base = 'bfloat16'", "model.lora.base = 'nf4'"}),
+        (["--model.lora.base=bfloat16"], {"model.lora.base = 'nf4'"}),
+        (["--model.lora.base=nf4"], set()),
+        (["--model.lora.dora=true", "--sync.kind=copy"], {"model.lora.base = 'bfloat16'"}),
+        (["--model.lora.rank=0"], set()),
+        (
+            ["--run.precision=float32"],
+            {
+                f"model.lora.base = '{base}' with run.precision = 'bfloat16'"
+                for base in ("bfloat16", "nf4")
+            },
+        ),
+    ],
+)
+def test_a_smaller_base_of_an_adapter_helps_where_the_run_can_have_it(
+    flags: list[str], helps: set[str]
+) -> None:
+    given = [f"--model.path={SEVEN}", "--model.lora.rank=16", *flags]
+    plan = make_plan(load_recipe("gsm8k", given))
+    before = memory_of(plan)
+    assert before is not None
+    found = {name for name, _ in what_helps(plan, before) if name.startswith("model.lora")}
+    assert found == helps
+    if helps == {"model.lora.base = 'nf4'"}:  # 7B on a card of 24 GB
+        shown = "\n".join(says for says, _ in memory_lines(plan))
+        assert (
+            "24 GB: does not fit" in shown and "to fit on 24 GB: model.lora.base = 'nf4'" in shown
+        )
+        smaller = make_plan(load_recipe("gsm8k", [*given, "--model.lora.base=nf4"]))
+        assert "24 GB: fits" in "\n".join(says for says, _ in memory_lines(smaller))
 
 
 def test_a_model_without_known_sizes_is_said_to_be_unknown(

@@ -415,6 +415,8 @@ def test_the_explanation_says_what_else_is_kept() -> None:
     assert "a value head on the policy's hidden states; training state: very small" in says(
         "critic", "--algorithm.name=ppo", "--critic.body=policy"
     )
+    adapter = says("critic", "--algorithm.name=ppo", "--model.lora.rank=4")
+    assert "an adapter of its own, of rank 4" in adapter and "frozen base" in adapter
     assert fact("critic") is None
     assert "has no effect" in says("critic", "--critic.warmup_steps=3")
     teacher = says(

@@ -4,6 +4,7 @@ what the whole run gives.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from sixfold.checkpoint.listing import list_checkpoints
 from sixfold.cli import main
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
+from sixfold.files import durable
 from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.driver import Driver
 from sixfold.run.out_of_memory import free_memory_of
@@ -319,6 +321,51 @@ def test_engine_that_starts_to_disagree_stops_the_run(
         ):
             train(tmp_path)
     assert newest(tmp_path / "r") == "step-000002"
+    assert_goes_on_exactly(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_a_disk_that_refuses_trajectories_leaves_the_finished_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    flush = durable.fsync_path
+
+    def full(path: Path) -> None:
+        if "step-000003.jsonl.zst" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "fsync_path", full)
+        with pytest.raises(UserError, match=r"step-000003\.jsonl\.zst: no space left.*run\.dir"):
+            train(tmp_path)
+    assert newest(tmp_path / "r") == "step-000003"
+    assert_goes_on_exactly(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_the_error_if_it_refuses_the_checkpoint_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    whole: Path,
+) -> None:
+    flush = durable.fsync_path
+
+    def full(path: Path) -> None:
+        if "step-000003" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "fsync_path", full)
+        for module in ("checkpoint.checkpoint", "checkpoint.publication", "checkpoint.payload"):
+            patch.setattr(f"sixfold.{module}.fsync_path", full, raising=False)
+        with pytest.raises(UserError, match=r"step-000003\.jsonl\.zst: no space left"):
+            train(tmp_path)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step-000003: no space left" in said
+    assert newest(tmp_path / "r") == "step-000000"
     assert_goes_on_exactly(tmp_path, whole)
 
 

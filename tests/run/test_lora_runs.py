@@ -96,6 +96,7 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(whole: Path, tmp_
         {"sft__steps": 0, "reference__reset_every": 2},
         {"sft__steps": 0, "sync__kind": "copy", "sync__every": 2, "model__lora__dora": True},
         {"sft__steps": 0, "run__precision": "bfloat16", "model__lora__base": "nf4"},
+        {"sft__steps": 4, "algorithm__name": "ppo", "critic__learning_rate": 1e-2},
     ],
 )
 def test_resume_on_a_pretrained_base_is_exact(
@@ -108,11 +109,22 @@ def test_resume_on_a_pretrained_base_is_exact(
     assert_same(one, two, 4)
     if settings.get("model__lora__base") == "nf4":
         assert_merged_into_rounded_base(base, one / "checkpoints" / "step-000004" / "model", two)
+    if settings.get("algorithm__name") == "ppo":
+        assert_critic_with_an_adapter(one)
     own = {name for name in saved(one, 4) if ":reference/" in name}
     needs_own = bool(settings["sft__steps"]) or "reference__reset_every" in settings
     assert bool(own) == needs_own and all(".lora_" in name for name in own)
     worst = max(m["mismatch/max_abs_logp"] for m in metrics(one) if "mismatch/max_abs_logp" in m)
     assert worst <= (0.5 if "run__precision" in settings else 1e-4)
+
+
+def assert_critic_with_an_adapter(run: Path) -> None:
+    """The checkpoint and the folder `critic` hold its adapter and its head, and no base."""
+    trained = [name for name in saved(run, 4) if ":critic/weights/" in name]
+    assert len(trained) == 2 * 7 + 2 and sum("lora_" in name for name in trained) == 2 * 7
+    written = load_file(run / "critic" / "adapter_model.safetensors")
+    assert len(written) == len(trained) and "base_model.model.score.weight" in written
+    assert all(m["critic/grad_norm"] > 0 for m in metrics(run))
 
 
 def assert_merged_into_rounded_base(base: Path, adapter: Path, out: Path) -> None:

@@ -15,6 +15,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
 from sixfold.errors import UserError
+from sixfold.files.folder import MARKER
 from sixfold.recipe.schema import Recipe, RunConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.ending import TARGET_AFTER, why_ended
@@ -72,12 +73,27 @@ def test_one_high_reward_step_does_not_end_a_run(tmp_path: Path) -> None:
     assert len(metrics(tmp_path / "r")) == 12
 
 
-@pytest.mark.parametrize("step", [3, 8])
-def test_text_of_an_end_has_the_steps_that_were_done(step: int) -> None:
-    """A run of 8 steps may be resumed with run.steps = 3."""
-    ending = why_ended(RunConfig(steps=3), step, None, 0.0)
-    assert ending is not None and ending.step == step
-    assert ending.text.startswith(f"{step} ") and "3" in ending.text
+def test_text_of_an_end_has_the_steps_that_were_done() -> None:
+    ending = why_ended(RunConfig(steps=3), 3, None, 0.0)
+    assert ending is not None and ending.step == 3
+    assert ending.text.startswith("3 of 3 steps")
+
+
+@pytest.mark.slow
+def test_fewer_steps_than_were_done_are_refused_and_nothing_changes(tmp_path: Path) -> None:
+    """Nor does a finished run take settings under which nothing is trained."""
+    settings = {"run__steps": 4, "sft__steps": 0, "data__heldout": 0}
+    assert train_run(recipe(tmp_path, **settings)) == 0
+    run = tmp_path / "r"
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != MARKER}
+    with pytest.raises(UserError, match=r"run\.steps = 3, .* 4 steps .*set it to 4 .*or to 7"):
+        train_run(recipe(tmp_path, **{**settings, "run__steps": 3}), resume=run)
+    other = recipe(tmp_path, **settings, trainer__learning_rate=0.5)
+    assert train_run(other, resume=run) == 0
+    assert {p: p.read_bytes() for p in before} == before
+    longer = recipe(tmp_path, **{**settings, "run__steps": 5})
+    assert train_run(longer, resume=run) == 0
+    assert len(metrics(run)) == 5 and "steps = 5" in (run / "recipe.toml").read_text()
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def weights(run: Path, step: int) -> dict[str, Any]:
 
 SAVED: dict[str, dict[str, Any]] = {
     "weights": {"algorithm__beta": 0.1},
-    "adapter, critic": {**LORA, "algorithm__name": "ppo", "critic__body": "policy"},
+    "adapter, critic": {**LORA, "algorithm__name": "ppo"},
 }
 
 

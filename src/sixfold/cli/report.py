@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from .parsing import VerbParser, run_folder
 
@@ -17,10 +21,25 @@ def parser() -> VerbParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse the arguments, write the report, and print its path."""
+    """Parse the arguments, write the report, and print its path.
+
+    For a run that trains an adapter, standard error says so.
+    """
     given, _ = parser().parse(argv)
     folder = run_folder(given.run)
+    from ..report.adapter import adapter_of
     from ..report.html import write_report
+    from ..report.untrusted import one_line
 
     print(write_report(folder))
+    if adapter := adapter_of(folder, _recipe(folder)):
+        print(f"adapter: {one_line(adapter, 200)}", file=sys.stderr)
     return 0
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    """The recipe of a run. Empty if it is missing or broken, which the report says."""
+    try:
+        return tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

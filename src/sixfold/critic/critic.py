@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch, Loss, Metrics, filled
 from ..checkpointable import check_names, check_tensors
+from ..model.trained_lora import TrainedLora
 from ..ranks import ALONE, Ranks
 from ..recipe.schema import CriticConfig, TrainerConfig
 from ..trainer.logprobs import PolicyRoot, Scoring, score_tables
 from ..trainer.sharded import Shards, place, whole
 from ..trainer.trainer import Trainer
-from .value_model import make_value_root
+from .value_model import AdapterValueModel, make_value_root
 
 WEIGHTS = "weights/"
 
@@ -43,6 +44,8 @@ class Critic:
         ranks: the ranks that train the critic together.
         shards: how the policy is sharded over them. The critic is sharded alike.
         whole_policy: the policy in one piece, if it is sharded.
+        lora: the policy's adapter. A critic with a body of its own then gets an adapter of its own
+            on the same base. None: all weights of the policy are trained.
 
     Raises:
         UserError: if the policy's architecture has no value model of the requested kind.
@@ -61,13 +64,14 @@ class Critic:
         ranks: Ranks = ALONE,
         shards: Shards | None = None,
         whole_policy: PreTrainedModel | None = None,
+        lora: TrainedLora | None = None,
     ) -> None:
         if config.body == "none":
             raise ValueError("critic.body = 'none': there is no critic to make")
-        root = make_value_root(policy, config.body, whole_policy)
+        root = make_value_root(policy, config.body, whole_policy, lora)
         self.model = root.model
         if shards:
-            shards.shard(root)
+            shards.shard(root, lora.base.parameters() if lora else ())
         changed: dict[str, object] = {"learning_rate": config.learning_rate}
         if config.body == "policy":
             # A head has no layers, and the policy's trainer sets those of the policy.
@@ -127,7 +131,7 @@ class Critic:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights as weights/NAME, and the trainer's tensors, for a checkpoint."""
+        """Trained weights as weights/NAME, and the trainer's tensors, for a checkpoint."""
         return self._weights() | self.trainer.tensors()
 
     def state(self) -> dict[str, int]:
@@ -152,20 +156,25 @@ class Critic:
         self.batches = state["batches"]
 
     def _weights(self) -> dict[str, Tensor]:
-        return {WEIGHTS + name: p for name, p in self.model.named_parameters()}
+        trained = self.model.named_parameters()
+        return {WEIGHTS + name: p for name, p in trained if p.requires_grad}
 
     def save(self, folder: Path) -> None:
-        """Write a critic with its own body in Hugging Face form.
+        """Write a critic with its own body in Hugging Face form, or its adapter in PEFT's.
 
-        `AutoModelForTokenClassification.from_pretrained(folder)` reads it back. A head on the
-        policy has no such form and writes nothing: the checkpoint's tensors hold it. All ranks call
-        this, and rank 0 writes.
+        `AutoModelForTokenClassification.from_pretrained` reads a whole model back. PEFT adds an
+        adapter, with the head, to such a model of the base. A head on the policy has no such form
+        and writes nothing: the checkpoint's tensors hold it. All ranks call this, and rank 0
+        writes.
         """
-        if not isinstance(self.model, PreTrainedModel):
-            return
-        weights = {name: whole(t) for name, t in self.model.state_dict().items()}
-        if self.trainer.ranks.rank == 0:
-            self.model.save_pretrained(folder, state_dict=weights)
+        if isinstance(self.model, AdapterValueModel):
+            trained = {n: whole(p) for n, p in self.model.named_parameters() if p.requires_grad}
+            if self.trainer.ranks.rank == 0:
+                self.model.save(folder, trained)
+        elif isinstance(self.model, PreTrainedModel):
+            weights = {name: whole(t) for name, t in self.model.state_dict().items()}
+            if self.trainer.ranks.rank == 0:
+                self.model.save_pretrained(folder, state_dict=weights)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

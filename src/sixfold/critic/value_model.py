@@ -1,11 +1,13 @@
-"""Value models: V of the state before a token, run on packed rows. There are two kinds:
+"""Value models: V of the state before a token, run on packed rows. There are three kinds:
 
   own       transformers' token-classification class of the policy's architecture, with one label:
             a copy of the policy's body under a value head
+  own, LoRA an adapter of its own on the policy's frozen base, under a value head. The weights of
+            the base exist once
   policy    a value head alone, on the policy's last hidden states. The body gets no gradient from
             it, so it cannot change the policy.
 
-Both heads start at zero: before the first update every value is exactly 0, and advantages are those
+All heads start at zero: before the first update every value is exactly 0, and advantages are those
 without a critic. The value of token t is read where its log-prob is read, at the hidden state of
 t - 1: a baseline for a token must not have seen that token.
 """
@@ -13,11 +15,13 @@ t - 1: a baseline for a token must not have seen that token.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoModelForTokenClassification,
@@ -27,6 +31,7 @@ from transformers import (
 
 from ..errors import UserError
 from ..model.attention import NAME
+from ..model.trained_lora import TrainedLora, file_name
 from ..trainer.logprobs import PolicyRoot, ScalarRoot, read_states
 
 
@@ -41,12 +46,48 @@ class PolicyValueHead(nn.Module):
         _zero(self.score)
 
 
-ValueModel = PreTrainedModel | PolicyValueHead
-"""Either kind: a token-classification model with one label, or a head on the policy."""
+class AdapterValueModel(nn.Module):
+    """A value head on a body with an adapter of its own. Only head and adapter are trained.
+
+    Args:
+        lora: the adapter, which nothing else trains, and its frozen base.
+    """
+
+    def __init__(self, lora: TrainedLora) -> None:
+        super().__init__()
+        self.lora = lora
+        self.body = lora.model
+        width = lora.base.get_output_embeddings().weight.shape[-1]
+        self.score = nn.Linear(width, 1, device=lora.base.device)
+        _zero(self.score)
+
+    def save(self, folder: Path, trained: Mapping[str, Tensor]) -> None:
+        """Write adapter and head in PEFT's format, for a token-classification model of the base.
+
+        Args:
+            folder: is made if it does not exist.
+            trained: whole tensors of the trained parameters, by their names in this module.
+        """
+        head = _head_name(self.body.config)
+        inside = {n.removeprefix("body."): t for n, t in trained.items()}
+        weights = {
+            file_name(n.replace("score", head, 1) if n.startswith("score") else n): t
+            for n, t in inside.items()
+        }
+        folder.mkdir(exist_ok=True)
+        task = {"task_type": "TOKEN_CLS", "modules_to_save": [head]}
+        self.lora.save(folder, weights, task)
+
+
+ValueModel = PreTrainedModel | AdapterValueModel | PolicyValueHead
+"""A token-classification model with one label, a body with an adapter, or a head on the policy."""
 
 
 def make_value_root(
-    policy: PolicyRoot, body: Literal["own", "policy"], whole: PreTrainedModel | None = None
+    policy: PolicyRoot,
+    body: Literal["own", "policy"],
+    whole: PreTrainedModel | None = None,
+    lora: TrainedLora | None = None,
 ) -> ScalarRoot:
     """The value model that `critic.body` names, as a root.
 
@@ -54,10 +95,15 @@ def make_value_root(
         policy: the policy.
         body: "own" or "policy".
         whole: the policy in one piece, if `policy` is sharded.
+        lora: the policy's adapter. "own" copies it. None: all weights of the policy are trained.
 
     Raises:
-        UserError: for "own", if transformers has no suitable class for the policy's architecture.
+        UserError: for "own" without an adapter, if transformers has no suitable class for the
+            policy's architecture.
     """
+    if body == "own" and lora is not None:
+        adapted = AdapterValueModel(lora.copied())
+        return ScalarRoot(adapted, adapted.score, partial(read_states, adapted.body))
     if body == "own":
         model = own_value_model(whole or policy.model)
         return ScalarRoot(model, value_head(model), partial(read_states, model))
@@ -120,6 +166,17 @@ def _one_value_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     # value to 0.1, and values of one state would then vary.
     config.classifier_dropout = 0.0
     return config
+
+
+def _head_name(config: PreTrainedConfig) -> str:
+    """Name of the head in the token-classification class of an architecture, if there is one."""
+    config = _one_value_without_dropout(config)
+    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        return "score"
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = AutoModelForTokenClassification.from_config(config)
+    (name,) = [name for name, child in model.named_children() if isinstance(child, nn.Linear)]
+    return name
 
 
 def _unsupported(policy: PreTrainedModel, why: str) -> UserError:

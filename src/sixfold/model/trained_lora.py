@@ -78,8 +78,8 @@ class TrainedLora:
         return LoraAdapter(layers, magnitudes)
 
     @torch.no_grad()
-    def copied(self) -> PreTrainedModel:
-        """Make another module on the same base weights, with a copy of the current adapter.
+    def copied(self) -> TrainedLora:
+        """Make a copy of the current adapter, in another module on the same base weights.
 
         The copy is whole on each rank. If the adapter is sharded, all ranks must call this.
         """
@@ -87,18 +87,24 @@ class TrainedLora:
         own = self.weights()
         for name, p in other.weights().items():
             p.copy_(_whole(own[name]))
-        return other.model
+        return other
 
     def merged(self) -> MergedWeights:
         """Weights of the base by name, with the current adapter merged in."""
         return MergedWeights(self.base, self.adapter())
 
-    def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    def save(
+        self,
+        folder: Path,
+        weights: Mapping[str, Tensor] | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> None:
         """Write the adapter in PEFT's format, and `base.json`.
 
         Args:
             folder: an existing folder.
             weights: tensors to write, by the names in `weights()`. None: the current weights.
+            changes: PEFT settings that replace those of the adapter of a causal LM.
         """
         run = folder.resolve().parents[min(2, len(folder.resolve().parents) - 1)]
         inside = self.origin.sha256 and Path(self.origin.path).is_relative_to(run)
@@ -107,6 +113,7 @@ class TrainedLora:
             "base_model_name_or_path": self.origin.path,
             "revision": self.origin.revision or None,
             "inference_mode": True,
+            **(changes or {}),
         }
         (folder / CONFIG).write_text(json.dumps(config, indent=2, default=sorted) + "\n")
         tensors = {name: p.detach().contiguous() for name, p in (weights or self.weights()).items()}

@@ -46,8 +46,3 @@ def check_lora(recipe: Recipe, method: Method) -> None:
             "reference.placement = 'worker' would hold a second copy of the base. With"
             " model.lora.rank > 0 the reference is the base itself: set 'inline' or 'fused'"
         )
-    if method.needs_critic and recipe.critic.body == "own":
-        raise UserError(
-            "critic.body = 'own' copies all weights of the policy, but model.lora.rank > 0 trains"
-            " an adapter: set critic.body = 'policy'"
-        )

@@ -36,6 +36,8 @@ class Holdings:
         shards: ranks that share one copy of weights, gradients and optimizer state.
         tensor: ranks of a tensor group, which divide the layers. 1: there are none.
         packed: parameters of the policy that are stored in NF4.
+        critic: parameters of a critic with a body of its own, without its value head: those of the
+            policy's body, or of an adapter.
     """
 
     parameters: int
@@ -49,6 +51,7 @@ class Holdings:
     shards: int = 1
     tensor: int = 1
     packed: int = 0
+    critic: int = 0
 
     @property
     def adapter(self) -> int:
@@ -120,6 +123,7 @@ def holdings(
         shards=max(1, ranks // recipe.parallel.replicas),
         tensor=recipe.parallel.tensor if ranks > 1 else 1,
         packed=packed,
+        critic=trained if lora.rank else size.parameters - head,
     )
 
 
@@ -180,9 +184,7 @@ def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
         shards = held.shards if recipe.reference.path else base
         parts += [_shared(part, shards) for part in _reference(recipe, held)]
     if method.needs_critic and recipe.critic.body == "own":
-        each = WEIGHTS + GRADIENT + MOMENTS
-        says = f"{each} bytes per parameter: weights, gradients, moments"
-        parts.append(_shared(Part("critic", each * held.parameters, says), held.shards))
+        parts += [_shared(part, held.shards) for part in _critic(recipe, held)]
     return (*parts, *_sampler(recipe, held))
 
 
@@ -205,19 +207,42 @@ def _weights(held: Holdings) -> Part:
 def _optimizer(recipe: Recipe, held: Holdings) -> list[Part]:
     """Master weights (float32 copies of bfloat16 weights), if there are any, and moments."""
     trainer = recipe.trainer
-    host = trainer.offload == "optimizer"
     matrices = held.adapter or held.matrices
     parts = []
     if trainer.weights == "bfloat16" and trainer.rounding == "master" and not held.adapter:
         says = "4 bytes per parameter of a matrix, float32 copies of bfloat16 weights"
+        host = trainer.offload == "optimizer"
         parts.append(Part("master weights", WEIGHTS * matrices, says, host=host))
-    if trainer.optimizer == "adamw8bit":
-        vectors = held.trained - matrices
+    return [*parts, _adamw_moments("AdamW moments", recipe, matrices, held.trained - matrices)]
+
+
+def _adamw_moments(name: str, recipe: Recipe, matrices: int, vectors: int) -> Part:
+    """Both moments of trained parameters.
+
+    Args:
+        name: name of the part.
+        recipe: the whole run.
+        matrices: trained numbers in matrices.
+        vectors: other trained numbers.
+    """
+    size, says = MOMENTS * (matrices + vectors), "8 bytes per trained number, float32"
+    if recipe.trainer.optimizer == "adamw8bit":
         size = MOMENTS_8BIT * matrices // BLOCK_8BIT + MOMENTS * vectors
         says = "2 bytes per number of a matrix, and 8 bytes per block of 256 for its scales"
-    else:
-        size, says = MOMENTS * held.trained, "8 bytes per trained number, float32"
-    return [*parts, Part("AdamW moments", size, says, host=host)]
+    return Part(name, size, says, host=recipe.trainer.offload == "optimizer")
+
+
+def _critic(recipe: Recipe, held: Holdings) -> list[Part]:
+    """Weights and moments of a critic with a body of its own.
+
+    It has no gradients while the policy has them: the two are updated in turn.
+    """
+    body = "an adapter of its own on the policy's base" if held.adapter else "a body of its own"
+    vectors = 0 if held.adapter else held.parameters - held.matrices
+    return [
+        Part("critic", WEIGHTS * held.critic, f"{held.critic:,} numbers, float32: {body}"),
+        _adamw_moments("critic's moments", recipe, held.critic - vectors, vectors),
+    ]
 
 
 def _reference(recipe: Recipe, held: Holdings) -> list[Part]:

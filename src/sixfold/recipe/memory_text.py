@@ -6,9 +6,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..errors import UserError
+from .algorithm_plan import resolve_algorithm
+from .lora_plan import check_lora
 from .memory import MemoryPlan, memory_plan
 from .memory_shards import ranks_started
 from .plan import ModelShape, Plan, model_shape
@@ -220,12 +224,31 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         wanted.append(("reference", "offload", True))
     if recipe.sync.kind == "copy":
         yield "sync.kind = 'shared'", recipe.model_copy(update={"sync": SharedSyncConfig()})
+    yield from _bases(recipe)
     for section, key, value in wanted:
         part = getattr(recipe, section)
         if getattr(part, key) != value:
             changed = recipe.model_copy(update={section: part.model_copy(update={key: value})})
             shown = f"'{value}'" if isinstance(value, str) else str(value).lower()
             yield f"{section}.{key} = {shown}", changed
+
+
+def _bases(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Smaller precisions of the frozen base of an adapter. None without an adapter."""
+    lora = recipe.model.lora
+    if not lora.rank:
+        return
+    bases = ("float32", "bfloat16", "nf4")
+    for base in bases[bases.index(lora.base) + 1 :]:
+        model = recipe.model.model_copy(update={"lora": lora.model_copy(update={"base": base})})
+        changed, shown = recipe.model_copy(update={"model": model}), f"model.lora.base = '{base}'"
+        if recipe.run.precision != "bfloat16":
+            run = recipe.run.model_copy(update={"precision": "bfloat16"})
+            changed = changed.model_copy(update={"run": run})
+            shown += " with run.precision = 'bfloat16'"
+        with suppress(UserError):  # this run cannot have the base
+            check_lora(changed, resolve_algorithm(changed.algorithm))
+            yield shown, changed
 
 
 def _chosen(recipe: Recipe, devices: list[Device]) -> Device | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeGuard
 
+from .adapter import adapter_of
 from .notes import Note
 from .numbers import clock, number, p_value, percent, percent_range, points
 from .run_record import Interval, RunRecord
@@ -66,9 +67,13 @@ class ShownNote:
 
 
 def header(run: RunRecord) -> Header:
-    """Model, task, algorithm, start and end of a run. A fact that is not recorded is left out."""
+    """Model, adapter, task, algorithm, start and end of a run.
+
+    A fact that is not recorded is left out.
+    """
     found = {
         "model": _model(_section(run.recipe, "model")),
+        "adapter": adapter_of(run.path, run.recipe),
         "task": _task(_section(run.recipe, "data")),
         "algorithm": _text(_section(run.recipe, "algorithm").get("name")),
         "started": _text(run.environment.get("started"))[:16].replace("T", " "),

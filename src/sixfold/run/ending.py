@@ -42,9 +42,7 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
         ema: moving average of the reward. None before the first step.
         seconds: wall time of the run.
     """
-    if step > limits.steps:  # resumed with a smaller number
-        return Ending("steps", f"{step} steps, and run.steps = {limits.steps}", step)
-    if step == limits.steps:
+    if step >= limits.steps:
         return Ending("steps", f"{step} of {limits.steps} steps", step)
     if (
         limits.target_reward > 0

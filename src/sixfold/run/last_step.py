@@ -18,13 +18,14 @@ from ..batch import Metrics
 from ..checkpoint.listing import list_checkpoints
 from ..checkpoint.registry import States, states_of
 from ..checkpoint.state import PROGRESS, RunState
-from ..errors import NoAnswer, RunFailed
+from ..errors import NoAnswer, RunFailed, UserError
 from ..files.folder import RunFolder
 from ..recipe.schema import Recipe
 from ..reference.worker_reference import ReferenceEnded
 from ..report.progress import Progress
 from ..sync.sync import WeightsNotFinite
 from ..trainer.trainer import EngineDisagrees, TrainingDiverged
+from .interrupts import Interrupted
 from .learners import Learners
 from .out_of_memory import free_memory_of, is_out_of_memory, remedies, work_size
 from .several_ranks import alike
@@ -60,8 +61,12 @@ class LastStep:
         """Publish the newest state that is safe after a step has failed.
 
         Returns:
-            None if no state is newer than the checkpoints on disk, or if the other ranks have not
-            stopped at the same point, because all ranks must save together.
+            None if no state is newer than the checkpoints on disk, if the other ranks have not
+            stopped at the same point, because all ranks must save together, or if the disk refuses
+            the checkpoint too.
+
+        Raises:
+            UserError: if the run was interrupted and the disk refuses the checkpoint.
         """
         if not alike(error, self._work.world.ranks):
             return None
@@ -71,7 +76,12 @@ class LastStep:
             free_memory_of(error)
             self._learners.policy.optimizer.zero_grad(set_to_none=True)
         with suppress(TrainingDiverged):  # the tensors in memory are not finite
-            return self.save_good() if isinstance(error, TrainingDiverged) else self.save()
+            try:
+                return self.save_good() if isinstance(error, TrainingDiverged) else self.save()
+            except UserError as refused:
+                if isinstance(error, Interrupted):
+                    raise
+                self._work.progress.note(f"WARNING: the last step was not saved: {refused}")
         return None
 
     def save(self) -> Path | None:

@@ -177,6 +177,7 @@ def build_learners(
             ranks=world.data_ranks,
             shards=world.shards,
             whole_policy=world.whole_policy.model,
+            lora=world.policy.lora,
         )
         if learns_values
         else None
@@ -232,7 +233,7 @@ def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     model, base = teacher or world.whole_policy.model, None
     if world.policy.lora and not teacher:
         base = world.policy.plain
-        model = base if _starts_at_base(world.recipe) else world.policy.lora.copied()
+        model = base if _starts_at_base(world.recipe) else world.policy.lora.copied().model
     copy = not own.path
     if own.precision == "bfloat16":
         model, copy = store_in_bfloat16(deepcopy(model) if copy else model), False

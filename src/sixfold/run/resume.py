@@ -26,8 +26,8 @@ def find_checkpoint(
         say: receives messages for the user.
 
     Raises:
-        UserError: if no checkpoint is usable although steps were done, or if a setting differs that
-            cannot change.
+        UserError: if no checkpoint is usable although steps were done, if a setting differs that
+            cannot change, or if the run has done more steps than requested.
     """
     checkpoint, warnings = load_newest(run.checkpoints)
     for warning in warnings:
@@ -41,8 +41,14 @@ def find_checkpoint(
         say(f"resuming {run.path} from the start: it has no checkpoint yet")
         return None
     say(f"resuming {run.path} from {checkpoint.path.name}")
-    saved, warming_up = Inputs.of(checkpoint).settings, RunState.of(checkpoint).warming_up
-    if changes := allowed_changes(saved, recipe, warming_up=warming_up):
+    saved, state = Inputs.of(checkpoint).settings, RunState.of(checkpoint)
+    if recipe.run.steps < state.step:
+        raise UserError(
+            f"run.steps = {recipe.run.steps}, but {run.path} has done {state.step} steps already."
+            f" run.steps counts from the start of the run: set it to {state.step} to end the run"
+            f" there, or to {state.step + recipe.run.steps} for {recipe.run.steps} more steps"
+        )
+    if changes := allowed_changes(saved, recipe, warming_up=state.warming_up):
         say(f"resuming with changed settings: {', '.join(changes)}")
     return checkpoint
 

@@ -256,14 +256,14 @@ class Run:
             ending = self._earlier_ending()
             # First: a checkpoint that is refused must leave the run folder as it is.
             learners = None if ending else self._restored(checkpoint)
-        self._prepare(checkpoint)
-        for note in self.world.tasks.notes:
-            self.progress.note(note)
-        if ending:
+        if ending:  # before the recipe is written: nothing was trained under its settings
             note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
             self.progress.note(note)
             self.run.end()
             return
+        self._prepare(checkpoint)
+        for note in self.world.tasks.notes:
+            self.progress.note(note)
         if learners:
             self.watch()
         else:

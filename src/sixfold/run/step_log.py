@@ -79,11 +79,12 @@ class StepLog:
             work.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
         began = time.perf_counter()
         metrics["time/log_s"] = self._seconds
+        # First: if the disk refuses the trajectories, this step can still be saved.
+        self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
         together(
             work.world.ranks, lambda: self._write_step(step, groups, batch, metrics, trained_at)
         )
         self._seconds = time.perf_counter() - began
-        self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
         self.close_step(step, metrics, trainer.version)
 
     def _write_step(

@@ -103,9 +103,14 @@ class Shards:
     ranks: Ranks
     autocast: torch.dtype | None
 
-    def shard(self, root: R) -> R:
-        """Shard another root, such as a frozen reference or a critic, in the same way."""
-        shard_root(root, self.mesh, self.autocast)
+    def shard(self, root: R, kept_whole: Iterable[nn.Parameter] = ()) -> R:
+        """Shard another root, such as a frozen reference or a critic, in the same way.
+
+        Args:
+            root: the root.
+            kept_whole: frozen parameters that every rank keeps in full.
+        """
+        shard_root(root, self.mesh, self.autocast, kept_whole)
         return root
 
 

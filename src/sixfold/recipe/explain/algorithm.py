@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...algorithm.lineage import cells
 from ...algorithm.method import Method
+from ..memory_held import adapter_parameters
 from ..plan import TRAINING_BYTES_PER_PARAMETER, Plan
 from ..schema import CriticConfig, Recipe
 from .fact import UNKNOWN, Fact, bytes_text
@@ -128,23 +129,26 @@ def critic_facts(plan: Plan) -> list[Fact]:
     if not row.needs_critic:
         none = Fact("critic", "none; [critic] has no effect", f"{row.name} needs no values")
         return [none] if config != CriticConfig() else []
-    state = "very small"
+    lora, body, state = plan.recipe.model.lora, _BODIES[config.body], "very small"
     if config.body == "own":
-        size = plan.model.parameters
+        trained = plan.model.parameters
+        if lora.rank:
+            body = (
+                f"an adapter of its own, of rank {lora.rank} as the policy's, and a value head, on"
+                " the policy's frozen base"
+            )
+            trained = adapter_parameters(lora, plan.model.size) if plan.model.size else None
         state = (
             UNKNOWN
-            if size is None
-            else f"about {bytes_text(TRAINING_BYTES_PER_PARAMETER * size)} more"
+            if trained is None
+            else f"about {bytes_text(TRAINING_BYTES_PER_PARAMETER * trained)} more"
         )
     alone = (
         f"; only the critic is trained in the first {config.warmup_steps} steps"
         if config.warmup_steps
         else ""
     )
-    text = (
-        f"{_BODIES[config.body]}; training state: {state}; learning rate"
-        f" {config.learning_rate:g}{alone}"
-    )
+    text = f"{body}; training state: {state}; learning rate {config.learning_rate:g}{alone}"
     return [
         Fact(
             "critic",

@@ -110,8 +110,8 @@ class CriticConfig(Section):
 
     body: Literal["own", "policy", "none"] = knob(
         "own",
-        "own: a copy of the policy with a value head; policy: a value head on the"
-        " policy's hidden states; none: no critic",
+        "own: a copy of the policy with a value head, or with model.lora an adapter of its own on"
+        " the policy's base; policy: a value head on the policy's hidden states; none: no critic",
     )
     learning_rate: Real = knob(1e-5, "AdamW learning rate of the critic", gt=0)
     warmup_steps: int = knob(0, "number of initial steps in which only the critic is trained", ge=0)
