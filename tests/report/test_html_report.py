@@ -12,9 +12,12 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jinja2 import UndefinedError
+from safetensors.numpy import save_file
 
+from sixfold.cli import main
 from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.dump import dump_recipe
@@ -489,3 +492,41 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 def test_writing_twice_gives_the_same_page(run_folder: Path) -> None:
     first = write_report(run_folder).read_bytes()
     assert write_report(run_folder).read_bytes() == first
+
+
+LORA = '[model.lora]\nrank = 4\nalpha = 8.0\ntargets = ["q_proj", "<b>"]\nbase = "nf4"\n'
+
+
+def save_adapter(run: Path) -> None:
+    """Save 96 numbers as the adapter of step 3, beside an older one, on a base of 1,000."""
+    for step, rows in ((1, 1), (3, 4)):
+        folder = run / "checkpoints" / f"step-{step:06d}" / "model"
+        folder.mkdir(parents=True)
+        weights = {"a": np.zeros((rows, 16), np.float32), "b": np.zeros((8, rows), np.float32)}
+        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "somewhere"}')
+        (folder / "base.json").write_text('{"path": "../../../base"}')
+    (run / "base").mkdir()
+    save_file({"w": np.zeros((10, 100), np.float32)}, run / "base" / "model.safetensors")
+
+
+def test_the_report_of_a_run_with_an_adapter_names_it(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = (run_folder / "recipe.toml").read_text()
+    assert "LoRA" not in shown(run_folder)
+    (run_folder / "recipe.toml").write_text(recipe + LORA)
+    words = "adapter LoRA, rank 4, alpha 8, on q_proj, <b>; frozen base in nf4"
+    assert words in shown(run_folder)
+    save_adapter(run_folder)
+    size = "96 trained parameters (9.60% of 1,000 in the base)"
+    assert f"{words}; {size}" in shown(run_folder)
+    assert main(["report", str(run_folder)]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(run_folder / "report.html")
+    assert said.err.startswith("adapter: LoRA, rank 4") and size in said.err
+    newest = run_folder / "checkpoints" / "step-000003" / "model" / "adapter_model.safetensors"
+    newest.write_bytes(b"\xff" * 20)
+    assert "trained parameters" not in shown(run_folder) and words in shown(run_folder)
+    (run_folder / "recipe.toml").write_text(recipe + '[model.lora]\nrank = "4"\nalpha = []\n')
+    assert "LoRA" not in shown(run_folder).split("Recipe")[0]
