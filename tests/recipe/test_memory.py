@@ -118,15 +118,17 @@ def test_an_adapter_and_its_base_by_hand() -> None:
     assert sizes(plan)["critic"] == 4 * (N7 - TABLE7), "a value model has no output head"
 
 
+EXPERTS = {
+    "model_type": "qwen3_moe", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+    "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "num_experts": 128, "num_experts_per_tok": 8,
+    "mlp_only_layers": [1], "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+"""Qwen3-30B-A3B's numbers of experts in 3 layers, of which the second has none."""
+
+
 def test_experts_by_hand(tmp_path: Path) -> None:
-    """Qwen3-30B-A3B's numbers of experts in 3 layers, of which the second has none."""
-    config = {
-        "model_type": "qwen3_moe", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
-        "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 128, "num_experts_per_tok": 8,
-        "mlp_only_layers": [1], "tie_word_embeddings": False, "max_position_embeddings": 4096,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(EXPERTS))
     free, measured, replayed = (
         memory("--rollout.prompts_per_step=2", f"--moe.routing={routing}", folder=tmp_path)
         for routing in ("free", "measure", "replay")
@@ -138,9 +140,30 @@ def test_experts_by_hand(tmp_path: Path) -> None:
     record = layers * 8
     assert measured.cache_token == replayed.cache_token == free.cache_token + record
     assert free.host == 0 and measured.host == 2 * 8 * 1024 * record
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": 300}))
+    (tmp_path / "config.json").write_text(json.dumps(EXPERTS | {"num_experts": 300}))
     wide = memory("--moe.routing=measure", folder=tmp_path)
     assert wide.cache_token == free.cache_token + 2 * record, "two bytes above 256 experts"
+
+
+@pytest.mark.parametrize(("mode", "layers"), [("none", 2), ("selective", 1), ("full", 1)])
+def test_an_expert_group_gathers_less_and_exchanges_tokens(
+    mode: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    (tmp_path / "config.json").write_text(json.dumps(EXPERTS))
+    flags = [f"--trainer.activation_checkpointing={mode}", "--moe.balance_loss=0.01"]
+    plain = memory(*flags, folder=tmp_path)
+    grouped = memory(*flags, "--parallel.experts=4", folder=tmp_path)
+    experts = 2 * 128 * 3 * 64 * 32  # two of three layers have experts
+    saved = (experts - experts // 4) / 3
+    exchanged = 8192 * 8 * 64 * 4 * (layers + 2)
+    assert sizes(grouped).keys() - sizes(plain).keys() == {"exchanged tokens"}
+    assert sizes(grouped)["exchanged tokens"] == exchanged
+    for name, value in sizes(plain).items():
+        less = {"gathered weights": 2 * 2 * saved, "whole gradients": 2 * 6 * saved}.get(name, 0)
+        assert sizes(grouped)[name] == pytest.approx(value - less, abs=16), name
+    monkeypatch.delenv("WORLD_SIZE")
+    assert "exchanged tokens" not in sizes(memory(*flags, folder=tmp_path))
 
 
 def test_sft_of_all_weights_before_the_adapter_counts() -> None:

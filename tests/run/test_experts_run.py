@@ -1,5 +1,6 @@
 """`sixfold train` on a mixture of experts: the reward rises with a balance loss, trajectories have
-records of their experts, and a resumed run repeats the run bit for bit.
+records of their experts, and a resumed run repeats the run bit for bit. Two ranks that divide the
+experts learn as one process does.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import ScratchConfig
 from sixfold.report.rollouts import read_rollouts
 from sixfold.types import Trajectory
+from tests.rank_processes import train_on_ranks
 
 from .processes import metrics, tiny_recipe
+from .test_several_ranks import curve, same
 
 pytestmark = pytest.mark.slow
 
@@ -106,3 +109,18 @@ def test_runs_with_replay_report_the_drift(
     run = train(folder, tmp_path, run__steps=2, **more)
     for m in metrics(run):
         assert 0 <= m["moe/drift_layer_frac"] <= m["moe/drift_frac"] <= 1
+
+
+def test_two_ranks_divide_the_experts_and_one_process_resumes(folder: Path, tmp_path: Path) -> None:
+    more = {"algorithm__beta": 0.05, "run__steps": 4, "rollout__prompts_per_step": 5}
+    alone = train(folder, tmp_path, **more)
+    flags = tiny_recipe(
+        tmp_path,
+        **{"model__path": folder / "model", **EXPERTS, **more, "run__name": "ranks"}
+        | {"run__steps": 2, "parallel__experts": 2},
+    )
+    ranks = train_on_ranks(2, ["train", str(tmp_path / "recipe.toml"), *flags], tmp_path / "errors")
+    assert ranks.codes() == [0, 0], ranks.errors()
+    resumed = ["--resume", str(tmp_path / "ranks"), "--run.steps", "4", "--parallel.experts", "1"]
+    assert main(["train", *resumed]) == 0
+    same(curve(tmp_path / "ranks"), curve(alone))

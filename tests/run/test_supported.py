@@ -58,3 +58,24 @@ def test_tensor_groups_refuse_more(flag: str, named: str) -> None:
     check(flags)
     with pytest.raises(UserError, match=f"parallel.tensor = 2 does not support {named}"):
         check([*flags, "--parallel.tensor=2"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--model.lora.rank=4", "model.lora.rank = 4"),
+        ("--trainer.optimizer=adamw8bit", "trainer.optimizer = 'adamw8bit'"),
+        ("--parallel.tensor=2", "parallel.tensor = 2"),
+    ],
+)
+def test_expert_groups_refuse_more(flag: str, named: str) -> None:
+    check([flag])
+    remedy = "Set parallel.experts = 1, or change the other setting"
+    with pytest.raises(UserError, match=f"parallel.experts = 2 does not support {named}. {remedy}"):
+        check([flag, "--parallel.experts=2"])
+
+
+@pytest.mark.parametrize("setting", ["replicas", "tensor", "experts"])
+def test_groups_need_several_ranks(setting: str) -> None:
+    with pytest.raises(UserError, match=rf"parallel.{setting} = 2, .* or set .*{setting} = 1"):
+        check([f"--parallel.{setting}=2"], ALONE)

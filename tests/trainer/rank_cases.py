@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from tests.models.experts import expert_model, sampled_groups
 from tiny import grpo, ragged_batch, settings, tiny_model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
-from sixfold.batch import Batch, LossOutput
+from sixfold.batch import Batch, LossOutput, collate
 from sixfold.errors import UserError
 from sixfold.model.half_weights import store_in_bfloat16
 from sixfold.model.trained_lora import add_lora
@@ -52,6 +53,9 @@ class Case:
         batch: changes the batch.
         replicas: copies of the sharded model.
         tensor: ranks of a tensor group.
+        experts: ranks of an expert group.
+        family: a mixture of experts of this family instead of `model`.
+        routing: "replay": the batch is sampled by an engine that records experts.
         small: largest table of logits that is left to autograd. None: the usual one.
         balance: weight of the balance loss of experts.
         lora: settings of an adapter, which is trained instead of the weights.
@@ -67,6 +71,9 @@ class Case:
     batch: Callable[[Batch], Batch] = lambda batch: batch
     replicas: int = 1
     tensor: int = 1
+    experts: int = 1
+    family: str = ""
+    routing: Literal["free", "measure", "replay"] = "free"
     small: int | None = None
     balance: float = 0.0
     lora: LoraConfig | None = None
@@ -145,16 +152,17 @@ AVERAGED = {
 
 def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) -> Trainer:
     """Make a trainer on a new model, which is sharded if there are several ranks."""
-    model = tiny_model(**case.model)
+    model = expert_model(case.family) if case.family else tiny_model(**case.model)
     if case.trained:
         for name, p in model.named_parameters():
             p.requires_grad_(any(part in name for part in case.trained))
     base: Sequence[nn.Parameter] = ()
     if case.lora:
         model, base = _adapted(model, case.lora)
-    root = PolicyRoot(model, make_routing(model, MoeConfig(balance_loss=case.balance)))
+    moe = MoeConfig(balance_loss=case.balance, routing=case.routing)
+    root = PolicyRoot(model, make_routing(model, moe))
     if ranks.size > 1:
-        parallel = ParallelConfig(replicas=case.replicas, tensor=case.tensor)
+        parallel = ParallelConfig(replicas=case.replicas, tensor=case.tensor, experts=case.experts)
         ranks = shard_policy(root, ranks, parallel, autocast, base).ranks
     scoring = replace(case.scoring, autocast=autocast)
     return Trainer(root, settings(**case.values), scoring, total_steps=10, ranks=ranks)
@@ -172,6 +180,8 @@ def _adapted(
 
 
 def batch_of(case: Case) -> Batch:
+    if case.routing != "free":
+        return grpo(case.aggregation).prepare(collate(sampled_groups(expert_model(case.family))))
     return case.batch(ragged_batch(0, grpo(case.aggregation), groups=case.groups))
 
 
@@ -291,9 +301,8 @@ def _spoiled(batch: Batch, logp: torch.Tensor) -> LossOutput:
     return replace(output, loss=output.loss * (float("nan") if bad else 1.0))
 
 
-def spoiled_step(ranks: Ranks) -> dict[str, Any]:
+def spoiled_step(ranks: Ranks, case: Case = Case(values=SMALL)) -> dict[str, Any]:
     """Make a step with a NaN loss on one rank, and then an ordinary step."""
-    case = Case(values=SMALL)
     trainer, batch = trainer_of(case, ranks), batch_of(case)
     forwards = list[int]()
     trainer.root.register_forward_hook(lambda *_: forwards.append(1))

@@ -106,7 +106,7 @@ def memory_plan(
             *held_parts(recipe, held),
             *gathered_parts(recipe, size, held),
             *work,
-            *expert_parts(recipe, size.experts, tokens, longest),
+            *expert_parts(recipe, size, tokens, longest, held.experts),
         ),
         cache_wanted=wanted if embedded else 0,
         cache_least=(engine.kv_tokens or sequence) if embedded else 0,

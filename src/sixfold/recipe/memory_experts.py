@@ -1,4 +1,6 @@
-"""Memory of the routers of a mixture of experts, and of the record of their choices. No torch.
+"""Memory of a mixture of experts: routers, the record of their choices, tokens between ranks.
+
+No torch.
 
 docs/memory.md explains the formulas.
 """
@@ -6,7 +8,7 @@ docs/memory.md explains the formulas.
 from __future__ import annotations
 
 from .memory_part import WEIGHTS, Part
-from .model_size import ExpertSize
+from .model_size import ExpertSize, ModelSize
 from .schema import Recipe
 
 INDEX = 8
@@ -21,16 +23,18 @@ def record_bytes(recipe: Recipe, experts: ExpertSize | None) -> int:
 
 
 def expert_parts(
-    recipe: Recipe, experts: ExpertSize | None, tokens: int, longest: int | None
+    recipe: Recipe, size: ModelSize, tokens: int, longest: int | None, group: int = 1
 ) -> tuple[Part, ...]:
-    """Memory of router logits and choices in a micro-batch, and of the records of a step.
+    """Memory of router logits, choices and exchanged tokens in a micro-batch, and of the records.
 
     Args:
         recipe: the whole run.
-        experts: sizes of the policy's expert layers. None: there are none.
+        size: sizes of the policy.
         tokens: tokens of one micro-batch.
         longest: longest sequence, in tokens. None: not known.
+        group: ranks of an expert group. 1: there are none.
     """
+    experts = size.experts
     if experts is None:
         return ()
     routing, choices = recipe.moe.routing, INDEX * experts.top_k
@@ -47,6 +51,8 @@ def expert_parts(
             samples=False,
         )
     ]
+    if group > 1:
+        parts.append(_exchanged(recipe, experts, tokens, size.hidden))
     if record := record_bytes(recipe, experts):
         rollout = recipe.rollout
         count = rollout.prompts_per_step * rollout.samples_per_prompt
@@ -59,3 +65,29 @@ def expert_parts(
             )
         )
     return tuple(parts)
+
+
+EXCHANGED = 2
+"""Tables of tokens that exist while a layer exchanges them: those sent, and those received."""
+
+
+def _exchanged(recipe: Recipe, experts: ExpertSize, tokens: int, hidden: int) -> Part:
+    """Tokens that the ranks of an expert group send each other, if all experts are used equally.
+
+    A rank keeps the outputs that it gets back, for the gradient of their weights. With activation
+    checkpointing it keeps those of one layer at a time.
+
+    Args:
+        recipe: the whole run.
+        experts: sizes of the policy's expert layers.
+        tokens: tokens of one micro-batch.
+        hidden: width of the residual stream.
+    """
+    kept = experts.layers if recipe.trainer.activation_checkpointing == "none" else 1
+    return Part(
+        "exchanged tokens",
+        tokens * experts.top_k * hidden * WEIGHTS * (kept + EXCHANGED),
+        f"{tokens:,} tokens x {experts.top_k} experts x {hidden:,} x {WEIGHTS} bytes: outputs of"
+        f" {kept} layers, and {EXCHANGED} tables of the running layer",
+        samples=False,
+    )

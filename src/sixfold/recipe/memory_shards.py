@@ -37,8 +37,12 @@ def gathered_parts(recipe: Recipe, size: ModelSize, held: Holdings) -> tuple[Par
         return ()
     width = number_width(recipe)
     tables = size.table * (1 if size.tied else 2)
-    layer = (size.parameters - tables) // max(1, size.layers) // held.tensor
+    experts = size.experts.parameters if size.experts else 0
+    gathered = size.parameters - tables - experts + experts // held.experts
+    layer = gathered // max(1, size.layers) // held.tensor
     apart = "" if held.tensor == 1 else f", 1 / {held.tensor} of each"
+    if experts and held.experts > 1:
+        apart = f", with 1 / {held.experts} of the experts"
     stored = LOWERED if held.lowered == held.matrices else WEIGHTS
     weights = tables * stored + AHEAD * layer * width
     each = width + WEIGHTS  # in the dtype of products, and in float32 for the sum

@@ -36,11 +36,14 @@ class ExpertSize:
         layers: layers with experts.
         count: experts per layer.
         top_k: experts that compute each token.
+        parameters: parameters of all experts of all layers, if each has gate, up and down
+            projections. Routers do not count.
     """
 
     layers: int
     count: int
     top_k: int
+    parameters: int = 0
 
     @property
     def record(self) -> int:
@@ -193,7 +196,13 @@ def expert_size(config: Mapping[str, Any]) -> ExpertSize | None:
     )
     layers = config.get("num_hidden_layers") or 0
     sparse = sum(_sparse(config, layer) for layer in range(layers))
-    return ExpertSize(sparse, count, top_k) if count and top_k and sparse else None
+    if not (count and top_k and sparse):
+        return None
+    hidden, inner, dense = (
+        value if isinstance(value := config.get(name), int) else 0
+        for name in ("hidden_size", "moe_intermediate_size", "intermediate_size")
+    )
+    return ExpertSize(sparse, count, top_k, sparse * count * 3 * hidden * (inner or dense))
 
 
 def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:

@@ -120,7 +120,7 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
     work = [
         *work_parts(recipe, size, prompt, numbers),
         *gathered_parts(recipe, size, numbers),
-        *expert_parts(recipe, size.experts, microbatch_tokens(recipe, prompt), longest),
+        *expert_parts(recipe, size, microbatch_tokens(recipe, prompt), longest, numbers.experts),
     ]
     return held + sum(part.size for part in work if part.trains and not part.host)
 
@@ -138,4 +138,5 @@ def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
         ranks=ranks_started(),
         shards=max(1, ranks_started() // recipe.parallel.replicas),
         tensor=recipe.parallel.tensor if ranks_started() > 1 else 1,
+        experts=recipe.parallel.experts if ranks_started() > 1 else 1,
     )

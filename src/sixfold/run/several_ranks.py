@@ -35,18 +35,13 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
     Raises:
         UserError: if they do not.
     """
-    for setting in ("replicas", "tensor"):
+    for setting in ("replicas", "tensor", "experts"):
         if ranks.size == 1 and (value := getattr(recipe.parallel, setting)) > 1:
             raise UserError(
                 f"parallel.{setting} = {value}, but the run has one process. Start it by torchrun"
                 f" with at least {value} processes, or set parallel.{setting} = 1"
             )
     if ranks.size == 1:
-        if (replicas := recipe.parallel.replicas) > 1:
-            raise UserError(
-                f"parallel.replicas = {replicas} needs several ranks, and there is one. Start them"
-                " with torchrun, or set parallel.replicas = 1"
-            )
         return
     for setting, (wrong, remedy, why) in _refused(recipe).items():
         if wrong:
@@ -55,24 +50,36 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
                 f"{setting} must be {shown} with several ranks ({ranks.size} were started): {why}."
                 " Set it, or train in one process without torchrun"
             )
-    if recipe.parallel.tensor > 1:
-        _check_tensor_groups(recipe, method)
+    for name, refused in _refused_by_groups(recipe, method).items():
+        value = getattr(recipe.parallel, name)
+        for setting, wrong in refused.items():
+            if value > 1 and wrong:
+                raise UserError(
+                    f"parallel.{name} = {value} does not support {setting}. Set parallel.{name} ="
+                    " 1, or change the other setting"
+                )
 
 
-def _check_tensor_groups(recipe: Recipe, method: Method) -> None:
-    """Raise UserError for a setting that tensor groups do not support."""
-    refused = {
+def _refused_by_groups(recipe: Recipe, method: Method) -> dict[str, dict[str, bool]]:
+    """Settings that groups of ranks do not support, and whether this recipe has them.
+
+    Args:
+        recipe: the whole run.
+        method: method of the run.
+
+    Returns:
+        One table for each setting of `parallel` that makes groups.
+    """
+    always = {
         f"model.lora.rank = {recipe.model.lora.rank}": recipe.model.lora.rank > 0,
-        f"algorithm.name = '{method.name}', which needs a critic": method.needs_critic,
         "trainer.optimizer = 'adamw8bit'": recipe.trainer.optimizer == "adamw8bit",
+    }
+    tensor = {
+        f"algorithm.name = '{method.name}', which needs a critic": method.needs_critic,
         "reference.precision = 'bfloat16'": recipe.reference.precision == "bfloat16",
     }
-    for setting, wrong in refused.items():
-        if wrong:
-            raise UserError(
-                f"parallel.tensor = {recipe.parallel.tensor} does not support {setting}. Set"
-                " parallel.tensor = 1, or change the other setting"
-            )
+    both = f"parallel.tensor = {recipe.parallel.tensor}"
+    return {"tensor": always | tensor, "experts": always | {both: recipe.parallel.tensor > 1}}
 
 
 def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | bool, str]]:

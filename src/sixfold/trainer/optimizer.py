@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import UserError
 from ..recipe.schema import TrainerConfig
 from .lean_adamw import BLOCK, LeanAdamW, StateForm, blocks_cross_ranks
-from .sharded import holders, in_tensor_group, own_part, whole
+from .sharded import holders, in_rank_group, own_part, whole
 
 T = TypeVar("T", bound=Tensor)
 
@@ -89,7 +89,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
         parameters: parameters. Those without a gradient do not count.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not any(map(in_tensor_group, gradients)):
+    if not any(map(in_rank_group, gradients)):
         return whole(torch.nn.utils.get_total_norm(gradients))
     # One sum over all ranks, and not one for each dimension of a mesh: these could add in another
     # order on each rank, and then ranks would clip differently.

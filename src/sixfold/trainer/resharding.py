@@ -1,9 +1,9 @@
 """Move the values of a tensor from one layout over the ranks to another.
 
 A layout states the part of the tensor that each rank holds. This part is a box: a range of indices
-in every dimension. FSDP gives each rank some rows, tensor parallelism some rows or columns. Both
-together give each rank some rows of such a part. In other layouts, one rank or every rank holds the
-whole tensor.
+in every dimension. FSDP gives each rank some rows, tensor parallelism some rows or columns, expert
+parallelism some experts. FSDP together with one of the others gives each rank some rows of such a
+part. In other layouts, one rank or every rank holds the whole tensor.
 
 All ranks compute the same moves from the two layouts. A rank receives only the values of its new
 box, and sends a value at most once to each rank that needs it. So a rank holds the whole tensor
@@ -57,8 +57,8 @@ def split(box: Box, dim: int, parts: int) -> list[Box]:
 def layout_of(tensor: DTensor) -> dict[int, Box]:
     """Boxes of a sharded tensor: rank -> box.
 
-    Tensor parallelism is the last dimension of a mesh. It divides the tensor first. Then FSDP
-    divides the part of each rank.
+    A tensor group or an expert group is the last dimension of a mesh. It divides the tensor first.
+    Then FSDP divides the part of each rank.
     """
     mesh, boxes = tensor.device_mesh, dict[int, Box]()
     for place in product(*map(range, mesh.shape)):

@@ -10,6 +10,10 @@ With `parallel.tensor`, the ranks form tensor groups. The layers are divided wit
 (`tensor_parallel.py`), and FSDP shards the part of each rank over the ranks with the same place in
 their groups. The root is sharded over all ranks.
 
+With `parallel.experts`, the ranks form expert groups, and the experts of every layer are divided
+within a group first (`expert_parallel.py`). FSDP shards the experts of each rank over the ranks
+that have the same ones. All other weights are sharded over all ranks.
+
 Parameters can stay whole: with a LoRA adapter, every rank has all weights of the frozen base, and
 only the adapter is sharded.
 
@@ -38,6 +42,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import UserError
 from ..ranks import Ranks
 from ..recipe.schema import ParallelConfig
+from .expert_parallel import ExpertMesh, check_experts, divide_experts, expert_mesh
 from .head_share import HeadShare
 from .logprobs import PolicyRoot, ScalarRoot
 from .resharding import Layout, at, empty_box, layout_of, reshard, whole_box
@@ -55,11 +60,13 @@ class RankMesh:
         data: one rank of each tensor group, those with the position of this rank in its group.
             [shards] or [replicas, shards]. Equal to `every` without tensor parallelism.
         tensor: the tensor group of this rank. None without tensor parallelism.
+        experts: the ranks that share experts. None without expert parallelism.
     """
 
     every: DeviceMesh
     data: DeviceMesh
     tensor: DeviceMesh | None = None
+    experts: ExpertMesh | None = None
 
     @property
     def group(self) -> int:
@@ -67,24 +74,28 @@ class RankMesh:
         return self.tensor.size() if self.tensor else 1
 
 
-def rank_mesh(ranks: Ranks, replicas: int, device: str, tensor: int = 1) -> RankMesh:
-    """Make the meshes of a run. Ranks with consecutive numbers form a tensor group.
+def rank_mesh(
+    ranks: Ranks, replicas: int, device: str, tensor: int = 1, experts: int = 1
+) -> RankMesh:
+    """Make the meshes of a run. Ranks with consecutive numbers form a group.
 
     Args:
         ranks: the ranks.
         replicas: copies of the sharded model.
         device: type of the devices.
         tensor: ranks per tensor group. `replicas * tensor` must divide the number of ranks.
+        experts: ranks per expert group. `replicas * experts` must divide the number of ranks.
     """
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
     copies = () if replicas == 1 else (replicas,)
     shards = ranks.size // replicas
     every = init_device_mesh(device, (*copies, shards), mesh_dim_names=names)
+    sharing = expert_mesh(ranks.size, replicas, device, experts) if experts > 1 else None
     if tensor == 1:
-        return RankMesh(every, every)
+        return RankMesh(every, every, experts=sharing)
     shape = (*copies, shards // tensor, tensor)
     grid = init_device_mesh(device, shape, mesh_dim_names=(*names, "tensor"))
-    return RankMesh(every, grid[names], grid["tensor"])
+    return RankMesh(every, grid[names], grid["tensor"], sharing)
 
 
 @dataclass(frozen=True)
@@ -140,8 +151,9 @@ def shard_policy(
             " of the number of ranks, or 1"
         )
     check_divisible(root.model, parallel.tensor, ranks.size // replicas)
+    check_experts(root.model, parallel.experts, ranks.size // replicas)
     device = next(root.parameters()).device.type
-    mesh = rank_mesh(ranks, replicas, device, parallel.tensor)
+    mesh = rank_mesh(ranks, replicas, device, parallel.tensor, parallel.experts)
     shard_root(root, mesh, autocast, kept_whole)
     return Shards(root, mesh, ranks.data_ranks(parallel.tensor), autocast)
 
@@ -168,6 +180,8 @@ def shard_root(
     if mesh.tensor and isinstance(root, PolicyRoot):
         divide_layers(root.model, mesh.tensor)
         root.head_share = HeadShare(mesh.tensor.get_group())
+    experts = divide_experts(root.model, mesh.experts) if mesh.experts else []
+    meshes = {module: mesh.experts.data for module in experts} if mesh.experts else {}
     layers = [m for m in root.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     sums = torch.float32
     # Inputs are not cast: the residual stream stays in float32, as under autocast alone.
@@ -175,11 +189,11 @@ def shard_root(
     exact = MixedPrecisionPolicy(None, sums, cast_forward_inputs=False)
     # Reshard also after the root's forward pass: otherwise `parameters()` would return gathered
     # tensors until the next backward pass, and not those of the optimizer.
-    for part in [*layers, root]:
+    for part in [*experts, *layers, root]:
         whole_root = part is root
         sharded = fully_shard(
             part,
-            mesh=mesh.every if whole_root else mesh.data,
+            mesh=mesh.every if whole_root else meshes.get(part, mesh.data),
             mp_policy=exact if whole_root else lower,
             reshard_after_forward=True,
             ignored_params=ignored,
@@ -199,7 +213,7 @@ def whole(tensor: Tensor) -> Tensor:
     """A tensor gathered from all ranks, or the tensor itself if it is not sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
-    if not in_tensor_group(tensor):
+    if not in_rank_group(tensor):
         return tensor.full_tensor()
     # Not `full_tensor`: it does not support every size (pytorch/pytorch#168134).
     source = _layout(tensor)
@@ -231,9 +245,11 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def in_tensor_group(tensor: Tensor) -> bool:
-    """True for a tensor whose mesh has tensor groups."""
-    return isinstance(tensor, DTensor) and "tensor" in (tensor.device_mesh.mesh_dim_names or ())
+def in_rank_group(tensor: Tensor) -> bool:
+    """True for a tensor whose mesh has groups of ranks: tensor groups or expert groups."""
+    if not isinstance(tensor, DTensor):
+        return False
+    return not {"tensor", "experts"}.isdisjoint(tensor.device_mesh.mesh_dim_names or ())
 
 
 def holders(tensor: Tensor) -> int:
@@ -257,7 +273,7 @@ def place(own: Tensor, given: Tensor) -> Tensor:
     """
     if not isinstance(own, DTensor) or isinstance(given, DTensor):
         return given
-    if not in_tensor_group(own):
+    if not in_rank_group(own):
         # Without a source rank, nothing is sent: every rank has the whole tensor.
         return distribute_tensor(
             given.to(own.device), own.device_mesh, own.placements, src_data_rank=None

@@ -32,6 +32,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
+from .group_size import check_group_size
 
 FIRST = (
     "self_attn.q_proj",
@@ -114,15 +115,7 @@ def check_divisible(model: PreTrainedModel, tensor: int, ranks: int) -> None:
                 f" ({type(model).__name__}). Set parallel.tensor = 1"
             )
     sizes = {"ranks of one copy": ranks, **_divided_sizes(model)}
-    common = math.gcd(*sizes.values())
-    if common % tensor:
-        divisors = (t for t in range(1, common + 1) if common % t == 0)
-        nearest = min(divisors, key=lambda t: abs(t - tensor))
-        counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
-        raise UserError(
-            f"parallel.tensor = {tensor} must divide all of these numbers: {counts}. The nearest"
-            f" value that does is {nearest}"
-        )
+    check_group_size("parallel.tensor", tensor, sizes)
 
 
 def _divided_sizes(model: PreTrainedModel) -> dict[str, int]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .sharded import in_tensor_group, whole
+from .sharded import in_rank_group, whole
 
 BUCKET_BYTES = 1 << 26
 """Maximum bytes of the whole tensors in one buffer. A larger tensor gets its own buffer."""
@@ -110,9 +110,9 @@ def _edges(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
 def _row_axis(tensor: Tensor) -> int | None:
     """Axis of the mesh over which the rows of a tensor are sharded.
 
-    None for a tensor that is sharded in another way, or whose mesh has tensor groups.
+    None for a tensor that is sharded in another way, or whose mesh has groups of ranks.
     """
-    if not isinstance(tensor, DTensor) or in_tensor_group(tensor):
+    if not isinstance(tensor, DTensor) or in_rank_group(tensor):
         return None
     split = [i for i, p in enumerate(tensor.placements) if not isinstance(p, Replicate)]
     by_rows = len(split) == 1 and tensor.placements[split[0]] == Shard(0)

@@ -20,4 +20,11 @@ class ParallelConfig(Section):
         " parallelism). Must divide the ranks of one copy, and the heads of the model",
         ge=1,
     )
+    experts: int = knob(
+        1,
+        "ranks of an expert group, which divide the experts of every layer among them and exchange"
+        " tokens (expert parallelism). Must divide the ranks of one copy, and the experts of a"
+        " layer",
+        ge=1,
+    )
     timeout_s: Real = knob(1800.0, "longest wait for another rank, in seconds", gt=0)

@@ -1,0 +1,135 @@
+"""What the ranks of the tests of expert groups run. Other processes import it by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from rank_cases import SMALL, Case, batch_of, gradient, spoiled_step, step
+from tests.models.experts import expert_model
+from tiny import settings
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from sixfold.batch import Batch, LossOutput
+from sixfold.critic.value_model import make_value_root
+from sixfold.model.half_weights import store_in_bfloat16
+from sixfold.ranks import Ranks
+from sixfold.recipe.schema import ParallelConfig
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_tables
+from sixfold.trainer.sharded import Shards, own_part, shard_policy, whole
+from sixfold.trainer.trainer import Trainer
+from sixfold.trainer.whole_weights import WholeWeights
+
+CHOSEN = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
+"""Families with all forms of experts: with biases, transposed, beside shared experts and layers
+without experts, chosen by a softmax or by a sigmoid.
+"""
+
+OTHERS = (
+    "afmoe", "aria_text", "cohere2_moe", "deepseek_v2", "dots1", "ernie4_5_moe", "flex_olmo",
+    "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "laguna",
+    "mellum", "minimax_m2", "olmoe", "phimoe", "qwen2_moe", "solar_open",
+)  # fmt: skip
+"""Other families whose experts can be divided."""
+
+
+def of_family(name: str) -> Case:
+    """Case with two micro-batches of each rank, and a balance loss."""
+    return Case(family=name, balance=0.3, values=SMALL, experts=2)
+
+
+EXCHANGED = {
+    **{name: of_family(name) for name in CHOSEN},
+    "frozen experts": Case(
+        family="qwen3_moe", trained=("q_proj", "mlp.gate."), experts=2, values=SMALL
+    ),
+    "large head": Case(family="qwen3_moe", small=0, experts=2),
+    "one group of ranks": Case(
+        family="qwen3_moe",
+        values={**SMALL, "grad_clip": 0.01},
+        balance=0.3,
+        experts=4,
+        everywhere=True,
+    ),
+    "two groups of ranks": Case(
+        family="qwen3_moe", values=SMALL, balance=0.3, experts=2, everywhere=True
+    ),
+    "replicas, recompute all": Case(
+        family="mixtral",
+        values={**SMALL, "activation_checkpointing": "full"},
+        replicas=2,
+        experts=2,
+        everywhere=True,
+    ),
+    "recompute some, replay": Case(
+        family="deepseek_v3",
+        values={**SMALL, "activation_checkpointing": "selective"},
+        routing="replay",
+        experts=2,
+        everywhere=True,
+    ),
+    "one group of rows": Case(family="qwen3_moe", groups=1, experts=2, everywhere=True),
+}
+"""Cases with expert groups. Those of `everywhere` run on four ranks, the others on two."""
+
+SPOILED = Case(family="qwen3_moe", values=SMALL, experts=2)
+
+
+def expert_steps(ranks: Ranks) -> dict[str, Any]:
+    """Results of one group of processes, by case."""
+    few = ranks.size == 2
+    found: dict[str, Any] = {n: step(ranks, c) for n, c in EXCHANGED.items() if c.everywhere != few}
+    if few:
+        found["bfloat16"] = bfloat16(ranks)
+        found |= {"others": others(ranks), "spoiled": spoiled_step(ranks, SPOILED)}
+    return found
+
+
+def bfloat16(ranks: Ranks) -> dict[str, Any]:
+    """A step with bfloat16 forward passes, which all choose the same experts."""
+    case = Case(family="qwen3_moe", values=SMALL, experts=2, routing="replay")
+    return step(ranks, case, torch.bfloat16)
+
+
+def others(ranks: Ranks) -> dict[str, Any]:
+    """Results of other models that are sharded as the policy: a reference and a critic.
+
+    Also whether the weights that a sync and a checkpoint gather are exactly those of the model, and
+    the number of values of the experts that this rank holds.
+    """
+    policy = expert_model("qwen3_moe")
+    weights = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    reference = PolicyRoot(store_in_bfloat16(copy.deepcopy(policy)).requires_grad_(False))
+    critic = make_value_root(PolicyRoot(policy), "own", copy.deepcopy(policy))
+    gathered, held = True, 0
+    if ranks.size > 1:
+        root = PolicyRoot(policy)
+        shards = shard_policy(root, ranks, ParallelConfig(experts=ranks.size), None)
+        shards.shard(critic)
+        Shards(root, shards.mesh, ranks, torch.bfloat16).shard(reference)
+        synced = WholeWeights(policy)
+        gathered = all(torch.equal(synced[name], tensor) for name, tensor in weights.items())
+        for name, parameter in policy.named_parameters():
+            assert isinstance(parameter, DTensor)
+            gathered = gathered and torch.equal(whole(parameter.detach()), weights[name])
+            held += own_part(parameter).numel() * (".experts." in name)
+    batch = batch_of(Case())
+    scoring = Scoring(autocast=torch.bfloat16)
+    trainer = Trainer(critic, settings(**SMALL), Scoring(), total_steps=10, ranks=ranks)
+    with torch.no_grad():
+        trainer.root.model.score.weight.fill_(0.1)  # type: ignore[union-attr]
+    trainer.train_step(batch, squares)
+    return {
+        "reference": score_tables(reference, batch, scoring, 24, True, ranks)[0],
+        "critic": gradient(trainer),
+        "gathered": gathered,
+        "held": held,
+    }
+
+
+def squares(batch: Batch, values: Tensor) -> LossOutput:
+    """Squared error of values that should be 1."""
+    assert batch.weights is not None
+    return LossOutput((batch.weights.abs() * (values - 1.0) ** 2).sum())
