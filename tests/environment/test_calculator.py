@@ -15,6 +15,7 @@ from sixfold.environment.calculator import (
     calculator_tasks,
 )
 from sixfold.environment.episode import Action, End, Observation
+from sixfold.environment.grade import right_or_wrong
 from sixfold.errors import UserError
 from sixfold.recipe.schema import ScratchConfig
 from sixfold.types import Task
@@ -41,13 +42,13 @@ def test_the_sample_dialogue_has_reward_1() -> None:
     assert isinstance(result, Observation) and result.text == "=1368#"
     assert start.stops == result.stops == (")",)
     assert result.events[0]["kind"] == "tool_call" and result.events[0]["result"] == "1368"
-    assert isinstance(end, End) and end.reward == 1.0
+    assert isinstance(end, End) and end.reward == right_or_wrong(True)
 
 
 @pytest.mark.parametrize(("reply", "reward"), [("1368", 1), ("1367", 0), ("", 0), ("c(1368", 1)])
 def test_only_the_last_reply_is_graded(reply: str, reward: float) -> None:
     end = play(Task("1", "123+456+789", answer=1368), ["c(123+456+789)", reply])[-1]
-    assert isinstance(end, End) and end.reward == reward
+    assert isinstance(end, End) and end.reward == right_or_wrong(bool(reward))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_tasks_are_solved_by_their_replies() -> None:
         assert isinstance(task.trace, tuple) and len(task.trace) == 4
         assert task.answer == eval(task.prompt_text.removesuffix("="))
         *_, end = play(task, list(task.trace))
-        assert isinstance(end, End) and end.reward == 1.0
+        assert isinstance(end, End) and end.reward == right_or_wrong(True)
         assert alphabet.issuperset(task.prompt_text + "".join(task.trace))
 
 

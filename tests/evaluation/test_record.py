@@ -9,7 +9,14 @@ import pytest
 
 from sixfold.errors import UserError
 from sixfold.evaluation.evaluate import Evaluation
-from sixfold.evaluation.record import compare, difference_entry, final_rows, record, solved_if
+from sixfold.evaluation.record import (
+    compare,
+    difference_entry,
+    final_rows,
+    record,
+    solved_if,
+    summary_entries,
+)
 from sixfold.evaluation.statistics import paired_test
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -71,3 +78,27 @@ def test_an_evaluation_without_any_reply_names_the_failure() -> None:
     )
     with pytest.raises(UserError, match=r"no tool.*environment\.episode"):
         record(Evaluation([Group(Task("a", "?"), [failed])]))
+
+
+def test_verdicts_are_counted_in_the_record_the_metrics_and_the_table() -> None:
+    def evaluation(*verdicts: Any) -> Evaluation:
+        rewards = [Reward(float(v == "passed"), solved=v == "passed", verdict=v) for v in verdicts]
+        made = [
+            Trajectory.one_turn("a", k, [1], [2], [-1.0], [0], "stop", reward=reward)
+            for k, reward in enumerate(rewards)
+        ]
+        return Evaluation([Group(Task("a", "?"), made)])
+
+    before = evaluation("passed", "timeout", "timeout", "wrong_answer")
+    after = evaluation("passed", "passed", "passed", "wrong_answer")
+    assert before.metrics()["heldout/verdict/timeout"] == 0.5
+    found = [json.loads(json.dumps(record(e))) for e in (before, after)]
+    assert found[0]["verdicts"] == {"passed": 1, "wrong_answer": 1, "timeout": 2}
+    assert summary_entries("heldout_after", found[1])["heldout_after_verdicts"] == {
+        "passed": 3,
+        "wrong_answer": 1,
+    }
+    rows = {name: (old, new) for name, old, new in final_rows(*found, None)}
+    assert rows["timeout"] == ("2", "0")
+    assert "passed" not in rows and "wrong_answer" not in rows
+    assert found[0]["samples"][0]["verdict"] == "passed"

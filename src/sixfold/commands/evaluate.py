@@ -203,6 +203,7 @@ def _results(
                 "parts": r.found.parts,
                 "pass_at": {str(k): r.found.pass_at(k) for k in _ks(recipe.eval.samples)},
                 "checks_failed": r.found.errors,
+                "verdicts": r.found.verdicts,
                 "completions": completions_file(number),
             }
             for number, r in enumerate(results, start=1)

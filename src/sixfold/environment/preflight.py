@@ -34,7 +34,7 @@ right once by chance (0.125) stays below it. A constant that is right twice (0.2
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Difficulty:
     """Result of `preflight`.
 
     Attributes:
@@ -77,8 +77,8 @@ class Baseline(NamedTuple):
         )
 
 
-def preflight(solved: Sequence[bool]) -> Verdict:
-    """Verdict on about 50 rollouts, each solved or not.
+def preflight(solved: Sequence[bool]) -> Difficulty:
+    """Difficulty of the tasks, from about 50 rollouts, each solved or not.
 
     Below 5%, a group has hardly any solved sample to learn from. Above 95%, it has hardly any
     failure to learn from. Training is productive from 10% to 80%.
@@ -90,18 +90,18 @@ def preflight(solved: Sequence[bool]) -> Verdict:
         raise ValueError("preflight needs at least one rollout")
     rate = sum(solved) / len(solved)
     if rate < 0.05:
-        return Verdict(
+        return Difficulty(
             rate, "too hard", "warm up longer on worked solutions (sft.steps), or use easier tasks"
         )
     if rate > 0.95:
-        return Verdict(
+        return Difficulty(
             rate,
             "too easy",
             "use harder tasks: nearly all groups will have equal rewards and give no gradient",
         )
     if 0.10 <= rate <= 0.80:
-        return Verdict(rate, "productive", "the difficulty of the tasks suits the model")
-    return Verdict(
+        return Difficulty(rate, "productive", "the difficulty of the tasks suits the model")
+    return Difficulty(
         rate,
         "borderline",
         "training may work, but many groups will have equal rewards and give no gradient",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..environment.base import EnvironmentRole
 from ..errors import UserError
 from ..event_loop import EventLoop
+from ..report.verdicts import verdict_counts
 from ..rollout.base import Rollout, groups_in_order
 from ..types import Group, Reward, Task
 from .statistics import Interval, pass_at_k, task_interval
@@ -103,6 +104,11 @@ class Evaluation:
         """Samples whose check failed."""
         return sum(r is None for group in self.groups for r in group.rewards)
 
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """Number of samples with each verdict. Empty if the rewards give plain numbers."""
+        return verdict_counts(t.reward for g in self.groups for t in g.trajectories)
+
     def pass_at(self, k: int) -> float:
         """pass@k: unbiased probability that at least one of k samples solves a task, mean over
         tasks.
@@ -119,6 +125,8 @@ class Evaluation:
         }
         found |= {"heldout/score": score.mean} if score else {}
         found |= {f"heldout/source/{name}": share for name, share in self.by_source.items()}
+        samples = sum(len(group.trajectories) for group in self.groups)
+        found |= {f"heldout/verdict/{name}": n / samples for name, n in self.verdicts.items()}
         return found | {"heldout/version": float(self.version)}
 
     def _rewards(self) -> list[list[Reward]]:

@@ -11,18 +11,20 @@ from typing import Any
 
 from ..report.numbers import p_value, percent, percent_range, points
 from ..report.samples import Sample
-from ..types import Reward
+from ..types import VERDICTS, Reward
 from .evaluate import Evaluation
 from .statistics import PairedTest, paired_test, task_means
 
 SHOWN_SAMPLES = 8
+_OTHER_ROWS = ("passed", "wrong_answer", "infrastructure_error")
+"""Verdicts without a row: the rows of solved tasks and of failed checks show them."""
 
 
 def record(evaluation: Evaluation) -> dict[str, Any]:
     """JSON form of an evaluation.
 
     It holds accuracy with its interval and by source, the share solved of each task, score,
-    version, failed checks, and the first samples.
+    version, failed checks, verdicts, and the first samples.
     """
     mean, *ends = evaluation.interval
     score = evaluation.score
@@ -35,6 +37,7 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
         "version": evaluation.version,
         "tasks": len(evaluation.groups),
         "errors": evaluation.errors,
+        "verdicts": evaluation.verdicts,
         "samples": [asdict(sample) for sample in _samples(evaluation)],
     }
 
@@ -42,13 +45,14 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
     """Keys of summary.json for one evaluation.
 
-    They are NAME, NAME_interval, NAME_sources, NAME_score and NAME_version.
+    They are NAME, NAME_interval, NAME_sources, NAME_score, NAME_verdicts and NAME_version.
     """
     return {
         name: found["accuracy"],
         f"{name}_interval": found["interval"],
         **({f"{name}_sources": found["sources"]} if found.get("sources") else {}),
         **({f"{name}_score": found["score"]} if found["score"] is not None else {}),
+        **({f"{name}_verdicts": found["verdicts"]} if found.get("verdicts") else {}),
         f"{name}_version": found["version"],
     }
 
@@ -92,6 +96,12 @@ def final_rows(
         rows.append(("mean score", *(f"{found['score']:.3g}" for found in records)))
     if before["errors"] or after["errors"]:
         rows.append(("checks failed", *(str(found["errors"]) for found in records)))
+    faults = [record.get("verdicts") or {} for record in records]
+    rows += [
+        (name, *(str(counts.get(name, 0)) for counts in faults))
+        for name in VERDICTS
+        if name not in _OTHER_ROWS and any(name in counts for counts in faults)
+    ]
     if test:
         low, high = (points(end) for end in test.difference[1:])
         difference = f"{points(test.difference.mean)} points ({low} to {high})"
@@ -139,6 +149,7 @@ def _samples(evaluation: Evaluation) -> list[Sample]:
                 first.text,
                 reward.value,
                 reward.solved,
+                reward.verdict,
             )
         )
     return found

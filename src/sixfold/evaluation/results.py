@@ -99,6 +99,9 @@ def _completions(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "solved": t.reward.solved if t.reward else None,
             "parts": dict(t.reward.parts) if t.reward else {},
             "error": t.reward.error if t.reward else None,
+            "verdict": t.reward.verdict if t.reward else None,
+            "detail": t.reward.detail if t.reward else "",
+            "isolation": t.reward.isolation if t.reward else "",
         }
         for group in groups
         for t in group.trajectories

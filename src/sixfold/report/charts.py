@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from ..types import LOG_RATIO_EDGES
-from .numbers import percent
+from .numbers import number, percent
 from .run_record import RunRecord, series
 from .schema import ROLES, role_seconds
 from .svg import Line, area_chart, histogram, line_chart
@@ -66,7 +66,8 @@ def learning_figures(run: RunRecord) -> list[Figure]:
         for index, (name, points) in enumerate(run.sources().items())
     ]
     keys = sorted({key for record in run.metrics for key in record if _is_part(key)})
-    parts = [_line(run, key, key.removeprefix(_PART), i % 9) for i, key in enumerate(keys)]
+    weights = run.part_weights()
+    parts = [_line(run, key, _part_label(key, weights), i % 9) for i, key in enumerate(keys)]
     figures += [_shares("Held-out tasks solved, by source", sources)] if sources else []
     figures += [_lines("Parts of the reward", *parts)] if len(parts) > 1 else []
     return figures
@@ -168,6 +169,11 @@ def time_view(run: RunRecord) -> TimeView | None:
 
 
 _PART = "reward/part/"
+
+
+def _part_label(key: str, weights: Mapping[str, float]) -> str:
+    name = key.removeprefix(_PART)
+    return f"{name} (weight {number(weights[name])})" if name in weights else name
 
 
 def _is_part(key: str) -> bool:

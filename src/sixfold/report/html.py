@@ -21,6 +21,7 @@ from .run_record import RunRecord, dotted, read_run
 from .samples import Sample, pair
 from .schema import METRICS, find
 from .token_view import StepView, trajectories
+from .verdicts import verdict_view
 
 _NONE = "—"
 
@@ -78,6 +79,7 @@ def render(run: RunRecord) -> str:
         notes=other_notes(run),
         problems=run.problems,
         curves=learning_figures(run),
+        verdicts=verdict_view(run),
         samples=_samples(run.before, run.after),
         time=time_view(run),
         rollouts=rollout_figures(run),
@@ -100,7 +102,7 @@ def _samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[SampleRo
 def _completion(sample: Sample | None) -> Completion | None:
     if sample is None:
         return None
-    return Completion(dot(sample.reward, sample.solved), sample.completion)
+    return Completion(dot(sample.reward, sample.solved, sample.verdict), sample.completion)
 
 
 def _steps(run: RunRecord) -> list[StepView]:

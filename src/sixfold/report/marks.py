@@ -41,7 +41,14 @@ class Dot:
     reward: str
 
 
-def dot(reward: float | None, solved: bool | None) -> Dot:
-    """Dot of one completion. For the arguments see `mark`."""
+def dot(reward: float | None, solved: bool | None, verdict: str | None = None) -> Dot:
+    """Dot of one completion.
+
+    Args:
+        reward: as for `mark`.
+        solved: as for `mark`.
+        verdict: verdict of its check, which is shown after the reward.
+    """
     found = mark(reward, solved)
-    return Dot(found, DOTS[found], "no reward" if reward is None else f"reward {reward:.3g}")
+    text = "no reward" if reward is None else f"reward {reward:.3g}"
+    return Dot(found, DOTS[found], f"{text}, {verdict}" if verdict else text)

@@ -30,6 +30,7 @@ from .numbers import clock, percent, percent_range
 from .samples import Sample, pair
 from .schema import ROLES, role_seconds
 from .untrusted import one_line, visible
+from .verdicts import PREFIX
 
 EVERY_S = 5.0
 """Seconds between plain lines if the console is not a terminal."""
@@ -204,6 +205,8 @@ class Progress:
             figures.append(("reward", f"{m['reward/ema']:.3f}{now}"))
         elif "train/loss" in m:
             figures.append(("loss", f"{m['train/loss']:.4f}"))
+        if faults := _faults(m):
+            figures.append(("verdicts", faults))
         if "heldout/accuracy" in m:
             ends = (
                 f" ({percent_range(m['heldout/low'], m['heldout/high'])})"
@@ -269,6 +272,18 @@ class Progress:
             if share >= 0.005:
                 legend.append("■ ", style=_COLOURS[role]).append(f"{role} {percent(share, 0)}  ")
         return Group(bar, legend)
+
+
+def _faults(metrics: Mapping[str, float]) -> str:
+    """The three most frequent verdicts besides "passed" and "wrong_answer", with their shares."""
+    shares = {
+        key.removeprefix(PREFIX): share
+        for key, share in metrics.items()
+        if key.startswith(PREFIX) and share
+    }
+    named = [(n, s) for n, s in shares.items() if n not in ("passed", "wrong_answer")]
+    most = sorted(named, key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {percent(share, 0)}" for name, share in most)
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:

@@ -98,8 +98,9 @@ def _check(path: Path, number: int, record: Any) -> None:
     """
     try:
         trajectory = Trajectory.from_record(record)
-        if trajectory.reward and not isinstance(trajectory.reward.parts, dict):
-            raise TypeError("reward.parts is not an object")
+        reward = trajectory.reward
+        if reward and not all(isinstance(m, dict) for m in (reward.parts, reward.weights)):
+            raise TypeError("reward.parts or reward.weights is not an object")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"{path}, line {number} is not a trajectory ({error!r}); delete the file"

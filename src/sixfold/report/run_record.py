@@ -149,6 +149,15 @@ class RunRecord:
                 found.setdefault(str(name), {})[step] = _finite_or_none(share)
         return {name: sorted(points.items()) for name, points in sorted(found.items())}
 
+    def part_weights(self) -> dict[str, float]:
+        """Weight of each part of the reward, from the dumps. Empty in files of earlier releases."""
+        found: dict[str, float] = {}
+        for _, records in self.dumps:
+            for record in records:
+                reward = record.get("reward") or {}
+                found |= reward.get("weights") or {}
+        return {name: w for name, w in found.items() if _finite_or_none(w) is not None}
+
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
     """(step, value) of every record with `key`; None if the value was not finite."""

@@ -21,6 +21,7 @@ class Sample:
         completion: the completion as text.
         reward: None if the check failed.
         solved: see `environment.solved`.
+        verdict: how its check ended. None if it was not recorded.
     """
 
     prompt: str
@@ -28,6 +29,7 @@ class Sample:
     completion: str
     reward: float | None
     solved: bool | None = None
+    verdict: str | None = None
 
 
 def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
@@ -81,11 +83,12 @@ def pair(
 
 
 def _sample(entry: dict[str, object]) -> Sample:
-    reward, solved = entry.get("reward"), entry.get("solved")
+    reward, solved, verdict = (entry.get(name) for name in ("reward", "solved", "verdict"))
     return Sample(
         prompt=str(entry["prompt"]),
         answer=str(entry.get("answer", "")),
         completion=str(entry["completion"]),
         reward=None if reward is None else float(str(reward)),
         solved=solved if isinstance(solved, bool) else None,
+        verdict=verdict if isinstance(verdict, str) else None,
     )

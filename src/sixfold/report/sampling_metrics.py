@@ -140,6 +140,12 @@ REWARD = (
         "trajectories whose reward is an error / trajectories",
     ),
     Metric(
+        "reward/part/*",
+        "reward",
+        "mean of one named part of the reward",
+        "mean of parts[NAME] over trajectories that have it",
+    ),
+    Metric(
         "reward/rerun_frac",
         "share",
         "trajectories with a check that failed and ran again; absent if there were none",
@@ -157,12 +163,6 @@ REWARD = (
         "trajectories that are wrong and still paid, for their format or another part",
         "trajectories whose deciding part (see eval.metric) is at most 0 while another part times"
         " its weight is above 0 / trajectories with several parts",
-    ),
-    Metric(
-        "reward/part/*",
-        "reward",
-        "mean of one named part of the reward",
-        "mean of parts[NAME] over trajectories that have it",
     ),
     Metric(
         "group/degenerate_frac",
@@ -388,6 +388,12 @@ HELD_OUT = (
         "share",
         "held-out tasks of one source that are solved",
         "as heldout/accuracy, for sources with at least 16 tasks",
+    ),
+    Metric(
+        "heldout/verdict/*",
+        "share",
+        "held-out samples with one verdict; absent if the rewards give plain numbers",
+        "samples with verdict NAME / samples",
     ),
     Metric(
         "heldout/version",

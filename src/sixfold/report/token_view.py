@@ -53,8 +53,9 @@ class SampleView:
 
     Attributes:
         dot: its mark.
-        about: sample number, reward, advantage, length, finish reason, turns, tool calls.
-        error: error of its check. Empty if there was none.
+        about: sample number, reward, verdict, advantage, length, finish reason, turns, tool calls,
+            parts of the reward.
+        error: error of its check, or the detail of its verdict. Empty if there is none.
         tokens: its tokens.
         more: number of tokens that are not shown.
     """
@@ -140,7 +141,9 @@ def _group(records: Sequence[Record], scale: float, is_open: bool) -> GroupView:
 
 
 def _sample(record: Record, scale: float) -> SampleView:
+    reward = record.get("reward") or {}
     facts = [f"#{record.get('sample', '?')}", f"reward {_figure(_reward(record))}"]
+    facts += [str(fact) for fact in (reward.get("verdict"), reward.get("isolation")) if fact]
     advantages = _advantages(record)
     if advantages and min(advantages) == max(advantages):
         facts.append(f"advantage {advantages[0]:+.3g}")
@@ -149,10 +152,14 @@ def _sample(record: Record, scale: float) -> SampleView:
         str(record.get("finish_reason", "?")),
         *_episode(record),
     ]
-    reward = record.get("reward") or {}
-    facts += [f"{name} {_figure(value)}" for name, value in (reward.get("parts") or {}).items()]
+    weights = reward.get("weights") or {}
+    facts += [
+        f"{name} {_figure(value)}" + (f" × {_figure(weights[name])}" if name in weights else "")
+        for name, value in (reward.get("parts") or {}).items()
+    ]
     tokens, more = _tokens(record, _prompt_length(record), len(_stream(record, "tokens")), scale)
-    return SampleView(_dot(record), " · ".join(facts), str(reward.get("error") or ""), tokens, more)
+    why = str(reward.get("error") or reward.get("detail") or "")
+    return SampleView(_dot(record), " · ".join(facts), why, tokens, more)
 
 
 def _episode(record: Record) -> list[str]:
@@ -255,7 +262,12 @@ def _piece(text: object, token: object) -> str:
 def _dot(record: Record) -> Dot:
     reward = record.get("reward")
     solved = reward.get("solved") if isinstance(reward, Mapping) else None
-    return dot(_reward(record), solved if isinstance(solved, bool) else None)
+    verdict = reward.get("verdict") if isinstance(reward, Mapping) else None
+    return dot(
+        _reward(record),
+        solved if isinstance(solved, bool) else None,
+        verdict if isinstance(verdict, str) else None,
+    )
 
 
 def _figure(value: object) -> str:

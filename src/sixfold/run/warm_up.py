@@ -30,6 +30,7 @@ from ..evaluation.record import record, shown, solved_if
 from ..ranks import together
 from ..report.loggers import JsonlLogger
 from ..report.numbers import percent
+from ..report.verdicts import verdict_counts, verdict_line
 from ..trainer.trainer import Trainer
 from ..types import Group, Reward
 from .assemble import World
@@ -132,15 +133,19 @@ def _preflight(work: Run) -> None:
         ]
         if not rewards:
             raise _all_failed(work, groups)
-        verdict, rule = (
+        difficulty, rule = (
             preflight([bool(r.solved) for r in rewards]),
             work.world.environment.solved_rule,
         )
         line = (
-            f"pre-flight: {percent(verdict.pass_rate, 0)} of {len(rewards)} rollouts solved"
-            f" ({rule.text}), {verdict.label}: {verdict.advice}"
+            f"pre-flight: {percent(difficulty.pass_rate, 0)} of {len(rewards)} rollouts solved"
+            f" ({rule.text}), {difficulty.label}: {difficulty.advice}"
         )
-        work.notes.add(0, line, warning=verdict.label in ("too hard", "too easy"))
+        work.notes.add(0, line, warning=difficulty.label in ("too hard", "too easy"))
+        every = [t.reward for g in groups for t in g.trajectories]
+        verdicts = verdict_counts(every)
+        if verdicts:
+            work.notes.add(0, f"pre-flight: verdicts: {verdict_line(verdicts, len(every))}")
         if above := rule.above([r.score for r in rewards if r.score is not None]):
             work.notes.add(0, f"pre-flight: {above}", warning=True)
         if rounds := method_of(work.recipe, work.algorithm).dynamic_sampling:
@@ -152,9 +157,10 @@ def _preflight(work: Run) -> None:
                 f" {percent(unfilled, 0)} of the groups will still have equal rewards"
             )
         work.state.preflight = {
-            "solved": verdict.pass_rate,
+            "solved": difficulty.pass_rate,
             "rollouts": len(rewards),
-            "label": verdict.label,
+            "label": difficulty.label,
+            **({"verdicts": verdicts} if verdicts else {}),
             **({} if work.recipe.environment.episode else _baseline(work)),
         }
     _check_parity(work, groups)
