@@ -41,6 +41,9 @@ NEVER_PASSED = {
         "a contract whose callers follow",
     ),
     "environment.maths.constants._logarithm.base": "called through a table with sympy's arguments",
+    "environment.sandbox.job.Limits": "a reward sets the limits that its programs need",
+    "environment.sandbox.job.Job.stdin": "a reward of programs that read standard input sets it",
+    "environment.sandbox.sandbox.Sandbox.__init__": "a reward chooses them by its settings",
     "model.attention.attention": "transformers calls it",
     "commands.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
@@ -54,8 +57,10 @@ ENTRIES = {
     ("api", "train"),  # `sixfold.train`, imported on first use
     # `processes.child.Child` starts these by name
     ("environment.worker", "serve"),
+    ("environment.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
     ("rollout.vllm_worker", "serve"),
+    ("environment.sandbox.agent", "main"),  # the first program in a cell
 }
 
 

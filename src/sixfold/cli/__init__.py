@@ -29,6 +29,7 @@ VERBS = {
     "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
     "diff": "show how two runs differ",
     "report": "write report.html of a run",
+    "sandbox": "check by trying how this machine isolates programs that a model has written",
     "replay": "recompute a recorded step of a run, and show what differs",
 }
 

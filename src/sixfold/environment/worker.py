@@ -38,6 +38,7 @@ from .checks import Outcome, run_check
 from .limits import limit_memory, on_blame
 from .maths.algebra import load_cas
 from .rewards import load_reward
+from .sandbox.cells import launchers
 
 
 def serve(requests: Requests) -> None:
@@ -69,7 +70,7 @@ def serve(requests: Requests) -> None:
 
     def end_processes() -> None:
         if has_children():
-            end_descendants(helpers)
+            end_descendants(helpers | launchers())
 
     def answer(ticket: int, outcome: Outcome) -> None:
         requests.answer(json.dumps({"check": ticket, **outcome.to_record()}).encode())
