@@ -42,7 +42,6 @@ NEVER_PASSED = {
     ),
     "environment.maths.constants._logarithm.base": "called through a table with sympy's arguments",
     "environment.sandbox.job.Limits": "a reward sets the limits that its programs need",
-    "environment.sandbox.job.Job.stdin": "a reward of programs that read standard input sets it",
     "environment.sandbox.sandbox.Sandbox.__init__": "a reward chooses them by its settings",
     "model.attention.attention": "transformers calls it",
     "commands.shared_task.SharedTask.__init__.reward": BENCHMARKS,
