@@ -95,14 +95,14 @@ class Ranks(Protocol):
         """
         ...
 
-    def data_ranks(self, tensor: int) -> Ranks:
-        """The ranks that share the training work: one rank of each tensor group.
+    def data_ranks(self, group: int) -> Ranks:
+        """The ranks that share the rows of a batch: one of each group of neighbouring ranks.
 
-        They are the ranks with the position of this rank in its group. The ranks of one tensor
-        group have the same work.
+        They are the ranks with the position of this rank in its group. The ranks of one group
+        compute the same rows together, by tensor or context parallelism.
 
         Args:
-            tensor: ranks per tensor group. It must divide the number of ranks.
+            group: ranks per group. It must divide the number of ranks.
         """
         ...
 
@@ -137,7 +137,7 @@ class Alone:
         """Empty context: there is no other rank."""
         return nullcontext()
 
-    def data_ranks(self, tensor: int) -> Ranks:
+    def data_ranks(self, group: int) -> Ranks:
         """This process."""
         return self
 
@@ -262,18 +262,19 @@ class ProcessRanks:
                 error.add_note(left())  # shown under the traceback
             raise
 
-    def data_ranks(self, tensor: int) -> Ranks:
+    def data_ranks(self, group: int) -> Ranks:
         """As `Ranks.data_ranks`."""
-        if tensor == 1:
+        if group == 1:
             return self
-        if tensor == self.size:
+        if group == self.size:
             return ALONE
         wait, groups = timedelta(seconds=self.timeout_s), []
         with self.answered():
-            for place in range(tensor):  # all ranks must take part in the creation of each group
-                members = list(range(place, self.size, tensor))
+            for place in range(group):  # all ranks must take part in the creation of each group
+                members = list(range(place, self.size, group))
                 groups.append(dist.new_group(members, timeout=wait, backend=self._backend))
-        return DataRanks(self, groups[self.rank % tensor], self.rank // tensor, tensor)
+        size = self.size // group
+        return DataRanks(self, groups[self.rank % group], self.rank // group, size)
 
     @contextmanager
     def answered(self) -> Iterator[None]:
@@ -339,20 +340,18 @@ class ProcessRanks:
 
 
 class DataRanks:
-    """`Ranks` with one rank of each tensor group.
+    """`Ranks` with one rank of each group of ranks that compute the same rows.
 
     Args:
         every: all ranks of the run.
         group: process group of these ranks.
         rank: number of this process among them.
-        tensor: ranks per tensor group.
+        size: number of these ranks.
     """
 
-    def __init__(
-        self, every: ProcessRanks, group: dist.ProcessGroup, rank: int, tensor: int
-    ) -> None:
+    def __init__(self, every: ProcessRanks, group: dist.ProcessGroup, rank: int, size: int) -> None:
         self.rank = rank
-        self.size = every.size // tensor
+        self.size = size
         self._every = every
         self._group = group
 
@@ -386,7 +385,7 @@ class DataRanks:
         """As `Ranks.ending_together`, for all ranks of the run."""
         return self._every.ending_together(left)
 
-    def data_ranks(self, tensor: int) -> Ranks:
+    def data_ranks(self, group: int) -> Ranks:
         """Return these ranks, which already share the work."""
         return self
 

@@ -55,7 +55,8 @@ class Case:
         tensor: ranks of a tensor group.
         experts: ranks of an expert group.
         family: a mixture of experts of this family instead of `model`.
-        routing: "replay": the batch is sampled by an engine that records experts.
+        routing: "replay": a batch of this family is sampled by an engine that records experts.
+        context: ranks of a context group.
         small: largest table of logits that is left to autograd. None: the usual one.
         balance: weight of the balance loss of experts.
         lora: settings of an adapter, which is trained instead of the weights.
@@ -74,6 +75,7 @@ class Case:
     experts: int = 1
     family: str = ""
     routing: Literal["free", "measure", "replay"] = "free"
+    context: int = 1
     small: int | None = None
     balance: float = 0.0
     lora: LoraConfig | None = None
@@ -162,7 +164,9 @@ def trainer_of(case: Case, ranks: Ranks, autocast: torch.dtype | None = None) ->
     moe = MoeConfig(balance_loss=case.balance, routing=case.routing)
     root = PolicyRoot(model, make_routing(model, moe))
     if ranks.size > 1:
-        parallel = ParallelConfig(replicas=case.replicas, tensor=case.tensor, experts=case.experts)
+        parallel = ParallelConfig(
+            replicas=case.replicas, tensor=case.tensor, experts=case.experts, context=case.context
+        )
         ranks = shard_policy(root, ranks, parallel, autocast, base).ranks
     scoring = replace(case.scoring, autocast=autocast)
     return Trainer(root, settings(**case.values), scoring, total_steps=10, ranks=ranks)
@@ -180,7 +184,7 @@ def _adapted(
 
 
 def batch_of(case: Case) -> Batch:
-    if case.routing != "free":
+    if case.family and case.routing != "free":
         return grpo(case.aggregation).prepare(collate(sampled_groups(expert_model(case.family))))
     return case.batch(ragged_batch(0, grpo(case.aggregation), groups=case.groups))
 
@@ -210,9 +214,9 @@ def gradient(trainer: Trainer) -> torch.Tensor:
     return torch.cat([whole(m).flatten() for m in moments]) / (1 - trainer.config.betas[0])
 
 
-def averaged(ranks: Ranks, trained: str) -> dict[str, torch.Tensor]:
+def averaged(ranks: Ranks, case: Case) -> dict[str, torch.Tensor]:
     """Gradient of the same trainer under every aggregation."""
-    case, found = AVERAGED[trained], {}
+    found = {}
     trainer = trainer_of(case, ranks)
     for name in AGGREGATIONS:
         batch = batch_of(replace(case, aggregation=name))
@@ -228,7 +232,7 @@ def everything(ranks: Ranks) -> dict[str, Any]:
     cases = [n for n, case in CASES.items() if case.everywhere or not few]
     return {
         **{n: step(ranks, CASES[n]) for n in cases if ranks.size % CASES[n].replicas == 0},
-        **{f"averaged {trained}": averaged(ranks, trained) for trained in AVERAGED},
+        **{f"averaged {trained}": averaged(ranks, case) for trained, case in AVERAGED.items()},
         "spoiled": spoiled_step(ranks),
         "8 bits": eight_bit(ranks),
         **({} if few else {"bfloat16": bfloat16_step(ranks), "scores": bfloat16_scores(ranks)}),

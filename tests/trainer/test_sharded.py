@@ -54,7 +54,7 @@ def test_gradients_equal_those_of_one_process(name: str, size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("trained", AVERAGED)
 def test_gradients_are_equal_under_every_aggregation(trained: str, size: int) -> None:
-    expected = averaged(ALONE, trained)
+    expected = averaged(ALONE, AVERAGED[trained])
     for found in of_ranks(size):
         for name, gradient in expected.items():
             assert relative(found[f"averaged {trained}"][name], gradient) < 1e-5, name

@@ -13,7 +13,7 @@ from .memory_experts import expert_parts, record_bytes
 from .memory_held import held_parts, holdings
 from .memory_part import Part, number_width
 from .memory_shards import gathered_parts
-from .memory_work import microbatch_tokens, work_parts
+from .memory_work import rank_tokens, work_parts
 from .model_size import ModelSize
 from .schema import AlgorithmConfig, LoraConfig, Recipe
 
@@ -100,7 +100,7 @@ def memory_plan(
     if held is None:
         return None
     work = [p for p in work_parts(recipe, size, prompt, held) if embedded or p.trains]
-    tokens = microbatch_tokens(recipe, prompt)
+    tokens = rank_tokens(recipe, prompt, held)
     plan = MemoryPlan(
         parts=(
             *held_parts(recipe, held),

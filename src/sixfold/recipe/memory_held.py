@@ -36,6 +36,8 @@ class Holdings:
         shards: ranks that share one copy of weights, gradients and optimizer state.
         tensor: ranks of a tensor group, which divide the layers. 1: there are none.
         experts: ranks of an expert group, which divide the experts. 1: there are none.
+        context: ranks of a context group, which divide the positions of a micro-batch. 1: there
+            are none.
         packed: parameters of the policy that are stored in NF4.
         critic: parameters of a critic with a body of its own, without its value head: those of the
             policy's body, or of an adapter.
@@ -52,6 +54,7 @@ class Holdings:
     shards: int = 1
     tensor: int = 1
     experts: int = 1
+    context: int = 1
     packed: int = 0
     critic: int = 0
 
@@ -125,6 +128,7 @@ def holdings(
         shards=max(1, ranks // recipe.parallel.replicas),
         tensor=recipe.parallel.tensor if ranks > 1 else 1,
         experts=recipe.parallel.experts if ranks > 1 else 1,
+        context=recipe.parallel.context if ranks > 1 else 1,
         packed=packed,
         critic=trained if lora.rank else size.parameters - head,
     )

@@ -16,7 +16,7 @@ from .lora_plan import check_lora
 from .memory import MemoryPlan, memory_plan
 from .memory_shards import ranks_started
 from .plan import ModelShape, Plan, model_shape
-from .schema import Recipe, SharedSyncConfig
+from .schema import ParallelConfig, Recipe, SharedSyncConfig
 
 CARDS = (24, 40, 80)
 """Sizes of the GPUs that every plan is compared with, in GB (10^9 bytes)."""
@@ -216,6 +216,8 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     alone, full = ranks_started() == 1, not recipe.model.lora.rank
     if alone:  # several share the optimizer's state instead
         wanted += [("trainer", "optimizer", "adamw8bit"), ("trainer", "offload", "optimizer")]
+    if doubled := _doubled_context(recipe.parallel):
+        wanted.append(("parallel", "context", doubled))
     if recipe.run.precision == "bfloat16" and full:
         wanted.append(("reference", "precision", "bfloat16"))
     if recipe.run.precision == "bfloat16" and full and alone:
@@ -249,6 +251,13 @@ def _bases(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         with suppress(UserError):  # this run cannot have the base
             check_lora(changed, resolve_algorithm(changed.algorithm))
             yield shown, changed
+
+
+def _doubled_context(parallel: ParallelConfig) -> int | None:
+    """Twice the size of a context group. None if the ranks of one copy are no such groups."""
+    twice = 2 * parallel.context
+    divides = ranks_started() % (parallel.replicas * parallel.tensor * twice) == 0
+    return twice if divides else None
 
 
 def _chosen(recipe: Recipe, devices: list[Device]) -> Device | None:

@@ -208,6 +208,35 @@ def microbatch_tokens(recipe: Recipe, prompt: int | None) -> int:
     return max(recipe.trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.episode_tokens)
 
 
+def rank_tokens(recipe: Recipe, prompt: int | None, held: Holdings) -> int:
+    """Tokens of the largest micro-batch that one rank computes.
+
+    Args:
+        recipe: the whole run.
+        prompt: longest prompt, in tokens. None: not known.
+        held: counts of the numbers that the run keeps.
+    """
+    return -(-microbatch_tokens(recipe, prompt) // held.context)
+
+
+def rank_keys(recipe: Recipe, prompt: int | None, held: Holdings) -> float:
+    """Keys and values that attention keeps per token that a rank computes.
+
+    In a context group, attention keeps all keys that the rank's queries see. A rank computes a part
+    of at most two sequences, of which it needs earlier keys too: less than one whole sequence more.
+
+    Args:
+        recipe: the whole run.
+        prompt: longest prompt, in tokens. None: not known.
+        held: counts of the numbers that the run keeps.
+    """
+    keys = keys_per_token(recipe, prompt or 0)
+    if held.context == 1:
+        return keys
+    sequence = (prompt or 0) + recipe.episode_tokens
+    return keys + held.context * sequence / microbatch_tokens(recipe, prompt)
+
+
 def work_parts(
     recipe: Recipe, size: ModelSize, prompt: int | None, held: Holdings
 ) -> tuple[Part, ...]:
@@ -220,8 +249,8 @@ def work_parts(
         held: counts of the numbers that the run keeps.
     """
     trainer, width, rank = recipe.trainer, number_width(recipe), recipe.model.lora.rank
-    tokens = microbatch_tokens(recipe, prompt)
-    keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
+    tokens = rank_tokens(recipe, prompt, held)
+    keys, mode = rank_keys(recipe, prompt, held), trainer.activation_checkpointing
     running = recipe.engine.max_running
     kept = {
         "none": "all inputs of a layer",
@@ -277,6 +306,8 @@ def work_parts(
             trains=False,
         ),
     ]
+    if held.context > 1:
+        parts.append(_gathered_keys(own, microbatch_tokens(recipe, prompt)))
     if on_host:
         # Activations of the running layer are on the device. The last norm is in no layer.
         once = kept_bytes // max(1, size.layers)
@@ -293,6 +324,17 @@ def work_parts(
             0, Part("weights cast in a pass", moments.kept + head.cast, says, samples=False)
         )
     return tuple(parts)
+
+
+def _gathered_keys(size: ModelSize, tokens: int) -> Part:
+    """Gradients of the keys and values of one layer, before each rank gets its part of the sum.
+
+    Args:
+        size: sizes of one rank's layers.
+        tokens: tokens of one micro-batch, on all ranks of the context group.
+    """
+    says = f"gradients of the keys and values of {tokens:,} tokens in one layer, float32"
+    return Part("gathered keys", 2 * WEIGHTS * tokens * size.keys, says, samples=False)
 
 
 def _values(size: ModelSize) -> int:

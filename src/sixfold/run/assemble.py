@@ -95,7 +95,7 @@ class World:
 
     @property
     def data_ranks(self) -> Ranks:
-        """The ranks that share the training work: one of each tensor group."""
+        """The ranks that share the rows of a batch."""
         return self.shards.ranks if self.shards else self.ranks
 
     @property

@@ -17,7 +17,7 @@ from ..recipe.memory_experts import expert_parts, record_bytes
 from ..recipe.memory_held import Holdings, cast_parameters, held_parts
 from ..recipe.memory_part import number_width
 from ..recipe.memory_shards import gathered_parts, ranks_started
-from ..recipe.memory_work import microbatch_tokens, work_parts
+from ..recipe.memory_work import rank_tokens, work_parts
 from ..recipe.model_size import ModelSize, expert_size, rough_size
 from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
 from ..recipe.schema import Recipe
@@ -117,10 +117,11 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
     if recipe.engine.release_kv:
         return held
     prompt = max(0, longest - recipe.episode_tokens)
+    tokens = rank_tokens(recipe, prompt, numbers)
     work = [
         *work_parts(recipe, size, prompt, numbers),
         *gathered_parts(recipe, size, numbers),
-        *expert_parts(recipe, size, microbatch_tokens(recipe, prompt), longest, numbers.experts),
+        *expert_parts(recipe, size, tokens, longest, numbers.experts),
     ]
     return held + sum(part.size for part in work if part.trains and not part.host)
 
@@ -139,4 +140,5 @@ def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
         shards=max(1, ranks_started() // recipe.parallel.replicas),
         tensor=recipe.parallel.tensor if ranks_started() > 1 else 1,
         experts=recipe.parallel.experts if ranks_started() > 1 else 1,
+        context=recipe.parallel.context if ranks_started() > 1 else 1,
     )

@@ -35,7 +35,7 @@ def check_supported(recipe: Recipe, method: Method, ranks: Ranks) -> None:
     Raises:
         UserError: if they do not.
     """
-    for setting in ("replicas", "tensor", "experts"):
+    for setting in ("replicas", "tensor", "experts", "context"):
         if ranks.size == 1 and (value := getattr(recipe.parallel, setting)) > 1:
             raise UserError(
                 f"parallel.{setting} = {value}, but the run has one process. Start it by torchrun"

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .packing import PackedRow
+from .stacking import stacked
 
 
 class HeadShare:
@@ -67,13 +68,8 @@ class HeadShare:
 
     def exchanged(self, own: Tensor, count: int) -> Tensor:
         """Rows of all positions, from the rows of this rank's positions."""
-        most = self.most(count)
-        padded = own.new_zeros(most, *own.shape[1:])
-        padded[: len(own)] = own
-        parts = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(parts, padded, group=self.group)
         # A new tensor: FSDP warns of roots that return a view.
-        return torch.cat([parts[r][: max(0, count - r * most)] for r in range(self.ranks)])
+        return stacked(own, self.most(count), self.group)[:count].clone()
 
 
 class _Divide(torch.autograd.Function):

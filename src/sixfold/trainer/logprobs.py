@@ -29,6 +29,7 @@ from ..model.causal_lm import head_logits, hidden_states
 from ..model.head import LogitFinish, is_plain
 from ..ranks import ALONE, Ranks
 from .activation_offload import activations_on_host
+from .context_parallel import ContextGroup
 from .fused_head import fused_scores
 from .head_settings import HeadSettings
 from .head_share import HeadShare
@@ -214,9 +215,10 @@ class PolicyRoot(nn.Module):
         self.model = model
         self.routing = routing
         self.head_share: HeadShare | None = None
+        self.context: ContextGroup | None = None
 
     def states(self, row: PackedRow, scoring: Scoring) -> Tensor:
-        """Hidden states [S, hidden] at row.reads."""
+        """Hidden states [S, hidden] at row.reads. A context group divides the row before."""
         return self._routed_states(row, scoring)[0]
 
     def _routed_states(self, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Routed | None]:
@@ -229,7 +231,8 @@ class PolicyRoot(nn.Module):
 
     def count(self, row: PackedRow, scoring: Scoring) -> Routed | None:
         """Report of the routers for a row. None without `routing`."""
-        return self._routed_states(row, scoring)[1]
+        part = row if self.context is None else self.context.divide(row).part
+        return self._routed_states(part, scoring)[1]
 
     def prepare(
         self,
@@ -243,6 +246,12 @@ class PolicyRoot(nn.Module):
 
     def forward(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
         """Log-prob and entropy of every scored token, in the order of row.target."""
+        if self.context is None:
+            return self._score(row, scoring)
+        divided = self.context.divide(row)
+        return divided.complete(self._score(divided.part, scoring))
+
+    def _score(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
         with body_precision(row, scoring), _thin_embedding(self.model, row, scoring):
             hidden, routed = self._routed_states(row, scoring)
             values, entropies = self._scores(hidden, row, scoring)
@@ -352,12 +361,19 @@ class ScalarRoot(nn.Module):
         self.model = model
         self._states = states
         self._head = (head,)  # in a tuple: as a submodule, its parameters would have two names
+        self.context: ContextGroup | None = None
 
     def forward(self, row: PackedRow, scoring: Scoring) -> Scores:
         """One number per read.
 
         The head always runs in float32: targets may differ by less than bfloat16 resolves.
         """
+        if self.context is None:
+            return self._score(row, scoring)
+        divided = self.context.divide(row)
+        return divided.complete(self._score(divided.part, scoring))
+
+    def _score(self, row: PackedRow, scoring: Scoring) -> Scores:
         return Scores(self._head[0](self._states(row, scoring).float())[:, 0], None)
 
     def prepare(

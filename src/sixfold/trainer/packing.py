@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..batch import Batch, KeptSets, send, upload
 from ..kernels.attention import AttentionLayer
+from ..model.base import Layout
 from ..model.experts import OWN
 from ..types import Routes
-from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
+from .segments import Segment, plan_attention
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PackedRow:
     Args:
         tokens: [N] token ids.
         positions: [N] position of each token in its trajectory.
-        attention: plan of which tokens attend to which.
+        attention: computes which tokens attend to which.
         reads: [S] index in the row of the hidden state that the head reads for each score. It is
             that of the token before the scored one, which has not seen the scored token.
         target: [S] id of the scored token.
@@ -45,11 +46,13 @@ class PackedRow:
             in a shared prompt.
         experts: [N, layers, k] experts that computed each token at sampling, int16. OWN for tokens
             without a record. None if no token has one.
+        segments: segments of the row, in row order.
+        host_reads: [S] copy of `reads` on the host.
     """
 
     tokens: Tensor
     positions: Tensor
-    attention: AttentionPlan | SpanPlan
+    attention: Layout
     reads: Tensor
     target: Tensor
     row: Tensor
@@ -59,6 +62,8 @@ class PackedRow:
     kept: KeptSets | None = None
     copies: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
     experts: Tensor | None = None
+    segments: tuple[Segment, ...] = field(default=(), repr=False)
+    host_reads: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Attention with q [1, H, N, D]; returns [1, N, H, D]."""
@@ -84,8 +89,10 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         layout.add(b, shared_key(host, b) if share_prefix else None)
     row, column = np.concatenate(layout.row), np.concatenate(layout.column)
     slot = np.repeat(np.arange(len(rows)), [len(columns) for columns in layout.column])
+    reads = np.concatenate(layout.reads)
     arrays = [
-        *map(np.concatenate, (layout.tokens, layout.positions, layout.reads)),
+        *map(np.concatenate, (layout.tokens, layout.positions)),
+        reads,
         host.tokens.numpy()[row, column],
         row,
         column,
@@ -108,6 +115,8 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         kept=kept,
         copies=np.repeat(layout.copies, [segment.length for segment in layout.segments]),
         experts=_sampled_experts(host.routes, layout, device),
+        segments=tuple(layout.segments),
+        host_reads=reads,
     )
 
 
@@ -214,10 +223,11 @@ def filler(batch: Batch) -> PackedRow:
     """
     device = batch.tokens.device
     zero, one = (torch.full((1,), n, device=device) for n in (0, 1))
+    segments = (Segment(0, 2),)
     return PackedRow(
         tokens=batch.tokens[0, :2],
         positions=torch.arange(2, device=device),
-        attention=plan_attention([Segment(0, 2)], device),
+        attention=plan_attention(segments, device),
         reads=zero,
         target=batch.tokens[0, 1:2],
         row=zero,
@@ -225,6 +235,8 @@ def filler(batch: Batch) -> PackedRow:
         slot=zero,
         members=zero,
         copies=np.zeros(2, dtype=np.int64),
+        segments=segments,
+        host_reads=np.zeros(1, dtype=np.int64),
     )
 
 

@@ -63,12 +63,16 @@ class Routing:
         routers: the routers of the model.
         coefficient: weight of the balance loss; 0 for none.
         replay: whether tokens are computed by the experts that computed them at sampling.
+
+    Attributes:
+        over_positions: adds a tensor over the ranks that divide the positions of a row.
     """
 
     def __init__(self, routers: Routers, coefficient: float = 0.0, *, replay: bool = False) -> None:
         self.routers = routers
         self.coefficient = coefficient
         self.replay = replay
+        self.over_positions: Callable[[Tensor], Tensor] = lambda counts: counts
         self._update: tuple[Tensor, Tensor] | None = None
 
     def watch(self, model: nn.Module, row: PackedRow) -> AbstractContextManager[RoutingRecord]:
@@ -102,8 +106,10 @@ class Routing:
     def result(self, record: RoutingRecord, row: PackedRow) -> Routed:
         """Report of the routers from the record of one forward pass."""
         weight = send(torch.from_numpy(row.copies.astype(np.float32)), row.tokens.device)
-        counts, tokens = expert_counts(record.choices(), weight, self.routers.experts), weight.sum()
-        drifted = None if row.experts is None else drift(record.own_choices(), row.experts)
+        counts = self.over_positions(expert_counts(record.choices(), weight, self.routers.experts))
+        tokens, drifted = self.over_positions(weight.sum()), None
+        if row.experts is not None:
+            drifted = self.over_positions(drift(record.own_choices(), row.experts))
         if self.coefficient == 0:
             return Routed(counts, tokens, drifted=drifted)
         all_counts, all_tokens = self._update or (counts, tokens)
@@ -113,7 +119,8 @@ class Routing:
             weight / all_tokens,
             all_counts / all_tokens,
         )
-        return Routed(counts, tokens, loss.detach(), loss * self.coefficient, drifted)
+        whole = self.over_positions(loss.detach())
+        return Routed(counts, tokens, whole, loss * self.coefficient, drifted)
 
 
 def make_routing(model: PreTrainedModel, config: MoeConfig) -> Routing | None:

@@ -14,6 +14,9 @@ With `parallel.experts`, the ranks form expert groups, and the experts of every 
 within a group first (`expert_parallel.py`). FSDP shards the experts of each rank over the ranks
 that have the same ones. All other weights are sharded over all ranks.
 
+With `parallel.context`, neighbouring ranks divide the positions of each row
+(`context_parallel.py`). Weights are sharded over all ranks as before.
+
 Parameters can stay whole: with a LoRA adapter, every rank has all weights of the frozen base, and
 only the adapter is sharded.
 
@@ -42,6 +45,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import UserError
 from ..ranks import Ranks
 from ..recipe.schema import ParallelConfig
+from .context_parallel import ContextGroup
 from .expert_parallel import ExpertMesh, check_experts, divide_experts, expert_mesh
 from .head_share import HeadShare
 from .logprobs import PolicyRoot, ScalarRoot
@@ -61,12 +65,14 @@ class RankMesh:
             [shards] or [replicas, shards]. Equal to `every` without tensor parallelism.
         tensor: the tensor group of this rank. None without tensor parallelism.
         experts: the ranks that share experts. None without expert parallelism.
+        context: the context group of this rank. None without context parallelism.
     """
 
     every: DeviceMesh
     data: DeviceMesh
     tensor: DeviceMesh | None = None
     experts: ExpertMesh | None = None
+    context: DeviceMesh | None = None
 
     @property
     def group(self) -> int:
@@ -75,9 +81,17 @@ class RankMesh:
 
 
 def rank_mesh(
-    ranks: Ranks, replicas: int, device: str, tensor: int = 1, experts: int = 1
+    ranks: Ranks,
+    replicas: int,
+    device: str,
+    tensor: int = 1,
+    experts: int = 1,
+    context: int = 1,
 ) -> RankMesh:
     """Make the meshes of a run. Ranks with consecutive numbers form a group.
+
+    With tensor groups, a context group has the ranks with the same position in consecutive tensor
+    groups.
 
     Args:
         ranks: the ranks.
@@ -85,17 +99,24 @@ def rank_mesh(
         device: type of the devices.
         tensor: ranks per tensor group. `replicas * tensor` must divide the number of ranks.
         experts: ranks per expert group. `replicas * experts` must divide the number of ranks.
+        context: ranks per context group. `replicas * tensor * context` must divide the number of
+            ranks.
     """
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
     copies = () if replicas == 1 else (replicas,)
     shards = ranks.size // replicas
     every = init_device_mesh(device, (*copies, shards), mesh_dim_names=names)
     sharing = expert_mesh(ranks.size, replicas, device, experts) if experts > 1 else None
+    positions = None
+    if context > 1:
+        shape = (ranks.size // (context * tensor), context, tensor)
+        grid = init_device_mesh(device, shape, mesh_dim_names=("data", "context", "tensor"))
+        positions = grid["context"]
     if tensor == 1:
-        return RankMesh(every, every, experts=sharing)
+        return RankMesh(every, every, experts=sharing, context=positions)
     shape = (*copies, shards // tensor, tensor)
     grid = init_device_mesh(device, shape, mesh_dim_names=(*names, "tensor"))
-    return RankMesh(every, grid[names], grid["tensor"], sharing)
+    return RankMesh(every, grid[names], grid["tensor"], sharing, positions)
 
 
 @dataclass(frozen=True)
@@ -105,7 +126,7 @@ class Shards:
     Attributes:
         root: the policy's body and head.
         mesh: mesh of the ranks.
-        ranks: the ranks that share the work: one rank of each tensor group.
+        ranks: the ranks that share the rows: one of those that compute the same rows.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
     """
 
@@ -150,12 +171,37 @@ def shard_policy(
             f"parallel.replicas = {replicas} does not divide the {ranks.size} ranks. Use a divisor"
             " of the number of ranks, or 1"
         )
-    check_divisible(root.model, parallel.tensor, ranks.size // replicas)
+    tensor, context = parallel.tensor, parallel.context
+    check_divisible(root.model, tensor, ranks.size // replicas)
     check_experts(root.model, parallel.experts, ranks.size // replicas)
+    check_context(context, tensor, ranks.size // replicas)
     device = next(root.parameters()).device.type
-    mesh = rank_mesh(ranks, replicas, device, parallel.tensor, parallel.experts)
+    mesh = rank_mesh(ranks, replicas, device, tensor, parallel.experts, context)
     shard_root(root, mesh, autocast, kept_whole)
-    return Shards(root, mesh, ranks.data_ranks(parallel.tensor), autocast)
+    return Shards(root, mesh, ranks.data_ranks(tensor * context), autocast)
+
+
+def check_context(context: int, tensor: int, ranks: int) -> None:
+    """Check the size of a context group.
+
+    Args:
+        context: ranks of a context group.
+        tensor: ranks of a tensor group. It divides `ranks`.
+        ranks: ranks of one copy of the model.
+
+    Raises:
+        UserError: if a copy does not consist of whole context groups.
+    """
+    groups = ranks // tensor
+    if groups % context == 0:
+        return
+    divisors = (c for c in range(1, groups + 1) if groups % c == 0)
+    nearest = min(divisors, key=lambda c: abs(c - context))
+    each = f"{ranks} ranks of one copy" if tensor == 1 else f"{groups} tensor groups of one copy"
+    raise UserError(
+        f"parallel.context = {context} must divide the {each}. The nearest value that does is"
+        f" {nearest}"
+    )
 
 
 def shard_root(
@@ -182,6 +228,10 @@ def shard_root(
         root.head_share = HeadShare(mesh.tensor.get_group())
     experts = divide_experts(root.model, mesh.experts) if mesh.experts else []
     meshes = {module: mesh.experts.data for module in experts} if mesh.experts else {}
+    if mesh.context:
+        root.context = ContextGroup(mesh.context.get_group())
+        if isinstance(root, PolicyRoot) and root.routing:
+            root.routing.over_positions = root.context.sum
     layers = [m for m in root.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     sums = torch.float32
     # Inputs are not cast: the residual stream stays in float32, as under autocast alone.

@@ -27,4 +27,10 @@ class ParallelConfig(Section):
         " layer",
         ge=1,
     )
+    context: int = knob(
+        1,
+        "ranks of a context group, which divide the positions of each packed row (context"
+        " parallelism). Must divide the ranks of one copy, or its tensor groups",
+        ge=1,
+    )
     timeout_s: Real = knob(1800.0, "longest wait for another rank, in seconds", gt=0)

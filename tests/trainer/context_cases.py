@@ -1,0 +1,182 @@
+"""What the ranks of context groups compute in the tests. Other processes import it by name."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rank_cases import ADAPTER, SMALL, Case, averaged, batch_of, spoiled_step, step, trainer_of
+from tiny import VOCABULARY, tiny_model
+from torch import Tensor
+
+from sixfold.batch import Batch, KeptSets, LossOutput
+from sixfold.critic.critic import Critic
+from sixfold.ranks import Ranks
+from sixfold.recipe.schema import CriticConfig, ParallelConfig, TrainerConfig
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_tables
+from sixfold.trainer.packing import pack
+from sixfold.trainer.sharded import shard_policy
+from sixfold.types import Routes
+
+
+def with_kept_sets(batch: Batch) -> Batch:
+    """Half of the sampled tokens were drawn from three tokens, the others from all."""
+    start, count = torch.zeros_like(batch.tokens), torch.zeros_like(batch.tokens)
+    ids = list[int]()
+    for i, (b, column) in enumerate(batch.mask.nonzero().tolist()):
+        if i % 2:
+            start[b, column], count[b, column] = len(ids), 3
+            ids += [(int(batch.tokens[b, column]) + n) % VOCABULARY for n in (0, 1, 5)]
+    return batch.with_(kept=KeptSets(torch.tensor(ids, dtype=torch.int32), start, count))
+
+
+def with_routes(batch: Batch) -> Batch:
+    """Most rows know the expert of every token in both layers."""
+    rng = random.Random(0)
+    lengths = batch.lengths.tolist()
+    made = [
+        Routes(2, 1, 1, bytes(rng.randrange(2) for _ in range(2 * (length - 1)))) if b % 5 else None
+        for b, length in enumerate(lengths)
+    ]
+    return batch.with_(routes=made)
+
+
+def short_update(batch: Batch) -> Batch:
+    """The first update has one row of two tokens."""
+    assert int(batch.lengths[0]) == 2
+    return batch.with_(minibatch=(torch.arange(len(batch.tokens)) > 0).long())
+
+
+LARGE = {"tie_word_embeddings": False, "vocab_size": 2100}
+EXPERTS = {"kind": "gpt_oss", "num_experts_per_tok": 1}
+
+PAIRS = {
+    "one micro-batch": Case(context=2),
+    "chunks, prompts not shared": Case(
+        values={**SMALL, "share_prefix": False}, scoring=Scoring(chunk=8), context=2
+    ),
+    "kept sets, clipped": Case(
+        values={**SMALL, "grad_clip": 0.01}, batch=with_kept_sets, context=2
+    ),
+    "fused head, recompute all": Case(
+        model=LARGE, small=0, values={"activation_checkpointing": "full"}, context=2
+    ),
+    "window, recompute some": Case(
+        model={"kind": "mistral"}, values={"activation_checkpointing": "selective"}, context=2
+    ),
+    "soft caps": Case(model={"kind": "gemma2"}, values=SMALL, context=2),
+    "positions by table": Case(model={"kind": "gpt2"}, context=2),
+    "experts, sinks": Case(model=EXPERTS, balance=0.5, context=2),
+    "replayed experts": Case(
+        model=EXPERTS,
+        balance=0.5,
+        routing="replay",
+        values={**SMALL, "activation_checkpointing": "full"},
+        batch=with_routes,
+        context=2,
+    ),
+    "adapter": Case(
+        lora=ADAPTER, values={**SMALL, "activation_checkpointing": "selective"}, context=2
+    ),
+}
+"""Cases of one context group of two ranks."""
+
+FOURS = {
+    "two groups": Case(values=SMALL, context=2),
+    "two groups, one without rows": Case(groups=1, context=2),
+    "two copies": Case(values=SMALL, replicas=2, context=2),
+    "two groups, replayed experts": Case(
+        model=EXPERTS,
+        balance=0.5,
+        routing="replay",
+        values=SMALL,
+        batch=with_routes,
+        context=2,
+    ),
+    "ranks without positions": Case(batch=short_update, context=4),
+    "experts of no positions": Case(
+        model=EXPERTS,
+        balance=0.5,
+        routing="replay",
+        batch=lambda batch: short_update(with_routes(batch)),
+        context=4,
+    ),
+    "tensor groups": Case(values=SMALL, tensor=2, context=2),
+}
+"""Cases of four ranks."""
+
+AVERAGED = {"context": Case(values={**SMALL, "learning_rate": 1e-9}, context=2)}
+
+
+def everything(ranks: Ranks) -> dict[str, Any]:
+    """All that the ranks of the tests compute, in one group of processes."""
+    cases = PAIRS if ranks.size == 2 else FOURS
+    found: dict[str, Any] = {name: step(ranks, case) for name, case in cases.items()}
+    found["averaged"] = averaged(ranks, AVERAGED["context"])
+    found["spoiled"] = spoiled_step(ranks, AVERAGED["context"])
+    if ranks.size == 2:
+        found["bfloat16"] = step(ranks, Case(values=SMALL, context=2), torch.bfloat16)
+        found["scores"] = scores(ranks)
+        found["values"] = values(ranks)
+        found["bytes"] = {mode: activation_bytes(ranks, mode) for mode in ("none", "full")}
+    return found
+
+
+def scores(ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of a frozen model."""
+    root = PolicyRoot(tiny_model("gemma2").requires_grad_(False))
+    if ranks.size > 1:
+        ranks = shard_policy(root, ranks, ParallelConfig(context=2), None).ranks
+    return score_tables(root, batch_of(Case()), Scoring(), 24, True, ranks)
+
+
+def values(ranks: Ranks) -> dict[str, Tensor]:
+    """Values of both kinds of critics before and after an update."""
+    found = {}
+    for body in ("own", "policy"):
+        policy, shards = PolicyRoot(tiny_model()), None
+        sharing, whole_policy = ranks, tiny_model()
+        if ranks.size > 1:
+            shards = shard_policy(policy, ranks, ParallelConfig(context=2), None)
+            sharing = shards.ranks
+        critic = Critic(
+            policy,
+            CriticConfig(body=body, learning_rate=1e-2),
+            TrainerConfig(max_tokens_per_microbatch=24),
+            Scoring(),
+            10,
+            ranks=sharing,
+            shards=shards,
+            whole_policy=whole_policy,
+        )
+        batch = batch_of(Case()).with_(returns=torch.ones(()).expand(batch_of(Case()).mask.shape))
+        critic.update(critic.score(batch), _squared)
+        found[body] = critic.score(batch).values
+    return found
+
+
+def _squared(batch: Batch, values: Tensor) -> LossOutput:
+    assert batch.weights is not None and batch.returns is not None
+    return LossOutput((batch.mask * (values - batch.returns) ** 2).sum())
+
+
+def activation_bytes(ranks: Ranks, mode: str) -> int:
+    """Bytes that the forward pass of one row keeps for its backward pass, without weights."""
+    case = Case(model={"num_hidden_layers": 4}, values={"activation_checkpointing": mode})
+    trainer = trainer_of(replace(case, context=2), ranks)
+    batch = batch_of(Case(groups=12)).with_host()
+    row = pack(batch, range(len(batch.tokens)), True)
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and not tensor.is_leaf:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made = trainer.root(row, Scoring())
+    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    made.values.sum().backward()
+    return total
