@@ -47,6 +47,7 @@ class Training:
         resume: continue from the newest checkpoint.
         background: save in the background.
         tensor: ranks of a tensor group.
+        context: ranks of a context group.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Training:
         resume: bool = False,
         background: bool = False,
         tensor: int = 1,
+        context: int = 1,
     ) -> None:
         heads = {"model__scratch__kv_heads": tensor}
         flags = tiny_recipe(folder.parent, checkpoint__asynchronous=background, **heads)
@@ -71,7 +73,8 @@ class Training:
         root = PolicyRoot(self.policy.model)
         sharing = ranks
         if ranks.size > 1:
-            sharing = shard_policy(root, ranks, ParallelConfig(tensor=tensor), None).ranks
+            parallel = ParallelConfig(tensor=tensor, context=context)
+            sharing = shard_policy(root, ranks, parallel, None).ranks
         self.trainer = Trainer(root, SETTINGS, Scoring(chunk=16), 10, ranks=sharing)
         self.state = RunState.of(checkpoint) if checkpoint else RunState()
         if checkpoint:
@@ -152,19 +155,20 @@ def resume_and_step(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], dict
     return before, training.tensors()
 
 
-def tensor_group(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], ...]:
-    """Save in one tensor group, resume in it, and make another step.
+def one_group(ranks: Ranks, folder: Path, kind: str) -> tuple[dict[str, Tensor], ...]:
+    """Save in one tensor or context group, resume in it, and make another step.
 
     Returns:
         Weights and moments as saved, as resumed, and after the next step; the weights as a sync
         gathers them after that step.
     """
-    training = Training(ranks, folder, tensor=ranks.size)
+    groups = {kind: ranks.size}
+    training = Training(ranks, folder, **groups)
     training.step()
     training.save()
     saved = training.tensors()
     ranks.barrier("the checkpoint")
-    resumed = Training(ranks, folder, tensor=ranks.size, resume=True)
+    resumed = Training(ranks, folder, **groups, resume=True)
     before = resumed.tensors()
     resumed.step()
     return saved, before, resumed.tensors(), dict(WholeWeights(resumed.policy.model))

@@ -23,8 +23,8 @@ from tests.rank_processes import on_ranks
 from .rank_saves import (
     not_finite_somewhere,
     one_fails,
+    one_group,
     resume_and_step,
-    tensor_group,
     train_and_save,
 )
 
@@ -99,9 +99,10 @@ def test_any_number_of_ranks_resumes(of_one: Path, of_two: Path, saved_by: int, 
         assert furthest(after, stepped) < 1e-6
 
 
-def test_tensor_group_saves_whole_tensors_that_any_layout_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tensor", "context"])
+def test_group_saves_whole_tensors_that_any_layout_resumes(tmp_path: Path, kind: str) -> None:
     """R-174: a checkpoint and a sync convert the layout of tensor groups, exactly."""
-    for saved, resumed, stepped, synced in on_ranks(2, tensor_group, tmp_path / "run"):
+    for saved, resumed, stepped, synced in on_ranks(2, one_group, tmp_path / "run", kind):
         assert_equal(resumed, saved)
         assert_equal(synced, {name: stepped[name] for name in synced})
         alone, after = resume_and_step(ALONE, tmp_path / "run")

@@ -237,6 +237,28 @@ def test_a_rank_holds_its_shard_and_gathers_layers(monkeypatch: pytest.MonkeyPat
         assert least <= kept[1] / kept[0] <= most
 
 
+def test_a_context_group_divides_the_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the activations, a rank keeps its share, and keys that other ranks have computed."""
+    alone = sizes(memory("--parallel.context=4"))
+    assert alone == sizes(memory()), "one process has no groups"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    flags, none = ["--parallel.context=4"], "--trainer.activation_checkpointing=none"
+    whole, divided = sizes(memory(none)), sizes(memory(none, *flags))
+    assert 0.25 < divided["activations"] / whole["activations"] < 0.3
+    same = ("weights", "gradients", "AdamW moments", "gathered weights", "logits")
+    assert all(divided[name] == whole[name] for name in same)
+    full = "--trainer.activation_checkpointing=full"
+    kept = [sizes(memory(full, *more))["activations"] for more in ((), flags)]
+    assert kept[0] == 4 * kept[1]
+    tokens, keys = kept[0] // (4 * 896 * (24 + 2)), 128
+    assert divided["gathered keys"] == 2 * 4 * tokens * keys and "gathered keys" not in whole
+    plan = make_plan(load_recipe("gsm8k", [f"--model.path={QWEN}"]))
+    found = memory_of(plan)
+    assert found is not None and "parallel.context = 2" in dict(what_helps(plan, found))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert "parallel.context = 2" not in dict(what_helps(plan, found))
+
+
 def test_ranks_share_an_adapter_out_and_hold_its_base_once(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--model.lora.rank=16", "--algorithm.name=ppo", "--algorithm.beta=0.1"]
     alone = sizes(memory(*flags))

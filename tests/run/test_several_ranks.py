@@ -78,7 +78,12 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-GROUPS: dict[str, dict[str, Any]] = {"fused reference, epochs": {"parallel__tensor": 2}}
+GROUPS: dict[str, dict[str, Any]] = {
+    "fused reference, epochs": {"parallel__tensor": 2},
+    "dapo": {"parallel__context": 2},
+    "lora, reference with an adapter": {"parallel__context": 2},
+    "ppo": {"parallel__context": 2},
+}
 """Settings of the ranks alone."""
 
 
@@ -203,6 +208,7 @@ def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
         ("sync.kind", "copy", "shared"),
         ("parallel.replicas", "3", "divisor"),
         ("parallel.tensor", "2", "value that does is 1"),  # one key-value head
+        ("parallel.context", "3", "value that does is 2"),
     ],
 )
 def test_settings_that_ranks_do_not_support_are_refused_once(

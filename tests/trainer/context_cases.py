@@ -33,22 +33,26 @@ def with_kept_sets(batch: Batch) -> Batch:
 
 
 def with_routes(batch: Batch) -> Batch:
-    """Most rows know the expert of every token in both layers."""
-    rng = random.Random(0)
-    lengths = batch.lengths.tolist()
-    made = [
-        Routes(2, 1, 1, bytes(rng.randrange(2) for _ in range(2 * (length - 1)))) if b % 5 else None
-        for b, length in enumerate(lengths)
-    ]
-    return batch.with_(routes=made)
+    """Rows of two groups know the expert of every token in both layers. Prompts are alike."""
+
+    def record(group: int, row: int) -> Routes | None:
+        alike, own = random.Random(group), random.Random(f"row {row}")
+        prompt = 2 * int(batch.prompt_lengths[row])
+        count = 2 * (int(batch.lengths[row]) - 1)
+        chosen = bytes((alike if i < prompt else own).randrange(2) for i in range(count))
+        return Routes(2, 1, 1, chosen) if group < 2 else None
+
+    return batch.with_(routes=[record(g, b) for b, g in enumerate(batch.group.tolist())])
 
 
-def short_update(batch: Batch) -> Batch:
-    """The first update has one row of two tokens."""
-    assert int(batch.lengths[0]) == 2
-    return batch.with_(minibatch=(torch.arange(len(batch.tokens)) > 0).long())
+def one_short_row(batch: Batch) -> Batch:
+    """Only the first row counts. It has two tokens."""
+    assert batch.weights is not None and int(batch.lengths[0]) == 2
+    return batch.with_(weights=batch.weights * (torch.arange(len(batch.tokens)) == 0)[:, None])
 
 
+STILL = {"learning_rate": 1e-9}
+"""For gradients that should be 0: AdamW turns their rounding errors into steps."""
 LARGE = {"tie_word_embeddings": False, "vocab_size": 2100}
 EXPERTS = {"kind": "gpt_oss", "num_experts_per_tok": 1}
 
@@ -91,19 +95,22 @@ FOURS = {
         model=EXPERTS,
         balance=0.5,
         routing="replay",
-        values=SMALL,
         batch=with_routes,
         context=2,
     ),
-    "ranks without positions": Case(batch=short_update, context=4),
+    "ranks without positions": Case(values=STILL, batch=one_short_row, context=4),
     "experts of no positions": Case(
         model=EXPERTS,
         balance=0.5,
         routing="replay",
-        batch=lambda batch: short_update(with_routes(batch)),
+        values=STILL,
+        batch=lambda batch: one_short_row(with_routes(batch)),
         context=4,
     ),
     "tensor groups": Case(values=SMALL, tensor=2, context=2),
+    "expert groups": Case(
+        family="qwen3_moe", balance=0.3, routing="replay", values=SMALL, experts=2, context=2
+    ),
 }
 """Cases of four ranks."""
 
