@@ -1,0 +1,14 @@
+"""Code rewards: the candidate runs in a sandbox, and the trusted side compares.
+
+`reward` has the rewards `code` and `code_fraction`. `fences` extracts the code from a completion,
+`task_tests` reads the tests of a task, `candidate` runs the code on inputs, `compare` judges outputs,
+and `verifier` puts them together. `harness` and `test_program` run inside the sandbox.
+
+Invariants:
+
+- Expected values never enter the sandbox of the candidate: it gets inputs and returns values.
+- What the sandbox of the candidate sends is a claim about outputs. So code that forges its own
+  replies gains nothing: it must know the right outputs.
+- Values cross as size-capped JSON with exact types (`wire`), never as objects.
+- A failure of the sandbox or of the tests is an infrastructure error, never a reward.
+"""

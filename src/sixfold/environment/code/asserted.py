@@ -1,0 +1,105 @@
+"""Assert tests that run as a program: the tests in one sandbox, the candidate in another.
+
+The tests run without the candidate and report the calls that they make. The candidate runs on these
+calls alone. Then the tests run again, with the answers as plain data. Nearly all tests need two
+such rounds; tests whose arguments depend on earlier answers need more.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from ...types import Verdict
+from ..sandbox import Ended, Job
+from .asserts import Program
+from .candidate import Answer, Candidate, last_line
+from .program import joined
+from .results import Judged, Result
+
+ROUNDS = 6
+"""Most runs of the tests."""
+
+SHORTEST_S = 0.05
+"""Wall limit of a run if no time is left, in seconds."""
+
+_NO_CALL = "the tests never call the candidate's code"
+
+
+async def judge_program(candidate: Candidate, program: Program, seconds: float) -> Result:
+    """Run assert tests against a candidate.
+
+    Args:
+        candidate: the program of the model.
+        program: the tests.
+        seconds: wall limit of all runs of the candidate and of the tests together.
+    """
+    deadline = time.monotonic() + seconds
+    table: list[Any] = []
+    for _ in range(ROUNDS):
+        ended, reply = await _run_tests(candidate, program, table, deadline)
+        if ended.verdict == "infrastructure_error":
+            return Result((), ended.isolation, ended.verdict, ended.detail)
+        if reply is None:
+            return _without_reply(ended, program, bool(table))
+        if "units" in reply and not reply["calls"]:
+            return Result((), ended.isolation, "infrastructure_error", _NO_CALL)
+        if "units" in reply:
+            return Result(tuple(Judged(*unit) for unit in reply["units"]), ended.isolation)
+        calls = reply["missing"]
+        left = max(SHORTEST_S, deadline - time.monotonic())
+        answers = await candidate.call(calls, seconds=left, objects=True)
+        if answers.failure is not None:
+            return Result((), answers.isolation, answers.failure, answers.detail)
+        for answer in answers.answers:
+            if answer.failure not in (None, "runtime_error", "out_of_memory"):
+                failed = Judged(answer.failure, answer.detail)
+                return Result((failed,) * len(program.units), answers.isolation)
+        table = [[call, _entry(a)] for call, a in zip(calls, answers.answers, strict=True)]
+    many = Judged("protocol_error", f"the tests made new calls in each of {ROUNDS} runs")
+    return Result((many,) * len(program.units), ended.isolation)
+
+
+async def _run_tests(
+    candidate: Candidate, program: Program, table: list[Any], deadline: float
+) -> tuple[Ended, dict[str, Any] | None]:
+    """Run the tests once. Returns their reply, or None if there is none."""
+    nonce = secrets.token_hex(16)
+    request = {"nonce": nonce, "table": table, **program._asdict()}
+    left = max(SHORTEST_S, deadline - time.monotonic())
+    ended = await candidate.sandbox.run_python(
+        Job(
+            argv=("test_program.py",),
+            files={"test_program.py": joined("wire", "test_program")},
+            stdin=json.dumps(request).encode(),
+            limits=replace(candidate.limits, wall_s=left),
+        )
+    )
+    for line in ended.stdout.split(b"\n"):
+        if ended.verdict == "passed" and line.startswith(nonce.encode()):
+            reply = json.loads(line[len(nonce) :])
+            return ended, reply
+    return ended, None
+
+
+def _without_reply(ended: Ended, program: Program, answered: bool) -> Result:
+    """Result of tests that ended without a reply. Only answers of the candidate can be to blame."""
+    if not answered:
+        detail = f"the tests do not run ({ended.verdict}): {last_line(ended.stderr)}"
+        return Result((), ended.isolation, "infrastructure_error", detail)
+    verdict: Verdict = (
+        "protocol_error" if ended.verdict in ("passed", "runtime_error") else ended.verdict
+    )
+    failed = Judged(verdict, f"the tests ended early: {last_line(ended.stderr)}")
+    return Result((failed,) * len(program.units), ended.isolation)
+
+
+def _entry(answer: Answer) -> dict[str, Any]:
+    """The answer to a call, for the table of the tests."""
+    if answer.failure is None:
+        return {"value": answer.value}
+    name, _, text = answer.detail.partition(":")
+    return {"error": name, "detail": text.strip() or answer.detail}

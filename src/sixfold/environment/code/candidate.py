@@ -1,0 +1,216 @@
+"""The program of a model, run on calls or on standard inputs inside the sandbox.
+
+The trusted side sends inputs and reads claims about outputs. It judges nothing by an exit status,
+and it does not trust the program that sends the claims (`harness`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...types import Verdict
+from ..sandbox import Ended, Job, Limits, Sandbox
+from .languages import Language
+
+LONGEST_REPLY = 4 << 20
+"""Largest JSON of one value, in bytes. Parsing it takes memory and time on the trusted side."""
+
+_PRINTED = re.compile(rb'\{"case": ([0-9]{1,9}), "text": (".*")\}')
+"""The reply with a printed text. A text may be longer than other values: parsing it is cheap."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the candidate answered to one case.
+
+    Attributes:
+        value: JSON of `wire`, or the printed text. Meaningless if there is a failure.
+        failure: why there is no value. None: there is one.
+        detail: one line about the failure.
+    """
+
+    value: Any = None
+    failure: Verdict | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Result of one run of the sandbox.
+
+    Attributes:
+        answers: one per case.
+        seconds: duration.
+        isolation: level of the sandbox.
+        failure: "compile_error" or "infrastructure_error" if no case could run.
+        detail: one line about that failure.
+    """
+
+    answers: tuple[Answer, ...]
+    seconds: float = 0.0
+    isolation: str = ""
+    failure: Verdict | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A program with its language and limits.
+
+    Attributes:
+        code: source of the program.
+        language: how it is compiled and run.
+        sandbox: where it runs.
+        limits: limits of one run.
+        prefix: source that runs before `code` if functions are called.
+        binary: the compiled program, if the language needs one.
+    """
+
+    code: str
+    language: Language
+    sandbox: Sandbox
+    limits: Limits
+    prefix: str = ""
+    binary: bytes | None = field(default=None, repr=False)
+
+    async def built(self) -> tuple[Candidate, Answers | None]:
+        """This candidate, compiled; or the reason why it does not compile."""
+        if self.binary is not None or not self.language.compiler:
+            return self, None
+        ended = await self.sandbox.run_python(self.language.build_job(self.code))
+        if ended.verdict == "passed":
+            return replace(self, binary=ended.stdout), None
+        failure = ended.verdict if ended.verdict in _NOT_THE_SOURCE else "compile_error"
+        detail = ended.detail or last_line(ended.stderr)
+        return self, Answers((), ended.seconds, ended.isolation, failure, detail)
+
+    async def call(
+        self, calls: Sequence[Any], *, seconds: float | None = None, objects: bool = False
+    ) -> Answers:
+        """Call functions of the candidate in order, in one process.
+
+        Args:
+            calls: [name, JSON of the arguments, JSON of the keyword arguments] each, see `wire`.
+            seconds: wall limit; None: that of `limits`.
+            objects: values that are not plain data become numbers that later calls may use.
+        """
+        request = {
+            "mode": "calls",
+            "calls": list(calls),
+            "objects": objects,
+            "prefix": self.prefix,
+            "code": self.code,
+        }
+        return await self._run(request, len(calls), seconds)
+
+    async def read(self, inputs: Sequence[str], *, seconds: float | None = None) -> Answers:
+        """Run the candidate once per input, each time in a new process.
+
+        Args:
+            inputs: text on standard input.
+            seconds: wall limit of all runs together; None: that of `limits`.
+        """
+        in_harness = self.language.name == "python"
+        request = {
+            "mode": "inputs",
+            "inputs": list(inputs),
+            "code": self.code if in_harness else None,
+            "argv": list(self.language.argv),
+            "output_bytes": self.limits.output_bytes // 2,
+        }
+        return await self._run(request, len(inputs), seconds)
+
+    async def _run(
+        self, request: Mapping[str, Any], cases: int, seconds: float | None
+    ) -> Answers:
+        nonce = secrets.token_hex(16)
+        limits = replace(
+            self.limits,
+            wall_s=self.limits.wall_s if seconds is None else seconds,
+            memory_mb=max(self.limits.memory_mb, self.language.memory_mb),
+        )
+        mode = str(request["mode"])
+        name, program = self.language.harness(mode)
+        job = Job(
+            argv=(*self.language.interpreter, name) if name.endswith(".js") else (name,),
+            files={name: program, **self.language.files(self.code, self.binary)},
+            stdin=json.dumps({**request, "nonce": nonce}).encode(),
+            limits=limits,
+        )
+        run = self.sandbox.run if name.endswith(".js") else self.sandbox.run_python
+        return _answers(await run(job), nonce.encode(), cases)
+
+
+def _answers(ended: Ended, nonce: bytes, cases: int) -> Answers:
+    """Read the replies of the harness. Every case without one gets the failure of the run."""
+    if ended.verdict == "infrastructure_error":
+        return Answers((), ended.seconds, ended.isolation, ended.verdict, ended.detail)
+    found: dict[int, Answer] = {}
+    rest = _rest(ended)
+    for line in ended.stdout.split(b"\n"):
+        if not line.startswith(nonce):
+            if line.strip():
+                rest = Answer(failure="protocol_error", detail="the reply is malformed")
+                break
+            continue
+        reply = _reply(line[len(nonce) :])
+        if reply is None:
+            rest = Answer(failure="protocol_error", detail="the reply is malformed")
+            break
+        failure, detail = reply.get("failure"), str(reply.get("detail", ""))[:300]
+        if failure is not None and failure not in _FAILURES:
+            failure, detail = "protocol_error", "the reply is malformed"
+        case = reply.get("case")
+        if type(case) is int and 0 <= case < cases and case not in found:
+            found[case] = Answer(reply.get("value", reply.get("text")), failure, detail)
+        elif case is None and failure == "compile_error":
+            return Answers((), ended.seconds, ended.isolation, failure, detail)
+        elif case is None and failure is not None:
+            rest = Answer(failure=failure, detail=detail)
+    answers = tuple(found.get(case, rest) for case in range(cases))
+    return Answers(answers, ended.seconds, ended.isolation)
+
+
+_FAILURES = frozenset(
+    {"compile_error", "runtime_error", "out_of_memory", "output_limit", "protocol_error"}
+)
+"""Failures that the harness may report. The sandbox reports all others itself."""
+
+_NOT_THE_SOURCE = ("infrastructure_error", "timeout", "out_of_memory", "output_limit")
+"""Ends of a compiler that are no error in the source."""
+
+
+def _rest(ended: Ended) -> Answer:
+    """The answer of cases without a reply."""
+    if ended.verdict not in ("passed", "runtime_error"):
+        return Answer(failure=ended.verdict, detail=ended.detail)
+    detail = f"the program ended early with status {ended.exit_code}"
+    last = last_line(ended.stderr)
+    return Answer(failure="runtime_error", detail=f"{detail}: {last}" if last else detail)
+
+
+def _reply(line: bytes) -> dict[str, Any] | None:
+    """One reply, or None if it is malformed. Parsing must stay cheap, whatever the line is."""
+    printed = _PRINTED.fullmatch(line)
+    if printed is None and len(line) > LONGEST_REPLY:
+        return None
+    try:
+        if printed:
+            text = json.loads(printed[2])
+            return {"case": int(printed[1]), "text": text} if isinstance(text, str) else None
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return reply if isinstance(reply, dict) else None
+
+
+def last_line(text: bytes) -> str:
+    """A line of an error output that says most: the first error of a compiler, or the last line."""
+    lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors[0] if errors else lines[-1] if lines else "")[:200]

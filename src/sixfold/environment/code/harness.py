@@ -1,0 +1,231 @@
+"""Program that runs the candidate inside the sandbox: on calls, or on standard inputs.
+
+It runs in the sandbox, together with `wire`, and imports only the standard library. It is not
+trusted: the candidate runs in the same process and can change everything here. It gets inputs and
+no expected output, so a forged reply is only another claim about the output.
+
+Its standard input is one JSON object:
+
+- {"nonce": text, "mode": "calls", "prefix": text, "code": text, "objects": flag,
+  "calls": [[name, args, kwargs], ...]}. The prefix is code of the task that runs first.
+- {"nonce": text, "mode": "inputs", "code": text or null, "argv": [...], "inputs": [text, ...],
+  "output_bytes": n}. Without code, the program `argv` runs once per input.
+
+It writes lines to its standard output, each with the nonce before a JSON object:
+
+- {"case": i, "value": JSON of `wire`} or {"case": i, "text": output}
+- {"case": i, "failure": verdict, "detail": text}
+- {"failure": verdict, "detail": text}: no case can run
+- {"end": true}
+
+Standard output of the candidate itself goes to standard error, or in mode "inputs" to a file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import types
+from typing import Any
+
+from .wire import Encoder, NotPlain, decode
+
+LONGEST_DETAIL = 300
+_dumps = json.JSONEncoder(ensure_ascii=True, check_circular=False).encode
+_write, _getpid, _exit = os.write, os.getpid, os._exit
+
+
+class Replies:
+    """Writes replies to a private copy of standard output.
+
+    Args:
+        nonce: put before each line, so that stray output is not taken for a reply.
+    """
+
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce.encode()
+        self._descriptor = os.dup(1)
+        self._process = _getpid()
+        os.dup2(2, 1)
+
+    def send(self, **fields: Any) -> None:
+        """Send one reply. A forked copy of this process ends instead."""
+        if _getpid() != self._process:
+            _exit(1)
+        data = self._nonce + _dumps(fields).encode() + b"\n"
+        while data:
+            data = data[_write(self._descriptor, data) :]
+
+    def fail(self, error: BaseException, **fields: Any) -> None:
+        """Report that the candidate raised."""
+        out_of_memory = isinstance(error, MemoryError)
+        verdict = "out_of_memory" if out_of_memory else "runtime_error"
+        self.send(**fields, failure=verdict, detail=_described(error))
+
+
+def _described(error: BaseException) -> str:
+    try:
+        text = f"{type(error).__name__}: {str(error)[:LONGEST_DETAIL]}"
+    except BaseException:
+        text = "an exception without a text"
+    return text[:LONGEST_DETAIL]
+
+
+def _compiled(code: str, replies: Replies) -> Any:
+    """The compiled candidate, or None if it does not compile."""
+    try:
+        return compile(code, "solution.py", "exec", dont_inherit=True)
+    except MemoryError as error:
+        replies.fail(error)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        replies.send(failure="compile_error", detail=_described(error))
+    return None
+
+
+def _calls(request: dict[str, Any], replies: Replies) -> None:
+    """Call functions of the candidate."""
+    program = _compiled(request["code"], replies)
+    if program is None:
+        return
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    kept: list[Any] = []
+
+    def keep(value: Any) -> int:
+        kept.append(value)
+        return len(kept) - 1
+
+    try:
+        exec(request["prefix"], module.__dict__)
+        exec(program, module.__dict__)
+    except BaseException as error:
+        replies.fail(error)
+        return
+    for case, (name, args, kwargs) in enumerate(request["calls"]):
+        try:
+            function = _function(module.__dict__, name)
+            given = decode(args, kept.__getitem__), decode(kwargs, kept.__getitem__)
+            value = function(*given[0], **given[1])
+            encoded = Encoder(keep if request["objects"] else None).encode(value)
+        except NotPlain as error:
+            replies.send(case=case, failure="protocol_error", detail=f"returned {error}")
+        except BaseException as error:
+            replies.fail(error, case=case)
+        else:
+            replies.send(case=case, value=encoded)
+    replies.send(end=True)
+
+
+def _function(names: dict[str, Any], name: str) -> Any:
+    """A function of the module, or a method of its class `Solution` (on a new object)."""
+    if name in names:
+        return names[name]
+    if "Solution" in names:
+        return getattr(names["Solution"](), name)
+    raise NameError(f"the program does not define {name}")
+
+
+def _inputs(request: dict[str, Any], replies: Replies) -> None:
+    """Run the candidate once per input, each time in a new process."""
+    program = None
+    if request["code"] is not None:
+        program = _compiled(request["code"], replies)
+        if program is None:
+            return
+    elif request["argv"][0].startswith("./"):
+        os.chmod(request["argv"][0], 0o700)
+    left = request["output_bytes"]
+    for case, text in enumerate(request["inputs"]):
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as written:
+            given.write(text.encode("utf-8", "surrogateescape"))
+            given.seek(0)
+            child = os.fork()
+            if not child:
+                _child(program, request["argv"], given.fileno(), written.fileno(), left)
+            status = os.waitpid(child, 0)[1]
+            try:
+                os.killpg(child, signal.SIGKILL)
+            except OSError:
+                pass
+            left -= os.fstat(written.fileno()).st_size
+            if left <= 0:
+                replies.send(case=case, failure="output_limit", detail="too much output")
+                return
+            written.seek(0)
+            output = written.read().decode("utf-8", "surrogateescape")
+        code = os.waitstatus_to_exitcode(status)
+        if code:
+            replies.send(case=case, failure="runtime_error", detail=f"exit status {code}")
+        else:
+            replies.send(case=case, text=output)
+    replies.send(end=True)
+
+
+def _child(program: Any, argv: list[str], given: int, written: int, room: int) -> None:
+    """Become the candidate: a script named __main__ with standard input and output."""
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(given, 0)
+        os.dup2(written, 1)
+        os.closerange(3, 256)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        if program is None:
+            os.execv(argv[0], argv)
+        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape")
+        sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape")
+        sys.argv = ["solution.py"]
+        module = types.ModuleType("__main__")
+        sys.modules["__main__"] = module
+        code = _script(program, module.__dict__)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:
+        os.write(2, _described(error).encode("utf-8", "replace") + b"\n")
+        code = code or 1
+    finally:
+        os._exit(code & 255)
+
+
+def _script(program: Any, names: dict[str, Any]) -> int:
+    """Run a script. Returns its exit status."""
+    try:
+        exec(program, names)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        return 1
+    except BaseException as error:
+        os.write(2, _described(error).encode("utf-8", "replace") + b"\n")
+        return 1
+    return 0
+
+
+def main() -> None:
+    """Read the request and run it."""
+    # An interpreter without `site` lacks these two.
+    for name in ("exit", "quit"):
+        vars(builtins).setdefault(name, sys.exit)
+    request = json.loads(sys.stdin.buffer.read())
+    replies = Replies(request["nonce"])
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if request["mode"] == "calls":
+        _calls(request, replies)
+    else:
+        _inputs(request, replies)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

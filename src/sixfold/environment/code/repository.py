@@ -1,0 +1,183 @@
+"""Tests of a repository: apply a patch, then run failing and old tests. All must pass.
+
+The tests of a row are {"type": "repository", "files": {path: text}, "test_patch": patch,
+"fail_to_pass": [names], "pass_to_pass": [names]}. A name is `path.py::test_name` or
+`path.py::Class::test_name`. Tests are functions without arguments, or methods of
+`unittest.TestCase`.
+
+Here the tests run in the process of the patched code, as they import it. So the patch could change
+what the tests use. Three things make forging hard:
+
+- Test files are those of the task, whatever the patch does to them.
+- `assert x == literal` and `assertEqual(x, literal)` send x. The trusted side compares: the literal
+  is not in the sandbox.
+- Every other assert sends its truth, which is negated at random. Only the trusted side knows which
+  ones, so nothing constant passes.
+
+A patch that reads the source of the running tests could still answer correctly without being right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..sandbox import Ended, Limits, Sandbox
+from ..sandbox import Job as SandboxJob
+from .patch import PatchError, patched, safe_path
+from .program import joined
+from .reporting import ReportingFile, reporting
+from .results import Judged, Result
+from .task_tests import TestsError
+
+MOST_ASSERTS = 4096
+"""Asserts of one file whose truth may be negated."""
+
+LONGEST_RESULT = 8 << 20
+"""Bytes of all reports of the tests."""
+
+
+@dataclass(frozen=True)
+class RepositoryTests:
+    """Tests of a repository.
+
+    Attributes:
+        files: path to text of the repository, with the files of the tests.
+        names: names of all tests that must pass.
+        test_files: paths of the files that contain them.
+    """
+
+    __test__ = False
+
+    files: Mapping[str, str]
+    names: tuple[str, ...]
+    test_files: frozenset[str]
+
+
+def read_repository_tests(value: Mapping[str, Any]) -> RepositoryTests:
+    """Tests of a repository from a column of a data row.
+
+    Args:
+        value: an object as described above.
+
+    Raises:
+        TestsError: if it is malformed.
+    """
+    files = value.get("files")
+    if not isinstance(files, Mapping) or not files:
+        raise TestsError(
+            "the row has no repository: add the column 'files', an object of path to text at"
+            f" commit {value.get('commit') or '(base_commit)'}"
+        )
+    try:
+        repository = {safe_path(str(path)): _text(path, text) for path, text in files.items()}
+        if value.get("test_patch"):
+            repository = patched(repository, str(value["test_patch"]))
+    except PatchError as error:
+        raise TestsError(f"test_patch: {error}") from error
+    names = [*_names(value, "fail_to_pass"), *_names(value, "pass_to_pass")]
+    if not _names(value, "fail_to_pass"):
+        raise TestsError("the task has no tests in fail_to_pass")
+    paths = frozenset(name.partition("::")[0] for name in names)
+    for name in names:
+        if not 2 <= len(name.split("::")) <= 3 or "[" in name:
+            raise TestsError(f"the test {name!r} must have the form path.py::test_name")
+        path = name.partition("::")[0]
+        if path not in repository:
+            raise TestsError(f"the file of the test {name!r} does not exist")
+        if name.partition("::")[2] not in reporting(repository[path], frozenset()).required:
+            raise TestsError(f"the test {name!r} does not exist")
+    return RepositoryTests(repository, tuple(names), paths)
+
+
+def _text(path: object, text: object) -> str:
+    if not isinstance(text, str):
+        raise TestsError(f"the file {str(path)[:80]!r} must be text")
+    return text
+
+
+def _names(value: Mapping[str, Any], key: str) -> list[str]:
+    found = value.get(key) or []
+    if not (isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)):
+        raise TestsError(f"{key!r} must be a list of names of tests")
+    return list(found)
+
+
+async def check_patch(
+    patch: str, tests: RepositoryTests, sandbox: Sandbox, limits: Limits
+) -> Result:
+    """Verdicts on a patch, one per test.
+
+    Args:
+        patch: patch in git's unified format.
+        tests: tests of the repository.
+        sandbox: where the tests run.
+        limits: limits of all tests together.
+    """
+    try:
+        files = await asyncio.to_thread(patched, tests.files, patch)
+    except PatchError as error:
+        return Result(failure="rejected", detail=str(error))
+    files |= {path: tests.files[path] for path in tests.test_files}
+    flipped = frozenset(n for n in range(MOST_ASSERTS) if secrets.randbelow(2))
+    prepared = {path: reporting(tests.files[path], flipped) for path in tests.test_files}
+    files |= {path: one.source for path, one in prepared.items()}
+    nonce = secrets.token_hex(16)
+    ended = await sandbox.run_python(
+        SandboxJob(
+            argv=("sixfold_harness.py",),
+            files={
+                "sixfold_harness.py": joined("wire", "repository_harness"),
+                **{f"repository/{path}": text.encode() for path, text in files.items()},
+            },
+            stdin=json.dumps({"nonce": nonce, "tests": list(tests.names)}).encode(),
+            limits=replace(limits, files=max(limits.files, 2 * len(files) + 64)),
+        )
+    )
+    if ended.verdict == "infrastructure_error":
+        return Result((), ended.isolation, ended.verdict, ended.detail)
+    reports = _reports(ended, nonce)
+    cases = tuple(
+        _judged(name, prepared[name.partition("::")[0]], reports, ended) for name in tests.names
+    )
+    return Result(cases, ended.isolation)
+
+
+def _reports(ended: Ended, nonce: str) -> dict[str, list[list[Any]]]:
+    """Reports by name of the test: [id, JSON of `wire`], and ["end", text] at its end."""
+    found: dict[str, list[list[Any]]] = {}
+    for line in ended.result[:LONGEST_RESULT].split(b"\n"):
+        if not line.startswith(nonce.encode()):
+            continue
+        try:
+            report = json.loads(line[len(nonce) :])
+        except (ValueError, RecursionError):
+            continue
+        match report:
+            case [str(name), str(key), value]:
+                found.setdefault(name, []).append([key, value])
+    return found
+
+
+def _judged(
+    name: str, prepared: ReportingFile, reports: dict[str, list[list[Any]]], ended: Ended
+) -> Judged:
+    """Verdict on one test."""
+    mine = reports.get(name, [])
+    if not mine or mine[-1][0] != "end":
+        if ended.verdict not in ("passed", "runtime_error"):
+            return Judged(ended.verdict, f"{name}: {ended.detail}")
+        return Judged("runtime_error", f"{name} did not end")
+    if mine[-1][1] != "passed":
+        return Judged("wrong_answer", f"{name}: {str(mine[-1][1])[:200]}")
+    seen = {key for key, _ in mine}
+    if not prepared.required.get(name.partition("::")[2], set()) <= seen:
+        return Judged("protocol_error", f"{name} skipped an assert")
+    for key, value in mine[:-1]:
+        if not prepared.as_expected(key, value):
+            return Judged("wrong_answer", f"{name}: an assertion failed")
+    return Judged("passed")

@@ -1,0 +1,175 @@
+"""Verdict on one program: run it on the inputs of the tests, and compare its outputs here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..grade import Grade
+from ..sandbox import Limits, Sandbox
+from .asserted import judge_program
+from .asserts import Program, parsed_asserts
+from .candidate import Answer, Answers, Candidate
+from .compare import Rules, same_text
+from .fences import extract_code
+from .languages import LANGUAGES
+from .results import Judged, Result
+from .task_tests import Case, FunctionCase, InputCase, Tests, TestsError
+
+VERSION = 1
+"""Version of the verifier. Another version may give another verdict on the same program."""
+
+REPEATS = 8
+"""Times that the cases run again if a program that passed may be random. A coin that is right half
+the time then passes three cases with a probability of 2**-27."""
+
+_RANDOM = re.compile(
+    r"\b(?:random\w*|secrets|uuid\w*|u?rand|urandom|getrandom|srand|mt19937\w*|time\w*|clock\w*"
+    r"|chrono|perf_counter\w*|monotonic\w*|datetime|Date|performance|getpid|id|hash|__hash__"
+    r"|__import__|importlib|eval|exec|getattr)\b|/dev/u?random",
+    re.ASCII,
+)
+"""Words without which a program can hardly be random."""
+
+
+class CodeVerifier:
+    """Checks programs in a sandbox.
+
+    Args:
+        sandbox: where programs run.
+        limits: limits of a program on all cases of its task together, unless the task has its own.
+    """
+
+    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+
+    async def grade(
+        self, completion: str, tests: Tests, *, fraction: bool, longest_s: float | None = None
+    ) -> Grade:
+        """The grade of a completion. Its code is extracted as `fences` says.
+
+        Args:
+            completion: text of the policy.
+            tests: tests of the task.
+            fraction: pay the share of hidden cases that pass. False: 1 if all pass, else 0.
+            longest_s: most seconds that the program may run, whatever the task says.
+        """
+        extracted = extract_code(completion, tests.language)
+        if extracted.code is None:
+            return Grade(0.0, "rejected", extracted.problem)
+        result = await self.check(extracted.code, tests, longest_s=longest_s)
+        return result.grade(fraction=fraction, first=tests.public)
+
+    async def check(self, code: str, tests: Tests, *, longest_s: float | None = None) -> Result:
+        """Verdicts on a program.
+
+        Args:
+            code: source of the program.
+            tests: tests of the task.
+            longest_s: most seconds that the program may run, whatever the task says.
+        """
+        language = LANGUAGES[tests.language]
+        if language.missing:
+            return Result(failure="infrastructure_error", detail=language.missing)
+        limits = self._limits_of(tests, longest_s)
+        candidate = Candidate(code, language, self._sandbox, limits, tests.prefix)
+        candidate, failed = await candidate.built()
+        if failed is not None:
+            return _unbuilt(failed)
+        cases: Sequence[Case] | Program = tests.cases
+        if tests.kind == "assert":
+            try:
+                cases = await asyncio.to_thread(parsed_asserts, tests)
+            except TestsError as error:
+                return Result(failure="infrastructure_error", detail=str(error))
+        start = time.monotonic()
+        result = await self._run(candidate, tests, cases, limits.wall_s, 1)
+        used = time.monotonic() - start
+        left = limits.wall_s - used
+        if not result.passed or left <= 0 or not _RANDOM.search(code):
+            return result
+        repeats = max(1, min(REPEATS, int(left / (2 * used + 0.01))))
+        again = await self._run(candidate, tests, cases, left, repeats)
+        return _both(result, again)
+
+    def _limits_of(self, tests: Tests, longest_s: float | None) -> Limits:
+        wall_s = tests.time_limit_s or self._limits.wall_s
+        return replace(
+            self._limits,
+            wall_s=min(wall_s, longest_s) if longest_s else wall_s,
+            memory_mb=tests.memory_mb or self._limits.memory_mb,
+        )
+
+    async def _run(
+        self,
+        candidate: Candidate,
+        tests: Tests,
+        cases: Sequence[Case] | Program,
+        seconds: float,
+        repeats: int,
+    ) -> Result:
+        """Run all cases `repeats` times. A case passes if it passes every time."""
+        if isinstance(cases, Program):
+            return await judge_program(candidate, cases, seconds)
+        try:
+            calls = [c.call.encoded() for c in cases if isinstance(c, FunctionCase)] * repeats
+        except TestsError as error:
+            return Result(failure="infrastructure_error", detail=str(error))
+        inputs = [case.given for case in cases if isinstance(case, InputCase)] * repeats
+        if calls:
+            answers = await candidate.call(calls, seconds=seconds)
+        else:
+            answers = await candidate.read(inputs, seconds=seconds)
+        if answers.failure is not None:
+            return _unbuilt(answers)
+        judged_cases = await asyncio.to_thread(_judged_all, tests, cases, answers.answers)
+        return Result(judged_cases, answers.isolation)
+
+
+def _unbuilt(answers: Answers) -> Result:
+    return Result((), answers.isolation, answers.failure, answers.detail)
+
+
+def _judged_all(
+    tests: Tests, cases: Sequence[Case], answers: Sequence[Answer]
+) -> tuple[Judged, ...]:
+    """Verdicts on the cases. `answers` holds one or more rounds of all cases."""
+    rules = Rules(tests.tolerance, as_python=tests.kind == "assert")
+    judged = [_judged(cases[i % len(cases)], answer, rules, tests) for i, answer in enumerate(answers)]
+    rounds = [judged[start :: len(cases)] for start in range(len(cases))]
+    return tuple(
+        next((one for one in same if one.verdict != "passed"), same[0]) for same in rounds
+    )
+
+
+def _judged(case: Case, answer: Answer, rules: Rules, tests: Tests) -> Judged:
+    """Verdict on the answer to one case."""
+    if answer.failure is not None:
+        return Judged(answer.failure, answer.detail)
+    if isinstance(case, InputCase):
+        found = answer.value if isinstance(answer.value, str) else ""
+        right = same_text(case.expected, found, tests.tolerance)
+        return Judged("passed") if right else Judged("wrong_answer", "another output is expected")
+    assert isinstance(case, FunctionCase)
+    try:
+        right = any(rules.same(value, answer.value) for value in (case.expected, *case.also))
+    except RecursionError:
+        return Judged("protocol_error", "a value with too many levels")
+    return Judged("passed") if right else Judged("wrong_answer", "another value is expected")
+
+
+def _both(first: Result, again: Result) -> Result:
+    """The first result, unless the program failed when it ran again."""
+    if again.failure == "infrastructure_error":
+        return first
+    if again.failure is not None:
+        return again
+    cases = tuple(
+        one if other.verdict in ("passed", "timeout") else Judged(other.verdict, "not every time")
+        for one, other in zip(first.cases, again.cases, strict=True)
+    )
+    return replace(first, cases=cases)
