@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from dataclasses import replace
 from typing import Any
 
 from ...types import Verdict
-from ..sandbox import Ended, Job
+from ..sandbox.job import Ended, Job
 from .asserts import Program
 from .candidate import Answer, Candidate, last_line
 from .program import joined
@@ -37,10 +36,11 @@ async def judge_program(candidate: Candidate, program: Program, seconds: float) 
         program: the tests.
         seconds: wall limit of all runs of the candidate and of the tests together.
     """
-    deadline = time.monotonic() + seconds
+    used = 0.0
     table: list[Any] = []
     for _ in range(ROUNDS):
-        ended, reply = await _run_tests(candidate, program, table, deadline)
+        ended, reply = await _run_tests(candidate, program, table, seconds - used)
+        used += ended.seconds
         if ended.verdict == "infrastructure_error":
             return Result((), ended.isolation, ended.verdict, ended.detail)
         if reply is None:
@@ -48,10 +48,12 @@ async def judge_program(candidate: Candidate, program: Program, seconds: float) 
         if "units" in reply and not reply["calls"]:
             return Result((), ended.isolation, "infrastructure_error", _NO_CALL)
         if "units" in reply:
-            return Result(tuple(Judged(*unit) for unit in reply["units"]), ended.isolation)
+            cases = tuple(Judged(*unit) for unit in reply["units"])
+            return Result(cases, ended.isolation, seconds=used)
         calls = reply["missing"]
-        left = max(SHORTEST_S, deadline - time.monotonic())
+        left = max(SHORTEST_S, seconds - used)
         answers = await candidate.call(calls, seconds=left, objects=True)
+        used += answers.seconds
         if answers.failure is not None:
             return Result((), answers.isolation, answers.failure, answers.detail)
         for answer in answers.answers:
@@ -64,21 +66,20 @@ async def judge_program(candidate: Candidate, program: Program, seconds: float) 
 
 
 async def _run_tests(
-    candidate: Candidate, program: Program, table: list[Any], deadline: float
+    candidate: Candidate, program: Program, table: list[Any], left: float
 ) -> tuple[Ended, dict[str, Any] | None]:
     """Run the tests once. Returns their reply, or None if there is none."""
     nonce = secrets.token_hex(16)
     request = {"nonce": nonce, "table": table, **program._asdict()}
-    left = max(SHORTEST_S, deadline - time.monotonic())
     ended = await candidate.sandbox.run_python(
         Job(
             argv=("test_program.py",),
             files={"test_program.py": joined("wire", "test_program")},
             stdin=json.dumps(request).encode(),
-            limits=replace(candidate.limits, wall_s=left),
+            limits=replace(candidate.limits, wall_s=max(SHORTEST_S, left)),
         )
     )
-    for line in ended.stdout.split(b"\n"):
+    for line in ended.result.split(b"\n"):
         if ended.verdict == "passed" and line.startswith(nonce.encode()):
             reply = json.loads(line[len(nonce) :])
             return ended, reply

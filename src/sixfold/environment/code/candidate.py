@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...types import Verdict
-from ..sandbox import Ended, Job, Limits, Sandbox
+from ..sandbox.job import Ended, Job, Limits
+from ..sandbox.sandbox import Sandbox
 from .languages import Language
 
 LONGEST_REPLY = 4 << 20
@@ -152,7 +153,7 @@ def _answers(ended: Ended, nonce: bytes, cases: int) -> Answers:
         return Answers((), ended.seconds, ended.isolation, ended.verdict, ended.detail)
     found: dict[int, Answer] = {}
     rest = _rest(ended)
-    for line in ended.stdout.split(b"\n"):
+    for line in ended.result.split(b"\n"):
         if not line.startswith(nonce):
             if line.strip():
                 rest = Answer(failure="protocol_error", detail="the reply is malformed")

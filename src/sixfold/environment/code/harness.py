@@ -11,14 +11,14 @@ Its standard input is one JSON object:
 - {"nonce": text, "mode": "inputs", "code": text or null, "argv": [...], "inputs": [text, ...],
   "output_bytes": n}. Without code, the program `argv` runs once per input.
 
-It writes lines to its standard output, each with the nonce before a JSON object:
+It writes lines to descriptor 3, each with the nonce before a JSON object:
 
 - {"case": i, "value": JSON of `wire`} or {"case": i, "text": output}
 - {"case": i, "failure": verdict, "detail": text}
 - {"failure": verdict, "detail": text}: no case can run
 - {"end": true}
 
-Standard output of the candidate itself goes to standard error, or in mode "inputs" to a file.
+In mode "inputs" the standard output of the candidate goes to a file.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from typing import Any
 
 from .wire import Encoder, NotPlain, decode
 
+RESULT = 3
 LONGEST_DETAIL = 300
 _dumps = json.JSONEncoder(ensure_ascii=True, check_circular=False).encode
 _write, _getpid, _exit = os.write, os.getpid, os._exit
 
 
 class Replies:
-    """Writes replies to a private copy of standard output.
+    """Writes replies to the descriptor that is not standard output.
 
     Args:
         nonce: put before each line, so that stray output is not taken for a reply.
@@ -51,9 +52,8 @@ class Replies:
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce.encode()
-        self._descriptor = os.dup(1)
         self._process = _getpid()
-        os.dup2(2, 1)
+        os.set_inheritable(RESULT, False)
 
     def send(self, **fields: Any) -> None:
         """Send one reply. A forked copy of this process ends instead."""
@@ -61,7 +61,7 @@ class Replies:
             _exit(1)
         data = self._nonce + _dumps(fields).encode() + b"\n"
         while data:
-            data = data[_write(self._descriptor, data) :]
+            data = data[_write(RESULT, data) :]
 
     def fail(self, error: BaseException, **fields: Any) -> None:
         """Report that the candidate raised."""
@@ -119,8 +119,39 @@ def _calls(request: dict[str, Any], replies: Replies) -> None:
         except BaseException as error:
             replies.fail(error, case=case)
         else:
-            replies.send(case=case, value=encoded)
+            if _crowded():
+                replies.send(case=case, failure="runtime_error", detail="left too many processes")
+            else:
+                replies.send(case=case, value=encoded)
     replies.send(end=True)
+
+
+def _crowded() -> bool:
+    """True if the candidate has left so many running processes that no other can start."""
+    for _ in range(2):
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        try:
+            child = os.fork()
+        except OSError:
+            _reap()
+            continue
+        if not child:
+            _exit(0)
+        os.waitpid(child, 0)
+        return False
+    return True
+
+
+def _reap() -> None:
+    """Collect children that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _function(names: dict[str, Any], name: str) -> Any:

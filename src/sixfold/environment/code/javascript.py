@@ -10,7 +10,7 @@ const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const stringify = JSON.stringify, parts = {left: 400000};
 const write = (text) => {
   for (let data = Buffer.from(request.nonce + text + '\n'); data.length;) {
-    try { data = data.subarray(fs.writeSync(1, data)); }
+    try { data = data.subarray(fs.writeSync(3, data)); }
     catch (error) { if (error.code !== 'EAGAIN') throw error; }
   }
 };
@@ -74,7 +74,6 @@ function unhex(text) {
 const say = (error) => {
   try { return (error.name + ': ' + error.message).slice(0, 300); } catch { return 'an exception'; }
 };
-process.stdout.write = process.stderr.write.bind(process.stderr);
 globalThis.require = require;
 globalThis.module = {exports: {}};
 try {

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..sandbox import Job, Limits
+from ..sandbox.job import Job, Limits
 from .javascript import HARNESS
 from .program import joined
 

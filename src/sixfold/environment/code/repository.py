@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..sandbox import Ended, Limits, Sandbox
-from ..sandbox import Job as SandboxJob
+from ..sandbox.job import Ended, Job, Limits
+from ..sandbox.sandbox import Sandbox
 from .patch import PatchError, patched, safe_path
 from .program import joined
 from .reporting import ReportingFile, reporting
@@ -128,7 +128,7 @@ async def check_patch(
     files |= {path: one.source for path, one in prepared.items()}
     nonce = secrets.token_hex(16)
     ended = await sandbox.run_python(
-        SandboxJob(
+        Job(
             argv=("sixfold_harness.py",),
             files={
                 "sixfold_harness.py": joined("wire", "repository_harness"),

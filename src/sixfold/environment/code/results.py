@@ -30,12 +30,14 @@ class Result:
         isolation: level of the sandbox.
         failure: verdict if no case could run.
         detail: one line about it.
+        seconds: time that the program ran, without waiting for a sandbox.
     """
 
     cases: tuple[Judged, ...] = ()
     isolation: str = ""
     failure: Verdict | None = None
     detail: str = ""
+    seconds: float = 0.0
 
     @property
     def passed(self) -> bool:

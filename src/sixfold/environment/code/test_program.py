@@ -9,7 +9,7 @@ Its standard input is {"nonce": text, "setup": source, "units": [source, ...], "
 "table": [[call, answer], ...]}. A call is [name, args, kwargs]. An answer is {"value": JSON of
 `wire`} or {"error": name of an exception, "detail": text}.
 
-Its reply is one line, the nonce and {"calls": [call, ...]} if the table lacks calls, or
+Its reply is one line on descriptor 3: the nonce and {"calls": [call, ...]} if the table lacks calls, or
 {"units": [[verdict, detail], ...]}. Calls that are not in the table return a placeholder, so that
 one run finds many of them.
 """
@@ -159,14 +159,12 @@ def _run(request: dict[str, Any], lenient: bool) -> tuple[Stand, list[Any]]:
 def run_tests() -> None:
     """Read the request, run the tests and reply."""
     request = json.loads(sys.stdin.buffer.read())
-    reply = os.dup(1)
-    os.dup2(2, 1)
     stand, results = _run(request, lenient=False)
     answer: dict[str, Any] = {"units": results, "calls": len(stand.calls)}
     if stand.unknown:
         stand, _ = _run(request, lenient=True)
         answer = {"missing": stand.calls}
-    with os.fdopen(reply, "wb") as pipe:
+    with os.fdopen(3, "wb") as pipe:
         pipe.write(request["nonce"].encode() + json.dumps(answer).encode() + b"\n")
     sys.stdout.flush()
     os._exit(0)

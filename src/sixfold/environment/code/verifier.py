@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ..grade import Grade
-from ..sandbox import Limits, Sandbox
+from ..sandbox.job import Limits
+from ..sandbox.sandbox import Sandbox
 from .asserted import judge_program
 from .asserts import Program, parsed_asserts
 from .candidate import Answer, Answers, Candidate
@@ -86,9 +86,8 @@ class CodeVerifier:
                 cases = await asyncio.to_thread(parsed_asserts, tests)
             except TestsError as error:
                 return Result(failure="infrastructure_error", detail=str(error))
-        start = time.monotonic()
         result = await self._run(candidate, tests, cases, limits.wall_s, 1)
-        used = time.monotonic() - start
+        used = result.seconds
         left = limits.wall_s - used
         if not result.passed or left <= 0 or not _RANDOM.search(code):
             return result
@@ -127,7 +126,7 @@ class CodeVerifier:
         if answers.failure is not None:
             return _unbuilt(answers)
         judged_cases = await asyncio.to_thread(_judged_all, tests, cases, answers.answers)
-        return Result(judged_cases, answers.isolation)
+        return Result(judged_cases, answers.isolation, seconds=answers.seconds)
 
 
 def _unbuilt(answers: Answers) -> Result:

@@ -1,0 +1,64 @@
+"""Run cases of files that check verifiers: the code cases of verifier cases, and sandbox attacks.
+
+A verifier case has the kind "code", a "completion" and "tests". A sandbox attack has "lang", "code"
+(a program without fences) and "tests". `sixfold audit --cases` reads both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...types import Verdict
+from ..sandbox.job import Limits
+from ..sandbox.sandbox import Sandbox
+from .task_tests import TestsError, read_tests
+from .verifier import CodeVerifier
+
+COMPLETION_LIMITS = Limits(wall_s=1.5)
+"""Limits of a verifier case: its verdict must be there within 2 s."""
+
+
+class CaseResult(NamedTuple):
+    """Result of one case.
+
+    Attributes:
+        verdict: how the check ended.
+        value: the reward. None: the check failed.
+        seconds: duration.
+        detail: one line.
+    """
+
+    verdict: Verdict
+    value: float | None
+    seconds: float
+    detail: str
+
+
+def is_code_case(case: Mapping[str, Any]) -> bool:
+    """True if `run_case` can run a case."""
+    return case.get("kind") == "code" or case.get("lang") in ("python", "cpp", "javascript")
+
+
+async def run_case(case: Mapping[str, Any], sandbox: Sandbox) -> CaseResult:
+    """Run one case.
+
+    Args:
+        case: an object of such a file.
+        sandbox: where its program runs.
+    """
+    start = time.monotonic()
+    try:
+        tests = read_tests({"language": case.get("lang"), **case["tests"]})
+    except TestsError as error:
+        # A task without tests pays nothing, whatever the program is.
+        return CaseResult("rejected", 0.0, time.monotonic() - start, str(error))
+    if "completion" in case:
+        verifier = CodeVerifier(sandbox, COMPLETION_LIMITS)
+        grade = await verifier.grade(str(case["completion"]), tests, fraction=False)
+    else:
+        verifier = CodeVerifier(sandbox, Limits())
+        result = await verifier.check(str(case["code"]), tests)
+        grade = result.grade(fraction=False)
+    return CaseResult(grade.verdict, grade.value, time.monotonic() - start, grade.detail)
