@@ -103,12 +103,13 @@ async def run_async_check(function: RewardFunction, check: Check, timeout_s: flo
         function: the reward.
         check: its arguments.
         timeout_s: maximum seconds. After them the reward is cancelled. It is not waited for,
-            because it may ignore that.
+            because it may ignore that. A reward that keeps the limit itself is not cancelled.
     """
+    longest_s = None if function.times_itself else timeout_s
     start = time.perf_counter()
     task = asyncio.ensure_future(_scored(function, check))
     try:
-        await asyncio.wait([task], timeout=timeout_s)
+        await asyncio.wait([task], timeout=longest_s)
         if task.done():
             return _outcome(*task.result(), start)
     finally:

@@ -80,3 +80,20 @@ def blame_answer() -> None:
 def on_blame(tell: Callable[[], None]) -> None:
     """Register `tell`, which `blame_answer` calls. A worker learns of the blame through it."""
     _on_blame[:] = [tell]
+
+
+_time_limit_s = [5.0]
+
+
+def set_time_limit(seconds: float) -> None:
+    """Set `environment.timeout_s` in a process that checks answers."""
+    _time_limit_s[:] = [seconds]
+
+
+def time_limit_s() -> float:
+    """Seconds that a check may take: `environment.timeout_s`.
+
+    Rewards of `rewards.TIME_THEMSELVES` keep it themselves, because their checks wait for a sandbox
+    first.
+    """
+    return _time_limit_s[0]

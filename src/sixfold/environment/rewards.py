@@ -27,6 +27,8 @@ from .values import awaited, entries, number
 
 BUILT_IN = {
     "arithmetic": "sixfold.environment.arithmetic:arithmetic_grade",
+    "code": "sixfold.environment.code.reward:code_reward",
+    "code_fraction": "sixfold.environment.code.reward:code_fraction_reward",
     "math": "sixfold.environment.maths.answers:math_reward",
     "reasoning_gym": "sixfold.environment.gym:gym_grade",
     "reasoning_gym_solved": "sixfold.environment.gym:gym_solved_grade",
@@ -34,6 +36,11 @@ BUILT_IN = {
 NOT_VERIFIERS: frozenset[str] = frozenset()
 """Names of BUILT_IN that do not tell whether a completion is right, such as rewards for its format.
 They decide `solved` only if no other reward does.
+"""
+
+TIME_THEMSELVES = frozenset({"code", "code_fraction"})
+"""Names of BUILT_IN whose checks keep the time limit themselves: waiting for a sandbox does not
+count.
 """
 
 REWARDS = Named("reward", "function", BUILT_IN)
@@ -50,10 +57,17 @@ RewardCallable = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function with its name. Calling the object scores one completion."""
+    """A reward function with its name. Calling the object scores one completion.
+
+    Attributes:
+        name: its name in logs.
+        function: the function.
+        built_in: True if `name` is a name of BUILT_IN.
+    """
 
     name: str
     function: RewardCallable
+    built_in: bool = False
 
     @cached_property
     def takes_groups(self) -> bool:
@@ -64,6 +78,11 @@ class RewardFunction:
     def runs_async(self) -> bool:
         """True for an async function."""
         return callables.runs_async(self.function)
+
+    @property
+    def times_itself(self) -> bool:
+        """True for a built-in reward that keeps the time limit itself."""
+        return self.name in TIME_THEMSELVES and self.built_in
 
     @cached_property
     def asks(self) -> frozenset[str]:
@@ -167,7 +186,7 @@ def load_reward(spec: str) -> RewardFunction:
     """
     function = REWARDS.load(spec)
     callables.check_callable(function)
-    return RewardFunction(REWARDS.name(spec), function)
+    return RewardFunction(REWARDS.name(spec), function, spec in BUILT_IN)
 
 
 def trl_arguments(

@@ -35,7 +35,7 @@ from ..processes.program import (
 )
 from .async_checks import AsyncChecks
 from .checks import Outcome, run_check
-from .limits import limit_memory, on_blame
+from .limits import limit_memory, on_blame, set_time_limit
 from .maths.algebra import load_cas
 from .rewards import load_reward
 from .sandbox.cells import launchers
@@ -48,6 +48,7 @@ def serve(requests: Requests) -> None:
     process = os.getpid()
     start = json.loads(next(requests))
     specs = start["rewards"]
+    set_time_limit(start["timeout_s"])
     try:
         functions = [load_reward(spec) for spec in specs]
     except UserError as error:

@@ -1,8 +1,8 @@
 """Code rewards: the candidate runs in a sandbox, and the trusted side compares.
 
 `reward` has the rewards `code` and `code_fraction`. `fences` extracts the code from a completion,
-`task_tests` reads the tests of a task, `candidate` runs the code on inputs, `compare` judges outputs,
-and `verifier` puts them together. `harness` and `test_program` run inside the sandbox.
+`task_tests` reads the tests of a task, `candidate` runs the code on inputs, `compare` judges
+outputs, and `verifier` puts them together. `harness` and `test_program` run inside the sandbox.
 
 Invariants:
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from .task_tests import AssertCase, Call, FunctionCase, Tests, TestsError
 
-_CONSTANTS = (ast.Eq, ast.Is)
-
 
 class Program(NamedTuple):
     """Tests that run as a program.
@@ -50,8 +48,10 @@ def parsed_asserts(tests: Tests) -> tuple[FunctionCase, ...] | Program:
     for unit in units:
         found = _function_cases(unit, names, tests.entry)
         if found is None:
-            called = [_with_check(unit, source, tests.entry) for unit, source in zip(
-                units, sources, strict=True)]
+            called = [
+                _with_check(unit, source, tests.entry)
+                for unit, source in zip(units, sources, strict=True)
+            ]
             return Program(tests.setup, tuple(called), tuple(sorted(names)))
         cases += found
     return tuple(cases)
@@ -95,9 +95,7 @@ def _names_of_candidate(trees: Iterable[ast.Module], entry: str) -> set[str]:
     return found | {entry} if entry else found
 
 
-def _function_cases(
-    unit: ast.Module, names: set[str], entry: str
-) -> list[FunctionCase] | None:
+def _function_cases(unit: ast.Module, names: set[str], entry: str) -> list[FunctionCase] | None:
     """Function cases of a test; None if it has another form."""
     body: Sequence[ast.stmt] = unit.body
     aliases = dict(zip(names, names, strict=True))
@@ -139,14 +137,14 @@ def _calls_check(statement: ast.stmt, entry: str) -> bool:
 
 
 def _function_case(statement: ast.stmt, names: dict[str, str]) -> FunctionCase | None:
-    """The case of `assert f(...) == literal`, `assert f(...)` or `assert not f(...)`."""
+    """The case of `assert f(...) == literal` or `assert f(...) is None`."""
     if not isinstance(statement, ast.Assert):
         return None
     match statement.test:
         case ast.Compare(left, [ast.Eq()], [right]):
             sides = ((left, right), (right, left))
-        case ast.Compare(left, [ast.Is()], [ast.Constant(None | True | False) as right]):
-            sides = ((left, right),)
+        case ast.Compare(left, [ast.Is()], [ast.Constant(None) as nothing]):
+            sides = ((left, nothing), (nothing, left))
         case _:
             return None
     for call, literal in sides:

@@ -87,7 +87,7 @@ class Candidate:
         if ended.verdict == "passed":
             return replace(self, binary=ended.stdout), None
         failure = ended.verdict if ended.verdict in _NOT_THE_SOURCE else "compile_error"
-        detail = ended.detail or last_line(ended.stderr)
+        detail = last_line(ended.stderr) if failure == "compile_error" else ended.detail
         return self, Answers((), ended.seconds, ended.isolation, failure, detail)
 
     async def call(
@@ -126,9 +126,7 @@ class Candidate:
         }
         return await self._run(request, len(inputs), seconds)
 
-    async def _run(
-        self, request: Mapping[str, Any], cases: int, seconds: float | None
-    ) -> Answers:
+    async def _run(self, request: Mapping[str, Any], cases: int, seconds: float | None) -> Answers:
         nonce = secrets.token_hex(16)
         limits = replace(
             self.limits,

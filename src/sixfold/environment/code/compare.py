@@ -12,8 +12,8 @@ program could be slow to hash. So the comparison walks the JSON.
 - An integer key of a dictionary counts as its text: JSON has only text keys.
 - NaN and infinity equal nothing.
 
-**Values, as Python's ==** (assert tests): types are compared as Python does: 1 == 1.0 == True, and a
-tuple is no list.
+**Values, as Python's ==** (assert tests): types are compared as Python does: 1 == 1.0 == True, and
+a tuple is no list.
 
 **Text** (standard output): line by line, then word by word. Space at the ends of lines and empty
 lines at the end do not count. A word must be the same text. A word with a decimal point or an

@@ -21,6 +21,7 @@ TAGS = {
     "python": frozenset({"python", "python3", "py", "py3", "python2"}),
     "cpp": frozenset({"cpp", "c++", "cc", "cxx", "c++17", "cpp17"}),
     "javascript": frozenset({"javascript", "js", "node", "nodejs", "mjs"}),
+    "diff": frozenset({"diff", "patch", "udiff"}),
 }
 """Language -> tags of its blocks, in lower case."""
 

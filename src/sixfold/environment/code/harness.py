@@ -33,6 +33,7 @@ import sys
 import tempfile
 import threading
 import types
+from contextlib import suppress
 from typing import Any
 
 from .wire import Encoder, NotPlain, decode
@@ -73,7 +74,7 @@ class Replies:
 def _described(error: BaseException) -> str:
     try:
         text = f"{type(error).__name__}: {str(error)[:LONGEST_DETAIL]}"
-    except BaseException:
+    except BaseException:  # noqa: BLE001  the candidate may raise anything
         text = "an exception without a text"
     return text[:LONGEST_DETAIL]
 
@@ -105,7 +106,7 @@ def _calls(request: dict[str, Any], replies: Replies) -> None:
     try:
         exec(request["prefix"], module.__dict__)
         exec(program, module.__dict__)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  the candidate may raise anything
         replies.fail(error)
         return
     for case, (name, args, kwargs) in enumerate(request["calls"]):
@@ -116,7 +117,7 @@ def _calls(request: dict[str, Any], replies: Replies) -> None:
             encoded = Encoder(keep if request["objects"] else None).encode(value)
         except NotPlain as error:
             replies.send(case=case, failure="protocol_error", detail=f"returned {error}")
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  the candidate may raise anything
             replies.fail(error, case=case)
         else:
             if _crowded():
@@ -147,11 +148,9 @@ def _crowded() -> bool:
 
 def _reap() -> None:
     """Collect children that have ended."""
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def _function(names: dict[str, Any], name: str) -> Any:
@@ -181,10 +180,8 @@ def _inputs(request: dict[str, Any], replies: Replies) -> None:
             if not child:
                 _child(program, request["argv"], given.fileno(), written.fileno(), left)
             status = os.waitpid(child, 0)[1]
-            try:
+            with suppress(OSError):
                 os.killpg(child, signal.SIGKILL)
-            except OSError:
-                pass
             left -= os.fstat(written.fileno()).st_size
             if left <= 0:
                 replies.send(case=case, failure="output_limit", detail="too much output")
@@ -210,8 +207,8 @@ def _child(program: Any, argv: list[str], given: int, written: int, room: int) -
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         if program is None:
             os.execv(argv[0], argv)
-        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape")
-        sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape")
+        sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape")
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")
         sys.argv = ["solution.py"]
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
@@ -220,7 +217,7 @@ def _child(program: Any, argv: list[str], given: int, written: int, room: int) -
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  the candidate may raise anything
         os.write(2, _described(error).encode("utf-8", "replace") + b"\n")
         code = code or 1
     finally:
@@ -235,7 +232,7 @@ def _script(program: Any, names: dict[str, Any]) -> int:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         return 1
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  the candidate may raise anything
         os.write(2, _described(error).encode("utf-8", "replace") + b"\n")
         return 1
     return 0

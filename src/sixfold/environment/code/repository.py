@@ -1,7 +1,8 @@
 """Tests of a repository: apply a patch, then run failing and old tests. All must pass.
 
 The tests of a row are {"type": "repository", "files": {path: text}, "test_patch": patch,
-"fail_to_pass": [names], "pass_to_pass": [names]}. A name is `path.py::test_name` or
+"fail_to_pass": [names], "pass_to_pass": [names]}, with "time_limit_s" and "memory_mb" as in
+`task_tests`. A name is `path.py::test_name` or
 `path.py::Class::test_name`. Tests are functions without arguments, or methods of
 `unittest.TestCase`.
 
@@ -32,7 +33,7 @@ from .patch import PatchError, patched, safe_path
 from .program import joined
 from .reporting import ReportingFile, reporting
 from .results import Judged, Result
-from .task_tests import TestsError
+from .task_tests import TestsError, positive
 
 MOST_ASSERTS = 4096
 """Asserts of one file whose truth may be negated."""
@@ -49,6 +50,8 @@ class RepositoryTests:
         files: path to text of the repository, with the files of the tests.
         names: names of all tests that must pass.
         test_files: paths of the files that contain them.
+        time_limit_s: seconds for all tests together; None: the default limit.
+        memory_mb: memory limit; None: the default limit.
     """
 
     __test__ = False
@@ -56,6 +59,8 @@ class RepositoryTests:
     files: Mapping[str, str]
     names: tuple[str, ...]
     test_files: frozenset[str]
+    time_limit_s: float | None = None
+    memory_mb: int | None = None
 
 
 def read_repository_tests(value: Mapping[str, Any]) -> RepositoryTests:
@@ -91,7 +96,14 @@ def read_repository_tests(value: Mapping[str, Any]) -> RepositoryTests:
             raise TestsError(f"the file of the test {name!r} does not exist")
         if name.partition("::")[2] not in reporting(repository[path], frozenset()).required:
             raise TestsError(f"the test {name!r} does not exist")
-    return RepositoryTests(repository, tuple(names), paths)
+    memory_mb = positive(value, "memory_mb")
+    return RepositoryTests(
+        repository,
+        tuple(names),
+        paths,
+        positive(value, "time_limit_s"),
+        int(memory_mb) if memory_mb else None,
+    )
 
 
 def _text(path: object, text: object) -> str:

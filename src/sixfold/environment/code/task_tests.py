@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .fences import TAGS
+from .languages import LANGUAGES
 from .wire import Encoder, NotPlain
 
 
@@ -123,14 +123,14 @@ class Tests:
     entry: str = ""
 
 
-def read_tests(value: Any) -> Tests:
-    """Tests from a column of a data row.
+def tests_object(value: Any) -> Mapping[str, Any]:
+    """The object in a column `tests`.
 
     Args:
-        value: an object as described above, or its JSON text.
+        value: an object, or its JSON text.
 
     Raises:
-        TestsError: if there are no tests, or if they are malformed.
+        TestsError: if it is neither.
     """
     if isinstance(value, str):
         try:
@@ -139,6 +139,18 @@ def read_tests(value: Any) -> Tests:
             raise TestsError(f"tests are not JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise TestsError("the task has no tests")
+    return value
+
+
+def read_tests(value: Mapping[str, Any]) -> Tests:
+    """Tests of a program from a column of a data row.
+
+    Args:
+        value: an object as described above.
+
+    Raises:
+        TestsError: if there are no tests, or if they are malformed.
+    """
     kind = {"stdio": "stdin", "stdin": "stdin", "function": "function", "assert": "assert"}.get(
         str(value.get("type"))
     )
@@ -158,18 +170,18 @@ def read_tests(value: Any) -> Tests:
     if not public and not hidden:
         raise TestsError("the task has no tests")
     language = str(value.get("language") or "python").lower()
-    if language not in TAGS:
-        raise TestsError(f"unknown language {language!r}: use {', '.join(TAGS)}")
-    if kind == "assert" and language != "python" or kind == "function" and language == "cpp":
+    if language not in LANGUAGES:
+        raise TestsError(f"unknown language {language!r}: use {', '.join(LANGUAGES)}")
+    if (kind == "assert" and language != "python") or (kind == "function" and language == "cpp"):
         raise TestsError(f"tests of type {kind} do not work for {language}: use stdin tests")
     return Tests(
         kind=kind,
         cases=(*public, *hidden),
         public=len(public),
         language=language,
-        tolerance=_positive(value, "float_tol"),
-        time_limit_s=_positive(value, "time_limit_s"),
-        memory_mb=int(memory) if (memory := _positive(value, "memory_mb")) else None,
+        tolerance=positive(value, "float_tol"),
+        time_limit_s=positive(value, "time_limit_s"),
+        memory_mb=int(memory) if (memory := positive(value, "memory_mb")) else None,
         setup=_setup(value),
         prefix=str(value.get("prefix") or ""),
         entry=entry,
@@ -192,7 +204,8 @@ def _setup(value: Mapping[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _positive(value: Mapping[str, Any], key: str) -> float | None:
+def positive(value: Mapping[str, Any], key: str) -> float | None:
+    """A positive number of the tests, or None if it is not given."""
     found = value.get(key)
     if found is None:
         return None

@@ -9,9 +9,9 @@ Its standard input is {"nonce": text, "setup": source, "units": [source, ...], "
 "table": [[call, answer], ...]}. A call is [name, args, kwargs]. An answer is {"value": JSON of
 `wire`} or {"error": name of an exception, "detail": text}.
 
-Its reply is one line on descriptor 3: the nonce and {"calls": [call, ...]} if the table lacks calls, or
-{"units": [[verdict, detail], ...]}. Calls that are not in the table return a placeholder, so that
-one run finds many of them.
+Its reply is one line on descriptor 3, the nonce and a JSON object: {"missing": [call, ...]} with all
+calls if the table lacks some, or {"units": [[verdict, detail], ...], "calls": their number}. Calls
+that are not in the table return a placeholder, so that one run finds many of them.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _run(request: dict[str, Any], lenient: bool) -> tuple[Stand, list[Any]]:
             results.append(["out_of_memory", "in the test"])
         except CandidateError as error:
             results.append(["runtime_error", str(error)[:200]])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  the candidate may raise anything
             results.append(["wrong_answer", f"{type(error).__name__}: {error}"[:200]])
     return stand, results
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..grade import Grade
 from ..sandbox.job import Limits
@@ -16,8 +17,17 @@ from .candidate import Answer, Answers, Candidate
 from .compare import Rules, same_text
 from .fences import extract_code
 from .languages import LANGUAGES
+from .repository import RepositoryTests, check_patch, read_repository_tests
 from .results import Judged, Result
-from .task_tests import Case, FunctionCase, InputCase, Tests, TestsError
+from .task_tests import (
+    Case,
+    FunctionCase,
+    InputCase,
+    Tests,
+    TestsError,
+    read_tests,
+    tests_object,
+)
 
 VERSION = 1
 """Version of the verifier. Another version may give another verdict on the same program."""
@@ -35,6 +45,24 @@ _RANDOM = re.compile(
 """Words without which a program can hardly be random."""
 
 
+def task_tests(value: Any) -> Tests | RepositoryTests:
+    """The tests of a task, from its column `tests`.
+
+    Args:
+        value: an object, or its JSON text.
+
+    Raises:
+        TestsError: if there are no tests, or if they are malformed.
+    """
+    found = tests_object(value)
+    if found.get("type") == "repository":
+        return read_repository_tests(found)
+    tests = read_tests(found)
+    if tests.kind == "assert":
+        parsed_asserts(tests)
+    return tests
+
+
 class CodeVerifier:
     """Checks programs in a sandbox.
 
@@ -48,7 +76,12 @@ class CodeVerifier:
         self._limits = limits
 
     async def grade(
-        self, completion: str, tests: Tests, *, fraction: bool, longest_s: float | None = None
+        self,
+        completion: str,
+        tests: Tests | RepositoryTests,
+        *,
+        fraction: bool,
+        longest_s: float | None = None,
     ) -> Grade:
         """The grade of a completion. Its code is extracted as `fences` says.
 
@@ -58,11 +91,28 @@ class CodeVerifier:
             fraction: pay the share of hidden cases that pass. False: 1 if all pass, else 0.
             longest_s: most seconds that the program may run, whatever the task says.
         """
-        extracted = extract_code(completion, tests.language)
+        language = tests.language if isinstance(tests, Tests) else "diff"
+        extracted = extract_code(completion, language)
         if extracted.code is None:
             return Grade(0.0, "rejected", extracted.problem)
+        if isinstance(tests, RepositoryTests):
+            patch = await self.check_patch(extracted.code, tests, longest_s=longest_s)
+            return patch.grade(fraction=fraction)
         result = await self.check(extracted.code, tests, longest_s=longest_s)
         return result.grade(fraction=fraction, first=tests.public)
+
+    async def check_patch(
+        self, patch: str, tests: RepositoryTests, *, longest_s: float | None
+    ) -> Result:
+        """Verdicts on a patch, one per test.
+
+        Args:
+            patch: patch in git's unified format.
+            tests: tests of the repository.
+            longest_s: most seconds that all tests may run, whatever the task says.
+        """
+        limits = self._limits_of(tests.time_limit_s, tests.memory_mb, longest_s)
+        return await check_patch(patch, tests, self._sandbox, limits)
 
     async def check(self, code: str, tests: Tests, *, longest_s: float | None = None) -> Result:
         """Verdicts on a program.
@@ -75,7 +125,7 @@ class CodeVerifier:
         language = LANGUAGES[tests.language]
         if language.missing:
             return Result(failure="infrastructure_error", detail=language.missing)
-        limits = self._limits_of(tests, longest_s)
+        limits = self._limits_of(tests.time_limit_s, tests.memory_mb, longest_s)
         candidate = Candidate(code, language, self._sandbox, limits, tests.prefix)
         candidate, failed = await candidate.built()
         if failed is not None:
@@ -95,12 +145,14 @@ class CodeVerifier:
         again = await self._run(candidate, tests, cases, left, repeats)
         return _both(result, again)
 
-    def _limits_of(self, tests: Tests, longest_s: float | None) -> Limits:
-        wall_s = tests.time_limit_s or self._limits.wall_s
+    def _limits_of(
+        self, time_limit_s: float | None, memory_mb: int | None, longest_s: float | None
+    ) -> Limits:
+        wall_s = time_limit_s or self._limits.wall_s
         return replace(
             self._limits,
             wall_s=min(wall_s, longest_s) if longest_s else wall_s,
-            memory_mb=tests.memory_mb or self._limits.memory_mb,
+            memory_mb=memory_mb or self._limits.memory_mb,
         )
 
     async def _run(
@@ -138,11 +190,11 @@ def _judged_all(
 ) -> tuple[Judged, ...]:
     """Verdicts on the cases. `answers` holds one or more rounds of all cases."""
     rules = Rules(tests.tolerance, as_python=tests.kind == "assert")
-    judged = [_judged(cases[i % len(cases)], answer, rules, tests) for i, answer in enumerate(answers)]
+    judged = [
+        _judged(cases[i % len(cases)], answer, rules, tests) for i, answer in enumerate(answers)
+    ]
     rounds = [judged[start :: len(cases)] for start in range(len(cases))]
-    return tuple(
-        next((one for one in same if one.verdict != "passed"), same[0]) for same in rounds
-    )
+    return tuple(next((one for one in same if one.verdict != "passed"), same[0]) for same in rounds)
 
 
 def _judged(case: Case, answer: Answer, rules: Rules, tests: Tests) -> Judged:

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from .base import Real, Section, knob
 
+Form = Literal["auto", "rows", "livecodebench", "apps", "humaneval", "mbpp", "swebench"]
+
 
 class ArithmeticConfig(Section):
     """Tasks of the built-in arithmetic environment: sums with worked traces."""
@@ -47,6 +49,7 @@ class SourceConfig(Section):
     split: str = knob("train", "split to train on, as in data.split")
     heldout_split: str = knob("", "split or file to evaluate on, as in data.heldout_split")
     limit: int = knob(0, "number of rows to use, as in data.limit", ge=0)
+    format: Form | None = knob(None, "form of the rows (not set: data.format)")
     prompt_field: str | None = knob(None, "column with the prompt (not set: data.prompt_field)")
     answer_field: str | None = knob(
         None, "column with the reference answer (not set: data.answer_field)"
@@ -95,6 +98,12 @@ class DataConfig(Section):
     )
     heldout: int = knob(
         512, "number of tasks that are kept for evaluation if heldout_split is empty", ge=0
+    )
+    format: Form = knob(
+        "auto",
+        "form of the rows: that of a code benchmark, rows (columns named by the settings below), or"
+        " auto (a code benchmark, recognised by its columns, if the rewards are code rewards or"
+        " there is no data.prompt_field)",
     )
     prompt_field: str = knob(
         "question", "column with the prompt (text, or a list of chat messages)"

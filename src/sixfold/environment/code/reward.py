@@ -1,0 +1,61 @@
+"""The rewards `code` and `code_fraction`: programs that pass the tests of their task."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...types import Task
+from ..grade import Grade
+from ..limits import time_limit_s
+from ..sandbox.job import Limits
+from .repository import RepositoryTests
+from .shared import shared_sandbox
+from .task_tests import TestsError
+from .verifier import CodeVerifier, task_tests
+
+ROOM_S = 0.5
+"""Part of the time limit of a check that is left for the sandbox and the comparison."""
+
+
+async def code_reward(completion: str, task: Task) -> Grade:
+    """1 if the program in the completion passes all tests of the task, else 0."""
+    return await _grade(completion, task, fraction=False)
+
+
+async def code_fraction_reward(completion: str, task: Task) -> Grade:
+    """Share of the hidden tests that the program passes; of all tests if none is hidden."""
+    return await _grade(completion, task, fraction=True)
+
+
+async def _grade(completion: str, task: Task, *, fraction: bool) -> Grade:
+    try:
+        tests = await asyncio.to_thread(task_tests, task.columns.get("tests"))
+    except TestsError as error:
+        return Grade(None, "infrastructure_error", f"task {task.id}: {error}")
+    verifier = CodeVerifier(shared_sandbox(), Limits())
+    longest_s = max(ROOM_S, time_limit_s() - ROOM_S)
+    return await verifier.grade(completion, tests, fraction=fraction, longest_s=longest_s)
+
+
+async def reference_problem(task: Task) -> str:
+    """Why the reference solution of a task fails its tests; "" if it passes.
+
+    Args:
+        task: a task of the rewards above. Its answer is the solution.
+    """
+    try:
+        tests = task_tests(task.columns.get("tests"))
+    except TestsError as error:
+        return str(error)
+    if not isinstance(task.answer, str) or not task.answer.strip():
+        return "the task has no reference solution"
+    verifier = CodeVerifier(shared_sandbox(), Limits())
+    solution = task.answer
+    if isinstance(tests, RepositoryTests):
+        result = await verifier.check_patch(solution, tests, longest_s=None)
+    else:
+        result = await verifier.check(solution, tests)
+    if result.passed:
+        return ""
+    grade = result.grade(fraction=False)
+    return f"the reference solution does not pass: {grade.verdict}: {grade.detail}"
