@@ -19,7 +19,14 @@ from sixfold.cli import VERBS
 
 BENCHMARKS = "benchmarks/algorithms uses it"
 
+AUDIT = "the command `sixfold audit` will use it"
+
 UNREACHED = {
+    "environment.code.cases.COMPLETION_LIMITS": AUDIT,
+    "environment.code.cases.CaseResult": AUDIT,
+    "environment.code.cases.is_code_case": AUDIT,
+    "environment.code.cases.run_case": AUDIT,
+    "environment.code.reward.reference_problem": AUDIT,
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
 }

@@ -15,6 +15,14 @@ ALLOWED: dict[tuple[str, str], str] = {
         " unpickles"
     ),
     ("environment.worker", "pickle"): "the other end of that pipe",
+    **dict.fromkeys(
+        (
+            (f"environment.code.{program}", word)
+            for program in ("harness", "test_program")
+            for word in ("compile", "exec")
+        ),
+        "a program that runs only inside the sandbox",
+    ),
 }
 """(module, what) -> why it is safe there."""
 

@@ -29,9 +29,6 @@ from .task_tests import (
     tests_object,
 )
 
-VERSION = 1
-"""Version of the verifier. Another version may give another verdict on the same program."""
-
 REPEATS = 8
 """Times that the cases run again if a program that passed may be random. A coin that is right half
 the time then passes three cases with a probability of 2**-27."""

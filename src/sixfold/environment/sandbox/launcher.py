@@ -101,6 +101,7 @@ class Cell:
 
     def ended(self, status: int) -> None:
         """Tell the owner that no process is left."""
+        self._drop_unread()
         code = os.waitstatus_to_exitcode(status)
         report: dict[str, Any] = {"code": code if code >= 0 else 128 - code, "seconds": 0.0}
         if self.watch:
@@ -112,6 +113,15 @@ class Cell:
         with suppress(OSError):  # the owner does not wait for it
             self.life.send(json.dumps(report).encode())
         self.life.close()
+
+    def _drop_unread(self) -> None:
+        """Read what the owner has sent meanwhile: closing an unread socket drops the report."""
+        self.life.setblocking(False)
+        with suppress(OSError):
+            while (found := _receive(self.life, 2))[0]:
+                for descriptor in found[1]:
+                    os.close(descriptor)
+        self.life.setblocking(True)
 
 
 class Launcher:
