@@ -9,9 +9,11 @@ Its standard input is {"nonce": text, "setup": source, "units": [source, ...], "
 "table": [[call, answer], ...]}. A call is [name, args, kwargs]. An answer is {"value": JSON of
 `wire`} or {"error": name of an exception, "detail": text}.
 
-Its reply is one line on descriptor 3, the nonce and a JSON object: {"missing": [call, ...]} with
-all calls if the table lacks some, or {"units": [[verdict, detail], ...], "calls": their number}. Calls
-that are not in the table return a placeholder, so that one run finds many of them.
+Its reply is one line on descriptor 3, the nonce and a JSON object:
+
+- {"missing": [call, ...]} with all calls, if the table lacks some. Calls that are not in the table
+  return a placeholder, so that one run finds many of them.
+- {"units": [[verdict, detail], ...], "calls": their number} otherwise.
 """
 
 from __future__ import annotations
