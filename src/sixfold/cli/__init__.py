@@ -30,6 +30,7 @@ VERBS = {
     "diff": "show how two runs differ",
     "report": "write report.html of a run",
     "sandbox": "check by trying how this machine isolates programs that a model has written",
+    "audit": "look for faults of an environment before training on it",
     "replay": "recompute a recorded step of a run, and show what differs",
 }
 

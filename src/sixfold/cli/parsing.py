@@ -131,6 +131,17 @@ def at_least(least: int) -> Callable[[str], int]:
     return whole
 
 
+def above_zero(text: str) -> float:
+    """Argument type: a positive number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+    return value
+
+
 def temperature(text: str) -> float:
     """argparse type for a temperature: 0, or a finite number >= 1e-20.
 

@@ -17,7 +17,6 @@ from ..engine.engine import Engine
 from ..environment.episode import MakeEpisode
 from ..environment.episodes import load_episode
 from ..environment.scorer import Environment
-from ..environment.solved import REWARD
 from ..errors import UserError
 from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
@@ -44,6 +43,7 @@ from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
 from ..types import Group, SamplingParams, Task
+from .recipe_environment import recipe_environment
 from .rendered_prompt import rendering
 from .sampler import Sync, engine_and_sync, sharded_policy
 from .shared_rollout import SharedRollout
@@ -232,7 +232,7 @@ def build_world(
         if model_path
         else recipe.model
     )
-    environment = _environment(recipe, reward)
+    environment = recipe_environment(recipe, reward)
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
         environment.start()  # start early: its workers load while the model loads
@@ -330,21 +330,6 @@ def _with_adapter(recipe: Recipe, source: ModelConfig, policy: Policy) -> Policy
         check_adapter(policy.model, recipe.model.lora)
         return policy
     return policy.with_lora(source, origin_of(source.path, source.revision), recipe.run.seed)
-
-
-def _environment(recipe: Recipe, reward: Callable[..., Any] | None) -> Environment:
-    """The environment with the recipe's rewards, or with one reward that replaces them."""
-    config = recipe.environment
-    return Environment(
-        (reward,) if reward is not None else config.rewards,
-        weights=() if reward is not None else config.weights,
-        timeout_s=config.timeout_s,
-        error_budget=config.error_budget,
-        workers=config.workers,
-        # An environment's own reward has no name, so the sum decides.
-        metric=recipe.eval.metric or (REWARD if config.episode else ""),
-        solved_at=recipe.eval.solved_at,
-    )
 
 
 def _player(

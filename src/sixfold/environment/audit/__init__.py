@@ -1,0 +1,1 @@
+"""Audit of an environment before anybody trains on it."""

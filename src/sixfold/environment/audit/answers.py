@@ -1,0 +1,172 @@
+"""Texts that the audit gives to the rewards: right answers in several forms, and wrong ones."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from ...types import Task
+from .trials import Answer
+
+FORMS = (
+    "{answer}",
+    "\\boxed{{{answer}}}",
+    "<answer>{answer}</answer>",
+    "The answer is {answer}.",
+    "#### {answer}",
+    "#{answer}",
+    "```python\n{answer}\n```",
+)
+"""Forms in which a final answer may be expected. The audit uses the one that earns most."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,15}")
+_DECIMAL = re.compile(r"[+-]?\d{1,15}\.\d{1,9}")
+
+_LATEX_FRACTION = re.compile(r"(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+
+Variant = Callable[[str], str | None]
+"""An answer in another form. None: the answer has no such form."""
+
+
+@dataclass(frozen=True)
+class Right:
+    """A task with its right answer.
+
+    Attributes:
+        task: the task.
+        answer: the final answer alone; "" if the task has only a worked solution.
+        text: the text that should earn full marks.
+    """
+
+    task: Task
+    answer: str
+    text: Answer
+
+
+def answer_of(task: Task) -> str:
+    """The reference answer as text, or ""."""
+    return "" if task.answer is None else str(task.answer)
+
+
+def worked(task: Task) -> Answer:
+    """The worked solution: a text, or the replies of an episode. Empty if there is none."""
+    return task.trace or ""
+
+
+def in_form(form: str, answer: str) -> str:
+    """An answer in one of FORMS."""
+    return form.format(answer=answer)
+
+
+def frequent_answers(tasks: Sequence[Task], count: int) -> list[str]:
+    """The most frequent answers, most frequent first. Each of them belongs to several tasks."""
+    counts = Counter(answer for task in tasks if (answer := answer_of(task)))
+    return [answer for answer, number in counts.most_common(count) if number > 1]
+
+
+def other_answer(task: Task, tasks: Sequence[Task], number: int) -> str | None:
+    """The answer of another task, which is wrong for this one. None: there is none.
+
+    Args:
+        task: the task.
+        tasks: tasks to take an answer from.
+        number: where the search begins.
+    """
+    own = answer_of(task)
+    for step in range(1, len(tasks)):
+        other = answer_of(tasks[(number + step) % len(tasks)])
+        if other and not _alike(own, other):
+            return other
+    return None
+
+
+def near_misses(answer: str) -> list[str]:
+    """Numbers that are near a number, or look like it. Empty for other answers."""
+    if not _INTEGER.fullmatch(answer):
+        return []
+    value = int(answer)
+    return [str(wrong) for wrong in (value + 1, -value, 10 * value + 1) if wrong != value]
+
+
+def paraphrases(right: Right) -> list[str]:
+    """The same answer with other words around it. Every verifier should accept it.
+
+    Replies of an episode have none: other words would be other replies.
+    """
+    text = right.text
+    if not isinstance(text, str):
+        return []
+    return [
+        f"Let me work through this.\n\nFirst I read the question again.\n\n{text}",
+        f"{text}\n",
+        f"I am confident about this.\n{text}",
+    ]
+
+
+def _decimal(answer: str) -> str | None:
+    return f"{answer}.0" if _INTEGER.fullmatch(answer) else None
+
+
+def _fraction(answer: str) -> str | None:
+    if not _DECIMAL.fullmatch(answer):
+        return None
+    value = Fraction(answer)
+    return f"{value.numerator}/{value.denominator}"
+
+
+def _grouped(answer: str) -> str | None:
+    if not _INTEGER.fullmatch(answer) or abs(int(answer)) < 1000:
+        return None
+    return f"{int(answer):,}"
+
+
+def _cased(change: Callable[[str], str]) -> Variant:
+    """Change the case of words. LaTeX commands and code would become others."""
+
+    def variant(answer: str) -> str | None:
+        made = change(answer)
+        plain = all(c.isalnum() or c in " -'.,:" for c in answer)
+        return made if plain and made != answer else None
+
+    return variant
+
+
+VARIANTS: MappingProxyType[str, Variant] = MappingProxyType(
+    {
+        "capitals": _cased(str.upper),
+        "lower case": _cased(str.lower),
+        "spaces around": lambda answer: f" {answer} ",
+        "a line break before": lambda answer: f"\n{answer}",
+        "bold": lambda answer: f"**{answer}**",
+        "dollar signs": lambda answer: f"${answer}$",
+        "a full stop": lambda answer: f"{answer}.",
+        "a decimal": _decimal,
+        "a fraction": _fraction,
+        "thousands separators": _grouped,
+    }
+)
+"""Forms of an answer that a reader would accept, by name."""
+
+
+def _alike(a: str, b: str) -> bool:
+    """True if two answers may mean the same."""
+    if a.strip().casefold() == b.strip().casefold():
+        return True
+    try:
+        return _fraction_of(a) == _fraction_of(b)
+    except (ValueError, ZeroDivisionError):
+        return False
+
+
+def _fraction_of(answer: str) -> Fraction:
+    """Value of a number or a LaTeX fraction.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    plain = _LATEX_FRACTION.sub(r"\1\2/\3", answer.replace(" ", "").replace("$", ""))
+    return Fraction(plain.replace(",", ""))

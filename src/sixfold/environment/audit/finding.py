@@ -1,0 +1,39 @@
+"""Result of one check of the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Level = Literal["ok", "warning", "failure", "skipped"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        check: name of the check.
+        level: "failure" if nobody should train on this environment, "warning" if the user should
+            look, "skipped" if the check does not apply.
+        result: the result, one line with its figures.
+        details: tasks or texts concerned, one line each.
+        remedy: what to do, or "".
+    """
+
+    check: str
+    level: Level
+    result: str
+    details: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def to_record(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The worst level of some findings."""
+    levels = {finding.level for finding in findings}
+    return next((level for level in ("failure", "warning") if level in levels), "ok")

@@ -1,0 +1,135 @@
+"""Rewards of texts that no model wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import one_line
+from ...types import Group, Reward, Task, Trajectory
+from ..blocking import run_blocking
+from ..episode import Action, End, MakeEpisode, final_reward, turn_reward
+from ..scorer import Environment
+
+MAX_TURNS = 16
+"""Replies after which an episode of the audit is stopped without a reward."""
+
+Answer = str | Sequence[str]
+"""Text of a reply, or the replies of an episode."""
+
+
+class Trials:
+    """Scores texts by the rewards of an environment.
+
+    The token ids of a text are its UTF-8 bytes, because an audit has no tokenizer.
+
+    Args:
+        environment: the rewards. Their error budget is not applied: failed checks are findings.
+        episode: plays a task in several turns. None: one reply is the whole completion.
+        timeout_s: seconds for a step of an episode.
+
+    Attributes:
+        seconds: time of all checks so far.
+        checked: number of texts that were scored.
+    """
+
+    def __init__(
+        self, environment: Environment, episode: MakeEpisode | None = None, timeout_s: float = 5.0
+    ) -> None:
+        self._environment = environment
+        self._episode = episode
+        self._timeout_s = timeout_s
+        self.seconds = 0.0
+        self.checked = 0
+
+    @property
+    def full(self) -> float:
+        """Score that counts as solved."""
+        return self._environment.solved_rule.full
+
+    def rewards(self, answers: Sequence[tuple[Task, Answer]]) -> list[Reward]:
+        """Reward of each text, in the order given.
+
+        Args:
+            answers: tasks and texts. A task may occur several times. In an episode, a single text
+                is every reply, and a list of texts is one reply after the other.
+        """
+        start = time.perf_counter()
+        texts = [answer if isinstance(answer, str) else "".join(answer) for _, answer in answers]
+        groups: dict[str, Group] = {}
+        made = []
+        for (task, _), text in zip(answers, texts, strict=True):
+            group = groups.setdefault(task.id, Group(task, []))
+            made.append(_trajectory(task, len(group.trajectories), text))
+            group.trajectories.append(made[-1])
+        if self._episode:
+            run_blocking(self._play(self._episode, answers, made))
+        self._environment.score(list(groups.values()), error_budget=1.0)
+        self.seconds += time.perf_counter() - start
+        self.checked += len(made)
+        return [t.reward or Reward.failed("not checked") for t in made]
+
+    def solved(self, answers: Sequence[tuple[Task, Answer]]) -> list[bool]:
+        """Whether each text solves its task. A failed check does not."""
+        return [bool(reward.solved) for reward in self.rewards(answers)]
+
+    def earned(self, answers: Sequence[tuple[Task, Answer]]) -> list[float]:
+        """Share of full marks that each text earns. 0 for a failed check."""
+        full = self.full or 1.0
+        return [(reward.score or 0.0) / full for reward in self.rewards(answers)]
+
+    async def _play(
+        self,
+        make: MakeEpisode,
+        answers: Sequence[tuple[Task, Answer]],
+        trajectories: Sequence[Trajectory],
+    ) -> None:
+        """Play the episodes, and fill in the rewards that they give."""
+        for (task, answer), trajectory in zip(answers, trajectories, strict=True):
+            try:
+                trajectory.reward = await self._reward_of(make, task, answer)
+            except Exception as error:  # noqa: BLE001  boundary: a failed episode is data
+                trajectory.reward = Reward.failed(one_line(error))
+
+    async def _reward_of(self, make: MakeEpisode, task: Task, answer: Answer) -> Reward | None:
+        """Reward of one episode. None: the reward functions score it."""
+        episode = make(task)
+        seen = await asyncio.wait_for(episode.start(), self._timeout_s)
+        earned = 0.0
+        for turn in range(MAX_TURNS):
+            if not isinstance(answer, str) and turn >= len(answer):
+                break
+            text = answer if isinstance(answer, str) else answer[turn]
+            step = episode.step(_action(text, seen.stops))
+            given = await asyncio.wait_for(step, self._timeout_s)
+            earned += turn_reward(given)
+            if isinstance(given, End):
+                final = final_reward(given)
+                if final is None or final.value is None:
+                    return final
+                return self._judged(replace(final, value=final.value + earned))
+            seen = given
+        return self._judged(Reward(earned))
+
+    def _judged(self, reward: Reward) -> Reward:
+        """A reward that an episode gave, with its score."""
+        rule = self._environment.solved_rule
+        score = rule.score(reward.value or 0.0, reward.parts)
+        return replace(reward, score=score, solved=score is not None and rule.solves(score))
+
+
+def _action(text: str, stops: Sequence[str]) -> Action:
+    """The reply as the policy would have sampled it: it ends before the first stop string."""
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return Action(text)
+    at, stop = min(found)
+    return Action(text[:at], stopped_by=stop)
+
+
+def _trajectory(task: Task, number: int, text: str) -> Trajectory:
+    prompt, ids = list(task.prompt_text.encode()) or [0], list(text.encode(errors="replace"))
+    logp, version = [0.0] * len(ids), [-1] * len(ids)
+    return Trajectory.one_turn(task.id, number, prompt, ids, logp, version, "stop", text=text)

@@ -1,0 +1,33 @@
+"""The environment of a recipe. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..environment.scorer import Environment
+from ..environment.solved import REWARD
+from ..recipe.schema import Recipe
+
+
+def recipe_environment(
+    recipe: Recipe, reward: Callable[..., Any] | None = None, workers: int = 0
+) -> Environment:
+    """The environment with the recipe's rewards.
+
+    Args:
+        recipe: the whole run.
+        reward: replaces the recipe's rewards.
+        workers: number of processes for named rewards. 0: as the recipe says.
+    """
+    config = recipe.environment
+    return Environment(
+        (reward,) if reward is not None else config.rewards,
+        weights=() if reward is not None else config.weights,
+        timeout_s=config.timeout_s,
+        error_budget=config.error_budget,
+        workers=workers or config.workers,
+        # An environment's own reward has no name, so the sum decides.
+        metric=recipe.eval.metric or (REWARD if config.episode else ""),
+        solved_at=recipe.eval.solved_at,
+    )
