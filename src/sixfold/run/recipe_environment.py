@@ -10,15 +10,12 @@ from ..environment.solved import REWARD
 from ..recipe.schema import Recipe
 
 
-def recipe_environment(
-    recipe: Recipe, reward: Callable[..., Any] | None = None, workers: int = 0
-) -> Environment:
+def recipe_environment(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Environment:
     """The environment with the recipe's rewards.
 
     Args:
         recipe: the whole run.
         reward: replaces the recipe's rewards.
-        workers: number of processes for named rewards. 0: as the recipe says.
     """
     config = recipe.environment
     return Environment(
@@ -26,7 +23,7 @@ def recipe_environment(
         weights=() if reward is not None else config.weights,
         timeout_s=config.timeout_s,
         error_budget=config.error_budget,
-        workers=workers or config.workers,
+        workers=config.workers,
         # An environment's own reward has no name, so the sum decides.
         metric=recipe.eval.metric or (REWARD if config.episode else ""),
         solved_at=recipe.eval.solved_at,

@@ -25,6 +25,9 @@ from .trials import Answer, Trials
 SHOWN = 5
 """Examples in a finding."""
 
+SHOWN_CHARACTERS = 70
+"""Characters of a text in a finding."""
+
 MOST_WRONG = 0.02
 """Share of tasks that may be wrong before a check fails. Fewer give a warning."""
 
@@ -343,6 +346,6 @@ def _said(reward: Reward) -> str:
     return f"earned {0.0 if reward.score is None else reward.score:g}{verdict}"
 
 
-def _short(text: Answer, most: int = 70) -> str:
+def _short(text: Answer) -> str:
     shown = repr(text)
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[: SHOWN_CHARACTERS - 3]}..."
