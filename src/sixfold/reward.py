@@ -60,6 +60,7 @@ class Reward:
         decided_by: the part that is the score. "" if the score is `value`, or if there is none.
         latency: seconds that each reward took, by name.
         reruns: number of checks that ran again after a failure.
+        cached: number of results that are those of earlier checks.
     """
 
     value: float | None
@@ -76,6 +77,7 @@ class Reward:
     decided_by: str = ""
     latency: Mapping[str, float] = field(default_factory=dict)
     reruns: int = 0
+    cached: int = 0
 
     @property
     def paid_for_form(self) -> bool | None:

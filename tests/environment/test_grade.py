@@ -7,13 +7,17 @@ from typing import Any, get_args
 
 import pytest
 
+from sixfold.environment.checks import Check, Outcome
 from sixfold.environment.combine import Result, combined
 from sixfold.environment.episode import End, final_reward
 from sixfold.environment.grade import Grade
 from sixfold.environment.rewards import RewardFunction, load_reward
+from sixfold.environment.sampled import Sampled
 from sixfold.environment.scorer import Environment
 from sixfold.environment.solved import SolvedRule
 from sixfold.environment.step_scorer import RewardBudgetExceeded
+from sixfold.environment.worker_process import Job, _outcome
+from sixfold.processes.child import ChildEnded
 from sixfold.types import VERDICTS, Group, Reward, Task, Trajectory, Verdict
 
 REWARDS = str(Path(__file__).parent / "rewards_for_tests" / "graded.py")
@@ -129,6 +133,55 @@ def test_the_end_of_an_episode_may_have_a_grade() -> None:
         0.0, verdict="wrong_answer", detail="line 1 line 2", isolation="namespaces"
     )
     assert final_reward(End(reward=FAILED)) == Reward.failed("no sandbox")
+
+
+SOUND = {"values": [0.5], "error": None, "seconds": 0.1, "cause": ""}
+RECORD = {"value": 0.0, "verdict": "timeout", "detail": "test 3", "isolation": "namespaces"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sound"),
+    [
+        ({}, True),
+        ({"values": [RECORD]}, True),
+        ({"values": [None]}, True),
+        ({"values": [], "error": "ValueError", "cause": "raised"}, True),
+        ({"check": 1}, False),
+        ({"values": []}, False),
+        ({"values": [0.5, 0.5]}, False),
+        ({"values": [float("nan")]}, False),
+        ({"values": ["1"]}, False),
+        ({"values": [True]}, False),
+        ({"values": [{**RECORD, "value": float("inf")}]}, False),
+        ({"values": [{**RECORD, "value": "1"}]}, False),
+        ({"values": [{**RECORD, "value": None}]}, False),
+        ({"values": [{**RECORD, "verdict": "right"}]}, False),
+        ({"values": [{**RECORD, "verdict": ["passed"]}]}, False),
+        ({"values": [{**RECORD, "detail": 5}]}, False),
+        ({"values": [{**RECORD, "isolation": 5}]}, False),
+        ({"values": [{**RECORD, "more": 5}]}, False),
+        ({"values": [{}]}, False),
+        ({"error": "ValueError"}, False),
+        ({"values": [], "error": "ValueError"}, False),
+        ({"cause": "raised"}, False),
+        ({"values": [], "error": "ValueError", "cause": "bored"}, False),
+    ],
+)
+def test_only_a_sound_reply_of_a_worker_becomes_an_outcome(
+    changes: dict[str, Any], sound: bool
+) -> None:
+    async def read() -> Outcome:
+        checked = Check(0, Task("t", "q"), ["x"], Sampled(["stop"], [[]], [], ""))
+        job = Job(checked, asyncio.get_running_loop().create_future())
+        return _outcome({"check": job.ticket, **SOUND, **changes}, job)
+
+    if sound:
+        outcome = asyncio.run(read())
+        expected = [Grade(**v) if isinstance(v, dict) else v for v in (SOUND | changes)["values"]]
+        assert outcome.values == expected
+    else:
+        with pytest.raises(ChildEnded):
+            asyncio.run(read())
 
 
 @pytest.mark.slow

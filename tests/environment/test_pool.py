@@ -94,7 +94,7 @@ def test_unexpected_line_fails_only_its_own_check(line: str) -> None:
 
 
 NESTED = "[" * 100_000
-SOUND = '{"values": [5.0], "error": null, "seconds": 0.1}'
+SOUND = '{"values": [5.0], "error": null, "seconds": 0.1, "cause": ""}'
 
 
 @pytest.mark.slow

@@ -14,7 +14,12 @@ from typing import Any
 from ..errors import UserError
 from .sampled import asked_of
 
-FORMS = "f(completion, task) -> float, or TRL's f(prompts, completions, **columns) -> list"
+FORMS = (
+    "f(completion, task) -> float, f(group, task) -> list, or TRL's"
+    " f(prompts, completions, **columns) -> list"
+)
+GROUP = "group"
+"""Parameter of a reward over a whole group in Sixfold's form."""
 
 
 def check_callable(reward: Any) -> None:
@@ -32,10 +37,13 @@ def check_callable(reward: Any) -> None:
     if isinstance(reward, type) or not callable(reward):
         shown = f"the class {reward.__name__}" if isinstance(reward, type) else repr(reward)[:60]
         raise UserError(f"reward = {shown} is not a function. Use {FORMS}")
-    if takes_groups(reward):
+    if takes_columns(reward):
         return
     try:
-        inspect.signature(reward).bind("completion", None, **dict.fromkeys(asked_of(reward)))
+        if takes_members(reward):
+            inspect.signature(reward).bind(**{GROUP: ()}, task=None)
+        else:
+            inspect.signature(reward).bind("completion", None, **dict.fromkeys(asked_of(reward)))
     except TypeError as error:
         raise UserError(
             f"reward {callable_name(reward)} cannot be called with a completion and a task"
@@ -46,6 +54,20 @@ def check_callable(reward: Any) -> None:
 
 
 def takes_groups(reward: Callable[..., Any]) -> bool:
+    """True if the reward scores whole groups, in either form."""
+    return takes_columns(reward) or takes_members(reward)
+
+
+def takes_members(reward: Callable[..., Any]) -> bool:
+    """True if the reward is Sixfold's f(group, task): a parameter is named `group`."""
+    try:
+        parameters = inspect.signature(reward).parameters
+    except ValueError:  # a C function without a signature
+        return False
+    return GROUP in parameters and "completions" not in parameters
+
+
+def takes_columns(reward: Callable[..., Any]) -> bool:
     """True if the reward has TRL's form: a parameter named `completions`, or only `**kwargs`."""
     try:
         parameters = inspect.signature(reward).parameters

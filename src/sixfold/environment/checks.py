@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from ..errors import one_line
 from ..types import Task
 from .grade import Grade
+from .group_form import Standing
 from .rewards import RewardFunction
 from .sampled import Sampled
 
@@ -22,12 +23,14 @@ class Check(NamedTuple):
         task: the task.
         completions: a single text, or all completions of a group for a TRL function.
         sampled: values that the function may ask for by parameter name.
+        standings: results of the other rewards, for each completion of a group.
     """
 
     reward: int
     task: Task
     completions: list[str]
     sampled: Sampled
+    standings: tuple[Standing, ...] = ()
 
 
 Cause = Literal["", "raised", "timeout", "died"]
@@ -45,12 +48,14 @@ class Outcome(NamedTuple):
         error: error on one line, or None.
         seconds: duration.
         cause: why the check failed.
+        cached: whether the outcome is that of an earlier check.
     """
 
     values: list[float | Grade | None]
     error: str | None
     seconds: float
     cause: Cause = ""
+    cached: bool = False
 
     @property
     def may_succeed_again(self) -> bool:
@@ -86,7 +91,7 @@ def run_check(function: RewardFunction, check: Check) -> Outcome:
     values: list[float | Grade | None] = []
     error: str | None = None
     try:
-        values = function.scores(check.completions, check.task, check.sampled)
+        values = function.scores(check.completions, check.task, check.sampled, check.standings)
     except Exception as raised:  # noqa: BLE001  boundary: a failed check is data
         error = one_line(raised)
     finally:
@@ -128,7 +133,10 @@ async def _scored(
     """Values and error of an async reward. Even sys.exit in it must not end the event loop."""
     process = os.getpid()
     try:
-        return await function.scores_async(check.completions, check.task, check.sampled), None
+        values = await function.scores_async(
+            check.completions, check.task, check.sampled, check.standings
+        )
+        return values, None
     except BaseException as raised:  # noqa: BLE001  boundary: a failed check is data
         return [], one_line(raised)
     finally:

@@ -24,12 +24,14 @@ class Result:
         error: how the check failed, on one line, or None.
         seconds: duration of the check.
         reruns: how often the check ran again after a failure.
+        cached: whether it is the result of an earlier check.
     """
 
     given: float | Grade | None
     error: str | None
     seconds: float
     reruns: int = 0
+    cached: bool = False
 
     @property
     def grade(self) -> Grade | None:
@@ -67,6 +69,7 @@ def combined(results: Sequence[tuple[str, float, Result]], rule: SolvedRule) -> 
         decided_by=decider,
         latency={name: result.seconds for name, _, result in results},
         reruns=sum(result.reruns for _, _, result in results),
+        cached=sum(result.cached for _, _, result in results),
     )
     errors = [f"{name}: {result.error}" for name, _, result in results if result.error is not None]
     if not errors and not parts:

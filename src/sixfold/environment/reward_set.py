@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 
 from ..errors import UserError
-from ..types import Task
+from .cache import OutcomeCache
 from .callables import callable_name, check_callable
 from .checks import Check, Outcome, run_async_check, run_check
 from .pool import WorkerPool
 from .rewards import REWARDS, RewardCallable, RewardFunction
-from .sampled import Sampled
 from .solved import SolvedRule, reward_labels, solved_rule, spec_name
 from .values import reward_loop
 
@@ -64,6 +63,8 @@ class RewardSet:
         self._timeout_s = timeout_s
         specs = [spec for _, spec in named]
         self._pool = WorkerPool(specs, workers=workers, timeout_s=timeout_s) if named else None
+        self._cache = OutcomeCache()
+        self._versions: dict[int, str] = {}
         self._positions = {index: position for position, (index, _) in enumerate(named)}
         self.order = [*self._local, *self._positions]
         self.starts = [*self._positions, *self._local]
@@ -82,49 +83,53 @@ class RewardSet:
             self._pool.start()
 
     async def over_groups(self) -> list[bool]:
-        """For each reward in order: True if it is a TRL function, which scores whole groups.
+        """For each reward in order: True if it scores whole groups.
 
         Raises:
             UserError: if a named reward cannot be loaded.
         """
         infos = await self._pool.rewards() if self._pool else []
-        return [
-            self._local[index].takes_groups
-            if index in self._local
-            else infos[self._positions[index]].takes_groups
+        every = [
+            self._local[index] if index in self._local else infos[self._positions[index]]
             for index in range(len(self.weights))
         ]
+        self._versions = {index: info.version for index, info in enumerate(every) if info.version}
+        return [info.takes_groups for info in every]
 
-    async def checked(
-        self, index: int, task: Task, completions: list[str], sampled: Sampled
-    ) -> tuple[Outcome, int]:
+    async def checked(self, index: int, check: Check) -> tuple[Outcome, int]:
         """Outcome of one check, which runs once more if it fails.
 
-        A check that took too long does not run again: it would probably take too long again.
+        A check that took too long does not run again: it would probably take too long again. A
+        reward with `cached` is not asked again about the same completion of the same task.
 
         Args:
             index: the reward. A named reward runs in a process, a callable here.
-            task: the task.
-            completions: a single text, or all completions of a group for a TRL function.
-            sampled: values that the reward may ask for by parameter name.
+            check: the check.
 
         Returns:
             The outcome, and how often the check ran again.
         """
-        first = await self._check(index, task, completions, sampled)
-        if not first.may_succeed_again:
-            return first, 0
-        again = await self._check(index, task, completions, sampled)
-        return again.completed_by(first), 1
+        reruns = 0
 
-    def _check(
-        self, index: int, task: Task, completions: list[str], sampled: Sampled
-    ) -> Awaitable[Outcome]:
+        async def run() -> Outcome:
+            nonlocal reruns
+            first = await self._check(index, check)
+            if not first.may_succeed_again:
+                return first
+            reruns = 1
+            return (await self._check(index, check)).completed_by(first)
+
+        if version := self._versions.get(index):
+            key, text = f"{self.labels[index]} {version}", check.completions[0]
+            return await self._cache.outcome(key, check.task, text, run), reruns
+        return await run(), reruns
+
+    def _check(self, index: int, check: Check) -> Awaitable[Outcome]:
         """Outcome of one run of a check. It starts when it is awaited."""
         if function := self._local.get(index):
-            return self._call(function, Check(index, task, completions, sampled))
+            return self._call(function, check)
         assert self._pool is not None
-        return self._pool.check(Check(self._positions[index], task, completions, sampled))
+        return self._pool.check(check._replace(reward=self._positions[index]))
 
     async def _call(self, function: RewardFunction, check: Check) -> Outcome:
         if not function.runs_async:

@@ -1,12 +1,14 @@
-"""Reward functions: their two forms, and how a name becomes a function.
+"""Reward functions: their forms, and how a name becomes a function.
 
 Sixfold's form is `f(completion: str, task: Task) -> float`. TRL's form is `f(prompts, completions,
 **columns) -> list[float | None]`. It is recognised by a parameter named `completions` and called as
 TRL calls it, with one group of K completions at a time. Both may be sync or async, and may return
 numpy numbers, tensors, or a `Grade` for a completion.
 
-Both may also ask for the fields of `Sampled` by naming them as parameters. A TRL function gets a
-list of each.
+Sixfold's form over whole groups is `f(group: list[Member], task: Task) -> list`, see `group_form`.
+
+The other two may also ask for the fields of `Sampled` by naming them as parameters. A TRL function
+gets a list of each.
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ from typing import Any
 from ..types import Task
 from . import callables
 from .grade import Grade, plain_value
+from .group_form import Member, Standing
 from .named import Named
 from .sampled import Sampled, asked_of
 from .values import awaited, entries, number
+from .versions import version_of
 
 BUILT_IN = {
     "arithmetic": "sixfold.environment.arithmetic:arithmetic_grade",
     "code": "sixfold.environment.code.reward:code_reward",
     "code_fraction": "sixfold.environment.code.reward:code_fraction_reward",
+    "diversity": "sixfold.environment.group_form:diversity",
     "math": "sixfold.environment.maths.answers:math_reward",
     "reasoning_gym": "sixfold.environment.gym:gym_grade",
     "reasoning_gym_solved": "sixfold.environment.gym:gym_solved_grade",
 }
-NOT_VERIFIERS: frozenset[str] = frozenset()
+NOT_VERIFIERS: frozenset[str] = frozenset({"diversity"})
 """Names of BUILT_IN that do not tell whether a completion is right, such as rewards for its format.
 They decide `solved` only if no other reward does.
 """
@@ -71,7 +76,7 @@ class RewardFunction:
 
     @cached_property
     def takes_groups(self) -> bool:
-        """True for a TRL function: K completions of a task in, K rewards out."""
+        """True for a function of whole groups: K completions of a task in, K rewards out."""
         return callables.takes_groups(self.function)
 
     @cached_property
@@ -83,6 +88,11 @@ class RewardFunction:
     def times_itself(self) -> bool:
         """True for a built-in reward that keeps the time limit itself."""
         return self.name in TIME_THEMSELVES and self.built_in
+
+    @property
+    def version(self) -> str:
+        """Version of a reward whose outcomes may be reused (`cached`). "" for other rewards."""
+        return "" if self.takes_groups or self.asks else version_of(self.function)
 
     @cached_property
     def asks(self) -> frozenset[str]:
@@ -98,7 +108,11 @@ class RewardFunction:
         return plain_value(self.scores([completion], task, sampled)[0])
 
     def scores(
-        self, completions: Sequence[str], task: Task, sampled: Sampled
+        self,
+        completions: Sequence[str],
+        task: Task,
+        sampled: Sampled,
+        standings: Sequence[Standing] = (),
     ) -> list[float | Grade | None]:
         """The rewards of completions of one task.
 
@@ -106,25 +120,42 @@ class RewardFunction:
             completions: texts to score.
             task: their task.
             sampled: values that the function may ask for by parameter name.
+            standings: results of the other rewards, for f(group, task).
 
         Raises:
             ValueError: if a value is not finite, or if the number of values is wrong.
             TypeError: if a value is not a number. Errors of the function also propagate.
         """
         return self._checked(
-            [awaited(result) for result in self._results(completions, task, sampled)], completions
+            [awaited(r) for r in self._results(completions, task, sampled, standings)], completions
         )
 
     async def scores_async(
-        self, completions: Sequence[str], task: Task, sampled: Sampled
+        self,
+        completions: Sequence[str],
+        task: Task,
+        sampled: Sampled,
+        standings: Sequence[Standing] = (),
     ) -> list[float | Grade | None]:
         """As `scores`, for an async function. It runs in the caller's event loop."""
         return self._checked(
-            [await result for result in self._results(completions, task, sampled)], completions
+            [await r for r in self._results(completions, task, sampled, standings)], completions
         )
 
-    def _results(self, completions: Sequence[str], task: Task, sampled: Sampled) -> Iterator[Any]:
-        """Results of the calls: one per completion, or one in all for a TRL function."""
+    def _results(
+        self,
+        completions: Sequence[str],
+        task: Task,
+        sampled: Sampled,
+        standings: Sequence[Standing],
+    ) -> Iterator[Any]:
+        """Results of the calls: one per completion, or one in all for a function of groups."""
+        if callables.takes_members(self.function):
+            known = standings or [Standing({}, None, None)] * len(completions)
+            reasons = sampled.finish_reason
+            triples = zip(completions, reasons, known, strict=True)
+            yield self.function(group=[Member(t, r, *k) for t, r, k in triples], task=task)
+            return
         if self.takes_groups:
             yield self.function(**trl_arguments(self.function, completions, task, sampled))
             return

@@ -11,8 +11,10 @@ from typing import Any
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
 from .base import Tally
+from .checks import Check
 from .combine import Result, combined
 from .grade import Grade
+from .group_form import Standing
 from .reward_set import RewardSet
 from .sampled import Sampled
 from .solved import SolvedRule
@@ -186,23 +188,21 @@ class StepScorer:
         """Run one check per reward, and record the outcomes."""
         if not rewards:
             return
-        texts = [trajectory.graded_text for trajectory in trajectories]
-        sampled = self._sampled(task, trajectories)
-        runs = [self._run(index, task, trajectories, texts, sampled) for index in rewards]
+        check = Check(
+            0,
+            task,
+            [trajectory.graded_text for trajectory in trajectories],
+            self._sampled(task, trajectories),
+            tuple(map(self._standing, trajectories)) if rewards is self._over_groups else (),
+        )
+        runs = [self._run(index, check, trajectories) for index in rewards]
         # A single check gets no task of its own: a step may have thousands of them.
         await (runs[0] if len(runs) == 1 else together(runs))
 
-    async def _run(
-        self,
-        index: int,
-        task: Task,
-        trajectories: Sequence[Trajectory],
-        texts: list[str],
-        sampled: Sampled,
-    ) -> None:
+    async def _run(self, index: int, check: Check, trajectories: Sequence[Trajectory]) -> None:
         """Run one check, and record its outcome for its trajectories."""
         name = self._rewards.labels[index]
-        outcome, reruns = await self._rewards.checked(index, task, texts, sampled)
+        outcome, reruns = await self._rewards.checked(index, check)
         values = outcome.values or [None] * len(trajectories)
         seconds = outcome.seconds / len(trajectories)
         failed: Counter[str] = Counter()
@@ -210,7 +210,7 @@ class StepScorer:
             error = outcome.error
             if isinstance(value, Grade) and value.failed:
                 error = value.detail or value.verdict
-            result = Result(value, error, seconds, reruns)
+            result = Result(value, error, seconds, reruns, outcome.cached)
             self._open[id(trajectory)].results[index] = result
             if error is not None:
                 failed[f"{name}: {error}"] += 1
@@ -218,9 +218,20 @@ class StepScorer:
             self._budget.spend(count, line)
 
     def _settle(self, trajectory: Trajectory) -> None:
-        rewards, results = self._rewards, self._open.pop(id(trajectory)).results
-        every = [(rewards.labels[i], rewards.weights[i], results[i]) for i in rewards.order]
-        trajectory.reward = combined(every, self._rule)
+        trajectory.reward = self._so_far(trajectory)
+        del self._open[id(trajectory)]
+
+    def _standing(self, trajectory: Trajectory) -> Standing:
+        """Results of the rewards for single completions, for rewards over groups."""
+        reward = self._so_far(trajectory)
+        return Standing(reward.parts, reward.solved, reward.verdict)
+
+    def _so_far(self, trajectory: Trajectory) -> Reward:
+        """The reward of a trajectory, from the results that are known."""
+        rewards, results = self._rewards, self._open[id(trajectory)].results
+        known = [index for index in rewards.order if index in results]
+        every = [(rewards.labels[i], rewards.weights[i], results[i]) for i in known]
+        return combined(every, self._rule)
 
     def _sampled(self, task: Task, trajectories: Sequence[Trajectory]) -> Sampled:
         starts = [trajectory.prompt_length for trajectory in trajectories]

@@ -1,10 +1,10 @@
 """The program of a process that checks answers (`processes/program.py`).
 
 The first request is JSON: {"rewards": names, "timeout_s": seconds per async check}. Its answer is
-{"rewards": [[name, takes_groups, runs_async], ...]}, or {"fatal": message} if they cannot be
-loaded. Every later request is a pickled list of (ticket, check). Each check is answered as soon as
-it is done: {"check": ticket, "values": [...], "error": null or text, "seconds": s, "cause": text}.
-A value is a number, null, or a grade as an object.
+{"rewards": [[name, takes_groups, runs_async, version], ...]}, or {"fatal": message} if they cannot
+be loaded. Every later request is a pickled list of (ticket, check). Each check is answered as soon
+as it is done: {"check": ticket, "values": [...], "error": null or text, "seconds": s, "cause":
+text}. A value is a number, null, or a grade as an object.
 
 Plain functions run in the main thread, one after another. So the parent always knows which check is
 running. Async functions run concurrently, in the event loop of `values`; (ticket, None) cancels
@@ -66,7 +66,7 @@ def serve(requests: Requests) -> None:
     # Processes started while loading the rewards may outlive a check.
     helpers = frozenset(descendants())
     on_blame(requests.note)
-    rewards = [[f.name, f.takes_groups, f.runs_async] for f in functions]
+    rewards = [[f.name, f.takes_groups, f.runs_async, f.version] for f in functions]
     requests.answer(json.dumps({"rewards": rewards}).encode())
 
     def end_processes() -> None:

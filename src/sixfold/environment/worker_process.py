@@ -31,13 +31,15 @@ class RewardInfo:
 
     Attributes:
         name: name of the function.
-        takes_groups: True for a TRL function, which scores whole groups.
+        takes_groups: True for a function that scores whole groups.
         runs_async: True for an async function.
+        version: version of a reward whose outcomes may be reused (`versions`). "" for others.
     """
 
     name: str
     takes_groups: bool
     runs_async: bool
+    version: str = ""
 
 
 class Job:

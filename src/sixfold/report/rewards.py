@@ -38,7 +38,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
 
 
 def _outcomes(rewards: Sequence[Reward]) -> dict[str, float | list[float]]:
-    """Shares of verdicts, of completions paid for their form alone, and of checks run again."""
+    """Shares of verdicts, of pay for form alone, and of checks that ran again or were reused."""
     found: dict[str, float | list[float]] = {}
     for verdict, count in sorted(Counter(r.verdict for r in rewards if r.verdict).items()):
         found[f"reward/verdict/{verdict}"] = count / len(rewards)
@@ -47,6 +47,8 @@ def _outcomes(rewards: Sequence[Reward]) -> dict[str, float | list[float]]:
         found["reward/frac_format_only"] = sum(paid) / len(paid)
     if any(r.reruns for r in rewards):
         found["reward/rerun_frac"] = sum(r.reruns > 0 for r in rewards) / len(rewards)
+    if any(r.cached for r in rewards):
+        found["reward/cached_frac"] = sum(r.cached > 0 for r in rewards) / len(rewards)
     return found
 
 

@@ -152,6 +152,12 @@ REWARD = (
         "trajectories with a check that ran again / trajectories",
     ),
     Metric(
+        "reward/cached_frac",
+        "share",
+        "trajectories with a check whose outcome was known; absent if there were none",
+        "trajectories with an outcome of an earlier check / trajectories",
+    ),
+    Metric(
         "reward/verdict/*",
         "share",
         "trajectories with one verdict: passed, wrong_answer, timeout, infrastructure_error, ...",

@@ -16,7 +16,7 @@ class EnvironmentConfig(Section):
     rewards: tuple[str, ...] = knob(
         ("arithmetic",),
         "reward functions, summed; an environment of several turns may give the reward itself:"
-        " arithmetic, math, reasoning_gym, reasoning_gym_solved,"
+        " arithmetic, diversity, math, reasoning_gym, reasoning_gym_solved,"
         " path.py:function or module:function",
     )
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")
