@@ -62,6 +62,8 @@ ENTRIES = {
     ("cli", "main"),  # the command `sixfold`
     ("api", "train"),  # `sixfold.train`, imported on first use
     # `processes.child.Child` starts these by name
+    ("environment.group_form", "win_rate"),  # the Python API: docs/environments.md
+    ("environment.versions", "cached"),  # the same
     ("environment.worker", "serve"),
     ("environment.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
