@@ -8,6 +8,7 @@ from ...types import Task
 from ..grade import Grade
 from ..limits import time_limit_s
 from ..sandbox.job import Limits
+from ..versions import cached
 from .repository import RepositoryTests
 from .shared import shared_sandbox
 from .task_tests import TestsError
@@ -16,12 +17,17 @@ from .verifier import CodeVerifier, task_tests
 ROOM_S = 0.5
 """Part of the time limit of a check that is left for the sandbox and the comparison."""
 
+VERSION = "1"
+"""Change it if a verdict may change: outcomes are reused by it (`versions.cached`)."""
 
+
+@cached(VERSION)
 async def code_reward(completion: str, task: Task) -> Grade:
     """1 if the program in the completion passes all tests of the task, else 0."""
     return await _grade(completion, task, fraction=False)
 
 
+@cached(VERSION)
 async def code_fraction_reward(completion: str, task: Task) -> Grade:
     """Share of the hidden tests that the program passes; of all tests if none is hidden."""
     return await _grade(completion, task, fraction=True)
