@@ -106,7 +106,7 @@ def test_a_cancelled_run_leaves_the_others_to_run() -> None:
     assert [outcome.values for outcome in asyncio.run(play())] == [[1.0]] * 3
 
 
-def test_a_task_that_cannot_be_pickled_is_checked_every_time() -> None:
+def test_a_task_without_json_form_is_checked_every_time() -> None:
     runs = []
 
     async def run() -> Outcome:

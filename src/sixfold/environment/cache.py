@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import pickle
+import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
@@ -65,7 +65,7 @@ class OutcomeCache:
         return outcome
 
     def _key(self, version: str, task: Task, completion: str) -> bytes:
-        """Key of a check. Empty if the task cannot be pickled."""
+        """Key of a check. Empty if the task has no JSON form."""
         digest = self._digest(task)
         text = completion.encode("utf-8", "surrogatepass")
         parts = (hashlib.sha256(version.encode()).digest(), digest, text)
@@ -75,9 +75,10 @@ class OutcomeCache:
         """Digest of everything in the task: a change of its tests gives another one."""
         known = self._tasks.get(id(task))
         if known is None or known[0] is not task:
+            content = (task.id, task.source, task.prompt, task.answer, dict(task.columns))
             try:
-                known = task, hashlib.sha256(pickle.dumps(task)).digest()
-            except (pickle.PicklingError, TypeError, AttributeError):
+                known = task, hashlib.sha256(json.dumps(content).encode()).digest()
+            except (TypeError, ValueError):  # a column that JSON does not have
                 known = task, b""
             self._tasks[id(task)] = known
             while len(self._tasks) > TASKS:
