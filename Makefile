@@ -34,8 +34,9 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 # Two workers with one thread each. The tests of a file stay together, so that what they share is
-# made once; the files keep the order of tests/conftest.py, which puts long ones first.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# made once; the files keep the order of tests/conftest.py, which puts long ones first. Bytecode is
+# written even if the environment forbids it: tests start dozens of interpreters.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 every-test: $(STAMP)
 	$(PYTEST)

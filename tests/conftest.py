@@ -1,29 +1,30 @@
-"""Shared by all tests: one thread, no network, and tiny models made once."""
+"""Shared by all tests: one thread, no network, and tiny models made once.
+
+The process that only distributes tests to workers loads this file too, before it starts them. So
+torch is imported where it is needed, not at the top.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from sixfold.model.loading import Policy
+    from sixfold.recipe.schema import ScratchConfig
 
 # Before torch is imported: it reads them once.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
-from sixfold.kernels.norms import fuse_norms
-from sixfold.model.attention import NAME, register
-from sixfold.model.loading import Policy, load_policy
-from sixfold.recipe.schema import ModelConfig, ScratchConfig
-
-torch.set_num_threads(1)
-register()
 # Flushing to the disk is most of the wall time of a tiny run. A killed process loses nothing that
 # it has written; only a power failure would, and no test can cause one. Tests of the order of
 # flushes replace this function by one that takes notes.
@@ -89,6 +90,22 @@ LONG = (
 while the other has nothing to do."""
 
 
+@cache
+def _prepare_torch() -> None:
+    """Compute in one thread, and make our attention known to transformers."""
+    import torch
+
+    from sixfold.model.attention import register
+
+    torch.set_num_threads(1)
+    register()
+
+
+def pytest_collectstart() -> None:
+    """Runs in processes that run tests, not in the one that distributes them."""
+    _prepare_torch()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests, and mark as slow what `mostly_slow` leaves out of the quick lane."""
@@ -110,6 +127,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def make_tiny(name: str, **extra: object) -> PreTrainedModel:
     """A tiny random model of a transformers model type, whose distributions are far from flat."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    _prepare_torch()
     sizes = {} if name == "gpt2" else _SIZES
     config = AutoConfig.for_model(
         name,
@@ -143,6 +164,9 @@ def tiny() -> Callable[[str], PreTrainedModel]:
     """tiny(architecture): a tiny model under our attention and norms. The same object for all
     tests: copy it before changing it.
     """
+    from sixfold.kernels.norms import fuse_norms
+    from sixfold.model.attention import NAME
+
     made: dict[str, PreTrainedModel] = {}
 
     def get(name: str) -> PreTrainedModel:
@@ -172,6 +196,8 @@ def plain() -> Callable[[str], PreTrainedModel]:
 @pytest.fixture(scope="session")
 def scratch_config() -> ScratchConfig:
     """A model of two layers with the default alphabet."""
+    from sixfold.recipe.schema import ScratchConfig
+
     return ScratchConfig(
         hidden_size=64,
         layers=2,
@@ -188,4 +214,7 @@ def policy(scratch_config: ScratchConfig) -> Policy:
     """A scratch model with its tokenizer. The same object for all tests: copy it before changing
     it.
     """
+    from sixfold.model.loading import load_policy
+    from sixfold.recipe.schema import ModelConfig
+
     return load_policy(ModelConfig(scratch=scratch_config), seed=3, device="cpu")
