@@ -119,6 +119,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "data__source": "calculator",
         "data__calculator__numbers": 2,
         "data__calculator__digits": 2,
+        "data__limit": 100,
         "rollout__max_turns": 3,
         "algorithm__name": "ppo",
     },

@@ -36,6 +36,8 @@ SMALL = [
     "32",
     "--model.scratch.layers",
     "1",
+    "--data.limit",
+    "200",
     "--data.heldout",
     "6",
     "--sft.steps",

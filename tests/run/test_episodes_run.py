@@ -30,6 +30,7 @@ CALCULATOR = {
     "data__source": "calculator",
     "data__calculator__numbers": 2,
     "data__calculator__digits": 2,
+    "data__limit": 1000,
     "rollout__max_turns": 3,
     "rollout__max_new_tokens": 8,
     "environment__preflight": 8,
