@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import VERBS
-from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.answers import math_grade
 from sixfold.recipe.knobs import knobs, sections
 from sixfold.recipe.schema import Recipe
 from sixfold.report.schema import find
@@ -125,7 +125,7 @@ def test_what_the_maths_table_says_is_accepted_and_refused() -> None:
                     continue
                 for answer in answers:
                     assert (
-                        math_reward(rf"so \boxed{{{answer}}}", Task("t", "", answer=word))
+                        math_grade(rf"so \boxed{{{answer}}}", Task("t", "", answer=word)).value
                         == expected
                     ), f"{answer} for {word}"
                     checked += 1

@@ -7,7 +7,7 @@ import pytest
 from sixfold.environment.answer_part import answer_part
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.environment.gym import submitted_answer
-from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.answers import math_grade
 from sixfold.environment.scorer import Environment
 from sixfold.types import Group, Task, Trajectory
 
@@ -26,6 +26,10 @@ FINAL, ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>
         ("<think>a</think>b<think>c</think>42", "42"),
         ("[THINK]6*7[/THINK]42", "42"),
         ("[THINK]42", ""),
+        ("<THINK>6*7</Think >42", "42"),
+        ('<think type="x">42', ""),
+        ("<|begin_of_thought|>6*7<|end_of_thought|>42", "42"),
+        ("<scratchpad>42</scratchpad>", ""),
         (f"{ANALYSIS}6*7<|end|><|start|>assistant{FINAL}42", "42"),
         (f"{ANALYSIS}42<|end|>", ""),
         (f"{FINAL}42", "42"),
@@ -35,13 +39,14 @@ def test_the_answer_follows_the_last_thought(completion: str, answer: str) -> No
     assert answer_part(completion) == answer
     assert submitted_answer(completion) == answer
     assert arithmetic_reward(completion, TASK) == float(answer == "42")
-    assert math_reward(completion.replace("42", "\\boxed{42}"), TASK) == float(answer == "42")
+    boxed = completion.replace("42", "\\boxed{42}")
+    assert math_grade(boxed, TASK).value == float(answer == "42")
 
 
 def test_a_thought_that_the_prompt_opened_is_one() -> None:
     def graded(opened: str, text: str) -> float | None:
         t = Trajectory.one_turn("t", 0, [1], [2], [-1.0], [0], "length", text=text, opened=opened)
-        with Environment([math_reward]) as environment:
+        with Environment([math_grade]) as environment:
             environment.score([Group(TASK, [t])])
         return t.reward.value if t.reward else None
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks
-from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.answers import math_grade
 from sixfold.environment.preflight import (
     Baseline,
     baseline_scores,
@@ -79,7 +79,8 @@ def test_uninformed_answers_earn_nothing() -> None:
     honest = baseline(arithmetic_reward, sums)
     assert max(honest.random, honest.constant) <= 0.02 and not honest.warning
     golds = ["391", r"\frac{3}{7}", r"2\sqrt{2}", "(1,2)", "Evelyn", "x^2+1"]
-    assert baseline(math_reward, [Task(id=g, prompt="", answer=g) for g in golds])[:2] == (0.0, 0.0)
+    tasks = [Task(id=g, prompt="", answer=g) for g in golds]
+    assert baseline(math_grade, tasks)[:2] == (0.0, 0.0)
 
 
 def test_reward_earned_without_solving_is_named_in_the_warning() -> None:

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import re
 
+_NAME = "(?:think|thinking|thoughts?|reasoning|scratchpad|reflection|seed:think)"
+# Tags are recognised in any case, with spaces or attributes: a thought does not become an answer by
+# its spelling.
 _OPENING = re.compile(
-    r"<(?:think|thinking|thought|reasoning|seed:think)>|\[THINK\]|<\|START_THINKING\|>|<\|channel\|>(?:analysis|commentary)(?:<\|message\|>)?"
+    rf"<\s*{_NAME}\b[^<>]*>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|begin_of_thought\|>"
+    r"|<\|channel\|>(?:analysis|commentary)(?:<\|message\|>)?",
+    re.IGNORECASE,
 )
 _CLOSING = re.compile(
-    r"</(?:think|thinking|thought|reasoning|seed:think)>|\[/THINK\]|<\|END_THINKING\|>|<\|channel\|>final(?:<\|message\|>)?"
+    rf"<\s*/\s*{_NAME}\s*>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<\|end_of_thought\|>"
+    r"|<\|channel\|>final(?:<\|message\|>)?",
+    re.IGNORECASE,
 )
 
 

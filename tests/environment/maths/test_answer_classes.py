@@ -17,7 +17,7 @@ import pytest
 from sixfold.environment.limits import OutOfTime, blame_answer, cpu_limit, on_blame
 from sixfold.environment.maths import algebra
 from sixfold.environment.maths.algebra import BadReference
-from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.answers import math_grade, math_strict_grade
 from sixfold.environment.maths.constants import same_value
 from sixfold.types import Task
 
@@ -27,7 +27,7 @@ CLASSES: dict[str, dict[str, list[list[str]]]] = json.loads(
 
 
 def reward(completion: str, gold: str, prompt: str = "") -> float:
-    return math_reward(completion, Task(id="t", prompt=prompt, answer=gold))
+    return float(math_grade(completion, Task(id="t", prompt=prompt, answer=gold)).value or 0.0)
 
 
 @pytest.mark.slow
@@ -79,6 +79,33 @@ def test_an_answer_that_the_cas_fails_on_is_wrong(answer: str, gold: str) -> Non
     start = time.process_time()
     assert reward(rf"\boxed{{{answer}}}", gold) == 0.0
     assert time.process_time() - start < 3.0
+
+
+LONG = [
+    (r"\sqrt{", 300, "5", "}"), ("(", 5000, "5", ")"), (r"\frac{", 500, "1}{2", "}"),
+    ("1", 100_000, "", ""), ("0.", 1, "3" * 100_000, ""), ("x+", 5000, "x", ""),
+    ("-", 20_000, "5", ""), ("", 20_000, "5", "!"), (r"\text{", 2000, "5", "}"), ("|", 2001, "",
+    ""),
+    (" ", 300_000, "6", ""), ("\u200b", 100_000, "1", ""), ("½", 50_000, "", ""),
+    (r"\,", 100_000, "", ""), ("1&", 3000, "1", ""), ("1,", 5000, "1", ""), ("1=", 3000, "6", ""),
+    (r"[1,2]\cup", 2000, "[1,2]", ""), (r"x=1\text{ or }", 2000, "x=2", ""), ("1:", 30_000, "", ""),
+    (r"\%", 50_000, "", ""), ("$", 50_000, "", ""), (r"\log(", 40, "5", ")"), ("1/", 3000, "1", ""),
+    ("(A)", 5000, "", ""), ("3:30", 10_000, "", ""), ("3rd", 20_000, "", ""), (r"\circ", 20_000,
+    "5", ""),
+    ("x>", 10_000, "", ""), ("|x|<", 5000, "", ""), ("(x+1)*", 500, "1", ""), (r"\{", 3000, "",
+    r"\}"),
+]  # fmt: skip
+
+
+@pytest.mark.mostly_slow(2)
+@pytest.mark.parametrize("strict", [False, True])
+def test_answers_that_are_long_or_deep_are_refused_at_once(strict: bool) -> None:
+    grade = math_strict_grade if strict else math_grade
+    for opening, times, inside, closing in LONG:
+        answer = opening * times + inside + closing * times
+        start = time.process_time()
+        assert grade(rf"\boxed{{{answer}}}", Task("t", "", answer="5")).value == 0.0, opening
+        assert time.process_time() - start < 0.5, opening
 
 
 ATOMS = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sixfold.environment.maths import algebra
-from sixfold.environment.maths.answers import math_reward
+from sixfold.environment.maths.answers import math_grade
 from sixfold.environment.maths.extraction import final_answer
 from sixfold.types import Task
 
@@ -22,7 +22,7 @@ OTHER_POLICY = {"math-110": 1.0}
 
 
 def reward(completion: str, gold: str, prompt: str = "") -> float:
-    return math_reward(completion, Task(id="t", prompt=prompt, answer=gold))
+    return float(math_grade(completion, Task(id="t", prompt=prompt, answer=gold)).value or 0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +109,7 @@ def test_different_answers(answer: str, gold: str) -> None:
     ],
 )  # fmt: skip
 def test_extraction(completion: str, answer: str | None) -> None:
-    found = final_answer(completion)
+    found = final_answer(completion).answer
     assert (found.strip() if found else found) == (answer.strip() if answer else answer)
 
 
@@ -172,11 +172,11 @@ def test_text_that_is_no_formula_never_reaches_the_parser(monkeypatch: pytest.Mo
 
 
 def test_gold_may_be_a_number_or_carry_its_own_box() -> None:
-    assert math_reward(r"\boxed{0.1}", Task(id="t", prompt="", answer=0.1)) == 1.0
-    assert math_reward(r"\boxed{12}", Task(id="t", prompt="", answer=12)) == 1.0
+    assert math_grade(r"\boxed{0.1}", Task(id="t", prompt="", answer=0.1)).value == 1.0
+    assert math_grade(r"\boxed{12}", Task(id="t", prompt="", answer=12)).value == 1.0
     assert reward(r"\boxed{12}", r"so $\boxed{12}$") == 1.0
 
 
 def test_a_task_without_answer_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(ValueError, match="task 't' has no reference answer"):
-        math_reward(r"\boxed{1}", Task(id="t", prompt=""))
+        math_grade(r"\boxed{1}", Task(id="t", prompt=""))

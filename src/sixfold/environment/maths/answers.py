@@ -1,8 +1,8 @@
-r"""Reward for mathematics: 1 if the final answer of a completion equals the task's, otherwise 0.
+r"""Rewards for mathematics: 1 if the final answer of a completion equals the task's, otherwise 0.
 
-`extraction` finds the answer. `numbers` converts it to normalised text and exact numbers.
-`choices`, `times` and `intervals` handle options, times of day and sets of reals.
-`algebra` asks the CAS about the rest.
+`extraction` finds the answer, `spelling` gives it one spelling. `numbers`, `units`, `choices`,
+`times`, `intervals` and `equations` handle what is not algebra. `algebra` asks the CAS about the
+rest.
 
 Invariants: no answer makes the check fail: an answer that raises, or takes too long, is wrong. An
 equivalent answer earns 1 (1/2, 0.5 and \frac{1}{2} are equal). An approximation of an exact gold
@@ -15,53 +15,86 @@ import re
 from functools import partial
 
 from ...types import Task
+from ..grade import Grade, right_or_wrong
 from ..limits import OutOfTime
+from ..text.marks import forged_turn, hidden_message
 from .algebra import Budget, equal_by_algebra
 from .choices import same_choice
-from .extraction import final_answer, last_box
+from .echoes import echoes
+from .equations import split_at, stated
+from .extraction import Policy, final_answer, last_box
 from .intervals import region, same_region
-from .numbers import Quantity, exact_number, normalise, ordinal, quantity, same_unit
-from .times import same_time, time_of_day
+from .numbers import based, exact_number
+from .spelling import normalise
+from .times import same_time
+from .units import Quantity, ordinal, quantity, same_unit
 
 MAX_ANSWER_CHARACTERS = 2000
 MAX_PARTS = 50
 
 _SET = "\\{\\}"
-_ASSIGNMENT = re.compile(r"\\?[A-Za-z]+(?:_\w)?(?:\([A-Za-z]\))?\s*=\s*(?P<value>[^=]+)")
-_REVERSED = re.compile(r"(?P<value>[^=A-Za-z]*\d[^=A-Za-z]*)=\s*[A-Za-z]")
 _MEMBER = re.compile(r"\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_WORDS = re.compile(r"[A-Za-z]{3,}(?:[ '-][A-Za-z]+)*|[A-J]")
-_WORKED_OUT = re.compile(r"[+-]?[\d.,]+|\\?[A-Za-z]+")
-_MULTIPLICATION = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|×|·")
+_WORDS = re.compile(r"(?=.{3})[A-Za-z]+(?:[ '-][A-Za-z]+)*|[A-J]")
+_ONE_GAP = re.compile(r"(?<=\d) (?=[A-Za-z\\(])")
+_RATIO = re.compile(r"\d+(?:\.\d+)?\s*:\s*\d+(?:\.\d+)?")
+_RATIO_IN_WORDS = re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(?=\d)")
+_NO_SOLUTION = re.compile(
+    r"\\emptyset|\\\{\s*\\\}"
+    r"|(?:\\text\s*\{\s*)?(?:there (?:is|are) )?(?:the empty set|empty set|none"
+    r"|no (?:real |integer )?(?:solutions?|roots?|such \w+)(?: exists?)?)\s*\}?\.?",
+    re.IGNORECASE,
+)
+_SEVERAL = re.compile(
+    r"(?<![A-Za-z])(?:or|maybe|possibly|perhaps|either|probably)(?![A-Za-z])|\\l?vee|\\lor|\?",
+    re.IGNORECASE,
+)
 
 
-def math_reward(completion: str, task: Task) -> float:
-    """1.0 if the final answer of `completion` equals `task.answer`, otherwise 0.0.
+def math_grade(completion: str, task: Task) -> Grade:
+    """1 if the final answer of `completion` equals `task.answer`, otherwise 0.
 
-    An answer that cannot be checked within the limits earns 0.0. Most answers are decided as text
+    The answer is in the last box; without a box, in answer tags or after "the answer is".
+    An answer that cannot be checked within the limits earns 0. Most answers are decided as text
     or as exact numbers. The rest goes to a CAS, with limits on what it computes.
 
     Raises:
         ValueError: for a task without an answer.
         BadReference: if the CAS fails on the task's answer.
     """
+    return _grade(completion, task, Policy())
+
+
+def math_boxed_grade(completion: str, task: Task) -> Grade:
+    """As `math_grade`, but only a box has the answer."""
+    return _grade(completion, task, Policy(box_required=True))
+
+
+def math_strict_grade(completion: str, task: Task) -> Grade:
+    """The strictest form, to measure held-out answers by.
+
+    As `math_boxed_grade`, but all boxes must have the same content, and digits must be ASCII.
+    """
+    return _grade(completion, task, Policy(box_required=True, one_answer=True, ascii_digits=True))
+
+
+def _grade(completion: str, task: Task, policy: Policy) -> Grade:
     if task.answer is None:
         raise ValueError(f"task {task.id!r} has no reference answer")
     gold = normalise(last_box(str(task.answer)) or str(task.answer))
+    if forged := forged_turn(completion):
+        return Grade(0.0, "rejected", f"the completion spells {forged}")
+    if hidden_message(completion):
+        return Grade(0.0, "rejected", "the completion has invisible characters that spell a text")
     try:
-        answer = final_answer(completion)
-        if answer is None or not answer.strip() or len(answer) > MAX_ANSWER_CHARACTERS:
-            return 0.0
-        answer = normalise(answer)
-        if answer == gold or not answer or not gold:
-            return float(answer == gold and bool(gold))
-        number, wanted = exact_number(answer), exact_number(gold)
-        if number is not None and wanted is not None:  # most checks end here
-            return float(number == wanted and not _echoes(answer, gold, task.prompt_text))
-        return float(_accepts(answer, gold, task.prompt_text))
+        found = final_answer(completion, policy)
+        if found.answer is None:
+            return Grade(0.0, "rejected", found.problem)
+        if len(found.answer) > MAX_ANSWER_CHARACTERS:
+            return Grade(0.0, "wrong_answer", f"over {MAX_ANSWER_CHARACTERS} characters")
+        return _compared(normalise(found.answer), gold, task.prompt_text)
     except OutOfTime:
-        return 0.0
+        return Grade(0.0, "timeout", "the comparison took too long")
     except (
         ArithmeticError,
         ValueError,
@@ -70,29 +103,70 @@ def math_reward(completion: str, task: Task) -> float:
         AttributeError,
         RecursionError,
         MemoryError,
-    ):
-        return 0.0
+    ) as error:
+        return Grade(0.0, "wrong_answer", f"cannot be compared: {type(error).__name__}")
 
 
-def _accepts(answer: str, gold: str, prompt: str) -> bool:
+def _compared(answer: str, gold: str, prompt: str) -> Grade:
+    """Grade of a normalised answer."""
+    if answer == gold or not answer or not gold:
+        return right_or_wrong(answer == gold and bool(gold))
+    number, wanted = exact_number(answer), exact_number(gold)
+    if number is not None and wanted is not None and number != wanted:  # most wrong answers
+        return right_or_wrong(False)
     chosen = same_choice(answer, gold, prompt)
     if chosen is not None:
-        return chosen
-    return not _echoes(answer, gold, prompt) and _equivalent(answer, gold, Budget())
+        return right_or_wrong(chosen)
+    if echoes(answer, gold, prompt):
+        return Grade(0.0, "rejected", "repeats the question instead of working it out")
+    if number is not None and wanted is not None:
+        return right_or_wrong(True)
+    if _equivalent(answer, gold, Budget(), normalise(prompt) if "=" in answer else ""):
+        return right_or_wrong(True)
+    if _list_parts(gold) is None and (_SEVERAL.search(answer) or _list_parts(answer)):
+        return Grade(0.0, "rejected", "several answers, or an answer in doubt")
+    return right_or_wrong(False)
 
 
-def _equivalent(answer: str, gold: str, budget: Budget) -> bool:
+def _equivalent(answer: str, gold: str, budget: Budget, prompt: str = "") -> bool:
     """True if two normalised answers are equal as text, lists, quantities, or by algebra."""
-    if answer == gold:
+    if answer == gold or _ONE_GAP.sub("", answer) == _ONE_GAP.sub("", gold):
         return True
-    same = same_time(answer, gold)
-    if same is None:
-        same = _same_ordinal(answer, gold)
-    if same is None:
-        same = same_region(answer, gold, partial(_equivalent, budget=budget))
-    if same is not None:
-        return same
-    answer, gold = _unassigned(answer, gold)
+    for same in (
+        same_time(answer, gold),
+        _same_ordinal(answer, gold),
+        _same_base(answer, gold),
+        same_region(answer, gold, partial(_equivalent, budget=budget)),
+        _same_emptiness(answer, gold),
+    ):
+        if same is not None:
+            return same
+    if _RATIO.fullmatch(gold):
+        answer = _RATIO_IN_WORDS.sub(":", answer)
+    if "=" in answer or "=" in gold:
+        return _same_equations(answer, gold, budget, prompt)
+    return _same_values(answer, gold, budget)
+
+
+def _same_equations(answer: str, gold: str, budget: Budget, prompt: str) -> bool:
+    """True if two answers are equal, of which at least one has an equation."""
+    given, wanted = stated(answer, prompt), stated(gold)
+    if given and "=" not in gold:
+        wanted_value = gold
+    elif given and wanted and given.name.replace(" ", "") == wanted.name.replace(" ", ""):
+        wanted_value = wanted.value
+    elif wanted and "=" not in answer:
+        return _same_values(answer, wanted.value, budget)
+    else:
+        return _same_values(answer, gold, budget)
+    return _same_values(given.value, wanted_value, budget) and all(
+        _equivalent(other, given.value, budget) for other in given.others
+    )
+
+
+def _same_values(answer: str, gold: str, budget: Budget) -> bool:
+    """True if two answers are equal as words, lists, quantities, or by algebra."""
+    answer, gold = _without_member(answer, gold)
     gold_words = _words(gold)
     if gold_words is not None:
         return _words(answer) == gold_words
@@ -102,6 +176,26 @@ def _equivalent(answer: str, gold: str, budget: Budget) -> bool:
     if answer_parts and not answer_parts[0] and region(gold) is not None:
         return False  # the endpoints of an interval are not the interval
     return _same_measure(quantity(answer), quantity(gold), budget)
+
+
+def _same_base(answer: str, gold: str) -> bool | None:
+    """True if both are the same number in the same base. None if none names a base.
+
+    A number without a base is read in the other's.
+    """
+    left, right = based(answer), based(gold)
+    if left is None and right is None:
+        return None
+    left = left or based(f"{answer}_{{{right[1]}}}" if right else "")
+    right = right or based(f"{gold}_{{{left[1]}}}" if left else "")
+    return left is not None and left == right
+
+
+def _same_emptiness(answer: str, gold: str) -> bool | None:
+    """True if both say that nothing solves the problem. None if the reference does not."""
+    if not _NO_SOLUTION.fullmatch(gold):
+        return None
+    return _NO_SOLUTION.fullmatch(answer) is not None
 
 
 def _same_ordinal(answer: str, gold: str) -> bool | None:
@@ -155,20 +249,11 @@ def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
     return percentage == bare * 100 or (percentage == bare and abs(bare) > 1)
 
 
-def _unassigned(answer: str, gold: str) -> tuple[str, str]:
-    r"""Both sides, without `x =` or `x \in` if only one of them has it."""
+def _without_member(answer: str, gold: str) -> tuple[str, str]:
+    r"""Both sides, without `x \in` if only one of them has it."""
     if bool(_MEMBER.match(answer)) != bool(_MEMBER.match(gold)):
-        answer, gold = _MEMBER.sub("", answer), _MEMBER.sub("", gold)
-    if "=" in answer and "=" not in gold:
-        return _value_of(answer), gold
-    if "=" in gold and "=" not in answer:
-        return answer, _value_of(gold)
+        return _MEMBER.sub("", answer), _MEMBER.sub("", gold)
     return answer, gold
-
-
-def _value_of(text: str) -> str:
-    match = _ASSIGNMENT.fullmatch(text) or _REVERSED.fullmatch(text)
-    return match["value"].strip() if match else text
 
 
 def _words(text: str) -> str | None:
@@ -200,17 +285,31 @@ def _list_parts(text: str) -> tuple[str, list[str]] | None:
                 and len(text) > len(opening + closing)
             ):
                 kind, inside = opening + closing, text[len(opening) : -len(closing)]
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(inside):
-        depth += (character in "([{") - (character in ")]}")
-        if depth < 0:  # the outer brackets are not a pair: (1,2) \cup (3,4)
-            return None
-        if character == "," and depth == 0:
-            parts.append(inside[start:position].strip())
-            start = position + 1
-    parts.append(inside[start:].strip())
+    if _unbalanced(inside):  # the outer brackets are not a pair: (1,2) \cup (3,4)
+        return None
+    separator = "," if len(split_at(inside, ",")) > 1 else ";"
+    parts = [both for part in split_at(inside, separator) for both in _both_signs(part.strip())]
+    if kind == _SET and not inside.strip():
+        return None
     is_list = (len(parts) > 1 and exact_number(inside) is None) or kind == _SET
     return (kind, parts) if is_list and "\\begin" not in text else None
+
+
+def _unbalanced(text: str) -> bool:
+    """True if a bracket closes that did not open."""
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return True
+    return False
+
+
+def _both_signs(part: str) -> list[str]:
+    r"""`1+\sqrt2` and `1-\sqrt2` for `1\pm\sqrt2`."""
+    if part.count("\\pm") != 1:
+        return [part]
+    return [part.replace("\\pm", sign).strip().removeprefix("+") for sign in "+-"]
 
 
 def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]], budget: Budget) -> bool:
@@ -243,29 +342,3 @@ def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]], budg
         elif answer_kind != _SET or not any(_equivalent(part, g, budget) for g in golds):
             return False
     return not missing
-
-
-def _echoes(answer: str, gold: str, prompt: str) -> bool:
-    """True if the answer is an expression of the question that still has to be worked out.
-
-    A decimal counts as worked out, with or without a unit.
-    """
-    if not prompt or _WORKED_OUT.fullmatch(answer):
-        return False
-    squashed = _squashed(answer)
-    if (
-        squashed == _squashed(gold)
-        or squashed not in _squashed(normalise(prompt))
-        or _TEXT.fullmatch(answer)
-    ):
-        return False
-    return not (_WORKED_OUT.fullmatch(quantity(answer).body) or time_of_day(answer))
-
-
-def _squashed(text: str) -> str:
-    """Text without spaces, with one multiplication sign and one spelling of fractions.
-
-    Only for finding echoes, never for equality.
-    """
-    text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", _MULTIPLICATION.sub("*", text))
-    return re.sub(r"[\s{}$]", "", text)

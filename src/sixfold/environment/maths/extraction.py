@@ -2,14 +2,17 @@ r"""Find the answer in a completion, in time linear in the length of the text.
 
 Only the text after the last thought is graded (`answer_part`); an unfinished thought leaves nothing
 to grade. The answer is the content of the last balanced `\boxed{}` or `\fbox{}`, even if later
-prose retracts it. If no box was opened, the answer is the text after the last "the answer is",
-"answer:" or "####", up to the end of its sentence or line.
+prose retracts it. If no box was opened, the answer is the content of the answer tags, and without
+tags the text after the last "the answer is", "answer:" or "####", up to the end of its sentence or
+line.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..answer_part import answer_part
 
@@ -23,14 +26,64 @@ _BARE_BOX = re.compile(
 _BARE_END = re.compile(
     r"(?<!\\)\$|\n|\\[)\]]|[.!?](?=\s|$)|,?\s(?:is|as|which|because|since|so|where|for|by)\b"
 )
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}")
+_ANSWER_TAG = re.compile(r"</?answer>")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _STATED = re.compile(r"answer\s*(?:is\b|:|=)\s*:?|####", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
 
 
-def final_answer(completion: str) -> str | None:
-    """The answer of `completion` as written, or None. A box that never closes gives none."""
+@dataclass(frozen=True)
+class Policy:
+    """What counts as a final answer.
+
+    Attributes:
+        box_required: only a box has an answer.
+        one_answer: all boxes must have the same content.
+        ascii_digits: digits of other scripts, such as the Arabic ones, are refused.
+    """
+
+    box_required: bool = False
+    one_answer: bool = False
+    ascii_digits: bool = False
+
+
+class Found(NamedTuple):
+    """The answer of a completion as written, or None and the reason."""
+
+    answer: str | None
+    problem: str = ""
+
+
+def final_answer(completion: str, policy: Policy = Policy()) -> Found:
+    """The answer of `completion`. A box that never closes gives none."""
     text = answer_part(completion)
-    return _boxed(text) if _BOX.search(text) else _stated_answer(text)
+    if not text.strip():
+        return Found(None, "there is no text after the last thought" if completion else "empty")
+    if _BOX.search(text):
+        answer = _boxed(text)
+    elif policy.box_required:
+        return Found(None, "there is no box")
+    else:
+        tags = _ANSWER_TAG.findall(text)
+        answer = _tagged(text) if tags else _stated_answer(text)
+    if answer is None or not answer.strip():
+        return Found(None, "there is no final answer, or an empty one")
+    if policy.one_answer and len({_bare(box) for box in _BOXED.findall(text)} - {""}) > 1:
+        return Found(None, "boxes with different answers")
+    if policy.ascii_digits and any(c.isdecimal() and not c.isascii() for c in answer):
+        return Found(None, "digits of another script")
+    return Found(answer)
+
+
+def _tagged(text: str) -> str | None:
+    """Content of the only answer tags, or None."""
+    found = _TAGGED.findall(text)
+    return found[0] if len(found) == 1 and len(_ANSWER_TAG.findall(text)) == 2 else None
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\s+", "", text)
 
 
 def _boxed(text: str) -> str | None:
