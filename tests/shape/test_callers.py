@@ -27,6 +27,8 @@ UNREACHED = {
     "environment.code.cases.is_code_case": AUDIT,
     "environment.code.cases.run_case": AUDIT,
     "environment.code.reward.reference_problem": AUDIT,
+    "environment.text.cases.text_case": AUDIT,
+    "environment.text.cases.TextCase.value": AUDIT,
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
 }

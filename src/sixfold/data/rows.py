@@ -23,7 +23,10 @@ from .files import Row
 from .json_text import LONGEST_INTEGER, json_type
 from .messages import chat_messages, check_turns
 
-NEED_ANSWER = ("arithmetic", "math")
+NEED_ANSWER = (
+    *("arithmetic", "math", "math_boxed", "math_strict", "short_answer", "web_answer"),
+    "tool_calls",
+)
 DEEPEST = 100
 """Maximum nesting of one value. Rewards get the columns by pickling, which is recursive."""
 

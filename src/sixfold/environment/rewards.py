@@ -34,11 +34,32 @@ BUILT_IN = {
     "code": "sixfold.environment.code.reward:code_reward",
     "code_fraction": "sixfold.environment.code.reward:code_fraction_reward",
     "diversity": "sixfold.environment.group_form:diversity",
-    "math": "sixfold.environment.maths.answers:math_reward",
+    "math": "sixfold.environment.maths.answers:math_grade",
+    "math_boxed": "sixfold.environment.maths.answers:math_boxed_grade",
+    "math_strict": "sixfold.environment.maths.answers:math_strict_grade",
+    "short_answer": "sixfold.environment.text.short_answers:short_answer",
+    "web_answer": "sixfold.environment.text.short_answers:web_answer",
+    "tool_calls": "sixfold.environment.text.tool_calls:tool_calls",
+    "think_format": "sixfold.environment.text.formats:think_format",
+    "think_answer_format": "sixfold.environment.text.formats:think_answer_format",
+    "json_format": "sixfold.environment.text.formats:json_format",
+    "word_count": "sixfold.environment.text.words:word_count",
+    "no_repetition": "sixfold.environment.text.words:no_repetition",
+    "language": "sixfold.environment.text.language:language",
     "reasoning_gym": "sixfold.environment.gym:gym_grade",
     "reasoning_gym_solved": "sixfold.environment.gym:gym_solved_grade",
 }
-NOT_VERIFIERS: frozenset[str] = frozenset({"diversity"})
+NOT_VERIFIERS: frozenset[str] = frozenset(
+    {
+        "think_format",
+        "think_answer_format",
+        "json_format",
+        "word_count",
+        "no_repetition",
+        "language",
+        "diversity",
+    }
+)
 """Names of BUILT_IN that do not tell whether a completion is right, such as rewards for its format.
 They decide `solved` only if no other reward does.
 """
@@ -47,6 +68,14 @@ TIME_THEMSELVES = frozenset({"code", "code_fraction"})
 """Names of BUILT_IN whose checks keep the time limit themselves: waiting for a sandbox does not
 count.
 """
+
+MATHS = frozenset({"math", "math_boxed", "math_strict"})
+"""Names of BUILT_IN that need the CAS."""
+
+BOUNDED = (
+    MATHS | NOT_VERIFIERS | frozenset({"arithmetic", "short_answer", "web_answer", "tool_calls"})
+)
+"""Names of BUILT_IN that need little memory: a process that runs only these is limited."""
 
 REWARDS = Named("reward", "function", BUILT_IN)
 

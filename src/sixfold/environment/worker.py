@@ -37,7 +37,7 @@ from .async_checks import AsyncChecks
 from .checks import Outcome, run_check
 from .limits import limit_memory, on_blame, set_time_limit
 from .maths.algebra import load_cas
-from .rewards import load_reward
+from .rewards import BOUNDED, MATHS, load_reward
 from .sandbox.cells import launchers
 
 
@@ -57,11 +57,11 @@ def serve(requests: Requests) -> None:
     finally:
         if os.getpid() != process:
             os._exit(1)
-    if "math" in specs:
+    if MATHS.intersection(specs):
         # Now, while the model loads: on a busy machine it takes longer than one check may.
         load_cas()
     # A user's reward may map more memory than it uses, for example with a GPU.
-    if set(specs) <= {"arithmetic", "math"}:
+    if set(specs) <= BOUNDED:
         limit_memory()
     # Processes started while loading the rewards may outlive a check.
     helpers = frozenset(descendants())

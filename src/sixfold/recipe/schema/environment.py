@@ -16,7 +16,10 @@ class EnvironmentConfig(Section):
     rewards: tuple[str, ...] = knob(
         ("arithmetic",),
         "reward functions, summed; an environment of several turns may give the reward itself:"
-        " arithmetic, diversity, math, reasoning_gym, reasoning_gym_solved,"
+        " arithmetic, code, code_fraction, diversity, math, math_boxed, math_strict,"
+        " short_answer, web_answer, tool_calls,"
+        " think_format, think_answer_format, json_format, word_count, no_repetition, language,"
+        " reasoning_gym, reasoning_gym_solved,"
         " path.py:function or module:function",
     )
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")
