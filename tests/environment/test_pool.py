@@ -14,6 +14,7 @@ import pytest
 
 from sixfold.environment.checks import Check, Outcome, run_check
 from sixfold.environment.grade import Grade
+from sixfold.environment.grade import plain_value
 from sixfold.environment.limits import WORKER_MEMORY_BYTES
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.rewards import RewardFunction
@@ -190,6 +191,6 @@ def test_workers_of_built_in_rewards_have_bounded_memory() -> None:
         limits = Path(f"/proc/{pool._workers[0].child.pid}/limits").read_text()
     finally:
         pool.close()
-    assert found[0].values == [1.0]
+    assert [plain_value(value) for value in found[0].values] == [1.0]
     (line,) = [line for line in limits.splitlines() if line.startswith("Max address space")]
     assert int(line.split()[3]) == WORKER_MEMORY_BYTES
