@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.environment.checks import Check, Outcome, run_check
-from sixfold.environment.grade import Grade
-from sixfold.environment.grade import plain_value
+from sixfold.environment.grade import Grade, plain_value
 from sixfold.environment.limits import WORKER_MEMORY_BYTES
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.rewards import RewardFunction
