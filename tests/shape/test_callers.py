@@ -27,8 +27,6 @@ UNREACHED = {
     "environment.code.cases.is_code_case": AUDIT,
     "environment.code.cases.run_case": AUDIT,
     "environment.code.reward.reference_problem": AUDIT,
-    "environment.text.cases.text_case": AUDIT,
-    "environment.text.cases.TextCase.value": AUDIT,
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
 }
@@ -62,6 +60,8 @@ package passes it.
 ENTRIES = {
     *((f"cli.{verb}", "run") for verb in VERBS),
     ("cli", "main"),  # the command `sixfold`
+    ("environment.text.cases", "text_case"),  # `sixfold audit --cases` will call it
+    ("environment.text.cases", "TextCase"),
     ("api", "train"),  # `sixfold.train`, imported on first use
     # `processes.child.Child` starts these by name
     ("environment.group_form", "win_rate"),  # the Python API: docs/environments.md
