@@ -32,6 +32,7 @@ from sixfold.checkpointable import Checkpointable, WithoutTensors
 from sixfold.critic.critic import Critic
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
+from sixfold.evaluation.divergence import Divergence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.recipe.schema import CriticConfig, TrainerConfig
 from sixfold.recipe.toml import parse_recipe
@@ -39,7 +40,6 @@ from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.reference.reset import ResetPolicy
 from sixfold.reference.worker_reference import WorkerReference
 from sixfold.report.alarms import Alarms
-from sixfold.report.divergence import Divergence
 from sixfold.run.start import train_run
 from sixfold.sync.sync import CopySync, SharedSync
 from sixfold.sync.versioned import VersionedSync
@@ -249,8 +249,8 @@ def divergence(model: PreTrainedModel) -> Subject:
     made = Divergence()
 
     def step(i: int) -> object:
-        low = 0.5 - 0.2 * i
-        return made.look(i, 0.1 * i, {"heldout/low": low, "heldout/high": low + 0.1})
+        made.reward(0.1 * i)
+        return made.look(i, [1.0 - 0.3 * i] * 8)
 
     return Subject(WithoutTensors(made), step)
 

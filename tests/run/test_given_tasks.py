@@ -110,3 +110,35 @@ def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
     }  # 3 tasks x 4 samples a step
     assert Counter(asked.values()) == {"one": 9, "two": 3}
     assert all(i.startswith(source) for (i, _), source in asked.items())
+
+
+@pytest.mark.slow
+def test_a_reward_that_rises_in_training_alone_is_called_out(tmp_path: Path) -> None:
+    """R-302: from the third step on, held-out tasks are not solved any more."""
+    train = [Task(f"t{n:03}", f"{n}+1=", n + 1) for n in range(20)]
+    heldout = [Task(f"h{n:03}", f"{n}+5=", n + 5) for n in range(20)]
+    checks = [0]
+
+    def reward(completion: str, task: Task) -> float:
+        if task.id.startswith("h"):
+            return float(checks[0] < 48)
+        checks[0] += 1
+        return checks[0] / 1000
+
+    settings = {
+        **TINY,
+        "run.name": "r",
+        "run.dir": str(tmp_path),
+        "sft.steps": 0,
+        "run.steps": 4,
+        "eval.every": 2,
+        "eval.tasks": 20,
+    }
+    sixfold.train(tasks=train, heldout=heldout, reward=reward, settings=settings)
+    run = tmp_path / "r"
+    found = {m["step"]: m.get("heldout/diverged") for m in metrics(run)}
+    assert found == {1: None, 2: None, 3: None, 4: 1.0}
+    notes = [json.loads(line) for line in (run / "notes.jsonl").read_text().splitlines()]
+    (said,) = [n for n in notes if "held-out accuracy fell by 100.0 points" in n["text"]]
+    assert said["warning"] and said["step"] == 4 and "since step 2" in said["text"]
+    assert "fell while the reward rose" in (run / "report.html").read_text(encoding="utf-8")

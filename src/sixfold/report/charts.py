@@ -53,6 +53,7 @@ def learning_figures(run: RunRecord) -> list[Figure]:
         return []
     trained = "dynamic/solved_frac" if run.series("dynamic/solved_frac") else "reward/solved_frac"
     solved = [_line(run, trained, "training samples", 6, thin=True), _heldout_line(run)]
+    solved += _diverged_line(run)
     figures = [
         _shares("Tasks solved, held-out with 95% intervals", solved),
         _lines(
@@ -204,6 +205,23 @@ def _heldout_line(run: RunRecord) -> Line:
     found = run.evaluations()
     band = [(step, e.low, e.high) for step, e in found if e.low is not None and e.high is not None]
     return Line("held-out", [(step, e.value) for step, e in found], 2, dots=True, band=band)
+
+
+def _diverged_line(run: RunRecord) -> list[Line]:
+    """A dot at each evaluation that has fallen while the training reward rose. Empty without one.
+
+    Evaluations in between are gaps.
+    """
+    marked = [record for record in run.metrics if "heldout/diverged" in record]
+    values = [
+        (
+            int(record["step"]),
+            record.get("heldout/accuracy") if record["heldout/diverged"] else None,
+        )
+        for record in marked
+    ]
+    shown = any(value is not None for _, value in values)
+    return [Line("fell while the reward rose", values, 3, dots=True)] if shown else []
 
 
 def _last_histogram(run: RunRecord) -> list[float]:

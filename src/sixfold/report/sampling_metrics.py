@@ -396,6 +396,20 @@ HELD_OUT = (
         "as heldout/accuracy, for sources with at least 16 tasks",
     ),
     Metric(
+        "heldout/change",
+        "share",
+        "change of the share of tasks solved since the best earlier evaluation",
+        "mean over tasks of the share solved now minus then; absent at the first evaluation",
+    ),
+    Metric(
+        "heldout/diverged",
+        "count",
+        "1 if held-out accuracy has fallen while the training reward has risen; then the policy may"
+        " be exploiting the checker",
+        "1 if heldout/change < 0 with p < 0.05 / (n (n + 1)) in a paired test, n earlier"
+        " evaluations, and the mean reward of 20 steps rose by over 2 standard errors; else 0",
+    ),
+    Metric(
         "heldout/verdict/*",
         "share",
         "held-out samples with one verdict; absent if the rewards give plain numbers",

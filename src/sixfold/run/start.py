@@ -30,6 +30,7 @@ from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import given_tasks
 from ..environment.episode import MakeEpisode
+from ..evaluation.divergence import Divergence
 from ..files.durable import write_text_atomic
 from ..files.folder import RunFolder, check_free, create_run, open_run, recover
 from ..model.device import resolve_device
@@ -38,7 +39,6 @@ from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.dump import dump_recipe
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
-from ..report.divergence import Divergence
 from ..report.learning import Learning
 from ..report.loggers import read_metrics
 from ..report.notes import Notes

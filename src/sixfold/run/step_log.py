@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
 from ..data.task_set import drawn_tasks
+from ..evaluation.statistics import task_means
 from ..ranks import together
 from ..recipe.dump import flat
 from ..report.outputs import Loggers
@@ -58,6 +59,7 @@ class StepLog:
             metrics[f"time/{self._learners.scoring}_s"] = scored_s
         mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
         if isinstance(mean, float):
+            work.divergence.reward(mean)
             work.state.ema = mean if work.state.ema is None else 0.9 * work.state.ema + 0.1 * mean
             metrics["reward/ema"] = work.state.ema
         work.state.step = step
@@ -121,26 +123,34 @@ class StepLog:
         """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
         work = self._work
         every = work.recipe.eval.every
+        compared = None
         if every and step % every == 0 and work.world.tasks.heldout:
             subset = drawn_tasks(
                 work.world.tasks.heldout, work.recipe.eval.tasks, work.recipe.run.seed
             )
             began = time.perf_counter()
             work.phase("evaluation")
-            metrics |= evaluate_policy(work.world, subset, version).metrics()
+            found = evaluate_policy(work.world, subset, version)
+            compared = work.divergence.look(step, task_means(found.values))
+            metrics |= found.metrics() | (compared.metrics() if compared else {})
             work.phase("log")
             metrics["time/eval_s"] = time.perf_counter() - began
+        fell = compared.warning if compared else ""
         began = time.perf_counter()
         parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
         metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
-        together(work.world.ranks, lambda: self._write_metrics(step, metrics))
+        together(work.world.ranks, lambda: self._write_metrics(step, metrics, fell))
         self._seconds += time.perf_counter() - began
 
-    def _write_metrics(self, step: int, metrics: Metrics) -> None:
-        """Write and show the metrics of a step, and the alarms that they raise."""
+    def _write_metrics(self, step: int, metrics: Metrics, fell: str) -> None:
+        """Write and show the metrics of a step, and the alarms that they raise.
+
+        Args:
+            step: the step.
+            metrics: its metrics.
+            fell: warning about held-out accuracy, or "".
+        """
         work = self._work
-        evaluated = "heldout/low" in metrics
-        fell = work.divergence.look(step, work.state.ema, metrics) if evaluated else None
         for alarm in filter(None, [fell, *work.alarms.look(metrics), *work.learning.look(metrics)]):
             work.notes.add(step, alarm, warning=True)
         self._loggers.log(step, metrics)
