@@ -240,6 +240,7 @@ def _script(program: Any, names: dict[str, Any]) -> int:
 
 def main() -> None:
     """Read the request and run it."""
+    os.unlink(__file__)  # the candidate finds only its own files
     # An interpreter without `site` lacks these two.
     for name in ("exit", "quit"):
         vars(builtins).setdefault(name, sys.exit)

@@ -6,6 +6,7 @@ HARNESS = r"""
 'use strict';
 const fs = require('fs');
 const vm = require('vm');
+fs.unlinkSync(__filename);
 const request = JSON.parse(fs.readFileSync(0, 'utf8'));
 const stringify = JSON.stringify, parts = {left: 400000};
 const write = (text) => {

@@ -84,6 +84,7 @@ def _run_test(name: str, loaded: dict[str, Any]) -> str:
 
 def run_repository() -> None:
     """Read the request and run the tests."""
+    os.unlink(__file__)  # the patched code finds only its own files
     request = json.loads(sys.stdin.buffer.read())
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -1,0 +1,90 @@
+"""The rewards `code` and `code_fraction` in the process of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sixfold.environment.code.reward import code_fraction_reward, code_reward, reference_problem
+from sixfold.environment.scorer import Environment
+from sixfold.types import Group, Reward, Task, Trajectory
+
+TESTS = {
+    "type": "function",
+    "fn_name": "add",
+    "cases": [[[1, 2], 3]],
+    "hidden": [[[2, 2], 4], [[0, 5], 5]],
+}
+RIGHT = "def add(a, b): return a + b"
+
+
+def fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def made(task: Task, number: int, text: str) -> Trajectory:
+    return Trajectory.one_turn(task.id, number, [1], [2], [0.0], [0], "stop", text=text)
+
+
+def scored(texts: list[str], tests: Any = TESTS, **settings: Any) -> list[Reward]:
+    task = Task("t", "p", columns={"tests": tests})
+    group = Group(task, [made(task, number, text) for number, text in enumerate(texts)])
+    with Environment(settings.pop("rewards", ("code",)), **settings) as environment:
+        environment.score([group])
+    rewards = [trajectory.reward for trajectory in group.trajectories]
+    assert None not in rewards
+    return [reward for reward in rewards if reward]
+
+
+def test_rewards_say_verdict_and_isolation() -> None:
+    slow = "import time\ndef add(a, b): time.sleep(9)"
+    lucky = "def add(a, b): return {3: 3, 4: 4}.get(a + b)"
+    texts = [fenced(RIGHT), fenced(lucky), RIGHT, fenced(slow)]
+    found = scored(texts, rewards=("code", "code_fraction"), timeout_s=2.5)
+    assert [dict(reward.parts) for reward in found] == [
+        {"code": 1.0, "code_fraction": 1.0},
+        {"code": 0.0, "code_fraction": 0.5},
+        {"code": 0.0, "code_fraction": 0.0},
+        {"code": 0.0, "code_fraction": 0.0},
+    ]
+    verdicts = [reward.verdict for reward in found]
+    assert verdicts == ["passed", "wrong_answer", "rejected", "timeout"]
+    assert found[0].isolation == "namespaces"
+
+
+def test_waiting_for_a_sandbox_does_not_count_as_time() -> None:
+    """12 checks of 0.4 s on two cores take longer than one check may."""
+    code = "import time\nasleep = time.sleep(0.4)\n" + RIGHT
+    found = scored([fenced(code + f"  # {n}") for n in range(12)], timeout_s=2.0)
+    assert [reward.value for reward in found] == [1.0] * 12
+
+
+def test_a_task_without_tests_has_no_reward() -> None:
+    (reward,) = scored([fenced(RIGHT)], tests={}, error_budget=1.0)
+    assert (reward.value, reward.verdict) == (None, "infrastructure_error")
+    assert "unknown type of tests" in str(reward.error)
+
+
+def test_a_reference_solution_is_checked_against_its_tests() -> None:
+    async def problems() -> list[str]:
+        cases = (
+            (RIGHT, TESTS),
+            ("def add(a, b): return a", TESTS),
+            (None, TESTS),
+            (RIGHT, {"type": "function", "fn_name": "add", "cases": []}),
+        )
+        return [
+            await reference_problem(Task("t", "p", answer=answer, columns={"tests": tests}))
+            for answer, tests in cases
+        ]
+
+    good, wrong, missing, vacuous = asyncio.run(problems())
+    assert good == ""
+    assert "wrong_answer" in wrong
+    assert "no reference solution" in missing
+    assert "no tests" in vacuous
+
+
+def test_both_are_async_functions_of_a_completion_and_a_task() -> None:
+    assert asyncio.iscoroutinefunction(code_reward)
+    assert asyncio.iscoroutinefunction(code_fraction_reward)
