@@ -85,5 +85,5 @@ def test_a_missing_compiler_is_refused_before_training(
 ) -> None:
     lost = Language("cpp", "solution.cpp", tool="no-such-compiler", package="g++")
     monkeypatch.setitem(LANGUAGES, "cpp", lost)
-    with pytest.raises(UserError, match="no-such-compiler.*Install"):
+    with pytest.raises(UserError, match=r"no-such-compiler.*Install"):
         load(tmp_path, {**PLAIN, "tests": {**PLAIN["tests"], "language": "cpp"}})

@@ -10,6 +10,8 @@ from .checks import Check, Outcome, run_async_check
 from .rewards import RewardFunction
 from .values import reward_loop
 
+ALIVE_S = 0.25
+
 
 class AsyncChecks:
     """Runs async checks and answers each as soon as it is done. Every check gets one answer.
@@ -18,6 +20,8 @@ class AsyncChecks:
         timeout_s: maximum seconds per check.
         answer: called with a ticket and the outcome, in the thread of the event loop.
         unused: called in that thread when no check is running, before the last answer.
+        alive: called in that thread at short intervals while checks run that time themselves: they
+            may wait longer than `timeout_s`.
     """
 
     def __init__(
@@ -25,10 +29,14 @@ class AsyncChecks:
         timeout_s: float,
         answer: Callable[[int, Outcome], None],
         unused: Callable[[], None],
+        alive: Callable[[], None],
     ) -> None:
         self._timeout_s = timeout_s
         self._answer = answer
         self._unused = unused
+        self._alive = alive
+        self._waiting: set[int] = set()  # tickets of checks that time themselves
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def start(self, ticket: int, function: RewardFunction, check: Check) -> None:
@@ -41,6 +49,17 @@ class AsyncChecks:
 
     def _start(self, ticket: int, function: RewardFunction, check: Check) -> None:
         self._tasks[ticket] = asyncio.ensure_future(self._run(ticket, function, check))
+        if function.times_itself:
+            self._waiting.add(ticket)
+            if self._timer is None:
+                self._show_life()
+
+    def _show_life(self) -> None:
+        self._timer = None
+        if self._waiting:
+            with suppress(BrokenPipeError):  # the parent is gone
+                self._alive()
+            self._timer = asyncio.get_running_loop().call_later(ALIVE_S, self._show_life)
 
     def _cancel(self, ticket: int) -> None:
         if ticket in self._tasks:
@@ -52,6 +71,7 @@ class AsyncChecks:
         except asyncio.CancelledError:
             outcome = Outcome([], "cancelled", 0.0, "raised")
         del self._tasks[ticket]
+        self._waiting.discard(ticket)
         if not self._tasks:
             self._unused()
         with suppress(BrokenPipeError):  # the parent is gone

@@ -10,8 +10,9 @@ Plain functions run in the main thread, one after another. So the parent always 
 running. Async functions run concurrently, in the event loop of `values`; (ticket, None) cancels
 one. The parent sends a process checks of only one of the two kinds.
 
-Before the answer to a check there may be a note. From then on any failure, including a time-out,
-counts against the text that is checked (`limits.blame_answer`).
+Before the answer to a check there may be a note. From a process of plain functions it means that
+from then on any failure, including a time-out, counts against the text that is checked
+(`limits.blame_answer`). From a process of async functions it means that the event loop runs.
 
 A reward may fork. A child that returns or raises out of the reward ends there: it must not answer,
 and must not read requests. Answers are JSON and not pickles, so the parent never executes what a
@@ -39,6 +40,7 @@ from .limits import limit_memory, on_blame, set_time_limit
 from .maths.algebra import load_cas
 from .rewards import BOUNDED, MATHS, load_reward
 from .sandbox.cells import launchers
+from .sandbox.isolation import detected
 
 
 def serve(requests: Requests) -> None:
@@ -51,6 +53,8 @@ def serve(requests: Requests) -> None:
     set_time_limit(start["timeout_s"])
     try:
         functions = [load_reward(spec) for spec in specs]
+        if any(function.times_itself for function in functions):
+            detected()  # now, as below: it starts a sandbox
     except UserError as error:
         requests.answer(json.dumps({"fatal": str(error)}).encode())
         return
@@ -76,7 +80,7 @@ def serve(requests: Requests) -> None:
     def answer(ticket: int, outcome: Outcome) -> None:
         requests.answer(json.dumps({"check": ticket, **outcome.to_record()}).encode())
 
-    running = AsyncChecks(start["timeout_s"], answer, end_processes)
+    running = AsyncChecks(start["timeout_s"], answer, end_processes, requests.note)
     for body in requests:
         for ticket, check in pickle.loads(body):
             if check is None:

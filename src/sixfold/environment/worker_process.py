@@ -132,7 +132,10 @@ class WorkerProcess:
             ChildEnded: if the message has the wrong form.
         """
         if not message.is_answer:
-            self.blames_answer = True
+            if self.concurrent:  # its event loop is not blocked
+                self._restart_clock()
+            else:
+                self.blames_answer = True
             return None
         reply = _parsed(message.body)
         job = self._first()

@@ -53,10 +53,10 @@ def test_rewards_say_verdict_and_isolation() -> None:
 
 
 def test_waiting_for_a_sandbox_does_not_count_as_time() -> None:
-    """12 checks of 0.4 s on two cores take longer than one check may."""
-    code = "import time\nasleep = time.sleep(0.4)\n" + RIGHT
-    found = scored([fenced(code + f"  # {n}") for n in range(12)], timeout_s=2.0)
-    assert [reward.value for reward in found] == [1.0] * 12
+    """The checks together take longer than one check may."""
+    code = "import time\ndef add(a, b): time.sleep(0.2); return a + b"
+    found = scored([fenced(code + f"  # {n}") for n in range(8)], timeout_s=2.0)
+    assert [reward.value for reward in found] == [1.0] * 8
 
 
 def test_a_task_without_tests_has_no_reward() -> None:

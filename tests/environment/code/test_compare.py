@@ -130,7 +130,7 @@ def test_forged_json_equals_nothing(forged: Any, as_python: bool) -> None:
 
 
 def test_large_dictionaries_are_compared_in_linear_time() -> None:
-    large = {number: str(number) for number in range(20_000)}
+    large = {number: str(number) for number in range(5_000)}
     reverse = dict(reversed(large.items()))
     assert Rules(as_python=True).same(large, sent(reverse))
     assert not Rules(as_python=True).same(large, sent(reverse | {0: "1"}))
