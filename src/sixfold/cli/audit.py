@@ -1,9 +1,11 @@
-"""`sixfold audit RECIPE`."""
+"""`sixfold audit RECIPE` and `sixfold audit --cases FILE`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from ..errors import UserError
 from ..recipe.toml import load_recipe
 from .parsing import VerbParser, above_zero, at_least
 
@@ -17,7 +19,10 @@ fast enough for a training step.
 
 With --model, 50 completions of the model are sampled, for the share that it solves.
 
-Exit code: 0, or 1 if you should not train on this environment, 2 for bad input.
+With --cases, each line has id, verdict, expected and seconds, and how the check ended (outcome).
+
+Exit code: 0, or 1 if you should not train on this environment or if a case has another verdict than
+expected, 2 for bad input.
 """
 
 
@@ -27,6 +32,7 @@ def parser() -> VerbParser:
     arguments.add_argument(
         "recipe",
         metavar="RECIPE",
+        nargs="?",
         help="a .toml file, or the name of a shipped recipe; its data and rewards are audited",
     )
     arguments.add_argument(
@@ -48,12 +54,27 @@ def parser() -> VerbParser:
     arguments.add_argument(
         "--json", action="store_true", help="print one JSON object per check instead of a table"
     )
+    arguments.add_argument(
+        "--cases",
+        metavar="FILE",
+        type=Path,
+        help="instead of a recipe: score a JSON file of verifier cases or sandbox attacks with the"
+        " built-in verifiers, and print one JSON line per case",
+    )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments and audit."""
     given, settings = parser().parse(argv)
+    if (given.recipe is None) == (given.cases is None):
+        raise UserError("sixfold audit: give either a recipe or --cases FILE")
+    if given.cases:
+        if settings:
+            raise UserError(f"sixfold audit --cases takes no settings: leave out {settings[0]}")
+        from ..commands.audit_cases import audit_cases_command
+
+        return audit_cases_command(given.cases)
     from ..commands.audit import AuditOptions, audit_command
 
     recipe = load_recipe(given.recipe, settings)

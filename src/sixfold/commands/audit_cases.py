@@ -1,0 +1,243 @@
+"""`sixfold audit --cases`: score the cases of a file that checks verifiers and sandboxes.
+
+Two forms are read: {"cases": [...]}, with kind, prompt, gold, tests, completion and
+expected_reward; and {"attacks": [...]}, with name, lang, code, tests, expected and expected_status.
+A list of such cases works too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from ..environment.code.cases import is_code_case, run_case
+from ..environment.grade import Grade
+from ..environment.sandbox.sandbox import Sandbox
+from ..environment.scorer import Environment
+from ..environment.text.cases import TextCase, text_case
+from ..errors import UserError
+from ..report.page import environment as pages
+from ..types import Group, Reward, Task, Trajectory
+from .audit_setup import host_setup
+
+TIME_LIMIT_S = 1.8
+"""Seconds for a check of text. A verdict must be there within 2 s."""
+
+Case = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CaseVerdict:
+    """What the library says about a case.
+
+    Attributes:
+        verdict: in the same terms as the expected one: a reward, "reward 0", or another sentence.
+        outcome: verdict of the check, such as "wrong_answer", or "".
+        detail: one line.
+        seconds: duration.
+    """
+
+    verdict: float | str
+    outcome: str
+    detail: str
+    seconds: float
+
+
+def audit_cases_command(file: Path) -> int:
+    """Score the cases of a file, and print one JSON line per case.
+
+    Returns:
+        The exit code: 0 if every verdict is as expected, else 1.
+
+    Raises:
+        UserError: if the file has another form.
+    """
+    cases = read_cases(file)
+    as_expected = True
+    with CaseRunner() as runner:
+        for case in cases:
+            made = runner.run(case)
+            right = is_expected(case, made)
+            as_expected &= right
+            record = {
+                "id": _name(case),
+                "verdict": made.verdict,
+                "expected": _expected(case),
+                "seconds": round(made.seconds, 3),
+                "outcome": made.outcome,
+                "as_expected": right,
+                "detail": made.detail,
+            }
+            print(json.dumps(record), flush=True)
+    return 0 if as_expected else 1
+
+
+def read_cases(file: Path) -> list[Case]:
+    """The cases of a file.
+
+    Raises:
+        UserError: if the file cannot be read, or if a case has no name or no expected verdict.
+    """
+    try:
+        read = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--cases {file}: cannot read it: {error}") from error
+    cases = read if isinstance(read, list) else None
+    if isinstance(read, dict):
+        cases = next((read[key] for key in ("cases", "attacks") if key in read), None)
+    if not isinstance(cases, list) or not cases:
+        raise UserError(
+            f"--cases {file}: expected a list of cases, or an object with 'cases' or 'attacks'"
+        )
+    for number, case in enumerate(cases):
+        if not (isinstance(case, dict) and _name(case) and _expected(case) is not None):
+            raise UserError(
+                f"--cases {file}: case {number} has no 'id' or 'name', or no 'expected_reward' or"
+                " 'expected'"
+            )
+        if _is_code(case) and not isinstance(case.get("tests"), dict):
+            raise UserError(f"--cases {file}: case {_name(case)!r} has no 'tests'")
+    return cases
+
+
+def is_expected(case: Case, made: CaseVerdict) -> bool:
+    """True if a verdict is the expected one, with one of the outcomes that the case allows."""
+    expected, allowed = _expected(case), case.get("expected_status") or ()
+    names = {"oom": "out_of_memory"}
+    outcomes = [names.get(name, name) for name in allowed]
+    return made.verdict == expected and (not outcomes or made.outcome in outcomes)
+
+
+class CaseRunner:
+    """Runs cases with the built-in verifiers. Sandbox and processes start when they are needed."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._loop = asyncio.Runner()
+        self._rewards: dict[str, Environment] = {}
+        self._sandbox: Sandbox | None = None
+
+    def run(self, case: Case) -> CaseVerdict:
+        """Verdict on one case.
+
+        Raises:
+            UserError: if no verifier of the library is for such a case.
+        """
+        if _is_code(case):
+            return self._code(case)
+        kind = (case.get("tests") or {}).get("type")
+        if kind == "dashboard":
+            return _rendered(str(case["code"]))
+        if kind == "log":
+            return _logged(str(case["code"]))
+        if (text := text_case(case)) is None:
+            raise UserError(f"case {_name(case)!r}: no verifier is for this kind of case")
+        return self._text(case, text)
+
+    def _code(self, case: Case) -> CaseVerdict:
+        if self._sandbox is None:
+            self._sandbox = self._open.enter_context(Sandbox())
+        with host_setup(case.get("setup") or {}):
+            result = self._loop.run(run_case(case, self._sandbox))
+        return _verdict(case, result.value, result.verdict, result.detail, result.seconds)
+
+    def _text(self, case: Case, text: TextCase) -> CaseVerdict:
+        environment = self._rewards.get(text.reward)
+        if environment is None:
+            environment = Environment([text.reward], timeout_s=TIME_LIMIT_S)
+            self._rewards[text.reward] = self._open.enter_context(environment)
+            # The first check of a process also loads the verifier.
+            environment.score([_group(text.task, ("warm-up",))], error_budget=1.0)
+        group = _group(text.task, text.completions)
+        start = time.monotonic()
+        environment.score([group], error_budget=1.0)
+        seconds = time.monotonic() - start
+        rewards = [t.reward or Reward.failed("not checked") for t in group.trajectories]
+        if failed := next((r for r in rewards if r.value is None), None):
+            return _verdict(case, None, "infrastructure_error", failed.error or "", seconds)
+        grades = [Grade(r.value, r.verdict or "passed", r.detail) for r in rewards]
+        worst = next((g for g in grades if g.verdict != "passed"), grades[0])
+        return _verdict(case, text.value(grades), worst.verdict, worst.detail, seconds)
+
+    def __enter__(self) -> CaseRunner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+        self._loop.close()
+
+
+def _is_code(case: Case) -> bool:
+    return is_code_case(case)
+
+
+def _name(case: Case) -> str:
+    return str(case.get("id") or case.get("name") or "")
+
+
+def _expected(case: Case) -> Any:
+    return case.get("expected_reward", case.get("expected"))
+
+
+def _verdict(
+    case: Case, value: float | None, outcome: str, detail: str, seconds: float
+) -> CaseVerdict:
+    """A verdict in the terms of the case: a number, or "reward 0"."""
+    verdict: float | str
+    if value is None:
+        verdict = "infrastructure_error"
+    else:
+        verdict = value if "expected_reward" in case else f"reward {value:g}"
+    return CaseVerdict(verdict, outcome, detail, seconds)
+
+
+def _group(task: Task, texts: tuple[str, ...]) -> Group:
+    ids = [0]
+    return Group(
+        task,
+        [
+            Trajectory.one_turn(task.id, i, ids, ids, [0.0], [-1], "stop", text=text)
+            for i, text in enumerate(texts)
+        ],
+    )
+
+
+class _Nodes(HTMLParser):
+    """Counts elements and collects the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements += 1
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _rendered(text: str) -> CaseVerdict:
+    """Render a text as the report does: it must stay text."""
+    start = time.monotonic()
+    page = _Nodes()
+    page.feed(pages().from_string("{{ text }}").render(text=text))
+    page.close()
+    plain = page.elements == 0 and page.text == text
+    seconds = time.monotonic() - start
+    return CaseVerdict("rendered as text" if plain else "rendered as HTML", "", "", seconds)
+
+
+def _logged(text: str) -> CaseVerdict:
+    """Write a text as the record of a completion: it must stay one record."""
+    start = time.monotonic()
+    lines = json.dumps({"text": text}).splitlines()
+    verdict = "one record" if len(lines) == 1 else f"{len(lines)} records"
+    return CaseVerdict(verdict, "", "", time.monotonic() - start)
