@@ -22,10 +22,6 @@ BENCHMARKS = "benchmarks/algorithms uses it"
 AUDIT = "the command `sixfold audit` will use it"
 
 UNREACHED = {
-    "environment.code.cases.COMPLETION_LIMITS": AUDIT,
-    "environment.code.cases.CaseResult": AUDIT,
-    "environment.code.cases.is_code_case": AUDIT,
-    "environment.code.cases.run_case": AUDIT,
     "environment.code.reward.reference_problem": AUDIT,
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
@@ -60,8 +56,6 @@ package passes it.
 ENTRIES = {
     *((f"cli.{verb}", "run") for verb in VERBS),
     ("cli", "main"),  # the command `sixfold`
-    ("environment.text.cases", "text_case"),  # `sixfold audit --cases` will call it
-    ("environment.text.cases", "TextCase"),
     ("api", "train"),  # `sixfold.train`, imported on first use
     # `processes.child.Child` starts these by name
     ("environment.group_form", "win_rate"),  # the Python API: docs/environments.md
