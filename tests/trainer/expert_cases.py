@@ -9,7 +9,7 @@ import torch
 from rank_cases import SMALL, Case, batch_of, gradient, spoiled_step, step
 from tests.models.experts import expert_model
 from tiny import settings
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sixfold.batch import Batch, LossOutput
@@ -97,13 +97,13 @@ def others(ranks: Ranks) -> dict[str, Any]:
     """Results of other models that are sharded as the policy: a reference and a critic.
 
     Also whether the weights that a sync and a checkpoint gather are exactly those of the model, and
-    the number of values of the experts that this rank holds.
+    how many experts of a layer this rank computes.
     """
     policy = expert_model("qwen3_moe")
     weights = {name: p.detach().clone() for name, p in policy.named_parameters()}
     reference = PolicyRoot(store_in_bfloat16(copy.deepcopy(policy)).requires_grad_(False))
     critic = make_value_root(PolicyRoot(policy), "own", copy.deepcopy(policy))
-    gathered, held = True, 0
+    gathered, computed = True, set[int]()
     if ranks.size > 1:
         root = PolicyRoot(policy)
         shards = shard_policy(root, ranks, ParallelConfig(experts=ranks.size), None)
@@ -114,7 +114,8 @@ def others(ranks: Ranks) -> dict[str, Any]:
         for name, parameter in policy.named_parameters():
             assert isinstance(parameter, DTensor)
             gathered = gathered and torch.equal(whole(parameter.detach()), weights[name])
-            held += own_part(parameter).numel() * (".experts." in name)
+    for model in (reference.model, critic.model):
+        _watch_experts(model, computed)
     batch = batch_of(Case())
     scoring = Scoring(autocast=torch.bfloat16)
     trainer = Trainer(critic, settings(**SMALL), Scoring(), total_steps=10, ranks=ranks)
@@ -125,8 +126,19 @@ def others(ranks: Ranks) -> dict[str, Any]:
         "reference": score_tables(reference, batch, scoring, 24, True, ranks)[0],
         "critic": gradient(trainer),
         "gathered": gathered,
-        "held": held,
+        "computed": computed,
     }
+
+
+def _watch_experts(model: nn.Module, computed: set[int]) -> None:
+    """Add the experts of a layer that a forward pass has, once they are gathered, to a set."""
+
+    def look(module: Any, *_: object) -> None:
+        computed.add(len(own_part(module.gate_up_proj)))
+
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            module.register_forward_pre_hook(look)
 
 
 def squares(batch: Batch, values: Tensor) -> LossOutput:

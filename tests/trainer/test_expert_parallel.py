@@ -60,16 +60,15 @@ def test_bfloat16_step_is_as_close_as_rounding_allows() -> None:
 
 def test_reference_and_critic_divide_their_experts_too() -> None:
     expected = others(ALONE)
+    assert expected["computed"] == {8}
     for found in (of_rank["others"] for of_rank in of_ranks(2)):
+        assert found["computed"] == {4}
         assert relative(found["reference"], expected["reference"]) < 2e-2
         assert relative(found["critic"], expected["critic"]) < 1e-5
 
 
-def test_gathered_weights_are_exact_and_a_rank_holds_half_of_the_experts() -> None:
-    model = expert_model("qwen3_moe")
-    experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
-    for found in (of_rank["others"] for of_rank in of_ranks(2)):
-        assert found["gathered"] and found["held"] == experts // 2
+def test_gathered_weights_are_exactly_those_of_the_model() -> None:
+    assert all(found["others"]["gathered"] for found in of_ranks(2))
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
