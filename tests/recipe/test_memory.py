@@ -166,6 +166,27 @@ def test_an_expert_group_gathers_less_and_exchanges_tokens(
     assert "exchanged tokens" not in sizes(memory(*flags, folder=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "flags", "helps"),
+    [
+        (8, [], True),
+        (8, ["--parallel.replicas=8"], False),
+        (3, [], False),
+        (8, ["--trainer.optimizer=adamw8bit"], False),
+        (8, ["--parallel.tensor=2"], False),
+    ],
+)
+def test_explain_names_an_expert_group_that_the_run_can_have(
+    ranks: int, flags: list[str], helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    wide = {"moe_intermediate_size": 2048}  # more bytes than the tokens that are exchanged
+    (tmp_path / "config.json").write_text(json.dumps(EXPERTS | wide))
+    plan = make_plan(load_recipe("gsm8k", [f"--model.path={tmp_path}", *flags]))
+    found = memory_of(plan)
+    assert found is not None and ("parallel.experts = 2" in dict(what_helps(plan, found))) == helps
+
+
 def test_sft_of_all_weights_before_the_adapter_counts() -> None:
     short = "--trainer.max_tokens_per_microbatch=64"  # so that most of the memory is held
 

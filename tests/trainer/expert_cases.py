@@ -70,6 +70,14 @@ EXCHANGED = {
         experts=2,
         everywhere=True,
     ),
+    "context groups inside an expert group": Case(
+        family="gpt_oss",
+        values={**SMALL, "activation_checkpointing": "selective"},
+        balance=0.3,
+        context=2,
+        experts=4,
+        everywhere=True,
+    ),
     "one group of rows": Case(family="qwen3_moe", groups=1, experts=2, everywhere=True),
 }
 """Cases with expert groups. Those of `everywhere` run on four ranks, the others on two."""

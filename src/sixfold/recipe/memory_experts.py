@@ -83,11 +83,13 @@ def _exchanged(recipe: Recipe, experts: ExpertSize, tokens: int, hidden: int) ->
         tokens: tokens of one micro-batch.
         hidden: width of the residual stream.
     """
-    kept = experts.layers if recipe.trainer.activation_checkpointing == "none" else 1
+    kept, layers = 1, "one layer"
+    if recipe.trainer.activation_checkpointing == "none":
+        kept, layers = experts.layers, f"all {experts.layers} layers with experts"
     return Part(
         "exchanged tokens",
         tokens * experts.top_k * hidden * WEIGHTS * (kept + EXCHANGED),
         f"{tokens:,} tokens x {experts.top_k} experts x {hidden:,} x {WEIGHTS} bytes: outputs of"
-        f" {kept} layers, and {EXCHANGED} tables of the running layer",
+        f" {layers}, and {EXCHANGED} tables of the running layer",
         samples=False,
     )

@@ -187,7 +187,9 @@ def _verdict(memory: MemoryPlan, total: int, free: int) -> str:
 def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
     """(setting, saved bytes) pairs, with the largest saving first. Each setting is tried alone."""
     found = []
-    for setting, recipe in _changes(plan.recipe):
+    size = plan.model.size
+    experts = size.experts.count if size and size.experts else 0
+    for setting, recipe in _changes(plan.recipe, experts):
         other = memory_of(replace(plan, recipe=recipe))
         saved = (
             0
@@ -199,8 +201,13 @@ def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Settings that may save memory, each with the changed recipe."""
+def _changes(recipe: Recipe, experts: int) -> Iterator[tuple[str, Recipe]]:
+    """Settings that may save memory, each with the changed recipe.
+
+    Args:
+        recipe: the whole run.
+        experts: experts per layer of the policy. 0: there are none.
+    """
     trainer, running = recipe.trainer, recipe.engine.max_running
     wanted: list[tuple[str, str, object]] = [
         ("run", "precision", "bfloat16"),
@@ -218,6 +225,8 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         wanted += [("trainer", "optimizer", "adamw8bit"), ("trainer", "offload", "optimizer")]
     if doubled := _doubled_context(recipe.parallel):
         wanted.append(("parallel", "context", doubled))
+    if doubled := _doubled_experts(recipe, experts):
+        wanted.append(("parallel", "experts", doubled))
     if recipe.run.precision == "bfloat16" and full:
         wanted.append(("reference", "precision", "bfloat16"))
     if recipe.run.precision == "bfloat16" and full and alone:
@@ -257,6 +266,21 @@ def _doubled_context(parallel: ParallelConfig) -> int | None:
     """Twice the size of a context group. None if the ranks of one copy are no such groups."""
     twice = 2 * parallel.context
     divides = ranks_started() % (parallel.replicas * parallel.tensor * twice) == 0
+    return twice if divides else None
+
+
+def _doubled_experts(recipe: Recipe, experts: int) -> int | None:
+    """Twice the size of an expert group. None if the run cannot have such groups.
+
+    Args:
+        recipe: the whole run.
+        experts: experts per layer of the policy. 0: there are none.
+    """
+    parallel, twice = recipe.parallel, 2 * recipe.parallel.experts
+    refused = recipe.model.lora.rank or recipe.trainer.optimizer == "adamw8bit"
+    if not experts or refused or parallel.tensor > 1:
+        return None
+    divides = experts % twice == 0 and ranks_started() % (parallel.replicas * twice) == 0
     return twice if divides else None
 
 

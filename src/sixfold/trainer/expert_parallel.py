@@ -1,8 +1,8 @@
 """Expert parallelism: the ranks of an expert group divide the experts of every layer among them.
 
 Each rank has whole experts: with 8 experts and 2 ranks, the first rank has experts 0 to 3 of every
-layer. The ranks of a group compute different rows. In every expert layer, a rank sends each of its
-tokens to the ranks that have the token's experts, and gets the outputs back (an all-to-all each
+layer. The ranks of a group compute different tokens. In every expert layer, a rank sends each of
+its tokens to the ranks that have the token's experts, and gets the outputs back (an all-to-all each
 way). The backward pass sends the gradients the same way. So an expert sees the tokens of the whole
 group, and its gradient is the sum over them.
 
