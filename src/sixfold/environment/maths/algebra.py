@@ -44,6 +44,7 @@ _DEGREES = re.compile(
     r"(\d+(?:\.\d+)?|\.\d+|\{\s*\d+(?:\.\d+)?\s*\})\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
 )
 _WORD_IN_TEXT = re.compile(r"\\text\s*\{(?!\s*(?:or|and|[eix]|cis)\s*\})")
+_DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*\}\s*\{\s*d")
 _UPRIGHT = re.compile(r"\\text\s*\{\s*([eix])\s*\}")
 _CIS = re.compile(r"\\text\s*\{\s*cis\s*\}\s*(\([^()]*\)|\{[^{}]*\})")
 _DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
@@ -181,6 +182,8 @@ def _with_imaginary_unit(answer: Any, gold: Any) -> tuple[Any, Any]:
 
 def _within_limits(text: str) -> bool:
     if len(text) > MAX_CHARACTERS or _ALIEN.search(text) or _JOINED_DIGITS.search(text):
+        return False
+    if _DERIVATIVE.search(text):
         return False
     # \sum, \int, \prod and \lim are questions; \input is an attack.
     if not _KNOWN_COMMANDS.issuperset(_COMMAND.findall(text)):

@@ -21,10 +21,12 @@ from ..text.marks import forged_turn, hidden_message
 from .algebra import Budget, equal_by_algebra
 from .choices import same_choice
 from .echoes import echoes
-from .equations import split_at, stated
+from .equations import is_name, split_at, stated
 from .extraction import Policy, final_answer, last_box
 from .intervals import region, same_region
+from .matrices import same_matrix
 from .numbers import based, exact_number
+from .sizes import same_size
 from .spelling import normalise
 from .times import same_time
 from .units import Quantity, ordinal, quantity, same_unit
@@ -35,9 +37,11 @@ MAX_PARTS = 50
 _SET = "\\{\\}"
 _MEMBER = re.compile(r"\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_WORDS = re.compile(r"(?=.{3})[A-Za-z]+(?:[ '-][A-Za-z]+)*|[A-J]")
+_WORDS = re.compile(r"(?=.{3})[A-Za-z]+(?:[ '-][A-Za-z]+)*|[A-J]|[Nn][Oo]")
 _ONE_GAP = re.compile(r"(?<=\d) (?=[A-Za-z\\(])")
 _RATIO = re.compile(r"\d+(?:\.\d+)?\s*:\s*\d+(?:\.\d+)?")
+_OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\lor(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
+_BASE = re.compile(r"\bbase\b|binary|octal|hexadecimal|ternary|\d_", re.IGNORECASE)
 _RATIO_IN_WORDS = re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(?=\d)")
 _NO_SOLUTION = re.compile(
     r"\\emptyset|\\\{\s*\\\}"
@@ -117,6 +121,8 @@ def _compared(answer: str, gold: str, prompt: str) -> Grade:
     chosen = same_choice(answer, gold, prompt)
     if chosen is not None:
         return right_or_wrong(chosen)
+    if based(answer) and not based(gold) and not _BASE.search(prompt):
+        return right_or_wrong(False)  # 12_3 is five
     if echoes(answer, gold, prompt):
         return Grade(0.0, "rejected", "repeats the question instead of working it out")
     if number is not None and wanted is not None:
@@ -137,6 +143,7 @@ def _equivalent(answer: str, gold: str, budget: Budget, prompt: str = "") -> boo
         _same_ordinal(answer, gold),
         _same_base(answer, gold),
         same_region(answer, gold, partial(_equivalent, budget=budget)),
+        same_matrix(answer, gold, partial(_equivalent, budget=budget)),
         _same_emptiness(answer, gold),
     ):
         if same is not None:
@@ -155,7 +162,7 @@ def _same_equations(answer: str, gold: str, budget: Budget, prompt: str) -> bool
         wanted_value = gold
     elif given and wanted and given.name.replace(" ", "") == wanted.name.replace(" ", ""):
         wanted_value = wanted.value
-    elif wanted and "=" not in answer:
+    elif wanted and "=" not in answer and is_name(wanted.name):
         return _same_values(answer, wanted.value, budget)
     else:
         return _same_values(answer, gold, budget)
@@ -195,7 +202,7 @@ def _same_emptiness(answer: str, gold: str) -> bool | None:
     """True if both say that nothing solves the problem. None if the reference does not."""
     if not _NO_SOLUTION.fullmatch(gold):
         return None
-    return _NO_SOLUTION.fullmatch(answer) is not None
+    return _NO_SOLUTION.fullmatch(_MEMBER.sub("", answer)) is not None
 
 
 def _same_ordinal(answer: str, gold: str) -> bool | None:
@@ -210,7 +217,7 @@ def _same_ordinal(answer: str, gold: str) -> bool | None:
 def _same_measure(answer: Quantity, gold: Quantity, budget: Budget) -> bool:
     """True if two numbers or expressions with units are equal.
 
-    Only degrees and cents are converted.
+    Degrees, cents, and the units of `sizes` are converted.
     """
     units = {answer.unit, gold.unit}
     if units == {"$", "¢"} and answer.value is not None and gold.value is not None:
@@ -222,7 +229,7 @@ def _same_measure(answer: Quantity, gold: Quantity, budget: Budget) -> bool:
     ):
         return equal_by_algebra(_in_radians(answer), _in_radians(gold), budget)
     if answer.unit and gold.unit and not same_unit(answer.unit, gold.unit):
-        return False
+        return same_size(answer, gold)
     if answer.value is not None and gold.value is not None:
         return _same_quantity(answer, gold)
     if "%" in units:
@@ -287,6 +294,9 @@ def _list_parts(text: str) -> tuple[str, list[str]] | None:
                 kind, inside = opening + closing, text[len(opening) : -len(closing)]
     if _unbalanced(inside):  # the outer brackets are not a pair: (1,2) \cup (3,4)
         return None
+    alternatives = _OR.split(inside)
+    if len(alternatives) > 1 and all("=" in part for part in alternatives):
+        return "", [part.strip() for part in alternatives]  # x = 1 or x = 2
     separator = "," if len(split_at(inside, ",")) > 1 else ";"
     parts = [both for part in split_at(inside, separator) for both in _both_signs(part.strip())]
     if kind == _SET and not inside.strip():

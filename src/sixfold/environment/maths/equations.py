@@ -50,12 +50,12 @@ def stated(text: str, prompt: str = "") -> Stated | None:
         return None
     if any(len(split_at(member, ",;")) > 1 or _LINK.search(member) for member in members[:-1]):
         return None  # several equations
-    if len(members) == 2 and _is_name(members[1]) and not _letters(members[0]):
+    if len(members) == 2 and is_name(members[1]) and not _letters(members[0]):
         return Stated(members[1], members[0], ())
     first, *middle, value = members
     named = _letters(first) != ""
     several = len(set(_letters(first))) > 1 and not first[0].isdigit()
-    if named and not (_is_name(first) or several or _asked(first, prompt)):
+    if named and not (is_name(first) or several or _asked(first, prompt)):
         return None
     others = tuple(m for m in ([] if named else [first]) + middle if not _letters(m))
     return Stated(first if named else "", value, others)
@@ -72,7 +72,7 @@ def split_at(text: str, separators: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """True for a name, also of a function value or a length: `x`, `a_n`, `f(2)`, `|AB|`."""
     bare = _ARGUMENTS.sub("", text)
     return (

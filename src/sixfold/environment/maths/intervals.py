@@ -24,7 +24,7 @@ _RELATIONS = {
     ">=": ">=",
 }
 _RELATION = re.compile(r"(<=|>=|<|>|\\(?:le|ge|lt|gt)(?![A-Za-z]))")
-_HINT = re.compile(r"[<>]|\\(?:le|ge|lt|gt|in|neq?|mid|mathbb)(?![A-Za-z])|all real")
+_HINT = re.compile(r"[<>]|\\(?:le|ge|lt|gt|in|neq?|mid|mathbb|cup)(?![A-Za-z])|all real")
 _OR = re.compile(
     r"\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])"
 )
@@ -93,7 +93,8 @@ def region(text: str) -> Region | None:
 def same_region(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bool | None:
     """True if both describe the same set of reals.
 
-    None unless both are regions and at least one of them is more than a bare interval.
+    None unless both are regions and at least one of them is more than a bare interval. Unions of
+    another number of bare intervals also give None: they may overlap.
 
     Args:
         answer: normalised answer.
@@ -103,7 +104,10 @@ def same_region(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bo
     if not (_HINT.search(answer) or _HINT.search(gold)):
         return None
     left, right = region(answer), region(gold)
-    if left is None or right is None or not (left.relation or right.relation):
+    if left is None or right is None:
+        return None
+    bare = not (left.relation or right.relation)
+    if bare and (len(left.pieces) == 1 or len(left.pieces) != len(right.pieces)):
         return None
     if (left.name and right.name and left.name != right.name) or len(left.pieces) != len(
         right.pieces
@@ -113,7 +117,7 @@ def same_region(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bo
     for piece in left.pieces:
         match = next((other for other in missing if _same_piece(piece, other, equal)), None)
         if match is None:
-            return False
+            return None if bare else False
         missing.remove(match)
     return True
 

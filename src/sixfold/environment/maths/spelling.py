@@ -94,6 +94,8 @@ _REWRITES = [
         (r",\s*(?:\\text\s*\{\s*and\s*\}|and\b)", ","),
         (r"\\varnothing", r"\\emptyset"),
         (r"\\%", "%"),
+        (r"(?<!\\)\\&", ","),
+        (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
         (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
         (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
         (r"_\{(\w)\}", r"_\1"),
@@ -102,6 +104,9 @@ _REWRITES = [
 ]
 
 _FORMULA_FIRST = re.compile(r"\$([^$]+)\$\s+([A-Za-z][A-Za-z /]*)\.?")
+_REVERSED_ENDS = re.compile(
+    r"(\])([^\[\]()]+,[^\[\]()]+)([\[\])])|([\[(])([^\[\]()]+,[^\[\]()]+)(\[)"
+)
 _QUOTED = re.compile(r"""(?:\\text\s*\{\s*)?["`']{1,2}([^"`'{}]+)["']{1,2}\s*\}?""")
 
 
@@ -119,6 +124,9 @@ def normalise(text: str) -> str:
         text = text.strip("$").strip()
     elif formula := _FORMULA_FIRST.fullmatch(text):  # $42$ dollars
         text = f"{formula[1]} {formula[2]}"
+    if reversed_ends := _REVERSED_ENDS.fullmatch(text):  # ]3,5[
+        left, inside, right = [part for part in reversed_ends.groups() if part is not None]
+        text = f"{left.replace(']', '(')}{inside}{right.replace('[', ')')}"
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[1].strip()
     return text.rstrip(".,;: ").lstrip()

@@ -49,6 +49,7 @@ _WORDS_NO_UNIT = """
     without probability likely perhaps probably might could would should may guess sure unsure
     around roughly nearly almost most least less more is was were be are any all both neither never
     none correct right ignore reference gold answer
+    e i x
     or and not no maybe possibly either about approximately approx wrong incorrect false plus minus
     times over hundred thousand million billion trillion dozen percent pi sin cos tan cot sec csc
     log ln exp sqrt inf infinity infty mod divided by
@@ -173,11 +174,12 @@ def _unit(words: str, gap: str, plain: bool) -> str | None:
 
     For example, "5 xy" is a product and "5 million" a number.
     """
-    names = _PER.sub("/", words.lower()).split()
+    words = re.sub(r"^\s*\(([a-z .]+)\)\s*$", r"\1", words.lower())
+    names = _PER.sub("/", words).split()
     if (
         not names
         or len(names) > 3
-        or _NOT_UNITS.intersection(names)
+        or _NOT_UNITS.intersection(name.rstrip(".") for name in names)
         or not all(re.fullmatch(r"[a-z/.°]+", name) for name in names)
     ):
         return None
