@@ -463,7 +463,8 @@ def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
         raise UserError(
-            f"{name} = '{text}' is not a number, but torchrun sets it to one. Start several ranks"
-            " with torchrun --nproc-per-node N -m sixfold train RECIPE, or unset WORLD_SIZE"
+            f"{name} = '{text}' is not a number of at least 0, but torchrun sets it to one. Start"
+            " several ranks with torchrun --nproc-per-node N -m sixfold train RECIPE, or unset"
+            " WORLD_SIZE"
         )
     return int(text)

@@ -21,6 +21,7 @@ from sixfold.data.sources import load_tasks
 from sixfold.data.task_set import TaskSet
 from sixfold.errors import UserError
 from sixfold.recipe.schema import ArithmeticConfig, DataConfig, GymConfig
+from sixfold.types import Message
 
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
@@ -536,3 +537,18 @@ def test_a_path_that_does_not_exist_is_never_asked_of_the_hub(
     )
     with pytest.raises(UserError, match=r"no such (file|folder) .looked in"):
         load(DataConfig(source=source))
+
+
+@pytest.mark.parametrize("source", ["arithmetic", "calculator"])
+def test_generated_prompts_get_the_system_message_and_the_suffix(source: str) -> None:
+    plain = load(DataConfig(source=source, limit=4, heldout=1)).train
+    told = load(
+        DataConfig(source=source, limit=4, heldout=1, system_prompt="S", prompt_suffix="!")
+    ).train
+    assert [t.prompt for t in told] == [
+        (
+            Message(role="system", content="S"),
+            Message(role="user", content=f"{t.prompt}!"),
+        )
+        for t in plain
+    ]

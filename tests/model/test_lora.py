@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     (dict(lora_alpha=True), "lora_alpha = True, but"),
     (dict(lora_alpha="16"), "lora_alpha = '16', but"),
     (dict(lora_alpha=10**400), "lora_alpha = 10+, but"),
-    (dict(r=5), r"lora_A of '.*q_proj' is \[4, 64\], but must be a finite \[5, 64\]"),
+    (dict(r=5), r"lora_A of '.*q_proj' has shape \[4, 64\], but .* r need \[5, 64\]"),
 ]
 
 
@@ -101,15 +101,15 @@ def test_settings_that_would_change_the_numbers_are_refused(
 WRONG: list[tuple[dict[str, Tensor | None], str]] = [
     (
         {f"{KEY}.lora_B.weight": None},
-        rf"lora_B of '{Q}' is missing, but must be a finite \[64, 4\]",
+        rf"lora_B of '{Q}' is missing",
     ),
     (
         {f"{KEY}.lora_A.weight": torch.ones(4, 63)},
-        rf"lora_A of '{Q}' is \[4, 63\], but must be a finite \[4, 64\]",
+        rf"lora_A of '{Q}' has shape \[4, 63\], but .* need \[4, 64\]",
     ),
     (
         {f"{KEY}.lora_A.weight": torch.full((4, 64), torch.nan)},
-        rf"lora_A of '{Q}' is \[4, 64\], but must be a finite",
+        rf"lora_A of '{Q}' has values that are not finite",
     ),
     ({f"{KEY}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector' is not supported"),
     (
@@ -151,7 +151,7 @@ def test_folders_that_are_none(
             read_adapter(str(folder), tiny("qwen3"))
         return str(caught.value)
 
-    assert "has no adapter_config.json. Give a folder saved by PEFT" in refusal(
+    assert "has no adapter_config.json (there is no such folder). Give a folder" in refusal(
         tmp_path / "nowhere"
     )
     change(saved, {key: None for key in load_file(saved / "adapter_model.safetensors")})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,21 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
         "train/loss": None,
         "train/ratio_hist": [1.0, None],
     }
+
+
+def test_a_full_disk_is_reported_once_and_the_file_can_be_closed(tmp_path: Path) -> None:
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger.log(1, {"train/loss": 0.5})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, hard))
+    try:
+        with pytest.raises(UserError, match=r"metrics\.jsonl: .*ulimit -f"):
+            logger.log(2, {"train/loss": 0.25})
+        logger.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1]
 
 
 def test_a_line_is_on_disk_before_the_next_step(tmp_path: Path) -> None:

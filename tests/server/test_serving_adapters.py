@@ -109,11 +109,14 @@ def test_an_unknown_name_is_a_404_in_openais_form(serving: Running) -> None:
 def test_names_and_folders_are_checked_before_serving(
     chat_policy: Policy, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    poet = str(folders["poet"])
+    poet, run = str(folders["poet"]), tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.toml").touch()  # of a run, the newest adapter is served
     for adapters, message in (
         ((("tiny", poet),), "the name 'tiny' is taken"),
         ((("poet", poet), ("poet", poet)), "the name 'poet' is taken"),
         ((("poet", str(tmp_path)),), "has no adapter_config.json"),
+        ((("poet", str(run)),), "--adapter poet = .*the run has no intact checkpoint"),
     ):
         with pytest.raises(UserError, match=message), running(chat_policy, adapters=adapters):
             pass

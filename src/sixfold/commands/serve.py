@@ -183,7 +183,8 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
             raise UserError(
                 f"--adapter {name}={path}: the name '{name}' is taken; choose another name"
             )
-        engine.load_adapter(name, read_adapter(path, policy.model))
+        folder = model_folder(path, f"--adapter {name}")
+        engine.load_adapter(name, read_adapter(folder, policy.model))
     # A renderer is not shared between threads: each of these parts gets its own copy.
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     grammars = Grammars(renderer.copy(), vocabulary, policy.stop_token_ids)

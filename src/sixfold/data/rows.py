@@ -200,19 +200,24 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
     return answer
 
 
+def worded(text: str, data: DataConfig) -> str | tuple[Message, ...]:
+    """A prompt with the suffix and the system message of [data]."""
+    text += data.prompt_suffix
+    if not data.system_prompt:
+        return text
+    return (
+        Message(role="system", content=data.system_prompt),
+        Message(role="user", content=text),
+    )
+
+
 def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
     """The prompt of a row. Text stays text, or becomes messages if there is a system prompt."""
     value = lookup(row.fields, data.prompt_field)
     if isinstance(value, str):
         if not value.strip():
             raise UserError(f"{row.where}: empty prompt")
-        text = value + data.prompt_suffix
-        if not data.system_prompt:
-            return text
-        return (
-            Message(role="system", content=data.system_prompt),
-            Message(role="user", content=text),
-        )
+        return worded(value, data)
     if not isinstance(value, list):
         raise UserError(
             f"{row.where}: {data.prompt_field!r} must be text or a list of messages, got"

@@ -22,7 +22,7 @@ from ..recipe.schema import DataConfig, SourceConfig
 from ..types import Task
 from .files import FILE_TYPES, Row, drawn, is_file_name, read_file
 from .hub import read_dataset
-from .rows import rows_to_tasks
+from .rows import rows_to_tasks, worded
 from .task_set import TaskSet, drawn_tasks, prompt_key
 
 GENERATED_TASKS = 20_000
@@ -122,18 +122,9 @@ def _halves(found: _Found, data: DataConfig, seed: int) -> TaskSet:
 
 def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
     """The tasks of one source."""
-    if data.source == "arithmetic":
-        return _Found(_sums(data, seed))
-    if data.source == "calculator":
-        made = data.calculator
-        return _Found(
-            calculator_tasks(
-                data.limit or GENERATED_TASKS, numbers=made.numbers, digits=made.digits, seed=seed
-            )
-        )
-    if data.source == "reasoning_gym":
-        gym = data.reasoning_gym
-        return _Found(drawn(gym_tasks(gym.tasks, gym.size, seed, gym.options), data.limit, seed))
+    if data.source in GENERATORS:
+        made = GENERATORS[data.source](data, seed)
+        return _Found([replace(task, prompt=worded(task.prompt_text, data)) for task in made])
     splits, commit = _read_splits(data, seed)
     found = _Found(commit=commit)
     for split, rows in splits.items():
@@ -150,6 +141,20 @@ def _sums(data: DataConfig, seed: int) -> list[Task]:
     terms, digits = data.arithmetic.terms, data.arithmetic.digits
     count = data.limit or min(GENERATED_TASKS, comb(10**digits + terms - 1, terms))
     return arithmetic_tasks(count, terms=terms, digits=digits, seed=seed)
+
+
+def _calls(data: DataConfig, seed: int) -> list[Task]:
+    made, count = data.calculator, data.limit or GENERATED_TASKS
+    return calculator_tasks(count, numbers=made.numbers, digits=made.digits, seed=seed)
+
+
+def _gym(data: DataConfig, seed: int) -> list[Task]:
+    gym = data.reasoning_gym
+    return drawn(gym_tasks(gym.tasks, gym.size, seed, gym.options), data.limit, seed)
+
+
+GENERATORS = {"arithmetic": _sums, "calculator": _calls, "reasoning_gym": _gym}
+"""Source -> function that makes its tasks, whose prompts are text."""
 
 
 def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EACCES, EBUSY, EDQUOT, ENOSPC, EPERM, EROFS
+from errno import EACCES, EBUSY, EDQUOT, EFBIG, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from ..errors import UserError
 _FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
 _FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
 _BUSY = "in use, for example as a mount point: choose another name (run.name)"
+_A_FILE = "a part of this path is a file, not a folder: choose another folder (run.dir)"
+_LONG = "the name is too long for this disk: choose a shorter one (run.name, run.dir)"
+_LIMIT = "larger than the largest file that is allowed: raise the limit (ulimit -f)"
 _DISK_ERRORS = {
     EBUSY: _BUSY,
     ENOSPC: _FULL,
@@ -26,6 +29,9 @@ _DISK_ERRORS = {
     EACCES: _FORBIDDEN,
     EPERM: _FORBIDDEN,
     EROFS: _FORBIDDEN,
+    ENOTDIR: _A_FILE,
+    ENAMETOOLONG: _LONG,
+    EFBIG: _LIMIT,
 }
 
 _arrivals = count(1)

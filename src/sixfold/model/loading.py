@@ -280,7 +280,8 @@ def from_disk(
         _check_folder(path, setting, revision)
     base = base_of(path, setting)
     check_base(base, f"{setting} = '{path}'")
-    model, tokenizer = _from_disk(base.path, setting, base.revision)
+    named = f"base model of {setting} '{path}'"
+    model, tokenizer = _from_disk(base.path, named, base.revision)
     try:
         if any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)

@@ -112,14 +112,17 @@ def read_files(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     ]
     if missing:
         raise UserError(
-            f"{where} has no {missing[0]}. Give a folder saved by PEFT with safetensors (pickle"
-            " files can run code and are not read)"
+            f"{where} has no {missing[0]}"
+            f"{'' if folder.is_dir() else ' (there is no such folder)'}. Give a folder saved by"
+            " PEFT with safetensors (pickle files can run code and are not read)"
         )
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{where} cannot be read: {error}") from error
+        raise UserError(
+            f"{where} cannot be read: {error}. Restore the folder, or save the adapter again"
+        ) from error
     if not isinstance(config, dict):
         raise UserError(f"{where}: adapter_config.json must be a JSON object")
     return config, tensors
@@ -163,16 +166,9 @@ def make_adapter(
         if config.get("use_dora"):
             wanted["m"] = [weight[1]]
         for side, shape in wanted.items():
-            if (
-                side not in pair
-                or list(pair[side].shape) != shape
-                or not bool(pair[side].isfinite().all())
-            ):
-                given = list(pair[side].shape) if side in pair else "missing"
-                part = {"m": "magnitude_vector"}.get(side, side)
-                raise UserError(
-                    f"{where}: lora_{part} of '{name}' is {given}, but must be a finite {shape}"
-                )
+            _check_side(
+                f"{where}: lora_{_PARTS.get(side, side)} of '{name}'", pair.get(side), shape
+            )
         like = modules[name].weight
         down, up = (
             pair["A"].to(like.device, like.dtype),
@@ -216,6 +212,33 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
             " finite number"
         )
     return rank, alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
+
+
+_PARTS = {"m": "magnitude_vector"}
+
+
+def _check_side(what: str, given: Tensor | None, shape: list[int]) -> None:
+    """Check one tensor of an adapter.
+
+    Args:
+        what: names the adapter, the tensor and its module.
+        given: the tensor. None: the file has none.
+        shape: shape that fits the module and the rank.
+
+    Raises:
+        UserError: it is missing, has another shape, or has values that are not finite.
+    """
+    if given is None:
+        raise UserError(f"{what} is missing. Restore the folder, or save the adapter again")
+    if list(given.shape) != shape:
+        raise UserError(
+            f"{what} has shape {list(given.shape)}, but the model and r need {shape}. Use the model"
+            " that the adapter was trained on"
+        )
+    if not bool(given.isfinite().all()):
+        raise UserError(
+            f"{what} has values that are not finite. Use an earlier checkpoint of the adapter"
+        )
 
 
 def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:

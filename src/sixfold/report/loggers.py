@@ -44,7 +44,8 @@ class JsonlLogger:
     def __init__(self, path: Path) -> None:
         truncate_after(path)
         self._path = path
-        self._file = path.open("ab")
+        # Without a buffer: after a write that failed, closing the file would try it again.
+        self._file = path.open("ab", buffering=0)
         fsync_path(path.parent)
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
@@ -63,8 +64,8 @@ class JsonlLogger:
         }
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with disk_errors(f"cannot write {self._path}"):
-            self._file.write(line)
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
