@@ -14,6 +14,7 @@ from sixfold.evaluation.record import (
     difference_entry,
     final_rows,
     record,
+    shown,
     solved_if,
     summary_entries,
 )
@@ -102,3 +103,4 @@ def test_verdicts_are_counted_in_the_record_the_metrics_and_the_table() -> None:
     assert rows["timeout"] == ("2", "0")
     assert "passed" not in rows and "wrong_answer" not in rows
     assert found[0]["samples"][0]["verdict"] == "passed"
+    assert shown(found[0]).endswith(", 2 timeout") and "timeout" not in shown(found[1])

@@ -18,7 +18,7 @@ from ..checkpoint.payload import read_state
 from ..checkpoint.state import PROGRESS
 from ..errors import UserError
 from ..evaluation.evaluate import Evaluation, evaluate
-from ..evaluation.record import solved_if
+from ..evaluation.record import faults, solved_if
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
 from ..recipe.schema import LoraConfig, Recipe, SharedSyncConfig
@@ -148,6 +148,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
     """One row per checkpoint."""
     ks, parts = _ks(recipe.eval.samples), sorted({name for r in results for name in r.found.parts})
     shown_parts = parts if len(parts) > 1 else []
+    has_faults = any(faults(r.found.verdicts) for r in results)
     title = f"{len(results[0].found.groups)} held-out tasks; {solved_if(results[0].rule)}"
     table = Table(
         Column("", overflow="fold"),
@@ -159,10 +160,12 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
         "mean score",
         *shown_parts,
         "checks failed",
+        *(["other verdicts"] if has_faults else []),
     )
     table.title, table.title_justify = title, "left"
     for r in results:
         share, score, means = r.found.interval, r.found.score, r.found.parts
+        verdicts = ", ".join(f"{n} {name}" for name, n in faults(r.found.verdicts).items())
         table.add_row(
             Text(r.path),
             *("-" if n is None else str(n) for n in (r.step, r.version)),
@@ -172,6 +175,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
             f"{score.mean:.3f}" if score else "-",
             *(f"{means[name]:.3f}" if name in means else "-" for name in shown_parts),
             str(r.found.errors),
+            *([verdicts] if has_faults else []),
         )
     return table
 

@@ -154,7 +154,7 @@ def differing(groups: Sequence[Group], again: Rescored) -> list[Sample]:
 
 
 def _note(old: Reward | None, new: Reward | None) -> str:
-    """Parts of the reward that differ, and the error of a failed check."""
+    """Parts and verdicts that differ, and the error of a failed check."""
     a, b = (dict(reward.parts) if reward else {} for reward in (old, new))
     parts = [
         f"{name} {_number(a.get(name))} -> {_number(b.get(name))}"
@@ -166,6 +166,9 @@ def _note(old: Reward | None, new: Reward | None) -> str:
         for when, reward in (("recorded", old), ("now", new))
         if reward and reward.error
     ]
+    verdicts = [reward.verdict if reward else None for reward in (old, new)]
+    if verdicts[0] and verdicts[0] != verdicts[1]:
+        parts.append(f"verdict {verdicts[0]} -> {verdicts[1]}")
     return "; ".join([*parts, *errors])
 
 

@@ -96,11 +96,11 @@ def final_rows(
         rows.append(("mean score", *(f"{found['score']:.3g}" for found in records)))
     if before["errors"] or after["errors"]:
         rows.append(("checks failed", *(str(found["errors"]) for found in records)))
-    faults = [record.get("verdicts") or {} for record in records]
+    counts = [faults(found.get("verdicts") or {}) for found in records]
     rows += [
-        (name, *(str(counts.get(name, 0)) for counts in faults))
+        (name, *(str(one.get(name, 0)) for one in counts))
         for name in VERDICTS
-        if name not in _OTHER_ROWS and any(name in counts for counts in faults)
+        if any(name in one for one in counts)
     ]
     if test:
         low, high = (points(end) for end in test.difference[1:])
@@ -124,7 +124,15 @@ def shown(found: Mapping[str, Any]) -> str:
         )
     if found["score"] is not None and abs(found["score"] - found["accuracy"]) >= 5e-4:
         text += f", mean score {found['score']:.3g}"
-    return text + (f", {found['errors']} checks failed" if found["errors"] else "")
+    text += f", {found['errors']} checks failed" if found["errors"] else ""
+    return text + "".join(
+        f", {n} {name}" for name, n in faults(found.get("verdicts") or {}).items()
+    )
+
+
+def faults(verdicts: Mapping[str, int]) -> dict[str, int]:
+    """Counts of the verdicts that no other figure shows: not passed, wrong or failed."""
+    return {name: n for name, n in verdicts.items() if name not in _OTHER_ROWS}
 
 
 def solved_if(rule: str) -> str:
