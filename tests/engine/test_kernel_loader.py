@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import END, VOCABULARY
+from tests.forkserver import CONTEXT
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
@@ -25,13 +27,8 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 COMPILER = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-PROGRAM = """
-import torch
-from sixfold.kernels.cpu import engine_kernels as module
-module.FLAGS = ("-O0", "-fPIC")
-noise = torch.zeros(1, dtype=torch.float64)
-print(float(module.cpu_kernels().sample(torch.zeros(1, 2), torch.ones(1), noise)[1]))
-"""
+FAST = ("-O0", "-fPIC")
+"""Flags that compile in a moment."""
 with_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
 
@@ -45,7 +42,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(module, "cpu_kernels", cpu_kernels)
     cpu_kernels.cache_clear()
-    monkeypatch.setattr(module, "FLAGS", ("-O0", "-fPIC"))  # compiles in a moment
+    monkeypatch.setattr(module, "FLAGS", FAST)
     return tmp_path / "cache" / "sixfold"
 
 
@@ -77,6 +74,22 @@ def works(kernels: CPUKernels | None) -> bool:
         torch.zeros(1, 2), torch.ones(1), torch.full((1,), 0.7, dtype=torch.float64)
     )
     return int(tokens) == 1 and abs(float(logp) + 0.6931472) < 1e-6
+
+
+def load_in_another_process(cache: Path) -> Connection:
+    """Load the kernels in a new process. It sends True if they work, or ends."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    CONTEXT.Process(target=_load, args=(theirs, cache.parent), daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _load(answer: Connection, cache: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    os.environ.pop("CC", None)
+    module.FLAGS = FAST
+    cpu_kernels.cache_clear()
+    answer.send(works(cpu_kernels()))
 
 
 def answers(model: PreTrainedModel) -> list[tuple[list[int], list[float]]]:
@@ -171,9 +184,7 @@ def test_a_broken_file_in_the_cache_is_made_anew(keep: int, own_cache: Path) -> 
     whole = library.read_bytes()
     library.unlink()  # not in place: this process runs it
     library.write_bytes(whole[:keep])
-    assert subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    ).stdout.startswith("-0.6931")
+    assert load_in_another_process(own_cache).recv()
     assert len(library.read_bytes()) == len(whole)
 
 
@@ -219,11 +230,8 @@ def test_libraries_in_another_users_folder_are_not_loaded(
 @pytest.mark.slow
 @with_compiler
 def test_processes_that_compile_at_once_all_get_kernels(own_cache: Path) -> None:
-    both = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert all(process.communicate()[0].startswith("-0.6931") for process in both)
+    both = [load_in_another_process(own_cache) for _ in range(2)]
+    assert all(answer.recv() for answer in both)
     assert [path.suffix for path in own_cache.iterdir()] == [".so"]
 
 

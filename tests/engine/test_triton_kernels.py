@@ -261,9 +261,7 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "auto"), ("qwen3", "int8")]
-)
+@pytest.mark.parametrize(("name", "kv_dtype"), [("gemma2", "auto"), ("qwen3", "int8")])
 def test_prompts_on_the_kernels_get_the_same_logits(
     name: str,
     kv_dtype: str,
@@ -278,7 +276,7 @@ def test_prompts_on_the_kernels_get_the_same_logits(
         cache = (quantised_cache.Int8KVCache if kv_dtype == "int8" else model_runner.KVCache)(40, 4)
         runner = model_runner.ModelRunner(model, cache, None)
         found = []
-        for texts in ([[5] * 1], [[2, 3, 4] * 7, [9] * 30, [8, 7]]):
+        for texts in ([[5] * 1], [[2, 3, 4] * 5, [9] * 18, [8, 7]]):
             tickets = [
                 Ticket(
                     Request("", text, SamplingParams(max_tokens=1), [0]),
@@ -312,7 +310,7 @@ def test_prompts_on_the_kernels_get_the_same_logits(
             torch.testing.assert_close(
                 ours, other, rtol=0, atol=3e-4 if kv_dtype == "int8" else 1e-5
             )
-    assert {53, 24, 25} <= set(seen)
+    assert {35, 24, 16} <= set(seen)
     assert len(seen) == 2 * (2 + 4), (
         "one call for each layer of a forward, however long the prompts"
     )

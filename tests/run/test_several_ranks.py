@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from sixfold import ranks
 from sixfold.checkpoint.checkpoint import load_checkpoint
 from sixfold.files.folder import RunFolder
 from sixfold.rollout.driver import Driver
@@ -92,8 +93,8 @@ GROUPS: dict[str, dict[str, Any]] = {
 def test_two_ranks_learn_as_one_process_does(name: str, tmp_path: Path) -> None:
     settings = METHODS[name]
     alone = trained(tmp_path, "alone", 1, **settings)
-    ranks = trained(tmp_path, "ranks", 2, **settings, **GROUPS.get(name, {}))
-    same(curve(ranks), curve(alone))
+    together = trained(tmp_path, "ranks", 2, **settings, **GROUPS.get(name, {}))
+    same(curve(together), curve(alone))
     assert not [p for p in tmp_path.iterdir() if p.name not in {"alone", "ranks"} and p.is_dir()]
 
 
@@ -132,11 +133,16 @@ def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(saved: str, tmp_path
             assert (found[size][1][name] - tensor).abs().max() < 1e-6, name
 
 
+def wait_less(rank: int) -> None:
+    """A rank that was killed will not report, however long the others wait."""
+    ranks.GRACE_S = 1.0
+
+
 def started(folder: Path, **settings: Any) -> RankRun:
     """A long run on two ranks, when it has made two steps."""
     settings = {"run__steps": 10_000, "sft__steps": 1, "checkpoint__every": 5, **settings}
     flags = tiny_recipe(folder, run__name="run", **settings)
-    run = train_on_ranks(2, ["train", "demo", *flags], folder / "errors")
+    run = train_on_ranks(2, ["train", "demo", *flags], folder / "errors", wait_less)
     until = time.monotonic() + 60
     while len(_lines(folder / "run" / "metrics.jsonl")) < 2:
         assert time.monotonic() < until and not run.ended(), run.errors()
