@@ -174,7 +174,6 @@ class ProcessRanks:
         self.rank = rank
         self.size = size
         self.timeout_s = timeout_s
-        self._backend = backend
         self._store = dist.PrefixStore("sixfold", store)
         self._place = ""
         self._agreed: BaseException | None = None
@@ -268,13 +267,10 @@ class ProcessRanks:
             return self
         if group == self.size:
             return ALONE
-        wait, groups = timedelta(seconds=self.timeout_s), []
-        with self.answered():
-            for place in range(group):  # all ranks must take part in the creation of each group
-                members = list(range(place, self.size, group))
-                groups.append(dist.new_group(members, timeout=wait, backend=self._backend))
         size = self.size // group
-        return DataRanks(self, groups[self.rank % group], self.rank // group, size)
+        with self.answered():
+            members = spaced_group(size, group, self.timeout_s)
+        return DataRanks(self, members, self.rank // group, size)
 
     @contextmanager
     def answered(self) -> Iterator[None]:
@@ -388,6 +384,26 @@ class DataRanks:
     def data_ranks(self, group: int) -> Ranks:
         """Return these ranks, which already share the work."""
         return self
+
+
+def spaced_group(size: int, distance: int, timeout_s: float) -> dist.ProcessGroup:
+    """Divide all ranks into process groups, and return that of this rank. All must call this.
+
+    Args:
+        size: ranks per group. `size * distance` must divide the number of ranks.
+        distance: difference of the numbers of two neighbours in a group.
+        timeout_s: longest wait for another rank, in seconds.
+    """
+    own, wait, found = dist.get_rank(), timedelta(seconds=timeout_s), None
+    for first in range(dist.get_world_size()):
+        if first // distance % size:
+            continue  # not the first rank of a group
+        # Every rank must take part in the creation of every group.
+        members = list(range(first, first + size * distance, distance))
+        made = dist.new_group(members, timeout=wait)
+        found = made if own in members else found
+    assert found is not None
+    return found
 
 
 def together(ranks: Ranks, action: Callable[[], T]) -> T:

@@ -109,7 +109,7 @@ FOURS = {
     ),
     "tensor groups": Case(values=SMALL, tensor=2, context=2),
     "expert groups": Case(
-        family="qwen3_moe", balance=0.3, routing="replay", values=SMALL, experts=2, context=2
+        family="deepseek_v3", balance=0.3, routing="replay", values=SMALL, experts=2, context=2
     ),
 }
 """Cases of four ranks."""
@@ -125,10 +125,20 @@ def everything(ranks: Ranks) -> dict[str, Any]:
     found["spoiled"] = spoiled_step(ranks, AVERAGED["context"])
     if ranks.size == 2:
         found["bfloat16"] = step(ranks, Case(values=SMALL, context=2), torch.bfloat16)
+        found["timeout"] = group_timeout(ranks)
         found["scores"] = scores(ranks)
         found["values"] = values(ranks)
         found["bytes"] = {mode: activation_bytes(ranks, mode) for mode in ("none", "full")}
     return found
+
+
+def group_timeout(ranks: Ranks) -> float:
+    """Longest wait in a context group, in seconds."""
+    root = PolicyRoot(tiny_model())
+    shard_policy(root, ranks, ParallelConfig(context=2, timeout_s=17.0), None)
+    assert root.context is not None
+    options: Any = root.context.group._get_backend(torch.device("cpu")).options
+    return float(options._timeout.total_seconds())
 
 
 def scores(ranks: Ranks) -> tuple[Tensor, Tensor]:

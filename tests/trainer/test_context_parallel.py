@@ -79,6 +79,10 @@ def test_reference_and_critics_score_as_in_one_process() -> None:
             torch.testing.assert_close(found["values"][body], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_group_waits_no_longer_than_the_setting_says() -> None:
+    assert [found["timeout"] for found in of_ranks(2)] == [17.0] * 2
+
+
 def test_a_rank_keeps_its_share_of_the_activations() -> None:
     """With recomputation, a rank keeps hidden states alone. Otherwise also keys of other ranks."""
     for mode, most in (("none", 0.65), ("full", 0.52)):

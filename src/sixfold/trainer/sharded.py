@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -43,7 +43,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
-from ..ranks import Ranks
+from ..ranks import Ranks, spaced_group
 from ..recipe.schema import ParallelConfig
 from .context_parallel import ContextGroup
 from .expert_parallel import ExpertMesh, check_experts, divide_experts, expert_mesh
@@ -72,7 +72,7 @@ class RankMesh:
     data: DeviceMesh
     tensor: DeviceMesh | None = None
     experts: ExpertMesh | None = None
-    context: DeviceMesh | None = None
+    context: dist.ProcessGroup | None = None
 
     @property
     def group(self) -> int:
@@ -86,12 +86,8 @@ def rank_mesh(
     device: str,
     tensor: int = 1,
     experts: int = 1,
-    context: int = 1,
 ) -> RankMesh:
     """Make the meshes of a run. Ranks with consecutive numbers form a group.
-
-    With tensor groups, a context group has the ranks with the same position in consecutive tensor
-    groups.
 
     Args:
         ranks: the ranks.
@@ -99,24 +95,17 @@ def rank_mesh(
         device: type of the devices.
         tensor: ranks per tensor group. `replicas * tensor` must divide the number of ranks.
         experts: ranks per expert group. `replicas * experts` must divide the number of ranks.
-        context: ranks per context group. `replicas * tensor * context` must divide the number of
-            ranks.
     """
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
     copies = () if replicas == 1 else (replicas,)
     shards = ranks.size // replicas
     every = init_device_mesh(device, (*copies, shards), mesh_dim_names=names)
     sharing = expert_mesh(ranks.size, replicas, device, experts) if experts > 1 else None
-    positions = None
-    if context > 1:
-        shape = (ranks.size // (context * tensor), context, tensor)
-        grid = init_device_mesh(device, shape, mesh_dim_names=("data", "context", "tensor"))
-        positions = grid["context"]
     if tensor == 1:
-        return RankMesh(every, every, experts=sharing, context=positions)
+        return RankMesh(every, every, experts=sharing)
     shape = (*copies, shards // tensor, tensor)
     grid = init_device_mesh(device, shape, mesh_dim_names=(*names, "tensor"))
-    return RankMesh(every, grid[names], grid["tensor"], sharing, positions)
+    return RankMesh(every, grid[names], grid["tensor"], sharing)
 
 
 @dataclass(frozen=True)
@@ -176,7 +165,10 @@ def shard_policy(
     check_experts(root.model, parallel.experts, ranks.size // replicas)
     check_context(context, tensor, ranks.size // replicas)
     device = next(root.parameters()).device.type
-    mesh = rank_mesh(ranks, replicas, device, tensor, parallel.experts, context)
+    mesh = rank_mesh(ranks, replicas, device, tensor, parallel.experts)
+    if context > 1:
+        # With tensor groups, a context group has the ranks with the same position in them.
+        mesh = replace(mesh, context=spaced_group(context, tensor, parallel.timeout_s))
     shard_root(root, mesh, autocast, kept_whole)
     return Shards(root, mesh, ranks.data_ranks(tensor * context), autocast)
 
@@ -229,7 +221,7 @@ def shard_root(
     experts = divide_experts(root.model, mesh.experts) if mesh.experts else []
     meshes = {module: mesh.experts.data for module in experts} if mesh.experts else {}
     if mesh.context:
-        root.context = ContextGroup(mesh.context.get_group())
+        root.context = ContextGroup(mesh.context)
         if isinstance(root, PolicyRoot) and root.routing:
             root.routing.over_positions = root.context.sum
     layers = [m for m in root.model.modules() if isinstance(m, GradientCheckpointingLayer)]
