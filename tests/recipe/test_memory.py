@@ -276,6 +276,7 @@ def test_a_context_group_divides_the_positions(monkeypatch: pytest.MonkeyPatch) 
     plan = make_plan(load_recipe("gsm8k", [f"--model.path={QWEN}"]))
     found = memory_of(plan)
     assert found is not None and "parallel.context = 2" in dict(what_helps(plan, found))
+    assert "4 of them compute the positions" in lines(*flags)
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert "parallel.context = 2" not in dict(what_helps(plan, found))
 

@@ -11,7 +11,7 @@ from rank_cases import ADAPTER, SMALL, Case, averaged, batch_of, spoiled_step, s
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
-from sixfold.batch import Batch, KeptSets, LossOutput
+from sixfold.batch import Batch, KeptSets, LossOutput, filled, number
 from sixfold.critic.critic import Critic
 from sixfold.ranks import Ranks
 from sixfold.recipe.schema import CriticConfig, ParallelConfig, TrainerConfig
@@ -91,13 +91,6 @@ FOURS = {
     "two groups": Case(values=SMALL, context=2),
     "two groups, one without rows": Case(groups=1, context=2),
     "two copies": Case(values=SMALL, replicas=2, context=2),
-    "two groups, replayed experts": Case(
-        model=EXPERTS,
-        balance=0.5,
-        routing="replay",
-        batch=with_routes,
-        context=2,
-    ),
     "ranks without positions": Case(values=STILL, batch=one_short_row, context=4),
     "experts of no positions": Case(
         model=EXPERTS,
@@ -149,8 +142,8 @@ def scores(ranks: Ranks) -> tuple[Tensor, Tensor]:
     return score_tables(root, batch_of(Case()), Scoring(), 24, True, ranks)
 
 
-def values(ranks: Ranks) -> dict[str, Tensor]:
-    """Values of both kinds of critics before and after an update."""
+def values(ranks: Ranks) -> dict[str, tuple[Tensor, float]]:
+    """Values of both kinds of critics after an update, and the norm of its gradient."""
     found = {}
     for body in ("own", "policy"):
         policy, shards = PolicyRoot(tiny_model()), None
@@ -169,8 +162,11 @@ def values(ranks: Ranks) -> dict[str, Tensor]:
             whole_policy=whole_policy,
         )
         batch = batch_of(Case()).with_(returns=torch.ones(()).expand(batch_of(Case()).mask.shape))
-        critic.update(critic.score(batch), _squared)
-        found[body] = critic.score(batch).values
+        metrics = critic.update(critic.score(batch), _squared)
+        found[body] = (
+            filled(critic.score(batch).values, "values"),
+            number(metrics, "critic/grad_norm"),
+        )
     return found
 
 

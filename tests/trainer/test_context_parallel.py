@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from context_cases import AVERAGED, FOURS, PAIRS, activation_bytes, everything, scores, values
+import torch.distributed as dist
+from context_cases import (
+    AVERAGED,
+    FOURS,
+    PAIRS,
+    activation_bytes,
+    everything,
+    scores,
+    values,
+    with_routes,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_cases import SMALL, Case, averaged, spoiled_step, step
 from tests.rank_processes import on_ranks
-from tiny import relative
+from tiny import ragged_groups, relative
 
+from sixfold.batch import collate, filled
 from sixfold.errors import UserError
+from sixfold.model.experts import OWN
 from sixfold.ranks import ALONE
-from sixfold.trainer.context_parallel import assign_positions, key_counts, own_spans
+from sixfold.trainer.context_parallel import (
+    ContextGroup,
+    assign_positions,
+    key_counts,
+    own_spans,
+)
+from sixfold.trainer.packing import pack
 from sixfold.trainer.segments import Segment
 from sixfold.trainer.sharded import check_context
 
@@ -30,7 +48,11 @@ def of_ranks(size: int) -> list[dict[str, Any]]:
     return on_ranks(size, everything)
 
 
-CHOSEN = [(name, 2) for name in PAIRS] + [(name, 4) for name in FOURS]
+FOUR = pytest.param(4, marks=pytest.mark.slow)
+CHOSEN = [
+    *((name, 2) for name in PAIRS),
+    *(pytest.param(name, 4, marks=pytest.mark.slow) for name in FOURS),
+]
 
 
 @pytest.mark.parametrize(("name", "size"), CHOSEN)
@@ -47,7 +69,7 @@ def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> 
             assert value == pytest.approx(expected["metrics"][key], rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, FOUR])
 def test_gradients_are_equal_under_every_aggregation(size: int) -> None:
     expected = averaged(ALONE, AVERAGED["context"])
     for found in of_ranks(size):
@@ -55,7 +77,7 @@ def test_gradients_are_equal_under_every_aggregation(size: int) -> None:
             assert relative(found["averaged"][name], gradient) < 1e-5, name
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, FOUR])
 def test_all_ranks_skip_a_loss_that_is_not_finite(size: int) -> None:
     expected = spoiled_step(ALONE, AVERAGED["context"])
     for found in (each["spoiled"] for each in of_ranks(size)):
@@ -75,8 +97,10 @@ def test_reference_and_critics_score_as_in_one_process() -> None:
     for found in of_ranks(2):
         for table, expected in zip(found["scores"], tables, strict=True):
             torch.testing.assert_close(table, expected, rtol=1e-5, atol=1e-5)
-        for body, expected in of_critics.items():
-            torch.testing.assert_close(found["values"][body], expected, rtol=1e-4, atol=1e-5)
+        for body, (expected, norm) in of_critics.items():
+            table, found_norm = found["values"][body]
+            torch.testing.assert_close(table, expected, rtol=1e-4, atol=1e-5)
+            assert found_norm == pytest.approx(norm, rel=1e-4)
 
 
 def test_a_group_waits_no_longer_than_the_setting_says() -> None:
@@ -172,6 +196,26 @@ def test_one_sequence_is_divided_into_early_and_late_stretches() -> None:
     equal = np.tile(np.arange(4) + 1, 4)
     assert assign_positions(equal, 2).tolist() == [0] * 8 + [1] * 8, "whole completions"
     assert assign_positions(np.array([1, 2]), 4).tolist().count(0) <= 1
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 7])
+def test_tokens_count_once_and_a_rank_without_positions_counts_none(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of the group take turns in this process."""
+    batch = collate(ragged_groups(1, groups=1, samples=2, longest=3)).with_host()
+    row = pack(with_routes(batch), [0, 1], share_prefix=True)
+    assert row.experts is not None and len(row.tokens) == 4
+    parts = []
+    for rank in range(ranks):
+        monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda group: ranks)
+        parts.append(ContextGroup(cast(dist.ProcessGroup, None)).divide(row).part)
+    assert sum(int(part.copies.sum()) for part in parts) == int(row.copies.sum())
+    assert sum(len(part.target) for part in parts) == len(row.target)
+    known = [int((filled(part.experts, "experts") != OWN).sum()) for part in parts]
+    assert sum(known) == int((row.experts != OWN).sum())
+    assert all(len(part.tokens) >= 1 for part in parts)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,11 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
         if p.size
     ]
     if (ranks := ranks_started()) > 1:
-        lines.insert(0, (f"on each of {ranks} GPUs, as torchrun starts ranks", "WORLD_SIZE"))
+        says, why = f"on each of {ranks} GPUs, as torchrun starts ranks", "WORLD_SIZE"
+        if (group := plan.recipe.parallel.context) > 1:
+            says += f"; {group} of them compute the positions of a micro-batch together"
+            why += ", parallel.context"
+        lines.insert(0, (says, why))
     cache = memory.cache_wanted * memory.cache_token
     if memory.cache_wanted:
         how = f"{memory.cache_wanted:,} tokens x {memory.cache_token:,} bytes"
