@@ -80,6 +80,18 @@ def test_tasks_without_usable_tests_are_refused_with_their_row(
         assert word in str(caught.value)
 
 
+def test_rows_without_tests_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(PLAIN) + "\n" + json.dumps({"id": "x", "question": "q"}) + "\n")
+    data = DataConfig(source=str(path), heldout=0, unanswered="drop")
+    found = load_tasks(data, seed=0, rewards=("code",))
+    assert [task.id for task in found.train] == ["p"]
+    assert "1 of 2 rows have no usable tests" in found.notes[0]
+    path.write_text(json.dumps({"id": "x", "question": "q"}) + "\n")
+    with pytest.raises(UserError, match="no tests"):
+        load_tasks(data, seed=0, rewards=("code",))
+
+
 def test_a_missing_compiler_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,46 +9,88 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..environment.code.formats import FORMATS, read_row, recognised
+from ..environment.code.formats import FORMATS, CodeRow, read_row, recognised
 from ..environment.code.languages import LANGUAGES
 from ..environment.code.task_tests import Tests, TestsError
 from ..environment.code.verifier import task_tests
 from ..errors import UserError
 from ..recipe.schema import DataConfig
-from ..types import Task
 from .columns import MISSING, lookup
 from .files import Row
 
 CODE_REWARDS = ("code", "code_fraction")
 
 
-def benchmark_rows(rows: Sequence[Row], data: DataConfig, rewards: Sequence[str]) -> Sequence[Row]:
+def benchmark_rows(
+    rows: Sequence[Row], data: DataConfig, rewards: Sequence[str], name: str
+) -> tuple[Sequence[Row], list[str]]:
     """Rows with the columns that the settings name, whatever benchmark they come from.
+
+    If there is a code reward, every row has tests that can run here.
 
     Args:
         rows: rows of one file or split.
-        data: names the columns and the format.
+        data: names the columns and the format, and says what happens to a row without tests.
         rewards: names of the rewards.
+        name: name of the split.
+
+    Returns:
+        The rows, and a note if rows are left out.
 
     Raises:
-        UserError: for the first row that has not the format.
+        UserError: for the first row that has not the format, or has no usable tests.
     """
-    if data.format == "rows":
-        return rows
-    code = any(reward in CODE_REWARDS for reward in rewards)
-    return [_benchmark_row(row, data, code) for row in rows]
+    reward = next((reward for reward in rewards if reward in CODE_REWARDS), "")
+    if data.format == "rows" and not reward:
+        return rows, []
+    kept: list[Row] = []
+    problem = ""
+    for row in rows:
+        try:
+            kept.append(_benchmark_row(row, data, reward))
+        except TestsError as error:
+            problem = f"{row.where}: {error}"
+            if data.unanswered == "error":
+                raise UserError(f"{problem}. {_remedy(data, reward)}") from error
+    if not kept and problem:
+        raise UserError(f"{problem}. {_remedy(data, reward)}")
+    if len(kept) == len(rows):
+        return kept, []
+    return kept, [
+        f"split '{name}': {len(rows) - len(kept)} of {len(rows)} rows have no usable tests and are"
+        f" left out (data.unanswered = 'drop'); the last one: {problem}"
+    ]
 
 
-def _benchmark_row(row: Row, data: DataConfig, code: bool) -> Row:
+def _remedy(data: DataConfig, reward: str) -> str:
+    drop = "leave such rows out by data.unanswered = 'drop'"
+    if reward:
+        return (
+            f"Reward '{reward}' needs a column 'tests', or rows of a code benchmark (data.format ="
+            f" '{data.format}'); docs/environments.md has the forms. Correct the row, or {drop}"
+        )
+    return f"The rows are read as data.format = '{data.format}': use another, or {drop}"
+
+
+def _benchmark_row(row: Row, data: DataConfig, reward: str) -> Row:
+    """The row with a prompt and tests, if it comes from a code benchmark.
+
+    Raises:
+        TestsError: if it is malformed, or if there is a reward that needs other tests.
+    """
     name = data.format if data.format in FORMATS else recognised(row.fields)
     has_prompt = lookup(row.fields, data.prompt_field) is not MISSING
-    plain = data.format == "auto" and ((has_prompt and not code) or "tests" in row.fields)
-    if name is None or plain:
-        return row
-    try:
-        found = read_row(name, row.fields)
-    except TestsError as error:
-        raise UserError(f"{row.where}: {error} (data.format = '{data.format}')") from error
+    plain = data.format == "auto" and ((has_prompt and not reward) or "tests" in row.fields)
+    if name and not plain and data.format != "rows":
+        row = _converted(row, read_row(name, row.fields), data)
+    if reward:
+        tests = task_tests(row.fields.get("tests"))
+        if isinstance(tests, Tests) and (missing := LANGUAGES[tests.language].missing):
+            raise UserError(f"{row.where}: {missing}")
+    return row
+
+
+def _converted(row: Row, found: CodeRow, data: DataConfig) -> Row:
     fields = {key: value for key, value in row.fields.items() if key not in found.replaced}
     fields[data.prompt_field] = found.prompt
     fields["tests"] = found.tests
@@ -57,25 +99,3 @@ def _benchmark_row(row: Row, data: DataConfig, code: bool) -> Row:
     if found.solution is not None:
         fields[data.answer_field] = found.solution
     return replace(row, fields=fields)
-
-
-def check_code_tasks(tasks: Sequence[Task], rows: Sequence[Row], rewards: Sequence[str]) -> None:
-    """Check that every task has tests that can run here, if a code reward needs them.
-
-    Raises:
-        UserError: for the first task without tests, with malformed tests, or in a language whose
-            compiler is missing.
-    """
-    reward = next((name for name in rewards if name in CODE_REWARDS), None)
-    if reward is None:
-        return
-    for task, row in zip(tasks, rows, strict=True):
-        try:
-            tests = task_tests(task.columns.get("tests"))
-        except TestsError as error:
-            raise UserError(
-                f"{row.where}: {error}. Reward '{reward}' needs a column 'tests', or rows of a code"
-                " benchmark (data.format). docs/environments.md has the forms"
-            ) from error
-        if isinstance(tests, Tests) and (missing := LANGUAGES[tests.language].missing):
-            raise UserError(f"{row.where}: {missing}")

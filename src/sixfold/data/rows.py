@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import UserError, nearest
 from ..recipe.schema import DataConfig
 from ..types import Message, Task
-from .code_rows import benchmark_rows, check_code_tasks
+from .code_rows import benchmark_rows
 from .columns import MISSING, lookup, paths
 from .files import Row
 from .json_text import LONGEST_INTEGER, json_type
@@ -49,7 +49,7 @@ def rows_to_tasks(
     Raises:
         UserError: for the first row that is not a valid task.
     """
-    rows = benchmark_rows(rows, data, rewards)
+    rows, untested = benchmark_rows(rows, data, rewards, name)
     needs_answer = any(reward in NEED_ANSWER for reward in rewards)
     # A user's reward may need no answer, so the column must exist only if it is needed or named.
     answer_asked = (
@@ -72,9 +72,8 @@ def rows_to_tasks(
                 f"{row.where}: reward 'arithmetic' needs an integer in {data.answer_field!r}, got"
                 f" {str(task.answer)[:40]!r}"
             )
-    check_code_tasks(tasks, rows, rewards)
     _check_ids(tasks, rows, data.id_field)
-    return tasks, dropped + _answer_notes(tasks, rows, data, name)
+    return tasks, untested + dropped + _answer_notes(tasks, rows, data, name)
 
 
 def _answered(rows: Sequence[Row], data: DataConfig, name: str) -> tuple[Sequence[Row], list[str]]:

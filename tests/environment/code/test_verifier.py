@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sixfold.environment.code import languages
+from sixfold.environment.code.formats import PREFIX
 from sixfold.environment.code.languages import LANGUAGES, Language
 from sixfold.environment.code.results import Result
 from sixfold.environment.code.task_tests import TestsError, read_tests
@@ -46,6 +47,8 @@ PROGRAM = {
     "prefix": "def helper(x):\n    return x + 1\n",
     "program": CHECK,
 }
+LISTS = {**ADD, "prefix": PREFIX}
+PLUS = {"type": "stdin", "prefix": PREFIX, "cases": [["2 3\n", "5\n"], ["1 1", "2"]]}
 PAIRS = {"type": "assert", "asserts": ["assert total([Pair(1, 2), Pair(3, 4)], 2) == 10"]}
 
 
@@ -83,6 +86,8 @@ def test_every_kind_of_test_accepts_right_programs() -> None:
             SUM,
         ),
         ("def inc(x): return helper(x)", PROGRAM),
+        ("class Solution:\n    def add(self, a: List[int], b): return sum([a, b])", LISTS),
+        ("print(pow(2, sum(map(int, input().split())), 10**9).bit_length() - 1)", PLUS),
         (
             "class Pair:\n    def __init__(self, a, b): self.both = a + b\n"
             "def total(pairs, n): return sum(p.both for p in pairs[:n])",
@@ -105,6 +110,7 @@ def test_wrong_programs_get_the_verdict_that_says_why() -> None:
         ("def add(a, b): return (a + b for _ in [1])", "protocol_error"): ADD,
         ("def add(a, b): return a.b", "runtime_error"): ADD,
         ("def sub(a, b): return a - b", "runtime_error"): ADD,
+        ("from_prefix = None", "runtime_error"): LISTS,
         ("def add(a, b: return a", "compile_error"): ADD,
         ("def add(a, b): return bytearray(1 << 40)", "out_of_memory"): ADD,
         ("def add(a, b):\n    while True: pass", "timeout"): {**ADD, "time_limit_s": 0.3},

@@ -68,7 +68,7 @@ class Candidate:
         language: how it is compiled and run.
         sandbox: where it runs.
         limits: limits of one run.
-        prefix: source that runs before `code` if functions are called.
+        prefix: Python source that runs before `code`.
         binary: the compiled program, if the language needs one.
     """
 
@@ -120,6 +120,7 @@ class Candidate:
         request = {
             "mode": "inputs",
             "inputs": list(inputs),
+            "prefix": self.prefix,
             "code": self.code if in_harness else None,
             "argv": list(self.language.argv),
             "output_bytes": self.limits.output_bytes // 2,

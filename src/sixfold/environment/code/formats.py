@@ -15,6 +15,32 @@ from typing import Any
 from .packed_text import PackedTextError, unpacked
 from .task_tests import TestsError
 
+PREFIX = """from string import *
+from re import *
+from datetime import *
+from collections import *
+from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from random import *
+from statistics import *
+from itertools import *
+from functools import *
+from operator import *
+from io import *
+from sys import *
+from json import *
+from builtins import *
+from typing import *
+import bisect, builtins, collections, copy, datetime, functools, heapq, io, itertools, json, math
+import operator, random, re, statistics, string, sys
+sys.setrecursionlimit(50000)
+"""
+"""Names that programs of LiveCodeBench and APPS may use without importing them: both benchmarks
+run this first. The built-in functions come after modules that have functions of the same names.
+"""
+
 
 @dataclass(frozen=True)
 class CodeRow:
@@ -135,9 +161,10 @@ def _apps(row: Mapping[str, Any]) -> CodeRow:
             {"args": i, "expected": o, "also": o[:1] if isinstance(o, list) else []}
             for i, o in zip(inputs, outputs, strict=True)
         ]
-        tests = {"type": "function", "fn_name": name, "hidden": cases}
+        tests = {"type": "function", "fn_name": name, "hidden": cases, "prefix": PREFIX}
     else:
-        tests = {"type": "stdin", "hidden": list(zip(inputs, outputs, strict=True))}
+        pairs = list(zip(inputs, outputs, strict=True))
+        tests = {"type": "stdin", "hidden": pairs, "prefix": PREFIX}
     solutions = _object(row.get("solutions") or "[]")
     identity = row.get("problem_id", row.get("id", ""))
     return CodeRow(
@@ -163,12 +190,14 @@ def _livecodebench(row: Mapping[str, Any]) -> CodeRow:
             "fn_name": name.rpartition(".")[2],
             "public": [_functional(case) for case in public],
             "hidden": [_functional(case) for case in hidden],
+            "prefix": PREFIX,
         }
     elif kinds == {"stdin"}:
         tests = {
             "type": "stdin",
             "public": [[case["input"], case["output"]] for case in public],
             "hidden": [[case["input"], case["output"]] for case in hidden],
+            "prefix": PREFIX,
         }
     else:
         raise TestsError(f"unknown kinds of tests: {', '.join(sorted(kinds)) or 'no tests'}")

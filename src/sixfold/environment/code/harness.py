@@ -8,8 +8,8 @@ Its standard input is one JSON object:
 
 - {"nonce": text, "mode": "calls", "prefix": text, "code": text, "objects": flag,
   "calls": [[name, args, kwargs], ...]}. The prefix is code of the task that runs first.
-- {"nonce": text, "mode": "inputs", "code": text or null, "argv": [...], "inputs": [text, ...],
-  "output_bytes": n}. Without code, the program `argv` runs once per input.
+- {"nonce": text, "mode": "inputs", "prefix": text, "code": text or null, "argv": [...],
+  "inputs": [text, ...], "output_bytes": n}. Without code, the program `argv` runs once per input.
 
 It writes lines to descriptor 3, each with the nonce before a JSON object:
 
@@ -105,15 +105,17 @@ def _calls(request: dict[str, Any], replies: Replies) -> None:
 
     try:
         exec(request["prefix"], module.__dict__)
+        given = dict(module.__dict__)
         exec(program, module.__dict__)
     except BaseException as error:  # noqa: BLE001  the candidate may raise anything
         replies.fail(error)
         return
+    own = {key: value for key, value in module.__dict__.items() if value is not given.get(key)}
     for case, (name, args, kwargs) in enumerate(request["calls"]):
         try:
-            function = _function(module.__dict__, name)
-            given = decode(args, kept.__getitem__), decode(kwargs, kept.__getitem__)
-            value = function(*given[0], **given[1])
+            function = _function(own, name)
+            positional, named = decode(args, kept.__getitem__), decode(kwargs, kept.__getitem__)
+            value = function(*positional, **named)
             encoded = Encoder(keep if request["objects"] else None).encode(value)
         except NotPlain as error:
             replies.send(case=case, failure="protocol_error", detail=f"returned {error}")
@@ -154,7 +156,12 @@ def _reap() -> None:
 
 
 def _function(names: dict[str, Any], name: str) -> Any:
-    """A function of the module, or a method of its class `Solution` (on a new object)."""
+    """A function of the program, or a method of its class `Solution` (on a new object).
+
+    Args:
+        names: what the program itself has defined. The prefix may have functions of that name.
+        name: the function.
+    """
     if name in names:
         return names[name]
     if "Solution" in names:
@@ -169,6 +176,7 @@ def _inputs(request: dict[str, Any], replies: Replies) -> None:
         program = _compiled(request["code"], replies)
         if program is None:
             return
+        exec(request["prefix"], {})  # its imports are then there in every child
     elif request["argv"][0].startswith("./"):
         os.chmod(request["argv"][0], 0o700)
     left = request["output_bytes"]
@@ -178,7 +186,7 @@ def _inputs(request: dict[str, Any], replies: Replies) -> None:
             given.seek(0)
             child = os.fork()
             if not child:
-                _child(program, request["argv"], given.fileno(), written.fileno(), left)
+                _child(program, request, given.fileno(), written.fileno(), left)
             status = os.waitpid(child, 0)[1]
             with suppress(OSError):
                 os.killpg(child, signal.SIGKILL)
@@ -196,7 +204,7 @@ def _inputs(request: dict[str, Any], replies: Replies) -> None:
     replies.send(end=True)
 
 
-def _child(program: Any, argv: list[str], given: int, written: int, room: int) -> None:
+def _child(program: Any, request: dict[str, Any], given: int, written: int, room: int) -> None:
     """Become the candidate: a script named __main__ with standard input and output."""
     code = 1
     try:
@@ -206,12 +214,14 @@ def _child(program: Any, argv: list[str], given: int, written: int, room: int) -
         os.closerange(3, 256)
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         if program is None:
-            os.execv(argv[0], argv)
+            os.execv(request["argv"][0], request["argv"])
         sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape")
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")
         sys.argv = ["solution.py"]
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module
+        module.__file__ = os.path.abspath("solution.py")
+        exec(request["prefix"], module.__dict__)
         code = _script(program, module.__dict__)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

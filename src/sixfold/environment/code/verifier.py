@@ -34,9 +34,9 @@ REPEATS = 8
 the time then passes three cases with a probability of 2**-27."""
 
 _RANDOM = re.compile(
-    r"\b(?:random\w*|secrets|uuid\w*|u?rand|urandom|getrandom|srand|mt19937\w*|time\w*|clock\w*"
+    r"\b(?:rand\w*|choices?|shuffle|sample|secrets|uuid\w*|urandom|getrandom|srand|mt19937\w*|time\w*|clock\w*"
     r"|chrono|perf_counter\w*|monotonic\w*|datetime|Date|performance|getpid|id|hash|__hash__"
-    r"|__import__|importlib|eval|exec|getattr)\b|/dev/u?random",
+    r"|__import__|importlib|eval|exec|getattr)\b|/dev/u?random|/proc/",
     re.ASCII,
 )
 """Words without which a program can hardly be random."""

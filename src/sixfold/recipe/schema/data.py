@@ -116,8 +116,8 @@ class DataConfig(Section):
     )
     unanswered: Literal["error", "drop"] = knob(
         "error",
-        "what happens to a row without a reference answer, if a reward needs one: error, or drop"
-        " (drops are counted and reported)",
+        "what happens to a row without a reference answer or tests, if a reward needs them: error,"
+        " or drop (drops are counted and reported)",
     )
     trace_field: str = knob(
         "",
