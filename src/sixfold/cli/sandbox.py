@@ -30,7 +30,9 @@ def run(argv: Sequence[str]) -> int:
     isolation = detected()
     print(isolation.banner)
     for missing in isolation.missing:
-        print(f"missing:   {missing.feature}. Remedy: {missing.remedy}")
+        print(f"missing: {missing.feature}. Remedy: {missing.remedy}")
+        if missing.detail:
+            print(f"         bubblewrap: {missing.detail}")
     print()
     held = True
     for finding in asyncio.run(selfcheck()):

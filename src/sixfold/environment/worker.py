@@ -1,10 +1,11 @@
 """The program of a process that checks answers (`processes/program.py`).
 
-The first request is JSON: {"rewards": names, "timeout_s": seconds per async check}. Its answer is
-{"rewards": [[name, takes_groups, runs_async, version], ...]}, or {"fatal": message} if they cannot
-be loaded. Every later request is a pickled list of (ticket, check). Each check is answered as soon
-as it is done: {"check": ticket, "values": [...], "error": null or text, "seconds": s, "cause":
-text}. A value is a number, null, or a grade as an object.
+The first request is JSON: {"rewards": names, "timeout_s": seconds per async check, "isolation":
+weakest level of sandboxes}. Its answer is {"rewards": [[name, takes_groups, runs_async, version],
+...]}, or {"fatal": message} if they cannot be loaded. Every later request is a pickled list of
+(ticket, check). Each check is answered as soon as it is done: {"check": ticket, "values": [...],
+"error": null or text, "seconds": s, "cause": text}. A value is a number, null, or a grade as an
+object.
 
 Plain functions run in the main thread, one after another. So the parent always knows which check is
 running. Async functions run concurrently, in the event loop of `values`; (ticket, None) cancels
@@ -41,6 +42,7 @@ from .maths.algebra import load_cas
 from .rewards import BOUNDED, MATHS, load_reward
 from .sandbox.cells import launchers
 from .sandbox.isolation import detected
+from .sandbox.levels import allow
 
 
 def serve(requests: Requests) -> None:
@@ -51,6 +53,7 @@ def serve(requests: Requests) -> None:
     start = json.loads(next(requests))
     specs = start["rewards"]
     set_time_limit(start["timeout_s"])
+    allow(start["isolation"])
     try:
         functions = [load_reward(spec) for spec in specs]
         if any(function.times_itself for function in functions):

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..processes.child import Child, ChildEnded, Message
 from .checks import Cause, Check, Outcome
 from .grade import Grade
+from .sandbox.levels import allowed
 
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 MAX_REPLY_BYTES = 1 << 24
@@ -81,7 +82,8 @@ class WorkerProcess:
             environment={"OMP_NUM_THREADS": "1"},
             reply_limit=MAX_REPLY_BYTES,
         )
-        self.child.post(json.dumps({"rewards": list(specs), "timeout_s": timeout_s}).encode())
+        start = {"rewards": list(specs), "timeout_s": timeout_s, "isolation": allowed()}
+        self.child.post(json.dumps(start).encode())
         self.concurrent = concurrent
         self.deadline = time.monotonic() + START_TIMEOUT_S
         self.ready = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..environment.sandbox.levels import allow
 from ..environment.scorer import Environment
 from ..environment.solved import REWARD
 from ..recipe.schema import Recipe
+from .isolation import isolation_note
 
 
 def recipe_environment(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Environment:
@@ -16,8 +18,14 @@ def recipe_environment(recipe: Recipe, reward: Callable[..., Any] | None = None)
     Args:
         recipe: the whole run.
         reward: replaces the recipe's rewards.
+
+    Raises:
+        UserError: if a reward runs programs and the machine isolates them too little.
     """
     config = recipe.environment
+    allow(config.sandbox.isolation)
+    if reward is None:
+        isolation_note(recipe)  # refuses a machine that is too weak, also for an evaluation
     return Environment(
         (reward,) if reward is not None else config.rewards,
         weights=() if reward is not None else config.weights,

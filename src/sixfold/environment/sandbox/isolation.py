@@ -1,12 +1,4 @@
-"""Which isolation this machine gives, found out by trying, and what it lacks.
-
-Two levels, strongest first:
-
-- `namespaces`: every job runs in user, mount, pid, network and ipc namespaces of its own, under a
-  seccomp filter and resource limits.
-- `limits`: resource limits only. A job can read the files of its user and use the network. This is
-  not sufficient for hostile code.
-"""
+"""Which isolation this machine gives, found out by trying, and what it lacks."""
 
 from __future__ import annotations
 
@@ -16,16 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
 
 from ...errors import UserError
 from ..blocking import run_blocking
 from .cells import CellError, LauncherProcess
 from .command import Setup, bundled_bwrap
+from .levels import LEVELS, Level
 from .seccomp import seccomp_filter
-
-Level = Literal["namespaces", "limits"]
-LEVELS: tuple[Level, ...] = get_args(Level)
 
 _SETTING = "environment.sandbox.isolation"
 _WEAKER = (
@@ -42,10 +31,12 @@ class Missing:
     Attributes:
         feature: its name.
         remedy: how to get it.
+        detail: what the attempt to use it said.
     """
 
     feature: str
     remedy: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +152,7 @@ def _complaint(setup: Setup) -> str:
 
 def _reason(complaint: str) -> Missing:
     """The feature whose lack explains a complaint of bubblewrap."""
+    detail = " ".join(complaint.split())
     switches = {
         "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
         "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=15000"),
@@ -172,10 +164,11 @@ def _reason(complaint: str) -> Missing:
     for name, (blocked, remedy) in switches.items():
         with suppress(OSError):
             if (Path("/proc/sys") / name).read_text().strip() == blocked:
-                return Missing("user namespaces", f"as root, {remedy}")
+                return Missing("user namespaces", f"as root, {remedy}", detail)
     return Missing(
-        f"user namespaces (bubblewrap says: {' '.join(complaint.split())})",
+        "user namespaces",
         "allow them: outside a container by sysctl user.max_user_namespaces and"
         " kernel.unprivileged_userns_clone, in Docker by --security-opt seccomp=unconfined"
         " --security-opt apparmor=unconfined",
+        detail,
     )

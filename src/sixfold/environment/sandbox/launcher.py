@@ -73,6 +73,10 @@ class Cell:
             body, descriptors = _receive(self.life, 2)
         except OSError:
             body, descriptors = b"", []
+        if self.kept:  # its /proc is that of the host
+            for descriptor in descriptors:
+                os.close(descriptor)
+            descriptors = []
         if body and self.watch is None:
             self.watch = Watch(json.loads(body), descriptors)
         else:

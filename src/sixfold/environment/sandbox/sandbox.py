@@ -9,8 +9,9 @@ from collections import deque
 from typing import Self
 
 from .cells import Cell, CellError, LauncherProcess
-from .isolation import Level, detected, required
+from .isolation import detected, required
 from .job import Ended, Job, Limits
+from .levels import Level, allowed
 
 _ATTEMPTS = 3
 
@@ -24,7 +25,7 @@ class Sandbox:
     Use it from one event loop at a time. It ends with this process, also if that is killed.
 
     Args:
-        isolation: weakest level that is allowed: "namespaces" or "limits".
+        isolation: weakest level that is allowed. None: that of this process (`levels.allow`).
         slots: number of jobs that run at the same time; the others wait. 0: one per core.
         scratch_mb: size of the scratch folder in waiting cells. A job with another size starts a
             cell of its own.
@@ -38,13 +39,13 @@ class Sandbox:
 
     def __init__(
         self,
-        isolation: Level = "namespaces",
+        isolation: Level | None = None,
         *,
         slots: int = 0,
         scratch_mb: int = Limits().scratch_mb,
     ) -> None:
         found = detected()
-        required(isolation, found)
+        required(isolation or allowed(), found)
         self.isolation = found.level
         self._setup = found.setup
         self._slots = slots or len(os.sched_getaffinity(0))

@@ -167,7 +167,7 @@ def _probes(stack: ExitStack) -> list[_Probe]:
     addresses.append((socket.AF_UNIX.value, name))
     canary = stack.enter_context(tempfile.NamedTemporaryFile(prefix="sixfold-canary-"))  # noqa: SIM115
     os.chmod(canary.name, 0o644)
-    paths = [canary.name, os.path.expanduser("~"), "/etc/passwd", "/home", "/root", "/var"]
+    paths = [canary.name, "/etc/passwd", "/home", "/root", "/var", "/run"]
     second = Limits(wall_s=1.0)
     return [
         _Probe("network", _NETWORK.format(addresses=addresses), "passed", "host ports refused"),

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .base import Real, Section, knob
+
+
+class SandboxConfig(Section):
+    """Isolation of programs that the model has written."""
+
+    isolation: Literal["namespaces", "limits"] = knob(
+        "namespaces",
+        "weakest isolation that is allowed; a machine that gives less refuses to start; limits:"
+        " resource limits only, which do not stop hostile code",
+    )
 
 
 class EnvironmentConfig(Section):
@@ -39,3 +51,4 @@ class EnvironmentConfig(Section):
         " too hard",
         ge=0,
     )
+    sandbox: SandboxConfig = SandboxConfig()
