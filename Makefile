@@ -18,7 +18,7 @@ help:
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,gym,tensorboard]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,gym,sandbox,tensorboard]"
 	@touch $(STAMP)
 
 demo: $(STAMP)

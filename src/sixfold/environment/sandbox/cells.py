@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import socket
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -228,6 +229,7 @@ def _watched(limits: Limits) -> bytes:
     """Message to the launcher: the limits that it watches."""
     return json.dumps(
         {
+            "began": time.monotonic(),
             "wall_s": limits.wall_s,
             "memory_bytes": limits.memory_mb << 20,
             "processes": limits.processes,

@@ -8,8 +8,8 @@ Requests come over a Unix socket with message boundaries. Each is a JSON object 
 of one cell: control socket, standard input, output and error, result, and life. The cell lives
 until the other end of `life` is closed. Messages over `life`:
 
-- to the launcher: {"wall_s", "memory_bytes", "processes", "files"} with the descriptors that the
-  agent has sent: the job begins, and its limits hold from now on
+- to the launcher: {"began", "wall_s", "memory_bytes", "processes", "files"} with the descriptors
+  that the agent has sent: the job begins, and its limits hold from now on
 - from the launcher, when no process of the cell is left: {"code": exit code, "why": limit that was
   exceeded or "", "detail": text, "seconds": wall time}
 """
@@ -68,19 +68,24 @@ class Cell:
         self.killed_at: float | None = None
 
     def heard(self) -> None:
-        """Read a message of the owner."""
+        """Read what the owner has sent: the limits of the job, or the end."""
+        if not self._began():
+            self.kill()
+
+    def _began(self) -> bool:
+        """Read the message with which the job begins. False if there is another or none."""
         try:
             body, descriptors = _receive(self.life, 2)
         except OSError:
-            body, descriptors = b"", []
+            return False
+        if not body or self.watch:
+            return False
         if self.kept:  # its /proc is that of the host
             for descriptor in descriptors:
                 os.close(descriptor)
             descriptors = []
-        if body and self.watch is None:
-            self.watch = Watch(json.loads(body), descriptors)
-        else:
-            self.kill()
+        self.watch = Watch(json.loads(body), descriptors)
+        return True
 
     def look(self, now: float) -> None:
         """Kill the cell if its job has exceeded a limit."""
@@ -105,7 +110,10 @@ class Cell:
 
     def ended(self, status: int) -> None:
         """Tell the owner that no process is left."""
-        self._drop_unread()
+        if self.watch is None:
+            # The job began and ended since the last look. A message that nobody reads would reset
+            # the connection, and the owner would not get the report.
+            self._began()
         code = os.waitstatus_to_exitcode(status)
         report: dict[str, Any] = {"code": code if code >= 0 else 128 - code, "seconds": 0.0}
         if self.watch:
@@ -117,15 +125,6 @@ class Cell:
         with suppress(OSError):  # the owner does not wait for it
             self.life.send(json.dumps(report).encode())
         self.life.close()
-
-    def _drop_unread(self) -> None:
-        """Read what the owner has sent meanwhile: closing an unread socket drops the report."""
-        self.life.setblocking(False)
-        with suppress(OSError):
-            while (found := _receive(self.life, 2))[0]:
-                for descriptor in found[1]:
-                    os.close(descriptor)
-        self.life.setblocking(True)
 
 
 class Launcher:
@@ -364,7 +363,9 @@ def _end_with_parent(number: int, launcher: int) -> None:
 
 def _receive(end: socket.socket, most: int) -> tuple[bytes, list[int]]:
     """Receive a message with up to `most` descriptors, which no started program inherits."""
-    body, descriptors, _, _ = socket.recv_fds(end, _MESSAGE_BYTES, most, socket.MSG_CMSG_CLOEXEC)
+    body, descriptors, _, _ = socket.recv_fds(
+        end, _MESSAGE_BYTES, most, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+    )
     return body, descriptors
 
 

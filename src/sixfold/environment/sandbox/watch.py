@@ -7,7 +7,6 @@ reads it from the cell's own /proc, which lists only the processes of the cell.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -20,13 +19,13 @@ class Watch:
     """Limits of a job that runs.
 
     Args:
-        limits: wall_s, memory_bytes, processes, files.
+        limits: began (monotonic time), wall_s, memory_bytes, processes, files.
         folders: descriptors of the cell's /proc and of its scratch folder, or nothing. They are
             closed by `close`.
     """
 
     def __init__(self, limits: Mapping[str, float], folders: Sequence[int]) -> None:
-        self.began = time.monotonic()
+        self.began = limits["began"]
         self._limits = limits
         self._folders = list(folders)
         self._proc: int | None = None
