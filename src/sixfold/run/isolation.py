@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..environment.rewards import TIME_THEMSELVES
 from ..environment.sandbox.isolation import detected, required
-from ..environment.sandbox.levels import SANDBOXED
 from ..recipe.schema import Recipe
 
 
@@ -13,7 +13,7 @@ def isolation_note(recipe: Recipe) -> str:
     Raises:
         UserError: if the machine gives less than `environment.sandbox.isolation`.
     """
-    if not SANDBOXED.intersection(recipe.environment.rewards):
+    if not TIME_THEMSELVES.intersection(recipe.environment.rewards):
         return ""
     found = detected()
     required(recipe.environment.sandbox.isolation, found)

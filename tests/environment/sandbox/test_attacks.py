@@ -128,6 +128,7 @@ async def python(sandbox: Sandbox, program: str, limits: Limits = PATIENT) -> En
     return await sandbox.run_python(Job(("main.py",), {"main.py": program.encode()}, b"", limits))
 
 
+@pytest.mark.slow
 def test_no_attack_succeeds_and_nothing_is_left(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

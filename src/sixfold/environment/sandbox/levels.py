@@ -15,9 +15,6 @@ Level = Literal["namespaces", "limits"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-SANDBOXED = frozenset({"code", "code_fraction"})
-"""Built-in rewards that run programs of the model."""
-
 _allowed: list[Level] = ["namespaces"]
 
 
