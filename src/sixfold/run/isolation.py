@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..environment.rewards import TIME_THEMSELVES
 from ..environment.sandbox.isolation import detected, required
 from ..recipe.schema import Recipe
@@ -18,3 +20,13 @@ def isolation_note(recipe: Recipe) -> str:
     found = detected()
     required(recipe.environment.sandbox.isolation, found)
     return found.banner
+
+
+def announce_isolation(recipe: Recipe, note: Callable[[str], None]) -> None:
+    """Pass the line of `isolation_note` to `note`, if there is one.
+
+    Raises:
+        UserError: as `isolation_note`.
+    """
+    if text := isolation_note(recipe):
+        note(text)

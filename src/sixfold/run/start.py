@@ -50,7 +50,7 @@ from .ending import Ending, how_to_go_on, why_ended
 from .finish import finish
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
-from .isolation import isolation_note
+from .isolation import announce_isolation
 from .last_step import LastStep, failures_in_words, last_ending, what_is_left, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_collector
 from .resume import cut_after, find_checkpoint
@@ -115,8 +115,7 @@ def train_run(
         stack.enter_context(failures_in_words(recipe, run, progress))
         check_supported(recipe, method_of(recipe, algorithm), ranks)
         recipe = quiet(recipe) if ranks.rank else recipe
-        if note := isolation_note(recipe):
-            progress.note(note)
+        announce_isolation(recipe, progress.note)
         try:
             checkpoint = None
             if resume:
