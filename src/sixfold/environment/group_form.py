@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 from ..types import Task, Verdict
@@ -67,14 +67,21 @@ def diversity(group: Sequence[Member], task: Task) -> list[float | None]:
             "diversity needs another reward in environment.rewards that decides which completions"
             " are right"
         )
-    pieces = [_pieces(member.text) if member.solved else frozenset() for member in group]
-    right = [index for index, member in enumerate(group) if member.solved]
+    numbers: dict[tuple[str, ...], int] = {}
+    right = {index: _pieces(m.text, numbers) for index, m in enumerate(group) if m.solved}
+    similar = dict.fromkeys(right, 0.0)
+    for one, other in combinations(right, 2):
+        share = _similarity(right[one], right[other])
+        similar[one] += share
+        similar[other] += share
     values: list[float | None] = []
     for index, member in enumerate(group):
-        others = [_similarity(pieces[index], pieces[i]) for i in right if i != index]
-        distinct = 1.0 - sum(others) / len(others) if others else 1.0
-        failed = member.verdict == "infrastructure_error"
-        values.append(None if failed else distinct if member.solved else 0.0)
+        if member.verdict == "infrastructure_error":
+            values.append(None)
+        elif index in right:
+            values.append(1.0 - similar[index] / max(1, len(right) - 1))
+        else:
+            values.append(0.0)
     return values
 
 
@@ -123,13 +130,20 @@ def win_rate(compare: Compare) -> Callable[[Sequence[Member], Task], Any]:
     return reward
 
 
-def _pieces(text: str) -> frozenset[tuple[str, ...]]:
-    """Runs of WORDS_PER_PIECE words and signs in a text, without regard to case."""
+def _pieces(text: str, numbers: dict[tuple[str, ...], int]) -> frozenset[int]:
+    """Runs of WORDS_PER_PIECE words and signs in a text, without regard to case.
+
+    Args:
+        text: the text.
+        numbers: number of each run. New runs are added. Sets of numbers are faster than of tuples.
+    """
     words = re.findall(r"\w+|[^\w\s]", text.casefold())
     length = min(WORDS_PER_PIECE, len(words))
-    return frozenset(tuple(words[i : i + length]) for i in range(len(words) - length + 1))
+    runs = (tuple(words[i : i + length]) for i in range(len(words) - length + 1))
+    return frozenset(numbers.setdefault(run, len(numbers)) for run in runs)
 
 
-def _similarity(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> float:
+def _similarity(a: frozenset[int], b: frozenset[int]) -> float:
     """Jaccard similarity, 0 to 1. Two empty sets are equal."""
-    return len(a & b) / len(a | b) if a or b else 1.0
+    shared = len(a & b)
+    return shared / (len(a) + len(b) - shared) if a or b else 1.0
