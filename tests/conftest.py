@@ -76,6 +76,10 @@ LONG = (
     "run/test_resume.py",
     "run/test_reference_placements.py",
     "run/test_several_ranks.py",
+    "trainer/test_context_parallel.py",
+    "trainer/test_expert_parallel.py",
+    "trainer/test_sharded.py",
+    "trainer/test_tensor_parallel.py",
     "engine/test_sanitized_kernels.py",
     "run",
     "checkpoint",
@@ -85,6 +89,7 @@ LONG = (
     "recipes",
     "server",
     "reference",
+    "environment",
 )
 """Folders and files whose tests begin first: a long file that begins last keeps one worker busy
 while the other has nothing to do."""
