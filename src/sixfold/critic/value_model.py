@@ -2,8 +2,9 @@
 
   own       transformers' token-classification class of the policy's architecture, with one label:
             a copy of the policy's body under a value head
-  own, LoRA an adapter of its own on the policy's frozen base, under a value head. The weights of
-            the base exist once
+  adapter   a LoRA adapter of its own on the policy's frozen base, under a value head. The weights
+            of the base exist once. `critic.body = "own"` gives this form if the policy has an
+            adapter
   policy    a value head alone, on the policy's last hidden states. The body gets no gradient from
             it, so it cannot change the policy.
 

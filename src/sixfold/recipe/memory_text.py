@@ -261,8 +261,11 @@ def _bases(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
             run = recipe.run.model_copy(update={"precision": "bfloat16"})
             changed = changed.model_copy(update={"run": run})
             shown += " with run.precision = 'bfloat16'"
-        with suppress(UserError):  # this run cannot have the base
+        possible = False
+        with suppress(UserError):
             check_lora(changed, resolve_algorithm(changed.algorithm))
+            possible = True
+        if possible:
             yield shown, changed
 
 
