@@ -60,7 +60,9 @@ def test_it_parses_and_has_a_plan(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["demo", "demo_lora", "calculator", "reasoning_gym"])
+@pytest.mark.parametrize(
+    "name", ["demo", "demo_lora", "calculator", "code_functions", "reasoning_gym"]
+)
 def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     extra = ["--data.reasoning_gym.size", "20"] if name == "reasoning_gym" else []
     assert train_run(load_recipe(name, ["--run.dir", str(tmp_path), *FEW, *SMALL, *extra])) == 0

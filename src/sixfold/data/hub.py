@@ -100,7 +100,7 @@ def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
     reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no reason given'}"
     if folder.is_dir():
         return f"cannot load the dataset folder {data.source!r}: {reason}"
-    hint = nearest(data.source, ["arithmetic", "calculator", "reasoning_gym"])
+    hint = nearest(data.source, ["arithmetic", "calculator", "code_functions", "reasoning_gym"])
     pinned = f" at revision {data.revision!r}" if data.revision else ""
     return (
         f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}, and the hub"

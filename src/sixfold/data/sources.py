@@ -1,7 +1,7 @@
 """Load tasks from one source or several.
 
-Sources are the generators (arithmetic, calculator), reasoning-gym, a file, a dataset folder and the
-hub. `datasets` is imported only for folders and the hub.
+Sources are the generators (arithmetic, calculator, code_functions), reasoning-gym, a file, a
+dataset folder and the hub. `datasets` is imported only for folders and the hub.
 
 Invariants: the same configuration and seed give the same tasks in the same order. No prompt is both
 a training and a held-out prompt. Notes report everything that was dropped.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..environment.arithmetic import arithmetic_tasks
 from ..environment.calculator import calculator_tasks
+from ..environment.code.short_functions import function_tasks
 from ..environment.gym import gym_tasks
 from ..errors import UserError
 from ..recipe.schema import DataConfig, SourceConfig
@@ -153,7 +154,16 @@ def _gym(data: DataConfig, seed: int) -> list[Task]:
     return drawn(gym_tasks(gym.tasks, gym.size, seed, gym.options), data.limit, seed)
 
 
-GENERATORS = {"arithmetic": _sums, "calculator": _calls, "reasoning_gym": _gym}
+def _functions(data: DataConfig, seed: int) -> list[Task]:
+    return function_tasks(data.limit or GENERATED_TASKS, seed=seed)
+
+
+GENERATORS = {
+    "arithmetic": _sums,
+    "calculator": _calls,
+    "code_functions": _functions,
+    "reasoning_gym": _gym,
+}
 """Source -> function that makes its tasks, whose prompts are text."""
 
 

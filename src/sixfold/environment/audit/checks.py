@@ -130,13 +130,18 @@ def check_distractors(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_variants(trials: Trials, rights: Rights) -> Finding:
-    """Which forms of a right answer are accepted (R-078). A refused form is a warning."""
+    """Which forms of a right answer are accepted (R-078). A refused form is a warning.
+
+    Long answers and programs have no such forms.
+    """
     lines, refused = [], []
     for name, variant in VARIANTS.items():
         made = [
             (right.task, in_form(rights.form, text))
             for right in rights.found
-            if right.answer and (text := variant(right.answer)) is not None
+            if 0 < len(right.answer) <= SHOWN_CHARACTERS
+            and "\n" not in right.answer
+            and (text := variant(right.answer)) is not None
         ]
         if not made:
             continue
@@ -145,7 +150,7 @@ def check_variants(trials: Trials, rights: Rights) -> Finding:
         if share < LEAST_ACCEPTED:
             refused.append(name)
     if not lines:
-        return Finding("format variants", "skipped", "no task has a final answer of its own")
+        return Finding("format variants", "skipped", "no task has a short final answer")
     return Finding(
         "format variants",
         "warning" if refused else "ok",

@@ -80,8 +80,8 @@ class DataConfig(Section):
 
     source: str = knob(
         "arithmetic",
-        "arithmetic, calculator, reasoning_gym, a .jsonl/.json/.csv/.tsv/.parquet file, a dataset"
-        " folder, or a hub id",
+        "arithmetic, calculator, code_functions, reasoning_gym, a"
+        " .jsonl/.json/.csv/.tsv/.parquet file, a dataset folder, or a hub id",
     )
     sources: tuple[SourceConfig, ...] = knob(
         (),
