@@ -101,6 +101,8 @@ def test_an_honest_reward_is_not_called_out_and_a_resume_keeps_what_was_found(
     train(tmp_path, resume=run, run__steps=2, environment__preflight=4, **hard)
     assert "earned without solving" not in "".join(capsys.readouterr())
     found = json.loads((run / "summary.json").read_text())["preflight"]
+    assert sum(found["verdicts"].values()) == 4
+    assert set(found["verdicts"]) <= {"passed", "wrong_answer"}
     assert found["rollouts"] == 4 and (
         found["random_answer"],
         found["constant_answer"],
