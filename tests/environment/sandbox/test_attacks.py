@@ -65,6 +65,8 @@ REFUSED = {
     "memfd": TRIED.format("os.memfd_create('x')"),
     "shared pages": TRIED.format("__import__('mmap').mmap(-1, 1 << 20)"),
     "system v memory": CALLED.format("shmget(0, 1 << 20, 0o1600)"),
+    "core dump": "import resource\nif max(resource.getrlimit(resource.RLIMIT_CORE)) > 1:\n"
+    "    print('ESCAPED')",
     "nice": TRIED.format("os.nice(-5)"),
     "root": TRIED.format("os.setuid(0)"),
     "user namespace": CALLED.format("unshare(0x10000000)"),

@@ -23,7 +23,7 @@ from .launcher import DESCRIPTORS
 from .streams import Streams
 
 START_TIMEOUT_S = 30.0  # a busy machine starts processes slowly
-_LATE_S = 5.0  # after its wall limit a job is lost: its launcher hangs
+_LATE_S = 15.0  # after its wall limit a job is lost: its launcher hangs
 _SIGXCPU, _SIGKILL = 24, 9
 _MEMORY_ERRORS = (b"MemoryError", b"std::bad_alloc", b"heap out of memory", b"out of memory")
 
@@ -74,9 +74,12 @@ class LauncherProcess:
         """Start a cell. Returns at once; the cell starts in the background.
 
         Raises:
-            CellError: if the launcher has ended.
+            CellError: if the launcher has ended, or if too many descriptors are open.
         """
-        cell = Cell(scratch_mb)
+        try:
+            cell = Cell(scratch_mb)
+        except OSError as error:
+            raise CellError(f"cannot open a cell: {error}") from error
         try:
             request = json.dumps({"scratch_bytes": scratch_mb << 20}).encode()
             numbers = [cell.theirs[name] for name in DESCRIPTORS]
@@ -253,7 +256,7 @@ def _resource_limits(limits: Limits, isolation: str) -> dict[str, tuple[int, int
         "RLIMIT_AS": space,
         "RLIMIT_FSIZE": limits.scratch_mb << 20,
         "RLIMIT_NOFILE": 256,
-        "RLIMIT_CORE": 0,
+        "RLIMIT_CORE": 1,
     }
     found = {name: (value, value) for name, value in each.items()}
     found["RLIMIT_CPU"] = (limits.cpu_seconds, limits.cpu_seconds + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -72,8 +73,10 @@ def detected() -> Isolation:
     """Isolation of this machine. The first call starts a cell, which takes a fraction of a second.
 
     Raises:
-        UserError: if not even resource limits work.
+        UserError: if not even resource limits work, or if the system is not Linux.
     """
+    if sys.platform != "linux":
+        raise UserError("the sandbox for programs that a model has written needs Linux")
     missing: list[Missing] = []
     programs = dict.fromkeys(filter(None, (shutil.which("bwrap"), bundled_bwrap())))
     if not programs:

@@ -14,6 +14,7 @@ from .job import Ended, Job, Limits
 from .levels import Level, allowed
 
 _ATTEMPTS = 3
+_MOST_SLOTS, _MOST_IDLE = 64, 16  # a cell needs eight of the descriptors that a process may open
 
 
 class Sandbox:
@@ -26,7 +27,7 @@ class Sandbox:
 
     Args:
         isolation: weakest level that is allowed. None: that of this process (`levels.allow`).
-        slots: number of jobs that run at the same time; the others wait. 0: one per core.
+        slots: number of jobs that run at the same time; the others wait. 0: one per core, up to 64.
         scratch_mb: size of the scratch folder in waiting cells. A job with another size starts a
             cell of its own.
 
@@ -48,7 +49,7 @@ class Sandbox:
         required(isolation or allowed(), found)
         self.isolation = found.level
         self._setup = found.setup
-        self._slots = slots or len(os.sched_getaffinity(0))
+        self._slots = slots or min(len(os.sched_getaffinity(0)), _MOST_SLOTS)
         self._scratch_mb = scratch_mb
         self._launcher: LauncherProcess | None = None
         self._idle: deque[Cell] = deque()
@@ -121,7 +122,7 @@ class Sandbox:
         cell = self._idle.popleft() if same and self._idle else None
         if cell is None:
             cell = self._launcher.open_cell(scratch_mb)
-        while same and len(self._idle) < self._slots:
+        while same and len(self._idle) < min(self._slots, _MOST_IDLE):
             self._idle.append(self._launcher.open_cell(scratch_mb))
         try:
             await cell.ready()
