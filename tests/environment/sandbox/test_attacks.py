@@ -21,6 +21,9 @@ SECOND = Limits(wall_s=1.0, memory_mb=256, output_bytes=1 << 20)
 # On a busy machine a program takes long to reach a limit other than that of time.
 PATIENT = replace(SECOND, wall_s=20.0)
 
+# A machine that is far too busy also runs the launcher late.
+LATE_S = 1.0 if os.getloadavg()[0] < 4 * (os.cpu_count() or 1) else 20.0
+
 TRIED = "import os, sys\ntry:\n    {}\n    print('ESCAPED')\nexcept OSError:\n    pass\n"
 CALLED = (
     "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -153,7 +156,7 @@ def test_no_attack_succeeds_and_nothing_is_left(
         for (name, _, verdict), end in zip(2 * ATTACKS, ended, strict=True)
         if (end.verdict != verdict and name not in MAY_ALSO)
         or b"ESCAPED" in end.stdout
-        or (verdict == "timeout" and end.seconds > SECOND.wall_s + 1)
+        or (verdict == "timeout" and end.seconds > SECOND.wall_s + LATE_S)
     }
     assert wrong == {}
     assert {end.isolation for end in ended} == {"namespaces"}
