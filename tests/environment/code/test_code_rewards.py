@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from typing import Any
 
+from sixfold.environment.async_checks import ALIVE_S, AsyncChecks
+from sixfold.environment.checks import Check, Outcome
 from sixfold.environment.code.reward import code_fraction_reward, code_reward, reference_problem
+from sixfold.environment.rewards import RewardFunction
+from sixfold.environment.sampled import Sampled
 from sixfold.environment.scorer import Environment
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -59,10 +64,39 @@ def test_waiting_for_a_sandbox_does_not_count_as_time() -> None:
     assert [reward.value for reward in found] == [1.0] * 8
 
 
+def test_checks_that_time_themselves_show_life_instead_of_being_cancelled() -> None:
+    async def waits(completion: str, task: Task) -> float:
+        await asyncio.sleep(2.5 * ALIVE_S)
+        return 1.0
+
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    signs: list[None] = []
+    checks = AsyncChecks(
+        ALIVE_S / 10,
+        lambda ticket, outcome: outcomes.put(outcome),
+        lambda: None,
+        lambda: signs.append(None),
+    )
+    check = Check(0, Task("t", "p"), ["x"], Sampled(["stop"], [[]], [], "p"))
+    checks.start(1, RewardFunction("code", waits, built_in=True), check)
+    assert outcomes.get(timeout=30).values == [1.0]
+    assert len(signs) >= 2
+    checks.start(2, RewardFunction("code", waits), check)
+    assert outcomes.get(timeout=30).cause == "timeout"
+
+
 def test_a_task_without_tests_has_no_reward() -> None:
     (reward,) = scored([fenced(RIGHT)], tests={}, error_budget=1.0)
     assert (reward.value, reward.verdict) == (None, "infrastructure_error")
     assert "unknown type of tests" in str(reward.error)
+
+
+def test_a_limit_of_the_tests_that_the_check_cannot_keep_is_an_error_with_a_remedy() -> None:
+    (reward,) = scored(
+        [fenced(RIGHT)], tests={**TESTS, "time_limit_s": 9}, timeout_s=5.0, error_budget=1.0
+    )
+    assert (reward.value, reward.verdict) == (None, "infrastructure_error")
+    assert "environment.timeout_s to at least 9.5" in str(reward.error)
 
 
 def test_a_reference_solution_is_checked_against_its_tests() -> None:

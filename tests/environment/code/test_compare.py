@@ -129,6 +129,16 @@ def test_forged_json_equals_nothing(forged: Any, as_python: bool) -> None:
         assert not rules.same(expected, forged)
 
 
+def test_large_sets_of_tuples_are_compared_in_linear_time() -> None:
+    cells = {(x, (y, str(y))) for x in range(60) for y in range(60)}
+    other = {(x, (y, str(y))) for x in range(59, -1, -1) for y in range(60)}
+    for as_python in (False, True):
+        rules = Rules(as_python=as_python)
+        assert rules.same(cells, sent(other))
+        assert not rules.same(cells, sent((other - {(0, (0, "0"))}) | {(0, (0, "1"))} | {(-1,)}))
+        assert not rules.same(cells, sent((other - {(0, (0, "0"))}) | {(0, 0)}))
+
+
 def test_large_dictionaries_are_compared_in_linear_time() -> None:
     large = {number: str(number) for number in range(5_000)}
     reverse = dict(reversed(large.items()))

@@ -16,7 +16,7 @@ from ..sandbox.sandbox import Sandbox
 from .task_tests import TestsError, read_tests
 from .verifier import CodeVerifier
 
-COMPLETION_LIMITS = Limits(wall_s=1.5)
+COMPLETION_LIMITS = Limits(wall_s=1.2)
 """Limits of a verifier case: its verdict must be there within 2 s."""
 
 

@@ -116,8 +116,7 @@ class Rules:
 
     def _take(self, left: dict[str, list[tuple[Any, Any]]], key: Any, value: Any) -> bool:
         """Remove the expected pair that equals a found pair. False if there is none."""
-        number = key if isinstance(key, bool) else _number(key)
-        labels = [self._label(key if number is None else number)]
+        labels = [self._label(_shape(key))]
         if not self._as_python and type(key) is int:
             labels.append(f"s{key}")
         for label in labels:
@@ -139,6 +138,8 @@ class Rules:
             return f"s{key}"
         if isinstance(key, int | float) and self._tolerance is None and math.isfinite(key):
             return f"n{int(key):x}"
+        if isinstance(key, tuple):
+            return f"t({','.join(map(self._label, key))})"
         return "other"
 
 
@@ -204,6 +205,16 @@ def _number(found: Any) -> int | float | None:
         except (ValueError, OverflowError):
             return None
     return None
+
+
+def _shape(found: Any) -> Any:
+    """The key that the JSON stands for, if it is text, a number or a tuple of these."""
+    number = None if isinstance(found, bool) else _number(found)
+    if number is not None:
+        return number
+    if isinstance(found, dict) and isinstance(parts := found.get("t"), list):
+        return tuple(map(_shape, parts))
+    return found
 
 
 def _complex(found: Any) -> complex | None:

@@ -40,6 +40,13 @@ async def _grade(completion: str, task: Task, *, fraction: bool) -> Grade:
         return Grade(None, "infrastructure_error", f"task {task.id}: {error}")
     verifier = CodeVerifier(shared_sandbox(), Limits())
     longest_s = max(ROOM_S, time_limit_s() - ROOM_S)
+    if (tests.time_limit_s or 0.0) > longest_s:
+        problem = (
+            f"task {task.id}: time_limit_s = {tests.time_limit_s:g} of its tests is longer than"
+            f" environment.timeout_s = {time_limit_s():g} allows. Set environment.timeout_s to at"
+            f" least {(tests.time_limit_s or 0.0) + ROOM_S:g}"
+        )
+        return Grade(None, "infrastructure_error", problem)
     return await verifier.grade(completion, tests, fraction=fraction, longest_s=longest_s)
 
 
