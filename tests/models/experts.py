@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.routes import RecordedModel
@@ -76,14 +76,24 @@ def expert_model(name: str) -> PreTrainedModel:
     return copy.deepcopy(_MADE[name])
 
 
-def _make(name: str) -> PreTrainedModel:
-    register()
+def meta_model(name: str) -> PreTrainedModel:
+    """A model without values."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(_config(name))
+
+
+def _config(name: str) -> PretrainedConfig:
     sizes = _SIZES | FAMILIES[name]
     if "kv_lora_rank" in sizes:
         sizes.pop("head_dim")
+    return AutoConfig.for_model(name, **sizes)
+
+
+def _make(name: str) -> PreTrainedModel:
+    register()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes))
+        model = AutoModelForCausalLM.from_config(_config(name))
         with torch.no_grad():
             for parameter_name, p in model.named_parameters():
                 if p.dim() > 1:

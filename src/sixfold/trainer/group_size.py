@@ -25,7 +25,7 @@ def check_group_size(setting: str, value: int, sizes: Mapping[str, int]) -> None
     divisors = (t for t in range(1, common + 1) if common % t == 0)
     nearest = min(divisors, key=lambda t: abs(t - value))
     counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
+    what = f"the {counts}" if len(sizes) == 1 else f"all of these numbers: {counts}"
     raise UserError(
-        f"{setting} = {value} must divide all of these numbers: {counts}. The nearest value that"
-        f" does is {nearest}"
+        f"{setting} = {value} must divide {what}. The nearest value that does is {nearest}"
     )

@@ -47,6 +47,7 @@ from ..ranks import Ranks, spaced_group
 from ..recipe.schema import ParallelConfig
 from .context_parallel import ContextGroup
 from .expert_parallel import ExpertMesh, check_experts, divide_experts, expert_mesh
+from .group_size import check_group_size
 from .head_share import HeadShare
 from .logprobs import PolicyRoot, ScalarRoot
 from .resharding import Layout, at, empty_box, layout_of, reshard, whole_box
@@ -184,16 +185,8 @@ def check_context(context: int, tensor: int, ranks: int) -> None:
     Raises:
         UserError: if a copy does not consist of whole context groups.
     """
-    groups = ranks // tensor
-    if groups % context == 0:
-        return
-    divisors = (c for c in range(1, groups + 1) if groups % c == 0)
-    nearest = min(divisors, key=lambda c: abs(c - context))
-    each = f"{ranks} ranks of one copy" if tensor == 1 else f"{groups} tensor groups of one copy"
-    raise UserError(
-        f"parallel.context = {context} must divide the {each}. The nearest value that does is"
-        f" {nearest}"
-    )
+    what = "ranks of one copy" if tensor == 1 else "tensor groups of one copy"
+    check_group_size("parallel.context", context, {what: ranks // tensor})
 
 
 def shard_root(
