@@ -111,6 +111,7 @@ def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
             world.tasks.heldout,
             recipe.run.seed,
             world.loop,
+            world.strict,
         )
         return Evaluated(
             path, model, *_trained(Path(model)), world.environment.solved_rule.text, found
@@ -159,6 +160,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
         *(f"pass@{k}" for k in ks if k > 1),
         "mean score",
         *shown_parts,
+        *([recipe.eval.strict] if recipe.eval.strict else []),
         "checks failed",
         *(["other verdicts"] if has_faults else []),
     )
@@ -174,6 +176,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
             *(percent(r.found.pass_at(k)) for k in ks if k > 1),
             f"{score.mean:.3f}" if score else "-",
             *(f"{means[name]:.3f}" if name in means else "-" for name in shown_parts),
+            *([percent(r.found.strict_share)] if r.found.strict_share is not None else []),
             str(r.found.errors),
             *([verdicts] if has_faults else []),
         )
@@ -208,6 +211,8 @@ def _results(
                 "pass_at": {str(k): r.found.pass_at(k) for k in _ks(recipe.eval.samples)},
                 "checks_failed": r.found.errors,
                 "verdicts": r.found.verdicts,
+                "strict": r.found.strict_share,
+                "strict_gap": r.found.strict_gap,
                 "completions": completions_file(number),
             }
             for number, r in enumerate(results, start=1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..environment.base import EnvironmentRole
+from ..environment.scorer import Environment
 from ..errors import UserError
 from ..event_loop import EventLoop
 from ..report.verdicts import verdict_counts
@@ -22,9 +23,15 @@ omitted.
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scored groups of held-out tasks."""
+    """Scored groups of held-out tasks.
+
+    Attributes:
+        groups: the groups.
+        strict: the same groups, scored by the verifier `eval.strict`. Empty: there is none.
+    """
 
     groups: list[Group]
+    strict: list[Group] = field(default_factory=list)
 
     @property
     def version(self) -> int:
@@ -56,9 +63,7 @@ class Evaluation:
     @property
     def values(self) -> list[list[float]]:
         """Per task: 1 for each solved sample, 0 for every other sample, failed checks included."""
-        return [
-            [float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in self.groups
-        ]
+        return _solved(self.groups)
 
     @property
     def by_source(self) -> dict[str, float]:
@@ -109,6 +114,20 @@ class Evaluation:
         """Number of samples with each verdict. Empty if the rewards give plain numbers."""
         return verdict_counts(t.reward for g in self.groups for t in g.trajectories)
 
+    @property
+    def strict_share(self) -> float | None:
+        """Share that the strict verifier counts as solved, over the samples that it could check.
+
+        None if there is no strict verifier.
+        """
+        return self._both()[1]
+
+    @property
+    def strict_gap(self) -> float | None:
+        """Share solved minus that of the strict verifier, over the samples that both checked."""
+        usual, strict = self._both()
+        return None if usual is None or strict is None else usual - strict
+
     def pass_at(self, k: int) -> float:
         """pass@k: unbiased probability that at least one of k samples solves a task, mean over
         tasks.
@@ -124,10 +143,25 @@ class Evaluation:
             "heldout/high": accuracy.high,
         }
         found |= {"heldout/score": score.mean} if score else {}
+        if self.strict_share is not None and self.strict_gap is not None:
+            found |= {"heldout/strict": self.strict_share, "heldout/strict_gap": self.strict_gap}
         found |= {f"heldout/source/{name}": share for name, share in self.by_source.items()}
         samples = sum(len(group.trajectories) for group in self.groups)
         found |= {f"heldout/verdict/{name}": n / samples for name, n in self.verdicts.items()}
         return found | {"heldout/version": float(self.version)}
+
+    def _both(self) -> tuple[float | None, float | None]:
+        """Shares solved by the usual and by the strict verifier, over samples that both checked."""
+        pairs = [
+            (float(bool(usual.reward.solved)), float(bool(strict.reward.solved)))
+            for mine, theirs in zip(self.groups, self.strict, strict=False)
+            for usual, strict in zip(mine.trajectories, theirs.trajectories, strict=True)
+            if usual.reward and strict.reward and strict.reward.value is not None
+            if usual.reward.value is not None
+        ]
+        if not pairs:
+            return None, None
+        return _mean([usual for usual, _ in pairs]), _mean([strict for _, strict in pairs])
 
     def _rewards(self) -> list[list[Reward]]:
         return [[t.reward for t in g.trajectories if t.reward] for g in self.groups]
@@ -139,6 +173,7 @@ def evaluate(
     tasks: Sequence[Task],
     seed: int,
     loop: EventLoop,
+    strict: Environment | None = None,
 ) -> Evaluation:
     """Sample and score held-out tasks.
 
@@ -148,9 +183,22 @@ def evaluate(
         tasks: held-out tasks.
         seed: seed of the sampling.
         loop: event loop of the run.
+        strict: scores the finished trajectories once more, by a verifier that training never uses.
     """
     scorer = environment.scorer(len(tasks) * rollout.samples)
-    return Evaluation(loop.run(groups_in_order(rollout.play(tasks, seed, scorer), tasks)))
+    groups = loop.run(groups_in_order(rollout.play(tasks, seed, scorer), tasks))
+    if strict is None:
+        return Evaluation(groups)
+    unscored = [
+        replace(group, trajectories=[replace(t, reward=None) for t in group.trajectories])
+        for group in groups
+    ]
+    strict.score(unscored)
+    return Evaluation(groups, unscored)
+
+
+def _solved(groups: Sequence[Group]) -> list[list[float]]:
+    return [[float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in groups]
 
 
 def _interval(samples: Sequence[Sequence[float]]) -> Interval | None:

@@ -38,6 +38,8 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
         "tasks": len(evaluation.groups),
         "errors": evaluation.errors,
         "verdicts": evaluation.verdicts,
+        "strict": evaluation.strict_share,
+        "strict_gap": evaluation.strict_gap,
         "samples": [asdict(sample) for sample in _samples(evaluation)],
     }
 
@@ -45,7 +47,8 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
     """Keys of summary.json for one evaluation.
 
-    They are NAME, NAME_interval, NAME_sources, NAME_score, NAME_verdicts and NAME_version.
+    They are NAME, NAME_interval, NAME_sources, NAME_score, NAME_verdicts, NAME_strict,
+    NAME_strict_gap and NAME_version.
     """
     return {
         name: found["accuracy"],
@@ -53,6 +56,11 @@ def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
         **({f"{name}_sources": found["sources"]} if found.get("sources") else {}),
         **({f"{name}_score": found["score"]} if found["score"] is not None else {}),
         **({f"{name}_verdicts": found["verdicts"]} if found.get("verdicts") else {}),
+        **{
+            f"{name}_{key}": found[key]
+            for key in ("strict", "strict_gap")
+            if found.get(key) is not None
+        },
         f"{name}_version": found["version"],
     }
 
@@ -94,6 +102,10 @@ def final_rows(
         rows.append((f"  {name}", "" if earlier is None else percent(earlier), percent(share)))
     if before["score"] is not None and after["score"] is not None and _graded(*records):
         rows.append(("mean score", *(f"{found['score']:.3g}" for found in records)))
+    if after.get("strict") is not None:
+        shares = [record.get("strict") for record in records]
+        shown_shares = ("" if share is None else percent(share) for share in shares)
+        rows.append(("by the strict verifier", *shown_shares))
     if before["errors"] or after["errors"]:
         rows.append(("checks failed", *(str(found["errors"]) for found in records)))
     counts = [faults(found.get("verdicts") or {}) for found in records]
@@ -124,6 +136,8 @@ def shown(found: Mapping[str, Any]) -> str:
         )
     if found["score"] is not None and abs(found["score"] - found["accuracy"]) >= 5e-4:
         text += f", mean score {found['score']:.3g}"
+    if found.get("strict") is not None:
+        text += f", {percent(found['strict'])} by the strict verifier"
     text += f", {found['errors']} checks failed" if found["errors"] else ""
     return text + "".join(
         f", {n} {name}" for name, n in faults(found.get("verdicts") or {}).items()

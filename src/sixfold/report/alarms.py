@@ -1,7 +1,7 @@
 """Alarms about the progress of a run. Each is one line, repeated only after it has cleared.
 
-They report slower steps, fewer tokens per second, slower checks, degenerate groups, and a sampler
-whose log-probs differ from the trainer's.
+They report slower steps, fewer tokens per second, slower checks, degenerate groups, a sampler whose
+log-probs differ from the trainer's, and a verifier that pays for what a stricter one refuses.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ DEGENERATE = 0.5
 KL_DRIFT = 0.01
 """Mean KL of sampler to trainer on fresh tokens, in nats per token, above which the sampler counts
 as a different policy. Probabilities then differ by about 10%.
+"""
+STRICT_GAP = 0.05
+"""Share of held-out samples that only the usual verifier counts as solved, above which it is
+probably exploited.
 """
 
 _WATCHED = {
@@ -77,6 +81,8 @@ class Alarms:
         ):
             said.append(line)
         if "mismatch/kl_k3" in values and (line := self._apart(values["mismatch/kl_k3"])):
+            said.append(line)
+        if "heldout/strict_gap" in values and (line := self._lenient(values["heldout/strict_gap"])):
             said.append(line)
         return said
 
@@ -142,6 +148,14 @@ class Alarms:
             far,
             f"sampler and trainer differ: their KL divergence is {fmean(last):.2g} nats per token,"
             " although they have the same version of the weights",
+        )
+
+    def _lenient(self, gap: float) -> str | None:
+        return self._ring(
+            "strict",
+            gap > STRICT_GAP,
+            f"the verifier counts {percent(gap)} of the held-out samples as solved that eval.strict"
+            " refuses: the policy may be exploiting it. Read the samples in the report",
         )
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:

@@ -390,6 +390,18 @@ HELD_OUT = (
         "mean over tasks of the mean over samples",
     ),
     Metric(
+        "heldout/strict",
+        "share",
+        "held-out samples that the verifier eval.strict counts as solved",
+        "solved samples / samples, over those that both verifiers checked",
+    ),
+    Metric(
+        "heldout/strict_gap",
+        "share",
+        "held-out samples solved by the usual verifier minus those solved by eval.strict",
+        "difference of the two shares, over samples that both verifiers checked",
+    ),
+    Metric(
         "heldout/source/*",
         "share",
         "held-out tasks of one source that are solved",

@@ -33,7 +33,8 @@ def evaluate_policy(
     exact = engine.exact_cache() if isinstance(engine, Engine) else nullcontext()
     with world.sync.policy_weights(version), exact:
         rollout, seed = (world.prober(), 0) if probe else (world.evaluator(), world.recipe.run.seed)
-        found = evaluate(rollout, world.environment, tasks, seed, world.loop)
+        strict = None if probe else world.strict
+        found = evaluate(rollout, world.environment, tasks, seed, world.loop, strict)
     if found.version != version:
         raise RuntimeError(
             f"the evaluation of version {version} sampled from version {found.version}"

@@ -8,6 +8,7 @@ from typing import Any
 from ..environment.sandbox.levels import allow
 from ..environment.scorer import Environment
 from ..environment.solved import REWARD
+from ..errors import UserError
 from ..recipe.schema import Recipe
 from .isolation import isolation_note
 
@@ -36,3 +37,24 @@ def recipe_environment(recipe: Recipe, reward: Callable[..., Any] | None = None)
         metric=recipe.eval.metric or (REWARD if config.episode else ""),
         solved_at=recipe.eval.solved_at,
     )
+
+
+def strict_environment(recipe: Recipe) -> Environment | None:
+    """The environment with the verifier `eval.strict`. None if there is none.
+
+    Raises:
+        UserError: if no reward has this name.
+    """
+    if not recipe.eval.strict:
+        return None
+    config = recipe.environment
+    try:
+        return Environment(
+            (recipe.eval.strict,),
+            timeout_s=config.timeout_s,
+            error_budget=config.error_budget,
+            workers=config.workers,
+            solved_at=recipe.eval.solved_at,
+        )
+    except UserError as error:
+        raise UserError(f"eval.strict: {error}") from error

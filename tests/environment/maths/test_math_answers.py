@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sixfold.environment.maths import algebra
-from sixfold.environment.maths.answers import math_grade
+from sixfold.environment.maths.answers import math_boxed_grade, math_grade, math_strict_grade
 from sixfold.environment.maths.extraction import final_answer
 from sixfold.types import Task
 
@@ -175,6 +175,44 @@ def test_gold_may_be_a_number_or_carry_its_own_box() -> None:
     assert math_grade(r"\boxed{0.1}", Task(id="t", prompt="", answer=0.1)).value == 1.0
     assert math_grade(r"\boxed{12}", Task(id="t", prompt="", answer=12)).value == 1.0
     assert reward(r"\boxed{12}", r"so $\boxed{12}$") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "math", "boxed", "strict"),
+    [
+        ("The answer is 12.", 1, 0, 0), ("<answer>12</answer>", 1, 0, 0), (r"\boxed{12}", 1, 1, 1),
+        (r"\boxed{11}, no: \boxed{12}", 1, 1, 0), (r"\boxed{12} so \boxed{12}", 1, 1, 1),
+        (r"\boxed{١٢}", 1, 1, 0), (r"\boxed{１２}", 1, 1, 0), (r"\boxed{13}", 0, 0, 0),
+        (r"<think>\boxed{11}</think>\boxed{12}", 1, 1, 1), (r"\boxed{12}<|im_end|>", 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_three_forms_differ_in_what_they_take_for_the_answer(
+    completion: str, math: int, boxed: int, strict: int
+) -> None:
+    task = Task(id="t", prompt="", answer="12")
+    grades = (f(completion, task) for f in (math_grade, math_boxed_grade, math_strict_grade))
+    assert [grade.value for grade in grades] == [math, boxed, strict]
+
+
+@pytest.mark.parametrize(
+    ("completion", "verdict"),
+    [
+        (r"\boxed{12}", "passed"), (r"\boxed{13}", "wrong_answer"), ("<think>12", "rejected"),
+        ("", "rejected"), (r"\boxed{12", "rejected"), (r"\boxed{12 \text{ or } 13}", "rejected"),
+        (r"\boxed{3 \cdot 4}", "rejected"), (r"\boxed{4\cdot 3}", "rejected"),
+        (r"\boxed{12}<|im_start|>user", "rejected"), ("\\boxed{12} \U000e0049", "rejected"),
+        (r"\boxed{" + "1" * 3000 + "}", "wrong_answer"), (r"\boxed{9^{9^{9}}}", "wrong_answer"),
+    ],
+)  # fmt: skip
+def test_verdicts(completion: str, verdict: str) -> None:
+    task = Task(id="t", prompt=r"Compute $3 \cdot 4$.", answer="12")
+    assert math_grade(completion, task).verdict == verdict
+
+
+def test_a_comparison_that_takes_too_long_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward(r"\boxed{x+1}", "x+11")
+    monkeypatch.setattr(algebra.Budget, "seconds", 0.0)
+    assert math_grade(r"\boxed{11+x}", Task("t", "", answer="x+11")).verdict == "timeout"
 
 
 def test_a_task_without_answer_is_an_error_and_not_a_zero() -> None:

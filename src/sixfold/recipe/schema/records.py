@@ -29,6 +29,11 @@ class EvalConfig(Section):
         "value of the metric from which a completion counts as solved; for 'reward' it is"
         " multiplied by the sum of the weights",
     )
+    strict: str = knob(
+        "",
+        "stricter verifier for held-out completions, which training never sees, such as"
+        " math_strict: its share solved and the gap to it are reported (empty: none)",
+    )
 
 
 class CheckpointConfig(Section):
