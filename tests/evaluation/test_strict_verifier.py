@@ -14,7 +14,7 @@ from sixfold.evaluation.record import final_rows, record, shown, summary_entries
 from sixfold.event_loop import EventLoop
 from sixfold.recipe.schema import Recipe
 from sixfold.report.alarms import Alarms
-from sixfold.run.recipe_environment import recipe_environment, strict_environment
+from sixfold.run.recipe_environment import recipe_environment, strict_environment, task_rewards
 from sixfold.types import Group, Reward, Task, Trajectory
 
 TASKS = [Task(str(number), "?", answer="12") for number in range(4)]
@@ -98,4 +98,5 @@ def test_the_setting_names_a_reward_that_training_does_not_use() -> None:
     assert "math_strict" not in recipe_environment(recipe).part_weights
     assert strict_environment(Recipe()) is None
     with pytest.raises(UserError, match=r"eval\.strict.*math_strict"):
-        strict_environment(Recipe.model_validate({"eval": {"strict": "math_strickt"}}))
+        recipe_environment(Recipe.model_validate({"eval": {"strict": "math_strickt"}}))
+    assert task_rewards(recipe) == ("arithmetic", "math_strict")

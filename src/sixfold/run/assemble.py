@@ -43,7 +43,7 @@ from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
 from ..types import Group, SamplingParams, Task
-from .recipe_environment import recipe_environment, strict_environment
+from .recipe_environment import recipe_environment, strict_environment, task_rewards
 from .rendered_prompt import rendering
 from .sampler import Sync, engine_and_sync, sharded_policy
 from .shared_rollout import SharedRollout
@@ -61,7 +61,6 @@ class World:
         engine: engine that samples.
         player: plays episodes with the engine.
         environment: scores trajectories.
-        strict: scores held-out trajectories once more, by `eval.strict`. None: nothing does.
         loop: event loop of the run.
         scoring: settings for computing log-probs.
         sync: weight sync from trainer to engine.
@@ -79,7 +78,6 @@ class World:
     engine: Engine | Generator
     player: Player
     environment: Environment
-    strict: Environment | None
     loop: EventLoop
     scoring: Scoring
     sync: Sync
@@ -88,6 +86,13 @@ class World:
     ending: ExitStack = field(default_factory=ExitStack)
     ranks: Ranks = ALONE
     shards: Shards | None = None
+    strict: Environment | None = field(init=False)
+    """Scores held-out trajectories once more, by `eval.strict`. None: nothing does."""
+
+    def __post_init__(self) -> None:
+        self.strict = strict_environment(self.recipe)
+        if self.strict:
+            self.strict.shown = self.renderer.shown
 
     def root(self) -> PolicyRoot:
         """Body and head of the policy, for training and scoring."""
@@ -229,29 +234,22 @@ def build_world(
         tasks = load_tasks(
             recipe.data,
             seed=recipe.run.seed,
-            rewards=(
-                *(() if reward is not None else recipe.environment.rewards),
-                *filter(None, [recipe.eval.strict]),
-            ),
+            rewards=task_rewards(recipe, reward),
         )
     source = (
         recipe.model.model_copy(update={"path": model_path, "revision": ""})
         if model_path
         else recipe.model
     )
-    environment, strict = recipe_environment(recipe, reward), strict_environment(recipe)
+    environment = recipe_environment(recipe, reward)
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
-        if strict:
-            on_failure.callback(strict.close)
         environment.start()  # start early: its workers load while the model loads
         policy = _trained_policy(recipe, source, device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
         policy = _with_adapter(recipe, source, policy)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = renderer.shown
-        if strict:
-            strict.shown = renderer.shown
         longest = min(
             policy.context,
             _fit_prompts(recipe, tasks, renderer, policy.context) + recipe.episode_tokens,
@@ -284,7 +282,6 @@ def build_world(
         engine=engine,
         player=player,
         environment=environment,
-        strict=strict,
         loop=EventLoop(),
         scoring=scoring,
         sync=sync,

@@ -21,8 +21,10 @@ def recipe_environment(recipe: Recipe, reward: Callable[..., Any] | None = None)
         reward: replaces the recipe's rewards.
 
     Raises:
-        UserError: if a reward runs programs and the machine isolates them too little.
+        UserError: if a reward runs programs and the machine isolates them too little, or if
+            `eval.strict` names no reward.
     """
+    strict_environment(recipe)  # refuse an unknown name before the model is loaded
     config = recipe.environment
     allow(config.sandbox.isolation)
     if reward is None:
@@ -58,3 +60,14 @@ def strict_environment(recipe: Recipe) -> Environment | None:
         )
     except UserError as error:
         raise UserError(f"eval.strict: {error}") from error
+
+
+def task_rewards(recipe: Recipe, reward: Callable[..., Any] | None = None) -> tuple[str, ...]:
+    """Names of all rewards that check the recipe's tasks.
+
+    Args:
+        recipe: the whole run.
+        reward: replaces the recipe's rewards.
+    """
+    named = () if reward is not None else recipe.environment.rewards
+    return (*named, recipe.eval.strict) if recipe.eval.strict else named
