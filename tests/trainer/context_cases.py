@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rank_cases import ADAPTER, SMALL, Case, averaged, batch_of, spoiled_step, step, trainer_of
+from rank_cases import ADAPTER, FEW, SMALL, Case, averaged, batch_of, spoiled_step, step, trainer_of
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
@@ -100,9 +100,9 @@ FOURS = {
         batch=lambda batch: one_short_row(with_routes(batch)),
         context=4,
     ),
-    "tensor groups": Case(values=SMALL, tensor=2, context=2),
+    "tensor groups": Case(values=FEW, tensor=2, context=2),
     "expert groups": Case(
-        family="deepseek_v3", balance=0.3, routing="replay", values=SMALL, experts=2, context=2
+        family="deepseek_v3", balance=0.3, routing="replay", values=FEW, experts=2, context=2
     ),
 }
 """Cases of four ranks."""
