@@ -15,7 +15,9 @@ This file needs only the standard library: the cell does not contain Sixfold.
 
 from __future__ import annotations
 
+import _sitebuiltins
 import _socket
+import builtins
 import fcntl
 import json
 import os
@@ -28,6 +30,17 @@ from typing import Any, NoReturn
 
 RESULT = 3
 _CONTROL = 64  # out of the way of RESULT
+
+
+def add_site() -> None:
+    """Add what the module `site` adds, without its slow .pth files."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for folder in (f"python{version}/site-packages", "python3/dist-packages"):
+        if os.path.isdir(f"{sys.prefix}/lib/{folder}"):
+            sys.path.append(f"{sys.prefix}/lib/{folder}")
 
 
 def receive(control: _socket.socket, count: int) -> bytes:
@@ -115,6 +128,7 @@ def main() -> None:
     os.closerange(RESULT + 1, number)
     os.closerange(number + 1, 1 << 16)
     control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, number)
+    add_site()
     report_ready(control, scratch)
     header: dict[str, Any] = json.loads(
         receive(control, int.from_bytes(receive(control, 8), "big"))

@@ -74,7 +74,7 @@ def variables(setup: Setup, prefix: str, scratch: str) -> dict[str, str]:
 def agent_command(prefix: str, path: str, control: int, result: int, scratch: str) -> list[str]:
     """The agent with its interpreter."""
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    options = ["-s", "-P", "-B", "-X", "utf8"]
+    options = ["-S", "-s", "-P", "-B", "-X", "utf8"]
     return [python, *options, path, str(control), str(result), scratch]
 
 
