@@ -463,8 +463,8 @@ def test_names_mean_shipped_recipes_and_local_ones(
     with pytest.raises(
         UserError,
         match=(
-            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, demo,"
-            r" demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, reasoning_gym; "
+            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, code_functions,"
+            r" demo, demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, reasoning_gym; "
         ),
     ):
         load_recipe("dmo")
@@ -658,6 +658,7 @@ def test_every_shipped_recipe_parses() -> None:
     assert sorted(shipped_recipes()) == [
         *(
             "calculator",
+            "code_functions",
             "demo",
             "demo_lora",
             "gsm8k",

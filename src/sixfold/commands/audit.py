@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..environment.episodes import load_episode
 from ..files.folder import RunFolder
 from ..recipe.schema import Recipe
 from ..report.loggers import read_metrics
-from ..run.recipe_environment import recipe_environment
+from ..run.recipe_environment import recipe_environment, strict_environment
 
 COLOURS = {"ok": "green", "warning": "yellow", "failure": "red", "skipped": "dim"}
 
@@ -71,7 +72,11 @@ def _findings(recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
     config = recipe.environment
     drawn = drawn_tasks(tasks.train, options.tasks, recipe.run.seed)
     episode = load_episode(config.episode) if config.episode else None
-    with recipe_environment(recipe) as environment:
+    with ExitStack() as opened:
+        environment = opened.enter_context(recipe_environment(recipe))
+        strict = strict_environment(recipe)
+        if strict:
+            opened.enter_context(strict)
         yield from audit_environment(
             Trials(environment, episode, config.timeout_s),
             [*tasks.train, *tasks.heldout],
@@ -82,6 +87,7 @@ def _findings(recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
             per_step=recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt,
             step_s=options.step_s or _step_seconds(recipe),
             seed=recipe.run.seed,
+            strict=Trials(strict) if strict else None,
         )
     if options.model:
         from .audit_model import check_pass_rates

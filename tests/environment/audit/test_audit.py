@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sixfold.environment.audit.audit import audit_environment
-from sixfold.environment.audit.checks import Rights, check_throughput
+from sixfold.environment.audit.checks import Rights, check_strict, check_throughput, right_answers
 from sixfold.environment.audit.finding import Finding, worst
 from sixfold.environment.audit.trials import Trials
 from sixfold.environment.calculator import Calculator, calculator_tasks
@@ -115,6 +115,19 @@ def test_tasks_whose_reference_answer_earns_nothing_are_named() -> None:
     finding = audit(wrong_gold)["reference answer"]
     assert [line.partition(":")[0] for line in finding.details] == ["t3", "t4"]
     assert finding.result == "solves 91.7% of 24 tasks"
+
+
+def test_the_gap_to_a_stricter_verifier_is_reported() -> None:
+    def bare(text: str, task: Task) -> float:
+        return float(text == f"\\boxed{{{task.answer}}}")
+
+    with Environment([strict]) as training, Environment([bare]) as stricter:
+        trials = Trials(training)
+        rights = right_answers(trials, TASKS)
+        finding = check_strict(trials, Trials(stricter), rights)
+        same = check_strict(trials, Trials(training), rights)
+    assert finding.level == "warning" and len(finding.details) == 5
+    assert same.level == "ok" and same.result.startswith("refuses 0.0%")
 
 
 def test_a_list_of_all_frequent_answers_is_an_exploit_of_a_search_for_the_answer() -> None:

@@ -11,6 +11,7 @@ from .checks import (
     check_hard_texts,
     check_paraphrases,
     check_reference,
+    check_strict,
     check_throughput,
     check_vacuous,
     check_variants,
@@ -36,6 +37,7 @@ def audit_environment(
     per_step: int,
     step_s: float | None,
     seed: int,
+    strict: Trials | None = None,
 ) -> Iterator[Finding]:
     """Findings, each as soon as its check has ended.
 
@@ -49,6 +51,7 @@ def audit_environment(
         per_step: completions per training step.
         step_s: seconds of a training step; None if they are not known.
         seed: seed of the random texts.
+        strict: scores texts by a stricter verifier. None: there is none.
     """
     yield check_duplicates(tasks, key)
     rights = right_answers(trials, drawn)
@@ -57,6 +60,8 @@ def audit_environment(
         yield check_paraphrases(trials, rights)
         yield check_distractors(trials, rights)
         yield check_variants(trials, rights)
+        if strict:
+            yield check_strict(trials, strict, rights)
     yield check_vacuous(trials, drawn)
     before = trials.checked
     few = drawn[:EXPLOIT_TASKS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ...types import Reward, Task
@@ -30,6 +30,9 @@ SHOWN_CHARACTERS = 70
 
 MOST_WRONG = 0.02
 """Share of tasks that may be wrong before a check fails. Fewer give a warning."""
+
+MOST_GAP = 0.05
+"""Share of paid texts that a stricter verifier may refuse."""
 
 LEAST_ACCEPTED = 0.5
 """Share of right answers below which a form counts as refused."""
@@ -135,16 +138,7 @@ def check_variants(trials: Trials, rights: Rights) -> Finding:
     Long answers and programs have no such forms.
     """
     lines, refused = [], []
-    for name, variant in VARIANTS.items():
-        made = [
-            (right.task, in_form(rights.form, text))
-            for right in rights.found
-            if 0 < len(right.answer) <= SHOWN_CHARACTERS
-            and "\n" not in right.answer
-            and (text := variant(right.answer)) is not None
-        ]
-        if not made:
-            continue
+    for name, made in _variants(rights):
         share = _share(trials.solved(made))
         lines.append(f"{name}: {share:.0%} of {len(made)} accepted, e.g. {_short(made[0][1])}")
         if share < LEAST_ACCEPTED:
@@ -157,6 +151,29 @@ def check_variants(trials: Trials, rights: Rights) -> Finding:
         f"refused: {', '.join(refused)}" if refused else "all accepted",
         tuple(lines),
         "tell the model the form in the prompt, or accept these forms" if refused else "",
+    )
+
+
+def check_strict(trials: Trials, strict: Trials, rights: Rights) -> Finding:
+    """Answers that the training rewards pay, and the stricter held-out verifier refuses (R-080).
+
+    Args:
+        trials: scores texts by the training rewards.
+        strict: scores texts by `eval.strict`.
+        rights: right answers, which are tried as they are, in other words and in other forms.
+    """
+    answers: list[tuple[Task, Answer]] = [(right.task, right.text) for right in rights.found]
+    answers += [(right.task, text) for right in rights.found for text in paraphrases(right)]
+    answers += [answer for _, made in _variants(rights) for answer in made]
+    pairs = zip(answers, trials.solved(answers), strict.solved(answers), strict=True)
+    refused = [(task, text) for (task, text), paid, sure in pairs if paid and not sure]
+    gap = len(refused) / len(answers)
+    return Finding(
+        "stricter verifier",
+        "warning" if gap > MOST_GAP else "ok",
+        f"refuses {gap:.1%} of {len(answers)} texts that the training rewards pay",
+        tuple(f"{task.id}: {_short(text)}" for task, text in refused[:SHOWN]),
+        "look at these texts: one of the verifiers is wrong" if gap > MOST_GAP else "",
     )
 
 
@@ -299,6 +316,20 @@ def check_vacuous(trials: Trials, tasks: Sequence[Task]) -> Finding:
         tuple(lines[:SHOWN]),
         "drop these tasks, or give them tests" if lines else "",
     )
+
+
+def _variants(rights: Rights) -> Iterator[tuple[str, list[tuple[Task, Answer]]]]:
+    """Name of each form, and the texts of the tasks that have it. Long answers have none."""
+    for name, variant in VARIANTS.items():
+        made: list[tuple[Task, Answer]] = [
+            (right.task, in_form(rights.form, text))
+            for right in rights.found
+            if 0 < len(right.answer) <= SHOWN_CHARACTERS
+            and "\n" not in right.answer
+            and (text := variant(right.answer)) is not None
+        ]
+        if made:
+            yield name, made
 
 
 def _must_solve(
