@@ -11,10 +11,10 @@ import pytest
 from sixfold.algorithm.composed import Composed, make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.errors import UserError
+from sixfold.evaluation.divergence import Comparison, Divergence
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.alarms import Alarms
-from sixfold.report.divergence import Divergence
 from sixfold.report.learning import Learning
 from sixfold.run.assemble import build_world
 from sixfold.run.learners import build_learners
@@ -33,7 +33,9 @@ def test_lines_of_every_monitor_reach_the_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Alarms, "look", lambda self, m: [f"alarm {m['tokens_total']:.0f}"])
-    monkeypatch.setattr(Divergence, "look", lambda self, step, ema, metrics: f"diverged {step}")
+    monkeypatch.setattr(
+        Divergence, "look", lambda self, step, values: Comparison(-0.5, True, f"diverged {step}")
+    )
     monkeypatch.setattr(
         Learning, "look", lambda self, m: ["stands"] if "rollout/tokens" in m else ["final"]
     )
