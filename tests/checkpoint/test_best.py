@@ -50,7 +50,7 @@ def test_a_run_keeps_its_best_checkpoints_also_after_a_resume(
     def measured(*args: Any, **kwargs: Any) -> Any:
         found = evaluate(*args, **kwargs).metrics()
         found["heldout/accuracy"] = accuracy[steps_done() + 1]
-        return SimpleNamespace(metrics=lambda: found)
+        return SimpleNamespace(metrics=lambda: found, values=((1.0,),))
 
     def steps_done() -> int:
         return len(metrics(tmp_path / "r")) if (tmp_path / "r/metrics.jsonl").exists() else 0

@@ -4,6 +4,7 @@ number is refused.
 
 import asyncio
 import operator
+import os
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -246,3 +247,16 @@ def test_callables_of_every_kind(reward: Any, name: str, value: float) -> None:
 def test_values_that_are_not_rewards(reward: Any) -> None:
     with pytest.raises(UserError, match="reward"):
         check_callable(reward)
+
+
+def test_a_file_that_was_just_edited_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytecode of a source with the same size and second of change would be taken for current."""
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for value in (1.0, 2.0):
+        file.write_text(f"def reward(completion, task):\n    return {value}\n")
+        os.utime(file, (10**9, 10**9))
+        assert load_reward(f"{file}:reward")("", Task(id="t", prompt="")) == value
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]

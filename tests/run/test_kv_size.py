@@ -92,7 +92,8 @@ def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> N
 
     alone = bytes_of("--algorithm.beta=0")
     assert bytes_of("--algorithm.beta=0.1") - alone == 4 * n
-    assert bytes_of("--algorithm.name=ppo", "--algorithm.beta=0") - alone == 16 * n
+    # Weights and moments. Gradients of critic and policy are never held at the same time.
+    assert bytes_of("--algorithm.name=ppo", "--algorithm.beta=0") - alone == 12 * n
     assert bytes_of("--algorithm.beta=0", "--engine.release_kv=true") == 12 * n
     assert bytes_of("--algorithm.beta=0", "--trainer.activation_checkpointing=full") < alone
 

@@ -7,11 +7,24 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import UserError, nearest
+
+
+class _SourceLoader(SourceFileLoader):
+    """Loader of a user's file that neither reads nor writes bytecode.
+
+    Python takes bytecode for current if its source has the same size and the same second of change.
+    A file that was just edited would then run as it was before.
+    """
+
+    def path_stats(self, path: str) -> NoReturn:
+        """Unknown, so there is nothing to compare bytecode with."""
+        raise OSError(f"no bytecode for {path}")
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,8 @@ class Named:
 
     def _file(self, path: Path) -> ModuleType:
         name = f"sixfold_{self.noun}_{path.stem}"
-        module_spec = importlib.util.spec_from_file_location(name, path)
+        loader = _SourceLoader(name, str(path))
+        module_spec = importlib.util.spec_from_file_location(name, path, loader=loader)
         assert module_spec is not None and module_spec.loader is not None
         module = importlib.util.module_from_spec(module_spec)
         folder = str(path.resolve().parent)

@@ -129,16 +129,18 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
 def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
     """Count the parameters of a loaded policy. Those of an adapter are counted on the module."""
     base = list(policy.plain.parameters())
+    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     lowered = sum(p.numel() for p in base if p.dtype == torch.bfloat16)
     return Holdings(
         parameters=size.parameters,
         matrices=sum(p.numel() for p in base if p.dim() > 1),
         lowered=lowered,
-        trained=sum(p.numel() for p in policy.model.parameters() if p.requires_grad),
+        trained=trained,
         cast=cast_parameters(size, recipe, lowered),
         ranks=ranks_started(),
         shards=max(1, ranks_started() // recipe.parallel.replicas),
         tensor=recipe.parallel.tensor if ranks_started() > 1 else 1,
         experts=recipe.parallel.experts if ranks_started() > 1 else 1,
         context=recipe.parallel.context if ranks_started() > 1 else 1,
+        critic=trained - (0 if size.tied or recipe.model.lora.rank else size.table),
     )
