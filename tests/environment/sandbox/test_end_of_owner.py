@@ -112,10 +112,11 @@ def test_a_killed_launcher_is_a_failure_of_the_machine_and_is_replaced() -> None
         task = asyncio.create_task(sandbox.run(Job(("sleep", mark), limits=Limits(30.0))))
         while not processes_with(mark):
             await asyncio.sleep(0.05)
-        for pid in launchers():
+        for pid in launchers() - before:
             os.kill(pid, signal.SIGKILL)
         return await task, await sandbox.run(Job(("echo", "1")))
 
+    before = launchers()
     with Sandbox(slots=1) as sandbox:
         first, second = asyncio.run(killed(sandbox))
     assert first.verdict == "infrastructure_error"
@@ -124,9 +125,10 @@ def test_a_killed_launcher_is_a_failure_of_the_machine_and_is_replaced() -> None
 
 def test_waiting_cells_outlive_the_end_of_a_check() -> None:
     """A reward process ends all its other descendants after a check."""
+    before = launchers()  # other tests of this process may share a sandbox
     with Sandbox(slots=1) as sandbox:
         asyncio.run(sandbox.run(Job(("true",))))
-        (launcher,) = launchers()
+        (launcher,) = launchers() - before
         idle = tree(launcher)
         end_descendants(launchers())
         assert still_there(idle) == list(idle)
@@ -135,4 +137,4 @@ def test_waiting_cells_outlive_the_end_of_a_check() -> None:
     while still_there(idle) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert still_there(idle) == []
-    assert launchers() == frozenset()
+    assert launchers() == before
