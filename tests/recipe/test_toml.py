@@ -508,6 +508,7 @@ _TIED = {
     "data.source",
     "data.sources",
     "model.lora.targets",
+    "rollout.max_episode_tokens",
 }
 
 
