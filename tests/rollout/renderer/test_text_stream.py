@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from sixfold.rollout.renderer.call_formats import HERMES
 from sixfold.rollout.renderer.text_stream import StopStrings, TextStream
-from sixfold.rollout.renderer.tool_calls import ToolCall, ToolCallParser
+from sixfold.types import ToolCall
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -159,7 +160,7 @@ def test_calls_and_text_come_apart_the_same_in_any_pieces(
     said: str, text: str, calls: list[ToolCall]
 ) -> None:
     for size in (1, 2, 7, len(said)) if len(said) < 1000 else (len(said),):
-        parser = ToolCallParser()
+        parser = HERMES.parser()
         found = [
             item for i in range(0, len(said), size) for item in parser.push(said[i : i + size])
         ] + parser.finish()

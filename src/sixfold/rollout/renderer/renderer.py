@@ -13,6 +13,7 @@ from ...errors import UserError
 from ...model.chat_template import TemplateRefusal, render
 from ...model.turn_end import TurnEnd, turn_end
 from ...types import Task
+from .call_formats import FORMATS, find_format
 from .prompt_cache import CACHED_TOKENS, PromptCache
 from .shortest_encoding import ShortestEncoding, longest_token
 from .special_texts import SpecialTexts
@@ -20,6 +21,7 @@ from .suffix import Reply, Suffix, SuffixEncoder
 from .text_stream import REPLACEMENT, CompletionText
 from .think import continued_block, opened_block
 from .token_bytes import TokenBytes
+from .tool_calls import CallFormat
 
 _TAG_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for a think tag."""
@@ -49,7 +51,7 @@ class Renderer:
       message, a tool's result, a prompt or a solution spells stays text.
     - **Completions.** Sampled tokens are decoded and never tokenized again. The text ends before
       the first end token, and before the first stop string if there are any. Tags of thoughts and
-      tool calls stay in the text. `tool_calls.ToolCallParser` separates the calls.
+      tool calls stay in the text. `call_format` separates the calls.
     - **Think blocks.** `opened` tells whether a prompt leaves one open. The completion then begins
       inside it.
 
@@ -288,6 +290,33 @@ class Renderer:
         """Bytes of `piece`. A part of a character keeps its own bytes."""
         text = self.piece(token)
         return self.token_bytes(token) if REPLACEMENT in text else text.encode()
+
+    @cached_property
+    def known_call_format(self) -> CallFormat | None:
+        """The format in which the chat template writes tool calls. None if it is not known."""
+        return find_format(self.tokenizer) if self.has_template else None
+
+    @property
+    def call_format(self) -> CallFormat:
+        """The format in which the chat template writes tool calls.
+
+        Raises:
+            UserError: there is no chat template, or its format is not known.
+        """
+        if self.known_call_format is None:
+            name = self.tokenizer.name_or_path or "this model"
+            problem = (
+                "writes tool calls in no form that Sixfold knows"
+                if self.has_template
+                else "is missing, so tool calls have no form"
+            )
+            raise UserError(
+                f"model.chat_template: the environment has tools, but the chat template of {name}"
+                f" {problem}. Use a template with the calls of"
+                f" {', '.join(one.name for one in FORMATS)} (model.chat_template = FILE). A model"
+                " from [model.scratch] has tools if model.scratch.words is not empty"
+            )
+        return self.known_call_format
 
     # The vocabulary.
 

@@ -93,7 +93,7 @@ class StopStrings:
         if ends:
             self._held = ""
             return held[: min(ends)[1]], True
-        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], False
 
@@ -148,7 +148,7 @@ class CompletionText:
         return stopped
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that `text` ends with.
 
     Only positions with the first character of `stop` are compared: a stop string may have 1,000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_TAGS = (
+TAGS = (
     "<think>",
     "<thinking>",
     "<reasoning>",
@@ -18,7 +18,7 @@ _TAGS = (
     "<|START_THINKING|>",
     "<seed:think>",
 )
-_OPENED = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS))})\s*\Z")
+_OPENED = re.compile(rf"(?:{'|'.join(map(re.escape, TAGS))})\s*\Z")
 
 
 def opened_block(prompt: str) -> str:
@@ -39,7 +39,7 @@ def continued_block(opened: str, text: str) -> str:
     tag = opened.strip()
     if not tag:
         return text
-    closing = _closing(tag)
+    closing = closing_tag(tag)
     if closing in text:
         return (
             text.lstrip().removeprefix(tag).lstrip("\n") if text.lstrip().startswith(tag) else text
@@ -56,12 +56,15 @@ def placeholder_turn(opened: str, reply: str, thought: str, answer: str) -> str:
         thought: stands for the text of the thought.
         answer: stands for the text after the thought.
     """
-    tag = opened.strip() or next((tag for tag in _TAGS if reply.lstrip().startswith(tag)), "")
+    tag = opened.strip() or next((tag for tag in TAGS if reply.lstrip().startswith(tag)), "")
     if not tag:
         return answer
     begin = opened or f"{tag}\n"
-    return begin + (f"{thought}\n{_closing(tag)}\n\n{answer}" if _closing(tag) in reply else answer)
+    return begin + (
+        f"{thought}\n{closing_tag(tag)}\n\n{answer}" if closing_tag(tag) in reply else answer
+    )
 
 
-def _closing(tag: str) -> str:
+def closing_tag(tag: str) -> str:
+    """The tag that ends a thought which `tag` begins."""
     return tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}"

@@ -1,97 +1,126 @@
-"""Parse tool calls in the format of Hermes and Qwen models.
+"""Tool calls in replies: the contract of call formats and their parsers.
 
-A call is written as <tool_call>{"name": ..., "arguments": {...}}</tool_call> in the text.
+A parser splits a growing completion into text and calls. The player reads whole replies with it,
+the server reads streams, so both find the same calls.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from .text_stream import StopStrings
+from ...types import ToolCall
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call: the function's name, and its arguments as the text of a JSON object."""
-
-    name: str
-    arguments: str
+Tools = Sequence[Mapping[str, Any]]
+"""Descriptions of functions, as chat templates take them."""
 
 
-class ToolCallParser:
+class CallParser(Protocol):
     """Splits a growing completion into text and calls.
 
-    A malformed call stays text. Nothing of the completion is lost except white space around calls.
+    A malformed call stays text. A call inside a thought is text too. Nothing of the completion is
+    lost except the marks of calls and white space around calls.
+
+    Attributes:
+        malformed: for each malformed call so far: the reason, in one line.
     """
 
-    def __init__(self) -> None:
-        self._mark = StopStrings([OPEN])
-        self._call: str | None = None
-        self._space = ""
-        self._called = False
+    malformed: list[str]
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Add text. Returns the texts and calls that are now complete, in order."""
-        found: list[str | ToolCall] = []
-        while text:
-            if self._call is None:
-                text = self._before_a_call(text, found)
-                continue
-            inner, closed, text = (self._call + text).partition(CLOSE)
-            if not closed:
-                self._call = inner
-                break
-            self._call = None
-            self._add(found, read_call(inner) or OPEN + inner + CLOSE)
-        return found
+        ...
 
     def finish(self) -> list[str | ToolCall]:
-        """The rest as text. A call without a closing mark becomes text too."""
-        rest = self._mark.finish() if self._call is None else OPEN + self._call
-        if rest or not self._called:
-            rest = self._space + rest
-        return [rest] if rest else []
+        """End the completion. Returns the texts and calls that were still held back."""
+        ...
 
-    def _before_a_call(self, text: str, found: list[str | ToolCall]) -> str:
-        """Append plain text to `found`. Returns the text after an opening mark, or ""."""
-        held = self._mark.finish()
-        plain, opened = self._mark.push(text)
-        self._add(found, plain)
-        if not opened:
-            return ""
-        self._call = ""
-        return (held + text)[len(plain) + len(OPEN) :]
 
-    def _add(self, found: list[str | ToolCall], piece: str | ToolCall) -> None:
-        """Append a piece to `found`.
+class CallFormat(Protocol):
+    """How a family of models writes calls."""
 
-        White space is held back until text follows. White space before or after a call is dropped.
+    @property
+    def name(self) -> str:
+        """Name of the family."""
+        ...
+
+    @property
+    def mark(self) -> str:
+        """Text that a chat template with this format contains."""
+        ...
+
+    def parser(self, tools: Tools = (), opened: str = "") -> CallParser:
+        """Parser of one completion.
+
+        Args:
+            tools: the tools that may be called. Formats that write values without quotes read the
+                types of arguments from their schemas.
+            opened: think tag that the prompt leaves open, or "".
         """
+        ...
+
+
+class Unreadable(ValueError):
+    """A block is no call. The message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class ReadReply:
+    """A reply whose calls are separated from its text.
+
+    Attributes:
+        content: the text without the calls.
+        calls: the calls, in order.
+        malformed: for each malformed call: the reason.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...]
+    malformed: tuple[str, ...]
+
+
+def read_reply(parser: CallParser, text: str) -> ReadReply:
+    """Separate the calls of a whole reply from its text."""
+    pieces = parser.push(text) + parser.finish()
+    return ReadReply(
+        "".join(piece for piece in pieces if isinstance(piece, str)),
+        tuple(piece for piece in pieces if isinstance(piece, ToolCall)),
+        tuple(parser.malformed),
+    )
+
+
+class Pieces:
+    """Texts and calls of a completion, without the white space around calls.
+
+    White space is held back until text follows.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[str | ToolCall] = []
+        self._space = ""
+        self._called = False
+
+    def add(self, piece: str | ToolCall) -> None:
+        """Append a piece."""
         if isinstance(piece, ToolCall):
             self._space, self._called = "", True
-            found.append(piece)
+            self._found.append(piece)
             return
         piece = self._space + piece
         text = piece.rstrip()
         self._space = piece[len(text) :]
         if text:
-            found.append(text)
+            self._found.append(text)
 
+    def take(self) -> list[str | ToolCall]:
+        """The pieces since the last call."""
+        found, self._found = self._found, []
+        return found
 
-def read_call(text: str) -> ToolCall | None:
-    """Parse the text between two marks. Returns None if it is not JSON of the right form."""
-    try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    return (
-        ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False))
-        if isinstance(arguments, dict)
-        else None
-    )
+    def rest(self) -> list[str | ToolCall]:
+        """The last pieces, with the white space at the end of a completion without calls."""
+        found = self.take()
+        if self._space and not self._called:
+            found.append(self._space)
+        return found

@@ -1,0 +1,208 @@
+"""Call formats with a mark before each block of calls and, in most families, one after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...types import ToolCall
+from .text_stream import overlap
+from .think import TAGS, closing_tag
+from .tool_calls import Pieces, Tools, Unreadable
+
+Read = Callable[[str, Tools], tuple[list[ToolCall], int]]
+"""Reads the calls at the start of a text. Returns them and the index behind them.
+
+Raises:
+    Unreadable: the text does not begin with a call.
+"""
+
+_MEANT_AS_CALL = re.compile(r'\{\s*"(?:name|function|parameters|arguments)"')
+
+
+def _never(block: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A format whose calls stand in marked blocks.
+
+    Attributes:
+        name: name of the family.
+        mark: text before a block.
+        close: text after a block. "": a block ends with its last call.
+        read: reads the calls of a block.
+        goes_on: True if a closing mark after this part of a block belongs to a value.
+        wrappers: marks around all blocks of a reply. They are dropped.
+        bare: a reply that begins with a JSON object is a block too, without a mark.
+    """
+
+    name: str
+    mark: str
+    close: str
+    read: Read
+    goes_on: Callable[[str], bool] = _never
+    wrappers: tuple[str, ...] = ()
+    bare: bool = False
+
+    def parser(self, tools: Tools = (), opened: str = "") -> BlockParser:
+        """Parser of one completion, see `CallFormat.parser`."""
+        return BlockParser(self, tools, opened)
+
+
+class BlockParser:
+    """Parser of a `BlockFormat`, see `CallParser`.
+
+    Args:
+        form: the format.
+        tools: the tools that may be called.
+        opened: think tag that the prompt leaves open, or "".
+    """
+
+    def __init__(self, form: BlockFormat, tools: Tools, opened: str) -> None:
+        self.malformed: list[str] = []
+        self._form = form
+        self._tools = tools
+        self._pieces = Pieces()
+        self._held = ""
+        self._thought = closing_tag(opened.strip()) if opened.strip() else ""
+        self._block: str | None = None  # the mark of the block that `_held` continues
+        self._searched = 0
+        self._begun = False
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """Add text, see `CallParser.push`."""
+        self._held += text
+        while self._step(final=False):
+            pass
+        return self._pieces.take()
+
+    def finish(self) -> list[str | ToolCall]:
+        """End the completion, see `CallParser.finish`."""
+        while self._step(final=True):
+            pass
+        return self._pieces.rest()
+
+    def _step(self, final: bool) -> bool:
+        """Consume a part of the held text. Returns False if more text is needed."""
+        if self._block is not None:
+            return self._in_block(self._block, final)
+        return self._in_thought(final) if self._thought else self._in_text(final)
+
+    def _in_thought(self, final: bool) -> bool:
+        before, closed, after = self._held.partition(self._thought)
+        if closed:
+            self._text(before + closed)
+            self._held, self._thought = after, ""
+            return True
+        return self._wait(() if final else (self._thought,))
+
+    def _in_text(self, final: bool) -> bool:
+        form, held = self._form, self._held
+        if form.bare and not self._begun:
+            start = held.lstrip()
+            if not start and not final:
+                return False
+            if start.startswith("{"):
+                self._held, self._block, self._searched = start, "", 0
+                return True
+        marks = (form.mark, *form.wrappers, *TAGS)
+        found = [(at, -len(mark), mark) for mark in marks if (at := held.find(mark)) >= 0]
+        if not found:
+            return self._wait(() if final else marks)
+        at, _, mark = min(found)
+        self._text(held[:at])
+        self._held = held[at + len(mark) :]
+        if mark == form.mark:
+            self._block, self._searched = mark, 0
+        elif mark in TAGS:
+            self._text(mark)
+            self._thought = closing_tag(mark)
+            self._begun = False  # a call may follow the thought
+        return True
+
+    def _wait(self, marks: tuple[str, ...]) -> bool:
+        """Give the held text, except the start of one of `marks` at its end."""
+        keep = max((overlap(self._held, mark) for mark in marks), default=0)
+        give = len(self._held) - keep
+        self._text(self._held[:give])
+        self._held = self._held[give:]
+        return False
+
+    def _in_block(self, mark: str, final: bool) -> bool:
+        form, held = self._form, self._held
+        end = form.close or form.mark
+        while (at := held.find(end, self._searched)) >= 0:
+            block = held[:at]
+            try:
+                return self._add_calls(block, at + len(form.close))
+            except Unreadable as problem:
+                if not form.goes_on(block):
+                    return self._give_up(mark, at, str(problem))
+            self._searched = at + len(end)
+        self._searched = max(self._searched, len(held) - len(end) + 1)
+        return final and self._end_of_text(mark)
+
+    def _end_of_text(self, mark: str) -> bool:
+        """Read a block that no mark ends."""
+        form, held = self._form, self._held
+        if form.close:
+            at = held.find(form.close)  # it seemed to belong to a value that has not ended
+            if at < 0:
+                return self._give_up(mark, len(held), f"it is not closed by {form.close}")
+            try:
+                form.read(held[:at], self._tools)
+                problem = "there is text after the call"
+            except Unreadable as unread:
+                problem = str(unread)
+            return self._give_up(mark, at, problem)
+        try:
+            return self._add_calls(held, len(held))
+        except Unreadable as unread:
+            return self._give_up(mark, len(held), str(unread))
+
+    def _add_calls(self, block: str, stop: int) -> bool:
+        """Add the calls of a block.
+
+        Args:
+            block: the text after the opening mark.
+            stop: index in the held text behind the block and its closing mark.
+
+        Raises:
+            Unreadable: the block is no call.
+        """
+        calls, end = self._form.read(block, self._tools)
+        if self._form.close and block[end:].strip():
+            raise Unreadable("there is text after the call")
+        for call in calls:
+            self._pieces.add(call)
+        self._begun = True
+        after = "" if self._form.close else block[end:]
+        self._held, self._block = after + self._held[stop:], None
+        return True
+
+    def _give_up(self, mark: str, at: int, problem: str) -> bool:
+        """Make a malformed block text.
+
+        Args:
+            mark: its opening mark.
+            at: index in the held text at which it ends.
+            problem: why it cannot be read.
+        """
+        form, block = self._form, self._held[:at]
+        again = block.find(form.mark)
+        if again >= 0:  # the next call begins before this one is closed
+            at, problem = again, f"it is not closed by {form.close or form.mark}"
+            block = block[:again]
+        close = form.close if self._held.startswith(form.close, at) else ""
+        if mark or _MEANT_AS_CALL.match(block):
+            self.malformed.append(problem)
+        self._text(mark + block + close)
+        self._held, self._block = self._held[at + len(close) :], None
+        return True
+
+    def _text(self, text: str) -> None:
+        self._begun = self._begun or bool(text.strip())
+        self._pieces.add(text)

@@ -1,0 +1,141 @@
+"""Call formats: how the chat templates of model families write tool calls.
+
+The format of a model is found from its chat template: a conversation with a known call is rendered,
+and each format tries to read the call back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ...model.chat_template import PROBE, TemplateRefusal, render
+from ...types import ToolCall
+from .block_format import BlockFormat
+from .function_text import read_functions
+from .harmony import HARMONY
+from .json_calls import (
+    inside_json,
+    read_deepseek,
+    read_json_call,
+    read_json_calls,
+    read_kimi,
+    read_mistral,
+)
+from .tagged_calls import open_tags, read_arg_pairs, read_functions_in_tags, read_invokes
+from .tool_calls import CallFormat
+
+HERMES = BlockFormat("Hermes", "<tool_call>", "</tool_call>", read_json_call, inside_json)
+"""Format of Hermes, Qwen2.5 and Qwen3, and of models made from scratch."""
+
+FORMATS: tuple[CallFormat, ...] = (
+    HERMES,
+    BlockFormat(
+        "Qwen3-Coder", "<tool_call>", "</tool_call>", read_functions_in_tags,
+        open_tags("function", "parameter"),
+    ),
+    BlockFormat("GLM", "<tool_call>", "</tool_call>", read_arg_pairs, open_tags("arg_value")),
+    BlockFormat(
+        "Seed", "<seed:tool_call>", "</seed:tool_call>", read_functions_in_tags,
+        open_tags("function", "parameter"),
+    ),
+    BlockFormat("Mistral", "[TOOL_CALLS]", "", read_mistral, inside_json),
+    BlockFormat(
+        "DeepSeek", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", read_deepseek, inside_json,
+        wrappers=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    BlockFormat(
+        "DeepSeek-V3.2", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", read_invokes,
+        open_tags("｜DSML｜invoke", "｜DSML｜parameter"),
+    ),
+    BlockFormat(
+        "MiniMax-M2", "<minimax:tool_call>", "</minimax:tool_call>", read_invokes,
+        open_tags("invoke", "parameter"),
+    ),
+    BlockFormat("MiniMax-M1", "<tool_calls>", "</tool_calls>", read_json_calls, inside_json),
+    BlockFormat(
+        "Kimi-K2", "<|tool_call_begin|>", "<|tool_call_end|>", read_kimi, inside_json,
+        wrappers=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    BlockFormat("Phi-4", "<|tool_call|>", "<|/tool_call|>", read_json_calls, inside_json),
+    BlockFormat("Granite", "<|tool_call|>", "", read_json_calls, inside_json),
+    BlockFormat(
+        "Command", "<|START_ACTION|>", "<|END_ACTION|>", read_json_calls, inside_json
+    ),
+    BlockFormat("Nemotron", "<TOOLCALL>", "</TOOLCALL>", read_json_calls, inside_json),
+    BlockFormat("FunctionGemma", "<start_function_call>", "<end_function_call>",
+        read_functions("<escape>")),
+    BlockFormat("Gemma-4", "<|tool_call>", "<tool_call|>", read_functions('<|"|>')),
+    HARMONY,
+    BlockFormat("Llama", "<|python_tag|>", "", read_json_calls, inside_json, bare=True),
+)  # fmt: skip
+"""In the order in which they are tried. Llama's is last: it reads any reply that is a JSON call."""
+
+_CALL = ToolCall("lookup_5819", '{"alpha": "value 2047"}')
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _CALL.name,
+        "description": "Look up a value.",
+        "parameters": {
+            "type": "object",
+            "properties": {"alpha": {"type": "string", "description": "the key"}},
+            "required": ["alpha"],
+        },
+    },
+}
+
+
+def find_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat | None:
+    """The format in which the chat template of a model writes calls.
+
+    A template that does not render past calls is searched for the marks of the formats.
+
+    Returns:
+        None if the template has none of the known formats.
+    """
+    for arguments in (json.loads(_CALL.arguments), _CALL.arguments):
+        text = _rendered_call(tokenizer, arguments)
+        for one in FORMATS:
+            if text and _reads(one, text):
+                return one
+    source = str(tokenizer.chat_template or "")
+    return next((one for one in FORMATS if one.mark in source), None)
+
+
+def _reads(one: CallFormat, text: str) -> bool:
+    parser = one.parser((_TOOL,))
+    pieces = parser.push(text) + parser.finish()
+    calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    return [(call.name, json.loads(call.arguments)) for call in calls] == [
+        (_CALL.name, json.loads(_CALL.arguments))
+    ]
+
+
+def _rendered_call(tokenizer: PreTrainedTokenizerBase, arguments: Any) -> str:
+    """The assistant's turn with a known call, as the template writes it.
+
+    Args:
+        tokenizer: has the template.
+        arguments: arguments of the call. Some templates need an object, others its text.
+
+    Returns:
+        "" if the template refuses the conversation.
+    """
+    function = {"name": _CALL.name, "arguments": arguments}
+    call = {"id": "call00000", "type": "function", "function": function}
+    question = {"role": "user", "content": PROBE}
+    turn: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        prompt = render(tokenizer, [question], tools=(_TOOL,))
+        whole = render(tokenizer, [question, turn], tools=(_TOOL,), generation=False)
+    except TemplateRefusal:
+        return ""
+    if whole.startswith(prompt):
+        return whole[len(prompt) :]
+    # The start of a turn may differ, for example by an empty thought. What precedes the question
+    # does not count: it may show the form of a call.
+    return whole.rpartition(PROBE)[2]
