@@ -1,0 +1,264 @@
+"""Episodes with tools: the policy calls functions and reads their results, then answers."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ...errors import one_line
+from ...types import Message, Task, ToolCall
+from ..episode import Action, End, Episode, MakeEpisode, Observation
+from .observation import ToolError, ToolsFailed, error_text, result_text, shortened
+from .replay import CallKey, Recorded, canonical
+from .running import Call
+from .setup import DEFAULT, ToolSetup
+from .tool import Registry, Tool, as_tool
+
+
+class ToolEpisode:
+    """Episode in which the policy may call tools. A reply without a call ends it.
+
+    Methods with the decorator `tool` are tools of the episode, and hold its state. A subclass
+    scores the end state in `final`. Without `final`, the run's reward functions score the reply.
+
+    The calls of one reply run at the same time, but those of stateful tools (methods, above all)
+    run one after the other, in the order of the reply. Everything that goes wrong in a call is a
+    structured error that the policy reads: see `observation.ErrorKind`.
+
+    Args:
+        task: the task.
+        functions: more tools.
+
+    Attributes:
+        task: the task.
+        setup: limits and tools of the run. The run sets it before `start`.
+    """
+
+    def __init__(self, task: Task, functions: Sequence[Callable[..., Any]] = ()) -> None:
+        self.task = task
+        self.setup: ToolSetup = DEFAULT
+        self._functions = [as_tool(one) for one in functions]
+        self._registry: Registry | None = None
+        self._last: Call | None = None
+        self._before = ""
+
+    async def start(self) -> Observation:
+        """The task's prompt, and the tools.
+
+        Raises:
+            UserError: two tools have one name, or the arguments of one have no schema.
+        """
+        prompt = self.task.prompt
+        if isinstance(prompt, str):
+            prompt = (Message(role="user", content=prompt),)
+        return Observation(messages=prompt, tools=self.registry.descriptions)
+
+    async def step(self, action: Action) -> Observation | End:
+        """Run the calls of a reply, or end the episode if it has none."""
+        if not (action.calls or action.malformed):
+            return await self.final(action)
+        done = [*await self._run(action.calls), *map(_malformed, action.malformed)]
+        most = self.setup.max_result
+        return Observation(
+            messages=tuple(one.message(number, most) for number, one in enumerate(done)),
+            events=tuple(one.event(most) for one in done),
+            tool_errors=sum(one.failed for one in done),
+        )
+
+    async def final(self, action: Action) -> End:
+        """Score a reply without calls. Override it to grade the reply or the end state."""
+        return End()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToolEpisode:
+        """A copy for a branch: with its own state, but with the task and the tools of the run."""
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        own = {"task": self.task, "setup": self.setup, "_registry": None, "_last": None}
+        for name, value in vars(self).items():
+            vars(copied)[name] = own[name] if name in own else copy.deepcopy(value, memo)
+        return copied
+
+    @property
+    def registry(self) -> Registry:
+        """The tools: methods, functions of this object, and those of the run."""
+        if self._registry is None:
+            self._registry = Registry([*own_tools(self), *self._functions, *self.setup.tools])
+        return self._registry
+
+    async def _run(self, calls: Sequence[ToolCall]) -> list[Done]:
+        """Outcomes of the calls, in their order."""
+        most = self.setup.max_calls
+        places: dict[int, Done] = {
+            at: _failed(call, ToolError(f"a reply may have {most} calls", "too_many_calls"))
+            for at, call in enumerate(calls[most:], start=most)
+        }
+        ordered, free = list[tuple[int, ToolCall, Tool]](), list[tuple[int, ToolCall, Tool]]()
+        for at, call in enumerate(calls[:most]):
+            try:
+                tool = self.registry.find(call.name)
+            except ToolError as error:
+                places[at] = _failed(call, error)
+                continue
+            (ordered if tool.stateful else free).append((at, call, tool))
+        branches = [self._one_by_one([one], places) for one in free]
+        await _all([*branches, self._one_by_one(ordered, places)])
+        return [places[at] for at in range(len(calls))]
+
+    async def _one_by_one(
+        self, calls: Sequence[tuple[int, ToolCall, Tool]], places: dict[int, Done]
+    ) -> None:
+        for at, call, tool in calls:
+            places[at] = await self._done(call, tool)
+
+    async def _done(self, call: ToolCall, tool: Tool) -> Done:
+        """Run one call, or replay it.
+
+        Raises:
+            ToolsFailed: the tools cannot work.
+        """
+        try:
+            values = tool.values(call.arguments)
+        except ToolError as error:
+            return _failed(call, error)
+        run = partial(self._outcome, tool, values)
+        recorder = self.setup.recorder
+        if recorder is None or not tool.is_recorded:
+            return Done(call, await run())
+        return Done(call, await recorder.outcome(self._key(call, tool), run))
+
+    def _key(self, call: ToolCall, tool: Tool) -> CallKey:
+        """What the outcome of a call depends on. It counts as an earlier call from now on."""
+        key = CallKey(tool.name, canonical(call.arguments), tool.version)
+        if tool.stateful:
+            key = replace(key, task=self.task.id, before=self._before)
+            self._before = key.digest
+        return key
+
+    async def _outcome(self, tool: Tool, values: Mapping[str, Any]) -> Recorded:
+        """Run a call.
+
+        Raises:
+            ToolsFailed: the tools cannot work.
+        """
+        begun = time.monotonic()
+        try:
+            outcome = Recorded(result_text(await self._result(tool, values)))
+        except ToolsFailed:
+            raise
+        except ToolError as error:
+            outcome = Recorded(error=error.kind, message=str(error))
+        except Exception as error:  # noqa: BLE001  boundary: the policy reads what failed
+            outcome = Recorded(error="exception", message=one_line(error))
+        return replace(outcome, seconds=round(time.monotonic() - begun, 6))
+
+    async def _result(self, tool: Tool, values: Mapping[str, Any]) -> Any:
+        if tool.stateful and self._last is not None and self._last.runs:
+            raise ToolError("an earlier call still runs, after its time limit", "busy")
+        running = Call(tool, values, self.setup.slots)
+        if tool.stateful:
+            self._last = running
+        return await running.result(self.setup.limit(tool))
+
+
+@dataclass(frozen=True)
+class Done:
+    """A call and its outcome."""
+
+    call: ToolCall
+    outcome: Recorded
+
+    @property
+    def failed(self) -> bool:
+        """True if the policy reads an error."""
+        return bool(self.outcome.error)
+
+    def message(self, number: int, limit: int) -> Message:
+        """The message with the outcome.
+
+        Args:
+            number: place of the call in the reply.
+            limit: most characters of a result.
+        """
+        more = {"name": self.call.name, "tool_call_id": self.call.id or f"call{number:05}"}
+        text = (
+            error_text(self.outcome.error, self.outcome.message)
+            if self.failed
+            else shortened(self.outcome.result, limit)
+        )
+        return Message(role="tool", content=text, **more)  # type: ignore[typeddict-item]
+
+    def event(self, limit: int) -> dict[str, Any]:
+        """The record of the call."""
+        done = self.outcome
+        shown = (
+            {"error": done.error, "message": done.message}
+            if self.failed
+            else {"result": shortened(done.result, limit)}
+        )
+        call = {"kind": "tool_call", "tool": self.call.name, "arguments": self.call.arguments}
+        return {**call, **shown, "seconds": done.seconds}
+
+
+def _failed(call: ToolCall, error: ToolError) -> Done:
+    """Outcome of a call that was not run."""
+    return Done(call, Recorded(error=error.kind, message=str(error)))
+
+
+def _malformed(reason: str) -> Done:
+    """Outcome of a block that is marked as a call but cannot be read."""
+    problem = f"the tool call cannot be read: {reason}"
+    return _failed(ToolCall("tool", ""), ToolError(problem, "malformed"))
+
+
+def own_tools(episode: ToolEpisode | type[ToolEpisode]) -> list[Tool]:
+    """Tools of an episode that are methods, in the order of their definition."""
+    kind = episode if isinstance(episode, type) else type(episode)
+    names = dict.fromkeys(
+        name
+        for base in reversed(kind.__mro__)
+        for name, member in vars(base).items()
+        if isinstance(member, Tool)
+    )
+    members = [getattr(episode, name) for name in names]
+    return [member for member in members if isinstance(member, Tool)]
+
+
+@dataclass(frozen=True)
+class Equipped:
+    """Makes episodes, and gives those with tools the setup of the run.
+
+    Attributes:
+        make: makes an episode.
+        setup: tools and limits of the run.
+    """
+
+    make: MakeEpisode
+    setup: ToolSetup
+
+    def __call__(self, task: Task) -> Episode:
+        """The episode of a task."""
+        episode = self.make(task)
+        if isinstance(episode, ToolEpisode):
+            episode.setup = self.setup
+        return episode
+
+    @property
+    def tool_class(self) -> type[ToolEpisode] | None:
+        """The class of the episodes, if it is one with tools."""
+        make = self.make
+        return make if isinstance(make, type) and issubclass(make, ToolEpisode) else None
+
+
+async def _all(branches: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines at once. If one fails, the others are cancelled."""
+    tasks = [asyncio.ensure_future(branch) for branch in branches]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

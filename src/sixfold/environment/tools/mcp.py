@@ -1,0 +1,339 @@
+"""Tools of MCP servers, with the official SDK (the extra `mcp`).
+
+A server is a command that speaks over its standard input and output, or a URL. Each has a thread
+with an event loop of its own: a server that hangs blocks no episode, and it ends with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import IO, Any
+
+from ...errors import UserError, one_line
+from .observation import ToolError, ToolsFailed
+from .tool import Tool
+
+START_S = 60.0
+"""Seconds within which a server must connect and list its tools."""
+END_S = 8.0
+"""Seconds to wait for the end of a server. The SDK kills it earlier."""
+RESTARTS = 1
+"""How often a server that has ended is started again in a run."""
+MAX_TOOLS = 1024
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A tool as its server describes it.
+
+    Attributes:
+        name: its name.
+        description: what it does.
+        schema: JSON schema of its arguments.
+        read_only: the server says that it changes nothing.
+        version: name and version of the server.
+    """
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+    read_only: bool
+    version: str
+
+    def values(self, arguments: str) -> dict[str, Any]:
+        """Arguments of a call.
+
+        Raises:
+            ToolError: they do not fit the schema.
+        """
+        from jsonschema import ValidationError
+        from jsonschema.validators import validator_for
+
+        try:
+            values = json.loads(arguments or "{}")
+            found = next(validator_for(self.schema)(self.schema).iter_errors(values), None)
+        except (ValueError, RecursionError) as error:
+            problem = f"the arguments are not a JSON object: {error}"
+            raise ToolError(problem[:300], "bad_json") from error
+        if not isinstance(values, dict):
+            raise ToolError("the arguments are not a JSON object", "bad_json")
+        if isinstance(found, ValidationError):
+            kinds = {"required": "missing_argument", "additionalProperties": "unknown_argument"}
+            kind = kinds.get(str(found.validator), "") if not found.path else ""
+            where = ".".join(map(str, found.path))
+            problem = f"the argument {where!r}: {found.message}" if where else found.message
+            raise ToolError(problem[:300], kind or "wrong_argument")  # type: ignore[arg-type]
+        return values
+
+
+class McpServer:
+    """One server and its tools.
+
+    If it ends during the run, it is started again once. The call that it was running fails with a
+    structured error. If it ends again, the episodes that need it fail.
+
+    Args:
+        spec: a command line, or a URL that begins with http:// or https://.
+
+    Raises:
+        UserError: the SDK is not installed, or the server does not start and list its tools.
+    """
+
+    def __init__(self, spec: str) -> None:
+        if find_spec("mcp") is None:
+            raise UserError(
+                "environment.tools.mcp needs the MCP SDK. Run pip install 'sixfold[mcp]'"
+            )
+        self._spec = spec
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._connection: _Connection | None = None
+        self._starts = 0
+        self._restarting: asyncio.Lock | None = None
+        try:
+            self.listed = self._soon(self._connect()).result(START_S + END_S)
+        except (Exception, KeyboardInterrupt) as error:
+            self.close()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise UserError(
+                f"environment.tools.mcp: {spec!r} does not answer as an MCP server:"
+                f" {_reason(error)}. Try the command alone"
+            ) from error
+
+    def tools(self) -> list[Tool]:
+        """Its tools."""
+        return [mcp_tool(one, self._function(one.name)) for one in self.listed]
+
+    def close(self) -> None:
+        """End the server, and its thread."""
+        if self._loop.is_closed():
+            return
+        # If it does not end in time: the thread is a daemon and ends with the process.
+        with suppress(TimeoutError, concurrent.futures.CancelledError):
+            self._soon(self._leave()).result(END_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _soon(self, work: Any) -> concurrent.futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _function(self, name: str) -> Callable[..., Awaitable[str]]:
+        """Async function that calls a tool, from any event loop."""
+
+        async def call(**values: Any) -> str:
+            return str(await asyncio.wrap_future(self._soon(self._ask(name, values))))
+
+        return call
+
+    # What follows runs in the server's own loop.
+
+    async def _connect(self) -> list[Listed]:
+        self._starts += 1
+        self._restarting = self._restarting or asyncio.Lock()
+        self._connection = _Connection(self._spec)
+        return await self._connection.ready
+
+    async def _leave(self) -> None:
+        if self._connection is not None:
+            await self._connection.leave()
+
+    async def _ask(self, name: str, values: Mapping[str, Any]) -> str:
+        connection = self._connection
+        assert connection is not None
+        if connection.failure:
+            connection = await self._again(connection)
+        try:
+            return await connection.call(name, values)
+        except ConnectionError as error:
+            await self._again(connection)
+            raise ToolError(
+                f"the MCP server {self._spec!r} ended during the call. It was started again"
+            ) from error
+
+    async def _again(self, ended: _Connection) -> _Connection:
+        """Start the server again, unless another call has done so.
+
+        Raises:
+            ToolsFailed: it has ended too often, or does not start.
+        """
+        assert self._restarting is not None
+        async with self._restarting:
+            if self._connection is ended:
+                if self._starts > RESTARTS:
+                    raise ToolsFailed(f"the MCP server {self._spec!r} has ended {ended.last_words}")
+                await ended.leave()
+                try:
+                    await self._connect()
+                except Exception as error:
+                    raise ToolsFailed(
+                        f"the MCP server {self._spec!r} does not start again: {_reason(error)}"
+                    ) from error
+        assert self._connection is not None
+        return self._connection
+
+
+class _Connection:
+    """One session with a server, in a task of its own: the SDK needs one task for all of it.
+
+    Args:
+        spec: see `McpServer`.
+
+    Attributes:
+        ready: its tools, once it is connected.
+        failure: why it ended, or "".
+    """
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._client: Any = None
+        self._left = asyncio.Event()
+        self._errors: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self.failure = ""
+        self.ready: asyncio.Future[list[Listed]] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._session())
+
+    @property
+    def last_words(self) -> str:
+        """The last line that the server wrote to its standard error, in brackets."""
+        self._errors.flush()
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 2000))
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return f"(its last words: {lines[-1][:200]})" if lines else ""
+
+    async def call(self, name: str, values: Mapping[str, Any]) -> str:
+        """Text of a call's result.
+
+        Raises:
+            ToolError: the server refuses the call, or the tool failed.
+            ConnectionError: the server has ended.
+        """
+        from mcp.shared.exceptions import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        asked = asyncio.ensure_future(self._client.call_tool(name, dict(values)))
+        ended = asyncio.ensure_future(self._left.wait())
+        try:
+            await asyncio.wait((asked, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise ConnectionError(self.failure)
+            answer = asked.result()
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self.failure = one_line(error)
+                raise ConnectionError(self.failure) from error
+            raise ToolError(f"{error.message}"[:300]) from error
+        except OSError as error:
+            self.failure = one_line(error)
+            raise ConnectionError(self.failure) from error
+        finally:
+            asked.cancel()
+            ended.cancel()
+        text = _text(answer)
+        if answer.is_error:
+            raise ToolError(text[:1000] or "the tool failed")
+        return text
+
+    async def leave(self) -> None:
+        """End the session, and the server if it is a child process."""
+        self._left.set()
+        await asyncio.wait((self._task,), timeout=END_S)
+        self._task.cancel()
+        self._errors.close()
+
+    async def _session(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(START_S):
+                    self._client = await stack.enter_async_context(self._made())
+                    listed = await self._listed()
+                if not self.ready.done():
+                    self.ready.set_result(listed)
+                await self._left.wait()
+        except Exception as error:  # noqa: BLE001  the SDK raises groups of many kinds
+            self.failure = self.failure or f"{_reason(error)} {self.last_words}".strip()
+            if not self.ready.done():
+                self.ready.set_exception(ToolsFailed(self.failure))
+        finally:
+            self.failure = self.failure or "its session is over"
+            self._left.set()
+
+    def _made(self) -> Any:
+        from mcp.client.client import Client
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        if self._spec.startswith(("http://", "https://")):
+            return Client(self._spec)
+        program, *arguments = shlex.split(self._spec)
+        if program in ("python", "python3"):
+            program = sys.executable
+        command = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
+        return Client(stdio_client(command, errlog=self._errors))  # type: ignore[arg-type]
+
+    async def _listed(self) -> list[Listed]:
+        info = self._client.server_info
+        version = f"{info.name} {info.version}" if info else self._spec
+        found: list[Listed] = []
+        cursor = None
+        while True:
+            page = await self._client.list_tools(cursor=cursor)
+            for one in page.tools:
+                hints = one.annotations
+                read_only = bool(hints and hints.read_only_hint)
+                schema = one.input_schema
+                found.append(Listed(one.name, one.description or "", schema, read_only, version))
+            cursor = page.next_cursor
+            if not cursor:
+                return found
+            if len(found) > MAX_TOOLS:
+                raise ToolsFailed(f"it lists over {MAX_TOOLS} tools")
+
+
+def mcp_tool(listed: Listed, function: Any) -> Tool:
+    """A tool of a server.
+
+    Args:
+        listed: its description.
+        function: async function that calls it.
+    """
+    return Tool(
+        function,
+        name=listed.name,
+        version=listed.version,
+        stateful=not listed.read_only,
+        signature=listed,
+    )
+
+
+def _text(answer: Any) -> str:
+    """Text of a result. Pictures and sounds are named, not shown."""
+    parts = [
+        part.text if part.type == "text" else f"[{part.type}: not shown]" for part in answer.content
+    ]
+    if not parts and answer.structured_content is not None:
+        return json.dumps(answer.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost error of a group, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError | concurrent.futures.TimeoutError):
+        return f"no answer within {START_S:g} s"
+    return str(error) if isinstance(error, ToolsFailed) else one_line(error)

@@ -1,0 +1,86 @@
+"""What the policy reads after a call: the tool's result as text, or a structured error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+ErrorKind = Literal[
+    "malformed",
+    "unknown_tool",
+    "bad_json",
+    "missing_argument",
+    "unknown_argument",
+    "wrong_argument",
+    "exception",
+    "timeout",
+    "busy",
+    "bad_result",
+    "too_many_calls",
+]
+"""How a call failed.
+
+- malformed: the reply marks a block as a call, but it cannot be read.
+- unknown_tool: there is no tool of this name.
+- bad_json: the arguments are not a JSON object.
+- missing_argument, unknown_argument, wrong_argument: they do not fit the tool's schema.
+- exception: the tool raised an error.
+- timeout: it did not end within its time limit.
+- busy: an earlier call still runs, or too many calls do.
+- bad_result: its result has no JSON form.
+- too_many_calls: the reply has more calls than the limit.
+"""
+
+
+class ToolError(Exception):
+    """A call failed, and the policy reads why.
+
+    A tool may raise it to choose the message. Other errors of a tool show their class, too.
+
+    Attributes:
+        kind: how it failed.
+    """
+
+    def __init__(self, message: str, kind: str = "exception") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ToolsFailed(Exception):
+    """The tools cannot work, for a reason that is not the policy's. The episode ends as failed."""
+
+
+def error_text(kind: str, message: str) -> str:
+    """The observation of a failed call."""
+    return json.dumps({"error": {"kind": kind, "message": message}}, ensure_ascii=False)
+
+
+def result_text(result: Any) -> str:
+    """A tool's result as the policy reads it: a text as it is, other values as JSON.
+
+    Raises:
+        ToolError: it has no JSON form.
+    """
+    if isinstance(result, str):
+        text = result
+    elif result is None:
+        text = ""
+    else:
+        try:
+            plain = to_jsonable_python(result)
+            text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
+            name = type(result).__name__
+            problem = f"the tool returned a {name} that has no JSON form"
+            raise ToolError(problem, "bad_result") from error
+    # Half of a surrogate pair cannot be encoded.
+    return text.encode("utf-8", "replace").decode()
+
+
+def shortened(text: str, limit: int) -> str:
+    """A result of at most `limit` characters, with a note if it is cut."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n[cut: {limit} of {len(text)} characters]"

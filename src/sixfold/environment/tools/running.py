@@ -1,0 +1,172 @@
+"""Run a tool's function within a time limit, without blocking the event loop.
+
+A function that is not async runs in a thread. Nothing can end a thread from outside, so a function
+that ignores its time limit keeps its slot until it returns. The number of slots is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...errors import one_line
+from .observation import ToolError
+from .tool import Tool
+
+_Outcome = tuple[Any, BaseException | None]
+"""Result of a function, and the error that it raised."""
+
+
+class Slots:
+    """Bound on the calls that run at once, over all episodes and event loops of the process.
+
+    Args:
+        count: the bound.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._used = 0
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+
+    async def take(self, limit: float) -> None:
+        """Wait for a slot.
+
+        Raises:
+            ToolError: none is free within `limit` seconds.
+        """
+        with self._lock:
+            if self._used < self._count:
+                self._used += 1
+                return
+            loop = asyncio.get_running_loop()
+            free = loop.create_future()
+            self._waiting.append((loop, free))
+        try:
+            await asyncio.wait_for(asyncio.shield(free), limit)
+        except TimeoutError as error:
+            self._leave(free)
+            problem = f"all {self._count} calls that may run at once are still running"
+            raise ToolError(problem, "busy") from error
+        except asyncio.CancelledError:
+            self._leave(free)
+            raise
+
+    def give(self) -> None:
+        """Free a slot, or hand it to the call that has waited longest. Any thread may do this."""
+        with self._lock:
+            while self._waiting:
+                loop, free = self._waiting.popleft()
+                try:
+                    loop.call_soon_threadsafe(_hand_over, free, self)
+                except RuntimeError:  # its event loop has been closed
+                    continue
+                return
+            self._used -= 1
+
+    def _leave(self, free: asyncio.Future[None]) -> None:
+        """Stop waiting. A slot that was handed over meanwhile goes to the next call."""
+        free.cancel()
+        with self._lock:
+            self._waiting = deque(one for one in self._waiting if one[1] is not free)
+
+
+def _hand_over(free: asyncio.Future[None], slots: Slots) -> None:
+    if free.done():
+        slots.give()
+    else:
+        free.set_result(None)
+
+
+class Call:
+    """One call that is being run.
+
+    Args:
+        tool: the tool.
+        values: its arguments.
+        slots: bound on the calls that run at once.
+
+    Attributes:
+        runs: True while the function has been started and has not returned.
+    """
+
+    def __init__(self, tool: Tool, values: Mapping[str, Any], slots: Slots) -> None:
+        self._tool = tool
+        self._values = values
+        self._slots = slots
+        self.runs = False
+
+    async def result(self, limit: float) -> Any:
+        """Result of the function.
+
+        Args:
+            limit: seconds, including the wait for a slot.
+
+        Raises:
+            ToolError: the time limit is over.
+            Exception: what the function raised.
+        """
+        begun = time.monotonic()
+        await self._slots.take(limit)
+        self.runs = True
+        running = self._task() if self._tool.is_async else self._thread()
+        left = max(0.0, limit - (time.monotonic() - begun))
+        try:
+            done, _ = await asyncio.wait((running,), timeout=left)
+        finally:
+            running.cancel()  # ends an async function; a thread goes on
+        if not done:
+            raise ToolError(f"the tool took longer than {limit:g} s", "timeout")
+        if running.cancelled():
+            raise ToolError("the tool cancelled itself")
+        result, error = running.result()
+        if isinstance(error, Exception):
+            raise error
+        if error is not None:  # sys.exit must not end the run
+            raise ToolError(one_line(error)) from error
+        return result
+
+    def _end(self) -> None:
+        self.runs = False
+        self._slots.give()
+
+    def _task(self) -> asyncio.Future[_Outcome]:
+        task = asyncio.ensure_future(_awaited(self._tool.function, self._values))
+        task.add_done_callback(lambda _: self._end())
+        return task
+
+    def _thread(self) -> asyncio.Future[_Outcome]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[_Outcome] = loop.create_future()
+
+        def work() -> None:
+            outcome: _Outcome
+            try:
+                outcome = self._tool.function(**self._values), None
+            except BaseException as error:  # noqa: BLE001  boundary: it belongs to the call
+                outcome = None, error
+            self._end()
+            with suppress(RuntimeError):  # the loop has been closed: the run has ended
+                loop.call_soon_threadsafe(_settle, done, outcome)
+
+        threading.Thread(target=work, name=f"tool {self._tool.name}", daemon=True).start()
+        return done
+
+
+async def _awaited(function: Callable[..., Any], values: Mapping[str, Any]) -> _Outcome:
+    """Outcome of an async function. A `sys.exit` in it must not end the event loop."""
+    try:
+        return await function(**values), None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary: it belongs to the call
+        return None, error
+
+
+def _settle(done: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+    if not done.done():
+        done.set_result(outcome)

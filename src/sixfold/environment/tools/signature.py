@@ -1,0 +1,162 @@
+"""Schema of a function's arguments, and the check of a call's arguments. Pydantic derives both."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import PydanticJsonSchemaWarning
+
+from ...errors import UserError
+from .docstring import read_docstring
+from .observation import ErrorKind, ToolError
+
+_KINDS: dict[str, ErrorKind] = {
+    "missing": "missing_argument",
+    "extra_forbidden": "unknown_argument",
+    "json_invalid": "bad_json",
+    "json_type": "bad_json",
+    "model_type": "bad_json",
+    "model_attributes_type": "bad_json",
+}
+
+
+class Signature:
+    """Arguments of a tool.
+
+    Types are strict: the text "3" is not an integer.
+
+    Args:
+        function: its parameters need annotations.
+        name: name of the tool, for messages.
+        is_method: the first parameter is the object, and not an argument.
+
+    Attributes:
+        description: the docstring without the part about arguments.
+        schema: JSON schema of the arguments, as an object.
+
+    Raises:
+        UserError: no schema can be derived.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, is_method: bool) -> None:
+        self._name = name
+        self.description, documented = read_docstring(inspect.getdoc(function) or "")
+        fields = self._fields(function, is_method, documented)
+        self._names = {f"argument{at}": key for at, key in enumerate(fields)}
+        self._model = self._made(fields)
+        self.schema = self._json_schema(self._model)
+
+    def values(self, arguments: str) -> dict[str, Any]:
+        """Arguments of a call as Python values.
+
+        Raises:
+            ToolError: they do not fit.
+        """
+        try:
+            checked = self._model.model_validate_json(arguments or "{}", strict=True)
+        except ValidationError as error:
+            raise _refusal(error) from error
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments cannot be read: {error}"[:300], "bad_json") from error
+        given = checked.model_fields_set
+        return {name: getattr(checked, at) for at, name in self._names.items() if at in given}
+
+    def _fields(
+        self, function: Callable[..., Any], is_method: bool, documented: Mapping[str, str]
+    ) -> dict[str, tuple[Any, Any]]:
+        """Type and field of each parameter, by name."""
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+            hints = get_type_hints(function, include_extras=True)
+        except (TypeError, ValueError, NameError, AttributeError) as error:
+            raise UserError(
+                f"tool {self._name!r}: its signature cannot be read ({error}). Give every parameter"
+                " an annotation that exists in the module"
+            ) from error
+        fields: dict[str, tuple[Any, Any]] = {}
+        for parameter in parameters[is_method:]:
+            name = parameter.name
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise self._unfit(name, "calls give arguments by name", "Use an ordinary parameter")
+            if parameter.annotation is parameter.empty:
+                raise self._unfit(name, "it has no annotation", f"Write {name}: TYPE")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # The field has another name: a name such as "schema" would hide a method of the model.
+            fields[name] = (
+                hints[name],
+                Field(default, alias=name, description=documented.get(name)),
+            )
+        return fields
+
+    def _made(self, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+        """The model of all arguments, after each was tried alone to name the one that fails."""
+        for name, field in fields.items():
+            try:
+                self._json_schema(_model({name: field}))
+            except (PydanticUserError, PydanticJsonSchemaWarning, TypeError, ValueError) as error:
+                reason = str(error).splitlines()[0]
+                raise self._unfit(
+                    name,
+                    f"its annotation or default has no JSON schema ({reason})",
+                    "Use str, int, float, bool, Literal, list, dict, or a pydantic model",
+                ) from error
+        return _model(fields)
+
+    @staticmethod
+    def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PydanticJsonSchemaWarning)
+            schema = _untitled(model.model_json_schema(by_alias=True))
+        del schema["additionalProperties"]
+        return schema
+
+    def _unfit(self, parameter: str, problem: str, remedy: str) -> UserError:
+        return UserError(
+            f"tool {self._name!r}: no schema can be derived for its parameter {parameter!r}:"
+            f" {problem}. {remedy}"
+        )
+
+
+def _model(fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    members: dict[str, Any] = {f"argument{at}": field for at, field in enumerate(fields.values())}
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    return create_model("Arguments", __config__=config, **members)
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles that pydantic adds: they only repeat names."""
+    if isinstance(schema, list):
+        return [_untitled(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    names = ("properties", "$defs")
+    return {
+        key: {name: _untitled(one) for name, one in value.items()}
+        if key in names
+        else value
+        if key in ("default", "enum", "const", "examples")
+        else _untitled(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str))
+    }
+
+
+def _refusal(error: ValidationError) -> ToolError:
+    """The first problem of the arguments, in one line."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    kind = _KINDS.get(first["type"], "wrong_argument")
+    where = ".".join(map(str, first["loc"]))[:60]
+    if kind == "bad_json":
+        return ToolError(f"the arguments are not a JSON object: {first['msg']}"[:300], kind)
+    words = {
+        "missing_argument": f"the argument {where!r} is missing",
+        "unknown_argument": f"there is no argument {where!r}",
+    }
+    if len(first["loc"]) > 1:
+        kind = "wrong_argument"
+    return ToolError(words.get(kind, f"the argument {where!r}: {first['msg']}")[:300], kind)

@@ -1,0 +1,209 @@
+"""A tool: a function that the policy may call, with the schema of its arguments.
+
+    @tool(timeout_s=2.0)
+    def lookup(city: str, unit: Literal["C", "F"] = "C") -> str:
+        \"\"\"Weather of a city.
+
+        Args:
+            city: name of the city.
+        \"\"\"
+
+Methods of a `ToolEpisode` may be tools, too. They hold the state of their episode.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, overload
+
+from ...errors import UserError
+from .observation import ToolError
+from .signature import Signature
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+class Arguments(Protocol):
+    """Arguments of a tool: their description, and the check of a call."""
+
+    @property
+    def description(self) -> str:
+        """What the tool does."""
+        ...
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """JSON schema of the arguments, as an object."""
+        ...
+
+    def values(self, arguments: str) -> dict[str, Any]:
+        """Arguments of a call as Python values. Raises ToolError if they do not fit."""
+        ...
+
+
+class Tool:
+    """One tool. It can be called like its function.
+
+    Args:
+        function: what a call runs. It may be async.
+        name: name for the policy. "": that of the function.
+        timeout_s: seconds that a call may take. None: the limit of the run.
+        version: raise it when the function changes, so that recorded results are not used.
+        stateful: a call may depend on earlier calls of the episode. Methods are stateful.
+        signature: its arguments. None: derive them from the function.
+
+    Raises:
+        UserError: the name or the time limit cannot be used.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        timeout_s: float | None = None,
+        version: str = "1",
+        stateful: bool = False,
+        signature: Arguments | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.timeout_s = timeout_s
+        self.version = version
+        self.stateful = stateful or inspect.ismethod(function)
+        self._is_method = False
+        self._signature = signature
+        self.__doc__ = inspect.getdoc(function)
+        if not _NAME.fullmatch(self.name):
+            raise UserError(
+                f"tool {self.name!r}: the name must be of letters, digits, '_', '.' and '-'."
+                " Give one: @tool(name=...)"
+            )
+        if timeout_s is not None and not 0 < timeout_s < float("inf"):
+            raise UserError(f"tool {self.name!r}: timeout_s = {timeout_s} must be above 0")
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._is_method, self.stateful = True, True
+
+    def __get__(self, episode: object, owner: type | None = None) -> Tool:
+        """The tool of one object. Through the class: the tool itself."""
+        if episode is None or not self._is_method:
+            return self
+        return Tool(
+            self.function.__get__(episode),
+            name=self.name,
+            timeout_s=self.timeout_s,
+            version=self.version,
+            stateful=True,
+            signature=self.signature,  # derived once per class
+        )
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function."""
+        return self.function(*arguments, **named)
+
+    @property
+    def signature(self) -> Arguments:
+        """Its arguments. Raises UserError if no schema can be derived."""
+        if self._signature is None:
+            self._signature = Signature(self.function, self.name, self._is_method)
+        return self._signature
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if its results may be recorded. A method runs in a replay too: it holds state."""
+        return not inspect.ismethod(self.function)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """The tool as chat templates and OpenAI's API take it."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.signature.description,
+                "parameters": self.signature.schema,
+            },
+        }
+
+    @property
+    def is_async(self) -> bool:
+        """True if a call returns an awaitable."""
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
+            getattr(self.function, "__call__", None)  # noqa: B004  an object with an async call
+        )
+
+    def values(self, arguments: str) -> dict[str, Any]:
+        """Arguments of a call as Python values. Raises ToolError if they do not fit."""
+        return self.signature.values(arguments)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str = "", timeout_s: float | None = None, version: str = "1", stateful: bool = False
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    timeout_s: float | None = None,
+    version: str = "1",
+    stateful: bool = False,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool from a function or a method: `@tool`, or `@tool(timeout_s=2.0)`.
+
+    Args:
+        function: every parameter needs an annotation. The docstring describes the tool, and its
+            `Args:` section the arguments.
+        name: name for the policy. "": that of the function.
+        timeout_s: seconds that a call may take. None: the limit of the run.
+        version: raise it when the function changes, so that recorded results are not used.
+        stateful: a call may depend on earlier calls of the episode. Methods are stateful.
+    """
+    if function is not None:
+        return Tool(function)
+    return lambda given: Tool(
+        given, name=name, timeout_s=timeout_s, version=version, stateful=stateful
+    )
+
+
+def as_tool(given: Callable[..., Any]) -> Tool:
+    """The tool, or a tool made from the function."""
+    return given if isinstance(given, Tool) else Tool(given)
+
+
+class Registry:
+    """The tools of an episode, by name.
+
+    Args:
+        tools: in the order in which the policy sees them.
+
+    Raises:
+        UserError: two tools have one name, or no schema can be derived.
+    """
+
+    def __init__(self, tools: list[Tool]) -> None:
+        self._tools = {one.name: one for one in tools}
+        names = [one.name for one in tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UserError(
+                f"environment.tools: two tools have the name {twice[0]!r}. Rename one:"
+                " @tool(name=...)"
+            )
+        self.descriptions = tuple(one.description for one in tools)
+
+    def find(self, name: str) -> Tool:
+        """The tool of this name.
+
+        Raises:
+            ToolError: there is none.
+        """
+        if name not in self._tools:
+            known = ", ".join(self._tools)
+            raise ToolError(f"there is no tool {name[:60]!r}. Tools: {known}"[:300], "unknown_tool")
+        return self._tools[name]

@@ -1,0 +1,68 @@
+"""MCP server for tests. The first argument says how it behaves.
+
+- good: tools `add` and `state`.
+- hangs: answers nothing.
+- junk: writes text that is not JSON.
+- ends: ends at once.
+- http: as good, on the port of the second argument.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+HOW = sys.argv[1]
+if HOW == "ends":
+    print("no licence found", file=sys.stderr)
+    sys.exit(3)
+if HOW == "hangs":
+    time.sleep(60)
+if HOW == "junk":
+    for _ in range(3):
+        print("hello, I am no server", flush=True)
+    time.sleep(60)
+
+from mcp.server.mcpserver import MCPServer  # noqa: E402
+
+server = MCPServer("numbers", version="7")
+counted = []
+
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+@server.tool()
+def count(name: str) -> str:
+    """Count the calls."""
+    counted.append(name)
+    return f"{name} {len(counted)}"
+
+
+@server.tool()
+def fail() -> str:
+    """Always fails."""
+    raise ValueError("out of order")
+
+
+@server.tool()
+def die() -> str:
+    """End the server."""
+    os._exit(1)
+
+
+@server.tool()
+def wait() -> str:
+    """Takes long."""
+    time.sleep(60)
+    return ""
+
+
+if HOW == "http":
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+else:
+    server.run("stdio")

@@ -1,0 +1,159 @@
+"""Tools of MCP servers: real child processes that answer, hang, die or talk nonsense."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from test_tool_episode import TASK, calls, contents, kinds, play
+
+from sixfold.environment.tools import mcp
+from sixfold.environment.tools.episode import ToolEpisode
+from sixfold.environment.tools.mcp import McpServer
+from sixfold.environment.tools.observation import ToolsFailed
+from sixfold.environment.tools.setup import ToolSetup
+from sixfold.errors import UserError
+
+SERVER = Path(__file__).parent / "mcp_server.py"
+
+
+def command(how: str) -> str:
+    return f"{sys.executable} {SERVER} {how}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[McpServer]:
+    made = McpServer(command("good"))
+    yield made
+    made.close()
+    assert not made._thread.is_alive()
+    time.sleep(0.1)
+    assert not children(), "the server ended with the run"
+
+
+def children() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if str(SERVER) in words and int(parent) == os.getpid():
+            found.append(words[-2])
+    return found
+
+
+def episode(server: McpServer, **more: Any) -> ToolEpisode:
+    made = ToolEpisode(TASK)
+    made.setup = ToolSetup(**{"tools": tuple(server.tools()), "timeout_s": 30.0, **more})
+    return made
+
+
+def test_tools_of_a_server_are_shown_and_called(server: McpServer) -> None:
+    first, second = play(
+        episode(server), calls(("add", {"a": 2, "b": 3}), ("count", {"name": "x"}))
+    )
+    shown = {one["function"]["name"]: one["function"] for one in first.tools}
+    assert shown["add"]["description"] == "Add two numbers."
+    assert shown["add"]["parameters"]["required"] == ["a", "b"]
+    assert contents(second)[0] == "5" and contents(second)[1].startswith("x ")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (("add", "{"), "bad_json"),
+        (("add", "[]"), "bad_json"),
+        (("add", {"a": 1}), "missing_argument"),
+        (("add", {"a": 1, "b": "x"}), "wrong_argument"),
+        (("fail", {}), "exception"),
+        (("wait", {}), "timeout"),
+    ],
+)
+def test_errors_of_a_server_are_structured(
+    server: McpServer, call: tuple[str, Any], kind: str
+) -> None:
+    limit = 1.0 if kind == "timeout" else 30.0
+    _, seen = play(episode(server, timeout_s=limit), calls(call))
+    assert kinds(seen) == [kind]
+
+
+def test_a_server_that_dies_is_started_again_once_and_named() -> None:
+    made = McpServer(command("good"))
+    try:
+        played = episode(made)
+        _, died, again = play(played, calls(("die", {})), calls(("add", {"a": 1, "b": 1})))
+        assert kinds(died) == ["exception"] and "mcp_server.py" in contents(died)[0]
+        assert contents(again) == ["2"]
+        with pytest.raises(ToolsFailed, match=r"mcp_server\.py"):
+            play(played, calls(("die", {})))
+        with pytest.raises(ToolsFailed, match=r"mcp_server\.py"):
+            play(episode(made), calls(("add", {"a": 1, "b": 1})))
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (command("ends"), "no licence found"),
+        (command("hangs"), "no answer within"),
+        (command("junk"), "no answer within"),
+        ("/no/such/program", "No such file"),
+        ("http://127.0.0.1:9/mcp", "onnect"),
+    ],
+)
+def test_a_server_that_does_not_start_is_refused_by_name(
+    spec: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "START_S", 0.5 if "within" in words else 30.0)
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"environment\.tools\.mcp") as refused:
+        McpServer(spec)
+    assert spec in str(refused.value) and words in str(refused.value)
+    assert time.monotonic() - start < 30
+    assert set(children()) <= {"good"}, "only the server of the other tests is left"
+
+
+@pytest.mark.slow
+def test_a_server_behind_a_url() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL
+    )
+    try:
+        made = connected(f"http://127.0.0.1:{port}/mcp")
+        try:
+            _, seen = play(episode(made), calls(("add", {"a": 2, "b": 3})))
+            assert contents(seen) == ["5"]
+            process.kill()
+            process.wait()
+            with pytest.raises(ToolsFailed, match=str(port)):
+                play(episode(made), calls(("add", {"a": 2, "b": 3})))
+        finally:
+            made.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def connected(url: str) -> McpServer:
+    for _ in range(100):
+        try:
+            return McpServer(url)
+        except UserError:
+            time.sleep(0.3)
+    raise AssertionError("the server did not start")

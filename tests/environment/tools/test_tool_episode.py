@@ -1,0 +1,240 @@
+"""Episodes with tools: results, structured errors, limits, and the state of the episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from sixfold.environment.episode import Action, End, Observation
+from sixfold.environment.tools.episode import Equipped, ToolEpisode
+from sixfold.environment.tools.observation import ToolError, ToolsFailed
+from sixfold.environment.tools.running import Slots
+from sixfold.environment.tools.setup import ToolSetup
+from sixfold.environment.tools.tool import tool
+from sixfold.errors import UserError
+from sixfold.types import Task, ToolCall
+
+TASK = Task("1", "buy 2 cups", answer={"cup": 2})
+
+
+class Shop(ToolEpisode):
+    def __init__(self, task: Task) -> None:
+        super().__init__(task, [lookup, slow])
+        self.cart: dict[str, int] = {}
+
+    @tool
+    def add(self, item: str, count: int = 1) -> str:
+        """Put an item into the cart.
+
+        Args:
+            item: name of the item.
+            count: how many.
+        """
+        self.cart[item] = self.cart.get(item, 0) + count
+        return f"cart: {sum(self.cart.values())}"
+
+    @tool
+    async def empty(self) -> dict[str, int]:
+        """Empty the cart."""
+        before, self.cart = self.cart, {}
+        return before
+
+    async def final(self, action: Action) -> End:
+        return End(reward=float(self.cart == self.task.answer))
+
+
+@tool
+def lookup(city: str, unit: Literal["C", "F"] = "C") -> Any:
+    """Weather of a city."""
+    answers: dict[str, Any] = {"Oslo": {"t": 3}, "x": object(), "nan": float("nan"), "none": None}
+    if city == "exit":
+        raise SystemExit(3)
+    if city == "own":
+        raise ToolError("no such city")
+    return answers[city]
+
+
+@tool(timeout_s=0.05)
+async def slow() -> None:
+    """Never ends."""
+    await asyncio.sleep(60)
+
+
+def calls(*made: tuple[str, Any]) -> Action:
+    given = tuple(
+        ToolCall(name, value if isinstance(value, str) else json.dumps(value))
+        for name, value in made
+    )
+    return Action("text", calls=given)
+
+
+def play(episode: ToolEpisode, *actions: Action) -> list[Any]:
+    async def run() -> list[Any]:
+        seen: list[Any] = [await episode.start()]
+        for action in actions:
+            seen.append(await episode.step(action))
+        return seen
+
+    return asyncio.run(run())
+
+
+def contents(seen: Observation) -> list[str]:
+    return [message["content"] for message in seen.messages]
+
+
+def kinds(seen: Observation) -> list[str]:
+    return [json.loads(text)["error"]["kind"] for text in contents(seen)]
+
+
+def test_calls_change_the_state_and_the_end_state_is_graded() -> None:
+    episode = Shop(TASK)
+    first, second, end = play(
+        episode, calls(("add", {"item": "cup"}), ("add", {"item": "cup"})), Action("done")
+    )
+    assert first.messages == ({"role": "user", "content": "buy 2 cups"},)
+    assert [one["function"]["name"] for one in first.tools] == ["add", "empty", "lookup", "slow"]
+    assert contents(second) == ["cart: 1", "cart: 2"], "methods run in the order of the reply"
+    assert [dict(m)["tool_call_id"] for m in second.messages] == ["call00000", "call00001"]
+    assert (second.tool_errors, end.reward) == (0, 1.0)
+    event = dict(second.events[0])
+    assert event.pop("seconds") >= 0
+    assert event == {
+        "kind": "tool_call", "tool": "add", "arguments": '{"item": "cup"}', "result": "cart: 1",
+    }  # fmt: skip
+
+
+def test_episodes_of_one_class_have_states_of_their_own() -> None:
+    first, second = Shop(TASK), Shop(TASK)
+    play(first, calls(("add", {"item": "cup", "count": 2})))
+    assert (first.cart, second.cart) == ({"cup": 2}, {})
+    assert play(first, calls(("empty", {})))[1].messages[0]["content"] == '{"cup": 2}'
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (("sub", {}), "unknown_tool"),
+        (("add", "{oops"), "bad_json"),
+        (("add", "[1]"), "bad_json"),
+        (("add", "3"), "bad_json"),
+        (("add", {}), "missing_argument"),
+        (("add", {"item": "a", "price": 3}), "unknown_argument"),
+        (("add", {"item": 3}), "wrong_argument"),
+        (("add", {"item": "a", "count": "3"}), "wrong_argument"),
+        (("add", {"item": "a", "count": True}), "wrong_argument"),
+        (("add", {"item": None}), "wrong_argument"),
+        (("lookup", {"city": "Oslo", "unit": "K"}), "wrong_argument"),
+        (("lookup", {"city": "Rome"}), "exception"),
+        (("lookup", {"city": "own"}), "exception"),
+        (("lookup", {"city": "exit"}), "exception"),
+        (("lookup", {"city": "x"}), "bad_result"),
+        (("lookup", {"city": "nan"}), "bad_result"),
+        (("slow", {}), "timeout"),
+    ],
+)
+def test_what_goes_wrong_in_a_call_is_a_structured_error(call: tuple[str, Any], kind: str) -> None:
+    episode = Shop(TASK)
+    _, seen = play(episode, calls(call))
+    assert kinds(seen) == [kind]
+    assert (seen.tool_errors, seen.events[0]["error"]) == (1, kind)
+    assert not episode.cart
+
+
+def test_malformed_calls_are_answered_too() -> None:
+    action = replace(calls(("add", {"item": "cup"})), malformed=("it is not JSON",))
+    _, seen = play(Shop(TASK), action)
+    assert contents(seen)[0] == "cart: 1" and seen.tool_errors == 1
+    assert json.loads(contents(seen)[1])["error"]["kind"] == "malformed"
+
+
+def test_a_result_is_text_or_json_and_is_cut() -> None:
+    episode = Equipped(Shop, ToolSetup(max_result=5))(TASK)
+    assert isinstance(episode, ToolEpisode)
+    _, seen = play(
+        episode,
+        calls(("lookup", {"city": "none"}), ("add", {"item": "a"}), ("lookup", {"city": "Oslo"})),
+    )
+    assert contents(seen)[0] == ""
+    assert contents(seen)[1].startswith("cart:\n[cut: 5 of 7")
+    assert contents(seen)[2].startswith('{"t":\n')
+
+
+def test_calls_over_the_limit_are_refused_one_by_one() -> None:
+    episode = Shop(TASK)
+    episode.setup = ToolSetup(max_calls=1)
+    _, seen = play(episode, calls(("add", {"item": "a"}), ("add", {"item": "b"})))
+    assert episode.cart == {"a": 1}
+    assert json.loads(contents(seen)[1])["error"]["kind"] == "too_many_calls"
+
+
+def test_functions_of_one_reply_run_at_once() -> None:
+    barrier = threading.Barrier(3, timeout=5)
+
+    def meet(n: int) -> int:
+        barrier.wait()
+        return n
+
+    episode = ToolEpisode(TASK, [meet])
+    _, seen = play(episode, calls(*(("meet", {"n": n}) for n in range(3))))
+    assert contents(seen) == ["0", "1", "2"]
+
+
+def test_a_function_that_ignores_its_limit_blocks_nothing_and_threads_are_bounded() -> None:
+    go = threading.Event()
+    begun: list[int] = []
+
+    @tool(timeout_s=0.05)
+    def stuck() -> None:
+        begun.append(1)
+        go.wait(10)
+
+    episode = ToolEpisode(TASK, [stuck])
+    episode.setup = ToolSetup(slots=Slots(2))
+    start = time.monotonic()
+    _, first, second = play(episode, calls(*[("stuck", {})] * 2), calls(*[("stuck", {})] * 3))
+    assert time.monotonic() - start < 5
+    assert (kinds(first), kinds(second)) == (["timeout"] * 2, ["busy"] * 3)
+    assert len(begun) == 2
+    go.set()
+    time.sleep(0.05)
+    go.set()
+    episode.setup = ToolSetup(slots=episode.setup.slots)
+    assert contents(play(episode, calls(("stuck", {})))[1]) == [""], "the slots came back"
+
+
+def test_a_stuck_method_does_not_race_with_the_next_one() -> None:
+    go = threading.Event()
+
+    class Stuck(ToolEpisode):
+        @tool(timeout_s=0.05)
+        def wait(self) -> None:
+            go.wait(10)
+
+    _, first, second = play(Stuck(TASK), calls(("wait", {})), calls(("wait", {})))
+    go.set()
+    assert (kinds(first), kinds(second)) == (["timeout"], ["busy"])
+
+
+def test_tools_that_cannot_work_fail_the_episode() -> None:
+    def broken() -> None:
+        raise ToolsFailed("the database is gone")
+
+    with pytest.raises(ToolsFailed, match="database"):
+        play(ToolEpisode(TASK, [broken]), calls(("broken", {})))
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    def add() -> None: ...
+
+    class Two(Shop):
+        def __init__(self, task: Task) -> None:
+            ToolEpisode.__init__(self, task, [add])
+
+    with pytest.raises(UserError, match=r"'add'.*name="):
+        play(Two(TASK))
