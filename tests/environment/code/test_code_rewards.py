@@ -8,7 +8,7 @@ from typing import Any
 
 from sixfold.environment.async_checks import ALIVE_S, AsyncChecks
 from sixfold.environment.checks import Check, Outcome
-from sixfold.environment.code.reward import code_fraction_reward, code_reward, reference_problem
+from sixfold.environment.code.reward import code_fraction_reward, code_reward
 from sixfold.environment.rewards import RewardFunction
 from sixfold.environment.sampled import Sampled
 from sixfold.environment.scorer import Environment
@@ -97,26 +97,6 @@ def test_a_limit_of_the_tests_that_the_check_cannot_keep_is_an_error_with_a_reme
     )
     assert (reward.value, reward.verdict) == (None, "infrastructure_error")
     assert "environment.timeout_s to at least 9.5" in str(reward.error)
-
-
-def test_a_reference_solution_is_checked_against_its_tests() -> None:
-    async def problems() -> list[str]:
-        cases = (
-            (RIGHT, TESTS),
-            ("def add(a, b): return a", TESTS),
-            (None, TESTS),
-            (RIGHT, {"type": "function", "fn_name": "add", "cases": []}),
-        )
-        return [
-            await reference_problem(Task("t", "p", answer=answer, columns={"tests": tests}))
-            for answer, tests in cases
-        ]
-
-    good, wrong, missing, vacuous = asyncio.run(problems())
-    assert good == ""
-    assert "wrong_answer" in wrong
-    assert "no reference solution" in missing
-    assert "no tests" in vacuous
 
 
 def test_both_are_async_functions_of_a_completion_and_a_task() -> None:

@@ -160,7 +160,10 @@ async def check_patch(
 
 
 def _reports(ended: Ended, nonce: str) -> dict[str, list[list[Any]]]:
-    """Reports by name of the test: [id, JSON of `wire`], and ["end", text] at its end."""
+    """Lists of reports, by name of the test.
+
+    A report is [id, JSON of `wire`]. The last one of a test is ["end", text].
+    """
     found: dict[str, list[list[Any]]] = {}
     for line in ended.result[:LONGEST_RESULT].split(b"\n"):
         if not line.startswith(nonce.encode()):

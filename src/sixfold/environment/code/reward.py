@@ -9,7 +9,6 @@ from ..grade import Grade
 from ..limits import time_limit_s
 from ..sandbox.job import Limits
 from ..versions import cached
-from .repository import RepositoryTests
 from .shared import shared_sandbox
 from .task_tests import TestsError
 from .verifier import CodeVerifier, task_tests
@@ -48,27 +47,3 @@ async def _grade(completion: str, task: Task, *, fraction: bool) -> Grade:
         )
         return Grade(None, "infrastructure_error", problem)
     return await verifier.grade(completion, tests, fraction=fraction, longest_s=longest_s)
-
-
-async def reference_problem(task: Task) -> str:
-    """Why the reference solution of a task fails its tests; "" if it passes.
-
-    Args:
-        task: a task of the rewards above. Its answer is the solution.
-    """
-    try:
-        tests = task_tests(task.columns.get("tests"))
-    except TestsError as error:
-        return str(error)
-    if not isinstance(task.answer, str) or not task.answer.strip():
-        return "the task has no reference solution"
-    verifier = CodeVerifier(shared_sandbox(), Limits())
-    solution = task.answer
-    if isinstance(tests, RepositoryTests):
-        result = await verifier.check_patch(solution, tests, longest_s=None)
-    else:
-        result = await verifier.check(solution, tests)
-    if result.passed:
-        return ""
-    grade = result.grade(fraction=False)
-    return f"the reference solution does not pass: {grade.verdict}: {grade.detail}"

@@ -22,8 +22,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import nearest
 from .languages import LANGUAGES
 from .wire import Encoder, NotPlain
+
+_PUBLIC = ("cases", "public", "public_cases", "asserts")
+_HIDDEN = ("hidden", "hidden_cases")
+_ENTRY = ("fn_name", "entry", "entry_point")
+
+TEST_KEYS = (
+    "type", *_PUBLIC, *_HIDDEN, *_ENTRY, "program", "language", "float_tol", "time_limit_s",
+    "memory_mb", "setup", "imports", "prefix",
+)  # fmt: skip
+CASE_KEYS = {
+    "function": ("args", "kwargs", "expected", "also"),
+    "stdin": ("input", "expected"),
+}
+"""Keys of a case, by type of the tests."""
 
 
 class TestsError(ValueError):
@@ -158,12 +173,13 @@ def read_tests(value: Mapping[str, Any]) -> Tests:
         raise TestsError(
             f"unknown type of tests {value.get('type')!r}: use function, stdin or assert"
         )
-    entry = next((str(value[k]) for k in ("fn_name", "entry", "entry_point") if value.get(k)), "")
+    _check_keys(value, TEST_KEYS, "tests")
+    entry = next((str(value[k]) for k in _ENTRY if value.get(k)), "")
     if kind == "function" and not entry:
         raise TestsError("function tests need the name of the function in 'fn_name'")
     public, hidden = (
         [_case(case, kind, entry) for key in keys for case in _listed(value, key)]
-        for keys in (("cases", "public", "public_cases", "asserts"), ("hidden", "hidden_cases"))
+        for keys in (_PUBLIC, _HIDDEN)
     )
     if isinstance(value.get("program"), str):
         hidden.append(AssertCase(value["program"]))
@@ -186,6 +202,14 @@ def read_tests(value: Mapping[str, Any]) -> Tests:
         prefix=str(value.get("prefix") or ""),
         entry=entry,
     )
+
+
+def _check_keys(value: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Raise TestsError for a key that nothing reads."""
+    for key in value:
+        if key not in known:
+            hint = nearest(str(key), list(known))
+            raise TestsError(f"{what} have an unknown key {key!r}.{hint} Known: {', '.join(known)}")
 
 
 def _listed(value: Mapping[str, Any], key: str) -> Sequence[Any]:
@@ -224,6 +248,7 @@ def _case(case: Any, kind: str, entry: str) -> Case:
         case = {"args" if kind == "function" else "input": case[0], "expected": case[1]}
     if not isinstance(case, Mapping) or "expected" not in case:
         raise TestsError(f"a {kind} test has no 'expected' output: {str(case)[:60]}")
+    _check_keys(case, CASE_KEYS[kind], f"cases of {kind} tests")
     if kind == "stdin":
         given, expected = _text(case.get("input", "")), _text(case["expected"])
         return InputCase(given, expected)

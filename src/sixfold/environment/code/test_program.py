@@ -30,7 +30,7 @@ from .wire import Encoder, NotPlain, decode
 
 
 class Kept:
-    """An object of the candidate that is not plain data. The tests can only pass it on."""
+    """Stands for an object of the candidate that is not plain data. Tests can only pass it on."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,0 +1,125 @@
+"""A made-up world of people and towns: one short document each.
+
+Names are random, so no model knows an answer. People share first names and family names, so a
+search finds others too.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ..made_up_names import made_up_names
+from .index import Document, SearchIndex
+
+PEOPLE, TOWNS = 5000, 1000
+"""Documents of a world. Their ids are four digits."""
+
+_FIRST_NAMES, _FAMILY_NAMES = 40, 300
+
+TRADES = (
+    *("baker", "barber", "brewer", "builder", "butcher", "carpenter", "chemist", "clerk", "cook"),
+    *("dentist", "doctor", "driver", "farmer", "fisher", "gardener", "hunter", "judge", "lawyer"),
+    *("mason", "miller", "miner", "nurse", "painter", "pilot", "plumber", "poet", "potter"),
+    *("printer", "sailor", "singer", "smith", "soldier", "tailor", "teacher", "weaver", "writer"),
+)
+
+
+@dataclass(frozen=True)
+class Person:
+    """A person.
+
+    Attributes:
+        name: first name and family name.
+        trade: one of TRADES.
+        town: name of the town where the person lives.
+        id: id of the document.
+    """
+
+    name: str
+    trade: str
+    town: str
+    id: str
+
+    @property
+    def document(self) -> Document:
+        """What the corpus says."""
+        return Document(self.id, self.name, f"{self.name} is a {self.trade} in {self.town}.")
+
+
+@dataclass(frozen=True)
+class Town:
+    """A town.
+
+    Attributes:
+        name: one word.
+        mayor: a person.
+        id: id of the document.
+    """
+
+    name: str
+    mayor: Person
+    id: str
+
+    @property
+    def document(self) -> Document:
+        """What the corpus says."""
+        return Document(self.id, self.name, f"the mayor of {self.name} is {self.mayor.name}.")
+
+
+@dataclass(frozen=True)
+class World:
+    """People and towns, in random order.
+
+    Attributes:
+        people: all people.
+        towns: all towns. A mayor may live elsewhere.
+    """
+
+    people: tuple[Person, ...]
+    towns: tuple[Town, ...]
+
+    def town_of(self, person: Person) -> Town:
+        """Where a person lives."""
+        return self._towns[person.town]
+
+    @cached_property
+    def _towns(self) -> dict[str, Town]:
+        return {town.name: town for town in self.towns}
+
+    @property
+    def documents(self) -> list[Document]:
+        """The corpus, in the order of the ids."""
+        made = [*(person.document for person in self.people), *(t.document for t in self.towns)]
+        return sorted(made, key=lambda document: document.id)
+
+
+@lru_cache(maxsize=2)
+def made_up_world(seed: int) -> World:
+    """A world. The same seed gives the same one."""
+    rng = random.Random(f"facts/{seed}")
+    ids = list(map(str, rng.sample(range(1000, 10_000), PEOPLE + TOWNS)))
+    first = made_up_names(rng, _FIRST_NAMES, syllables=1)
+    family = made_up_names(rng, _FAMILY_NAMES, syllables=2)
+    towns = made_up_names(rng, TOWNS, syllables=2, but=family)
+    numbers = rng.sample(range(len(first) * len(family)), PEOPLE)
+    people = tuple(
+        Person(
+            f"{first[number % len(first)]} {family[number // len(first)]}",
+            rng.choice(TRADES),
+            rng.choice(towns),
+            ids[i],
+        )
+        for i, number in enumerate(numbers)
+    )
+    return World(
+        people,
+        tuple(Town(name, rng.choice(people), ids[PEOPLE + i]) for i, name in enumerate(towns)),
+    )
+
+
+@lru_cache(maxsize=2)
+def made_up_index(seed: int) -> SearchIndex:
+    """The index of a world's corpus."""
+    return SearchIndex(made_up_world(seed).documents)

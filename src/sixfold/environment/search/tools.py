@@ -1,0 +1,78 @@
+"""The tools `search` and `read` over a corpus."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from pathlib import Path
+
+from ..tools.observation import ToolError
+from ..tools.tool import Tool, tool
+from .corpus import read_corpus
+from .index import SearchError, SearchIndex
+
+READ_CHARACTERS = 4000
+"""Characters of a document that one call shows."""
+
+RESULTS = 5
+"""Results of a search if the call does not say how many."""
+
+QUICK_DOCUMENTS = 20_000
+"""Up to this size a search takes about a millisecond, less than to start a thread for it."""
+
+
+def corpus_tools(path: Path) -> tuple[Tool, Tool]:
+    """The tools `search` and `read` of a user's corpus.
+
+    Raises:
+        UserError: if the file is malformed, or this Python's SQLite has no full-text index.
+    """
+    return search_tools(SearchIndex(read_corpus(path)))
+
+
+@lru_cache(maxsize=4)
+def search_tools(index: SearchIndex, results: int = RESULTS) -> tuple[Tool, Tool]:
+    """The tools `search` and `read` of an index. Episodes share them.
+
+    Args:
+        index: the corpus.
+        results: results of a search if the call does not say how many.
+    """
+
+    @tool
+    async def search(query: str, k: int = results) -> list[dict[str, str]]:
+        """Find documents by their words. Returns id and title of the best ones, best first.
+
+        Args:
+            query: words to look for.
+            k: number of results, from 1 to 20.
+        """
+        try:
+            if len(index) <= QUICK_DOCUMENTS:
+                found = index.search(query, k)
+            else:
+                found = await asyncio.to_thread(index.search, query, k)
+        except SearchError as error:
+            raise ToolError(str(error)) from error
+        return [{"id": document.id, "title": document.title} for document in found]
+
+    @tool
+    async def read(id: str | int, start: int = 0) -> str:
+        """Read a document.
+
+        Args:
+            id: id of the document, from a search.
+            start: number of characters to skip.
+        """
+        try:
+            text = index.read(str(id)).text
+        except SearchError as error:
+            raise ToolError(str(error)) from error
+        if not 0 <= start < len(text):
+            raise ToolError(f"start = {start} must be from 0 to {len(text) - 1}")
+        end = start + READ_CHARACTERS
+        left = len(text) - end
+        note = f"\n({left} more characters from start = {end})" if left > 0 else ""
+        return text[start:end] + note
+
+    return search, read

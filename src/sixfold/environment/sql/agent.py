@@ -1,0 +1,50 @@
+"""Agent for SQL: an episode in a bookshop of its own, with the tool `sql`."""
+
+from __future__ import annotations
+
+from ...types import Task
+from ..episode import Action, End
+from ..grade import right_or_wrong
+from ..text.short_answers import short_answer
+from ..tools.episode import ToolEpisode
+from ..tools.tool import tool
+from .bookshop import Change, make_bookshop
+from .tool import answered
+
+
+class SqlAgent(ToolEpisode):
+    """Episode of a task of `bookshop_tasks`. A reply without a call ends it.
+
+    A question is right if the last reply states the answer (`short_answer`). Its database is
+    read-only. A change is right if the rows at the end are those that the task wants: nothing else
+    may have changed.
+
+    Args:
+        task: its columns name the shop and the wanted change.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        record = task.columns["change"]
+        self._change = None if record is None else Change.from_record(record)
+        self._shop = make_bookshop(task.columns["shop"])
+        self._database = self._shop.database(writable=self._change is not None)
+
+    @tool
+    async def sql(self, query: str) -> str:
+        """Run one SQL statement on the SQLite database of a bookshop, and return the rows as JSON.
+
+        The tables are authors (id, name, town) and books (id, title, author, price, stock), where
+        author is the id of an author.
+
+        Args:
+            query: the statement.
+        """
+        # No thread: the limits of so small a database end a statement within milliseconds.
+        return answered(self._database, query)
+
+    async def final(self, action: Action) -> End:
+        """Grade the last reply, or the rows."""
+        if self._change is None:
+            return End(short_answer(action.content, self.task))
+        return End(right_or_wrong(self._change.holds(self._shop, self._database)))

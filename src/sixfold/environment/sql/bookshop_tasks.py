@@ -1,0 +1,173 @@
+"""Tasks of the agent for SQL: questions about a bookshop, and changes of its rows.
+
+The answers and the wanted end states are computed here in Python, from the rows. No SQL of a worked
+solution takes part.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...types import Task
+from ..made_up_names import made_up_names
+from ..tools.worked import worked_call
+from .bookshop import Book, Bookshop, Change, make_bookshop
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One thing to do in a shop.
+
+    Attributes:
+        words: prompt of the task.
+        queries: statements that a worked solution runs.
+        answer: the answer. None for a change.
+        change: the wanted change. None for a question.
+    """
+
+    words: str
+    queries: tuple[str, ...]
+    answer: int | str | None = None
+    change: Change | None = None
+
+
+_Make = Callable[[Bookshop, Book, random.Random], _Job]
+"""Makes a job about a book of a shop."""
+
+
+def _price(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    query = f"select price from books where title = '{book.title}'"
+    return _Job(f"what does {book.title} cost?", (query,), book.price)
+
+
+def _stock(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    query = f"select stock from books where title = '{book.title}'"
+    return _Job(f"how many copies of {book.title} are there?", (query,), book.stock)
+
+
+def _author(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    author = shop.author_of(book)
+    queries = (
+        f"select author from books where title = '{book.title}'",
+        f"select name from authors where id = {author.id}",
+    )
+    return _Job(f"who wrote {book.title}?", queries, author.name)
+
+
+def _town(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    author = shop.author_of(book)
+    queries = (
+        f"select author from books where title = '{book.title}'",
+        f"select town from authors where id = {author.id}",
+    )
+    return _Job(f"where does the author of {book.title} live?", queries, author.town)
+
+
+def _dearer(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    queries = (
+        f"select price from books where title = '{book.title}'",
+        f"select count(*) from books where price > {book.price}",
+    )
+    answer = len([other for other in shop.books if other.price > book.price])
+    return _Job(f"how many books cost more than {book.title}?", queries, answer)
+
+
+def _cheapest(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    author = shop.author_of(book)
+    queries = (
+        f"select id from authors where name = '{author.name}'",
+        f"select title from books where author = {author.id} order by price limit 1",
+    )
+    answer = min(shop.of(author), key=lambda book: book.price).title
+    return _Job(f"what is the cheapest book of {author.name}?", queries, answer)
+
+
+def _total(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    author = shop.author_of(book)
+    queries = (
+        f"select id from authors where name = '{author.name}'",
+        f"select sum(price) from books where author = {author.id}",
+    )
+    answer = sum(book.price for book in shop.of(author))
+    return _Job(f"what do all books of {author.name} cost?", queries, answer)
+
+
+def _sell(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    price = rng.choice([value for value in range(10, 100) if value != book.price])
+    query = f"update books set price = {price} where title = '{book.title}'"
+    change = Change(updated=(book._replace(price=price),))
+    return _Job(f"sell {book.title} for {price}.", (query,), change=change)
+
+
+def _restock(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    count = rng.randrange(10, 100)
+    query = f"update books set stock = stock + {count} where title = '{book.title}'"
+    change = Change(updated=(book._replace(stock=book.stock + count),))
+    return _Job(f"add {count} copies of {book.title}.", (query,), change=change)
+
+
+def _remove(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    query = f"delete from books where title = '{book.title}'"
+    return _Job(f"remove {book.title}.", (query,), change=Change(removed=(book.id,)))
+
+
+def _remove_all(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    author = shop.author_of(book)
+    queries = (
+        f"select id from authors where name = '{author.name}'",
+        f"delete from books where author = {author.id}",
+    )
+    change = Change(removed=tuple(book.id for book in shop.of(author)))
+    return _Job(f"remove all books of {author.name}.", queries, change=change)
+
+
+def _add(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
+    author, price = shop.author_of(book), rng.randrange(10, 100)
+    (title,) = made_up_names(rng, 1, syllables=2, but=[book.title for book in shop.books])
+    queries = (
+        f"select id from authors where name = '{author.name}'",
+        "insert into books (title, author, price, stock)"
+        f" values ('{title}', {author.id}, {price}, 1)",
+    )
+    change = Change(added=((title, author.id, price, 1),))
+    return _Job(f"add {title} by {author.name} for {price}.", queries, change=change)
+
+
+JOBS: tuple[_Make, ...] = (
+    *(_price, _stock, _author, _town, _dearer, _cheapest, _total),
+    *(_sell, _restock, _remove, _remove_all, _add),
+)
+"""All kinds of jobs. The first seven are questions."""
+
+
+def bookshop_tasks(count: int, *, seed: int) -> list[Task]:
+    """Tasks with a shop each. The same arguments give the same list.
+
+    Args:
+        count: number of tasks.
+        seed: random seed of the shops and the jobs.
+    """
+    tasks: dict[str, Task] = {}
+    number = 0
+    while len(tasks) < count:
+        task = _task(f"{seed}/{number}", JOBS[number % len(JOBS)])
+        tasks.setdefault(task.prompt_text, task)
+        number += 1
+    return list(tasks.values())
+
+
+def _task(seed: str, make: _Make) -> Task:
+    shop = make_bookshop(seed)
+    rng = random.Random(f"bookshop_tasks/{seed}")
+    job = make(shop, rng.choice(shop.books), rng)
+    calls = [worked_call("sql", {"query": query}) for query in job.queries]
+    return Task(
+        id=f"sql_agent-{seed}",
+        prompt=job.words,
+        answer=job.answer,
+        trace=(*calls, "done" if job.answer is None else str(job.answer)),
+        columns={"shop": seed, "change": job.change and job.change.to_record()},
+        source="sql_agent",
+    )
