@@ -1,0 +1,156 @@
+"""Elements of a page, with the live state of its forms.
+
+Both backends produce these nodes: the HTML backend by parsing, Chromium by a script that reads the
+page. Names, roles and the observation are computed from them alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SPACES = re.compile(r"[\t\n\f\r ]+")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+def collapsed(text: str) -> str:
+    """Text on one line: runs of white space become one space, control characters are removed."""
+    return SPACES.sub(" ", _CONTROLS.sub("", text))
+
+
+@dataclass(eq=False)
+class Text:
+    """A text node."""
+
+    text: str
+
+
+@dataclass(eq=False)
+class Element:
+    """An element.
+
+    Attributes:
+        tag: name in lower case.
+        attributes: attributes as in the HTML.
+        children: child nodes in order.
+        parent: None for the root.
+        value: live value of an input or a textarea.
+        checked: live state of a checkbox or radio button.
+        selected: live state of an option.
+        display: False if the style is `display: none`.
+        visible: False if the style is `visibility: hidden`. Descendants may be visible.
+        key: what the backend knows the element by.
+    """
+
+    tag: str
+    attributes: dict[str, str] = field(default_factory=dict)
+    children: list[Element | Text] = field(default_factory=list)
+    parent: Element | None = None
+    value: str = ""
+    checked: bool = False
+    selected: bool = False
+    display: bool = True
+    visible: bool = True
+    key: int = -1
+
+    def get(self, name: str) -> str:
+        """An attribute, or "" if it is missing."""
+        return self.attributes.get(name, "")
+
+    def has(self, name: str) -> bool:
+        """True if the attribute is present, also if it is empty."""
+        return name in self.attributes
+
+    @property
+    def kind(self) -> str:
+        """The type of an input or button, in lower case. "text" or "submit" if it is missing."""
+        default = "submit" if self.tag == "button" else "text"
+        given = self.get("type").strip().lower()
+        known = BUTTON_TYPES if self.tag == "button" else INPUT_TYPES
+        return given if given in known else default
+
+    def elements(self) -> Iterator[Element]:
+        """This element and its descendants, in document order."""
+        stack = [self]
+        while stack:
+            element = stack.pop()
+            yield element
+            stack.extend(c for c in reversed(element.children) if isinstance(c, Element))
+
+    def ancestors(self) -> Iterator[Element]:
+        """The parents, from the nearest."""
+        above = self.parent
+        while above is not None:
+            yield above
+            above = above.parent
+
+    def text(self) -> str:
+        """All text of the descendants, as in `textContent`."""
+        parts: list[str] = []
+        stack: list[Element | Text] = [self]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Text):
+                parts.append(node.text)
+            else:
+                stack.extend(reversed(node.children))
+        return "".join(parts)
+
+
+BUTTON_TYPES = frozenset({"submit", "reset", "button"})
+
+INPUT_TYPES = words(
+    "hidden text search tel url email password date month week time datetime-local number range"
+    " color checkbox radio file submit image reset button"
+)
+
+TYPED = words("text search tel url email password date month week time datetime-local number")
+"""Input types into which text is typed."""
+
+
+@dataclass(eq=False)
+class Document:
+    """A page as the browser holds it.
+
+    Attributes:
+        url: address.
+        root: the `html` element.
+        status: HTTP status of the answer that brought the page.
+        number: counts the pages of an episode. An action that leaves it unchanged did not navigate.
+        posted: the page is the answer to a POST, so it cannot be asked for again.
+    """
+
+    url: str
+    root: Element
+    status: int = 200
+    number: int = 0
+    posted: bool = False
+
+    def by_id(self) -> dict[str, Element]:
+        """Elements by their id. The first one counts if an id is repeated."""
+        found: dict[str, Element] = {}
+        for element in self.root.elements():
+            if identity := element.get("id"):
+                found.setdefault(identity, element)
+        return found
+
+    @property
+    def title(self) -> str:
+        """Text of the first title element."""
+        for element in self.root.elements():
+            if element.tag == "title" and not any(e.tag == "svg" for e in element.ancestors()):
+                return collapsed(element.text()).strip()
+        return ""
+
+    def base(self) -> str:
+        """Address that links are relative to, before it is joined with the page's own."""
+        for element in self.root.elements():
+            if element.tag == "base" and element.has("href"):
+                return element.get("href").strip()
+        return ""

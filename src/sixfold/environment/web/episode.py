@@ -1,0 +1,55 @@
+"""The shop as an environment: a browser as tools, a reward on the state of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...types import Task
+from ..episode import Action, End, Observation
+from ..grade import right_or_wrong
+from ..tools.episode import ToolEpisode
+from .settings import WebSettings
+from .shop import Shop
+from .site import Site
+from .tasks import goal_met, shop_of
+from .tools import BrowserTools
+from .wsgi import wsgi_answer
+
+SHOP_ORIGIN = "http://shop.test"
+
+
+class WebShop(ToolEpisode):
+    """The built-in shop. The reward is 1 if its orders and carts are those that the task wants.
+
+    The first message is the task's prompt and the first page.
+
+    Args:
+        task: a task of `data.source = "web_shop"`.
+
+    Attributes:
+        settings: how the run's episodes browse.
+    """
+
+    settings = WebSettings()
+
+    def __init__(self, task: Task) -> None:
+        self._shop: Shop = shop_of(task)
+        self._wanted: Mapping[str, Any] = task.columns["shop"]["wanted"]
+        # In this process the shop answers at once, so it needs no thread.
+        quick = self.settings.browser == "html"
+        site = Site(SHOP_ORIGIN, wsgi_answer(self._shop), self.settings.limits, quick=quick)
+        self._browser = BrowserTools(site, self.settings)
+        super().__init__(task, self._browser.tools)
+
+    async def start(self) -> Observation:
+        """The task and the first page."""
+        return await self._browser.opened(await super().start(), f"{SHOP_ORIGIN}/")
+
+    async def final(self, action: Action) -> End:
+        """1 if the state of the shop is the wanted one."""
+        return End(reward=right_or_wrong(goal_met(self._shop, self._wanted)))
+
+    async def close(self) -> None:
+        """Close the tab."""
+        await self._browser.close()

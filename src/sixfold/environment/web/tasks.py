@@ -1,0 +1,193 @@
+"""Tasks of the shop: what is to be bought, the state that is wanted, and worked actions.
+
+A task is solved by the state of the shop's server alone: the orders, or the carts, are exactly
+those that are wanted. What a page or a reply says does not count.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import UserError
+from ...types import Task
+from ..tools.worked import worked_call
+from .catalogue import Product, catalogue
+from .shop import Line, Order, Shop
+
+NAMES = ("ann", "bob", "eva", "ian", "joe", "kim", "leo", "max")
+
+COUNTS = range(1, 6)
+"""Pieces that a task asks for."""
+
+SHARES = {"buy": 6, "put": 2, "remove": 1, "change": 1}
+"""How often each sort of task is drawn."""
+
+DONE = "done"
+"""The last reply of the worked actions. Any reply without a call ends the episode."""
+
+_DRAWS = 1000
+"""Draws without a new task, after which there are probably no others."""
+
+Call = tuple[str, dict[str, Any]]
+"""A tool and its arguments."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A task: its words, the carts at the start, the state that is wanted, and the actions."""
+
+    words: str
+    wanted: dict[str, Any]
+    calls: list[Call]
+    cart: tuple[Line, ...] = ()
+
+
+def goal_met(shop: Shop, wanted: Mapping[str, Any]) -> bool:
+    """True if the state of the server is the wanted one.
+
+    Args:
+        shop: the shop after the episode.
+        wanted: `lines` as (product, colour, count), and for an order `name` and `gift`.
+    """
+    lines = tuple(Line(*line) for line in wanted["lines"])
+    if "name" in wanted:
+        order = Order(lines, wanted["name"], wanted["gift"])
+        return shop.orders == [order] and not shop.carts
+    return not shop.orders and shop.carts == list(lines)
+
+
+def shop_of(task: Task) -> Shop:
+    """The shop of a task, as it is before the first action.
+
+    Raises:
+        ValueError: if the task is not one of the shop.
+    """
+    given = task.columns.get("shop")
+    if not isinstance(given, Mapping) or not {"seed", "cart", "wanted"} <= set(given):
+        raise ValueError(
+            f"task {task.id} has no shop: environment.episode = 'web_shop' plays the tasks of"
+            " data.source = 'web_shop'"
+        )
+    return Shop(given["seed"], [Line(*line) for line in given["cart"]])
+
+
+def shop_tasks(count: int, *, seed: int) -> list[Task]:
+    """Different tasks with worked replies, as `shop_calls`."""
+    return [
+        replace(task, trace=(*(worked_call(*call) for call in calls), DONE))
+        for task, calls in shop_calls(count, seed=seed)
+    ]
+
+
+def shop_calls(count: int, *, seed: int) -> list[tuple[Task, list[Call]]]:
+    """Different tasks, each with the actions that solve it. The same arguments give the same list.
+
+    Args:
+        count: number of tasks. Each has a shop of its own.
+        seed: random seed.
+
+    Raises:
+        UserError: if fewer than `count` tasks exist.
+    """
+    rng = random.Random(f"web_shop/{seed}")
+    sorts, shares = list(SHARES), list(SHARES.values())
+    found: dict[str, tuple[Task, list[Call]]] = {}
+    misses = 0
+    while len(found) < count and misses < _DRAWS:
+        shop_seed = rng.randrange(2**32)
+        made = _SORTS[rng.choices(sorts, shares)[0]](rng, catalogue(shop_seed))
+        columns = {"seed": shop_seed, "cart": _plain(made.cart), "wanted": made.wanted}
+        task = Task(
+            id=f"web_shop-{made.words}",
+            prompt=made.words,
+            columns={"shop": columns},
+            source="web_shop",
+        )
+        misses = misses + 1 if task.id in found else 0
+        found.setdefault(task.id, (task, made.calls))
+    if len(found) < count:
+        raise UserError(f"data.limit = {count}: web_shop has about {len(found)} tasks. Lower it")
+    return list(found.values())
+
+
+def _plain(lines: Iterable[Line]) -> list[list[Any]]:
+    return [[line.product, line.colour, line.count] for line in lines]
+
+
+def _put(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
+    """Put pieces of a product into the cart."""
+    line, words, calls = _chosen(rng, products)
+    return _Drawn(f"put {words} into the cart", {"lines": _plain([line])}, calls)
+
+
+def _buy(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
+    """Order pieces of a product for somebody."""
+    line, words, calls = _chosen(rng, products)
+    name, gift = rng.choice(NAMES), rng.random() < 0.5
+    calls.append(("click", {"element": 5}))
+    if gift:
+        calls.append(("click", {"element": 2}))
+    calls.append(("type", {"element": 1, "text": name, "submit": True}))
+    wanted = {"lines": _plain([line]), "name": name, "gift": gift}
+    return _Drawn(f"buy {words} for {name}{' as a gift' if gift else ''}", wanted, calls)
+
+
+def _chosen(rng: random.Random, products: tuple[Product, ...]) -> tuple[Line, str, list[Call]]:
+    """A product to put into the cart: the line, its words, and the actions."""
+    product, count, cheapest = rng.choice(products), rng.choice(COUNTS), rng.random() < 0.5
+    same = [other for other in products if other.kind == product.kind]
+    if cheapest:
+        product = min(same, key=lambda other: other.price)
+    colour = rng.choice(product.colours)
+    calls: list[Call] = [
+        ("type", {"element": 2, "text": product.kind, "submit": True}),
+        ("click", {"element": 2 + same.index(product)}),
+    ]
+    if colour != product.colours[0]:
+        calls.append(("select", {"element": 2, "option": colour}))
+    if count > 1:
+        calls.append(("type", {"element": 3, "text": str(count)}))
+    calls.append(("click", {"element": 4}))
+    plural = "s" if count > 1 else ""
+    name = f"the cheapest {colour} {product.kind}" if cheapest else f"{colour} {product.name}"
+    words = f"{count} of {name}{plural}" if cheapest else f"{count} {name}{plural}"
+    return Line(product.number, colour, count), words, calls
+
+
+def _filled(rng: random.Random, products: tuple[Product, ...]) -> tuple[list[Line], int]:
+    """A cart of two products, and the index of the line that the task is about."""
+    lines = [
+        Line(product.number, rng.choice(product.colours), rng.choice(COUNTS))
+        for product in rng.sample(products, 2)
+    ]
+    return lines, rng.randrange(2)
+
+
+def _remove(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
+    """Take a product out of the cart."""
+    lines, at = _filled(rng, products)
+    name = products[lines[at].product - 1].name
+    left = lines[:at] + lines[at + 1 :]
+    calls: list[Call] = [("click", {"element": 1}), ("click", {"element": 4 + 3 * at})]
+    words = f"remove the {lines[at].colour} {name} from the cart"
+    return _Drawn(words, {"lines": _plain(left)}, calls, tuple(lines))
+
+
+def _change(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
+    """Change how many pieces of a product the cart has."""
+    lines, at = _filled(rng, products)
+    line = lines[at]
+    name = products[line.product - 1].name
+    count = rng.choice([count for count in COUNTS if count != line.count])
+    wanted = [*lines]
+    wanted[at] = Line(line.product, line.colour, count)
+    typed = {"element": 2 + 3 * at, "text": str(count), "submit": True}
+    calls: list[Call] = [("click", {"element": 1}), ("type", typed)]
+    words = f"change the {line.colour} {name} in the cart to {count}"
+    return _Drawn(words, {"lines": _plain(wanted)}, calls, tuple(lines))
+
+
+_SORTS = {"buy": _buy, "put": _put, "remove": _remove, "change": _change}

@@ -1,0 +1,160 @@
+"""Episodes on a site of the user: a WSGI application, or a server on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urljoin
+
+from ...errors import UserError
+from ...types import Task
+from ..episode import Action, End, MakeEpisode, Observation
+from ..grade import Grade
+from ..named import Named
+from ..tools.episode import ToolEpisode
+from .episode import WebShop
+from .settings import WebSettings
+from .site import Site
+from .tools import BrowserTools
+from .wsgi import check_loopback, http_answer, wsgi_answer
+
+SITE_ORIGIN = "http://site.test"
+"""Origin of a WSGI application. The name is reserved and resolves nowhere."""
+
+SITES = Named("site", "application", {})
+GOALS = Named("goal", "function", {})
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a goal looks at: the state behind the pages.
+
+    Attributes:
+        task: the task.
+        site: the WSGI application, or the address of the site.
+        cookies: cookies of the episode's browser, by name.
+    """
+
+    task: Task
+    site: Any
+    cookies: Mapping[str, str]
+
+
+Goal = Callable[[Visit], "bool | float | Grade"]
+
+
+class Web(ToolEpisode):
+    """An episode on the site that `environment.web.site` names.
+
+    The task's column `start` is the path of the first page, `/` without it. The column `goal` names
+    one of `environment.web.goals`; with a single goal it may be missing. The goal's value for the
+    state at the end is the reward.
+
+    Args:
+        task: the task.
+
+    Attributes:
+        settings: how the run's episodes browse.
+
+    Raises:
+        ValueError: if the task names no goal of the run.
+    """
+
+    settings = WebSettings()
+
+    def __init__(self, task: Task) -> None:
+        settings = self.settings
+        self._goal = _goal_of(task, settings.goals)
+        self._served: Any = settings.site
+        if _is_address(settings.site):
+            site = Site(settings.site, http_answer(settings.site), settings.limits)
+            base = settings.site
+        else:
+            self._served = _application(settings.site, task)
+            site = Site(SITE_ORIGIN, wsgi_answer(self._served), settings.limits)
+            base = SITE_ORIGIN
+        self._start = urljoin(f"{base.rstrip('/')}/", str(task.columns.get("start", "/")))
+        self._browser = BrowserTools(site, settings)
+        super().__init__(task, self._browser.tools)
+
+    async def start(self) -> Observation:
+        """The task and the first page."""
+        return await self._browser.opened(await super().start(), self._start)
+
+    async def final(self, action: Action) -> End:
+        """The goal's value for the state of the site."""
+        visit = Visit(self.task, self._served, await self._browser.cookies())
+        value = await asyncio.to_thread(self._goal, visit)
+        return End(reward=value if isinstance(value, Grade) else float(value))
+
+    async def close(self) -> None:
+        """Close the tab."""
+        await self._browser.close()
+
+
+def with_web(make: MakeEpisode, settings: WebSettings) -> MakeEpisode:
+    """The class `make` with the settings of the run, if it is one of this package.
+
+    Raises:
+        UserError: if the settings name a site or goal that cannot be used.
+    """
+    if make is WebShop:
+        return type("WebShop", (WebShop,), {"settings": settings})
+    if make is not Web:
+        return make
+    if not settings.site:
+        raise UserError(
+            "environment.episode = 'web' needs environment.web.site: module:app of a WSGI"
+            " application, or http://127.0.0.1:PORT"
+        )
+    if _is_address(settings.site):
+        check_loopback(settings.site)
+    else:
+        _loaded_site(settings.site)
+    if not settings.goals:
+        raise UserError(
+            "environment.episode = 'web' needs environment.web.goals: functions as"
+            " path.py:function, which tasks name in their column 'goal'"
+        )
+    for goal in settings.goals:
+        _loaded_goal(goal)
+    return type("Web", (Web,), {"settings": settings})
+
+
+def _is_address(site: str) -> bool:
+    return "://" in site
+
+
+@lru_cache(64)
+def _loaded_site(spec: str) -> Callable[..., Any]:
+    return SITES.load(spec)
+
+
+@lru_cache(64)
+def _loaded_goal(spec: str) -> Callable[..., Any]:
+    return GOALS.load(spec)
+
+
+def _application(spec: str, task: Task) -> Any:
+    """The WSGI application, or the one that a function makes for this task."""
+    found = _loaded_site(spec)
+    try:
+        inspect.signature(found).bind(task)
+    except (TypeError, ValueError):
+        return found
+    return found(task)
+
+
+def _goal_of(task: Task, goals: tuple[str, ...]) -> Goal:
+    named = {GOALS.name(spec): spec for spec in goals}
+    wanted = task.columns.get("goal", next(iter(named)) if len(named) == 1 else None)
+    if not isinstance(wanted, str) or wanted not in named:
+        raise ValueError(
+            f"task {task.id}: its column 'goal' is {wanted!r}, which is none of"
+            f" environment.web.goals ({', '.join(named)})"
+        )
+    return _loaded_goal(named[wanted])
