@@ -1,0 +1,37 @@
+"""Answers of a recipe's model, as drafts for `sixfold critique`."""
+
+from __future__ import annotations
+
+from ..checkpoint.model_source import model_folder
+from ..controller.stream import step_seed
+from ..data.task_set import drawn_tasks
+from ..environment.judge.critique import Draft
+from ..recipe.schema import Recipe
+from ..run.assemble import build_world
+from ..types import Task
+
+
+def sampled_drafts(recipe: Recipe, model: str, count: int) -> list[Draft]:
+    """One answer per task.
+
+    Args:
+        recipe: sets model, tasks and sampling.
+        model: checkpoint, run or model. "": the recipe's model.
+        count: number of training tasks.
+
+    Raises:
+        UserError: if the model cannot be loaded.
+    """
+    source = model_folder(model, "--model") if model else ""
+    world = build_world(recipe, source, reward=_unscored)
+    try:
+        tasks = drawn_tasks(world.tasks.train, count, recipe.run.seed)
+        groups = world.sample(world.rollout(1), tasks, step_seed(recipe.run.seed, 0))
+    finally:
+        world.close()
+    return [Draft(g.task, t.graded_text) for g in groups for t in g.trajectories]
+
+
+def _unscored(completion: str, task: Task) -> float:
+    """Stands in for the recipe's rewards: drafts are not scored."""
+    return 0.0

@@ -1,0 +1,133 @@
+"""Critique and revision by principles, which gives preference pairs (constitutional AI).
+
+A draft that violates a principle is criticised and rewritten. The revision is preferred to the
+draft if it differs, is an answer, and follows the principle by a verdict of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...types import Task
+from .client import JudgeFailed
+from .constitution import FOLLOWS, NOT_APPLICABLE, VIOLATES, principle_verdicts
+from .judge import Judge, answer_text, question_text
+from .named_texts import NamedText
+from .prompts import Field, Question, choice, template
+
+
+class Draft(NamedTuple):
+    """An answer that may need a revision.
+
+    Attributes:
+        task: its task.
+        text: the answer.
+    """
+
+    task: Task
+    text: str
+
+
+@dataclass
+class Pairs:
+    """Preference pairs, and what became of the other drafts.
+
+    Attributes:
+        records: pairs with prompt, chosen, rejected, principle and critique.
+        outcomes: how many pairs of draft and principle ended in each way.
+    """
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+async def preference_pairs(
+    judge: Judge, drafts: Sequence[Draft], principles: Sequence[NamedText]
+) -> Pairs:
+    """Criticise each draft by each principle, and revise those that violate it.
+
+    Args:
+        judge: criticises, revises and checks.
+        drafts: answers, such as samples of the policy.
+        principles: the principles.
+
+    Raises:
+        BudgetSpent: if the judge's budget is used up. Its answers so far are in its store.
+    """
+    made = Pairs()
+    todo = [
+        asyncio.ensure_future(_pair(judge, draft, principle))
+        for draft in drafts
+        for principle in principles
+    ]
+    try:
+        results = await asyncio.gather(*todo)
+    except BaseException:
+        for task in todo:
+            task.cancel()
+        await judge.settled()
+        raise
+    for result in results:
+        if isinstance(result, str):
+            made.outcomes[result] += 1
+        else:
+            made.outcomes["revised"] += 1
+            made.records.append(result)
+    return made
+
+
+async def _pair(judge: Judge, draft: Draft, principle: NamedText) -> dict[str, Any] | str:
+    """The preference pair of a draft, or why there is none."""
+    answer = answer_text(draft.text).strip()
+    if judge.refuse(answer, draft.task, (principle.text,)):
+        return "no answer to revise"
+    asked = {"question": question_text(draft.task), "answer": judge.shown(answer)}
+    verdict = choice("whether it follows the principle", FOLLOWS, VIOLATES, NOT_APPLICABLE)
+    words = Field("what in the answer violates the principle, and why", {"type": "string"})
+    try:
+        found = await judge.ask(
+            Question(
+                template("critique", ""),
+                {"principle": principle.text},
+                asked,
+                {"verdict": verdict, "critique": words},
+                reasoned=False,
+            )
+        )
+        if found["verdict"] != VIOLATES:
+            return str(found["verdict"])
+        revision = await _revised(judge, asked, principle, found["critique"])
+        if not revision or revision == answer or judge.refuse(revision, draft.task):
+            return "revision without change"
+        checked, _ = await principle_verdicts(
+            judge, template("constitution", ""), [principle], draft.task, revision, together=True
+        )
+    except JudgeFailed:
+        return "no verdict"
+    if checked[principle.name] == VIOLATES:
+        return "revision still violates"
+    prompt = draft.task.prompt
+    return {
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "chosen": revision,
+        "rejected": answer,
+        "principle": principle.text,
+        "critique": found["critique"],
+    }
+
+
+async def _revised(judge: Judge, asked: dict[str, str], principle: NamedText, critique: str) -> str:
+    said = await judge.ask(
+        Question(
+            template("revision", ""),
+            {"principle": principle.text},
+            {**asked, "critique": judge.shown(critique)},
+            {"revision": Field("the rewritten answer alone", {"type": "string"})},
+            reasoned=False,
+        )
+    )
+    return str(said["revision"]).strip()

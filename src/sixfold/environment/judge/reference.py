@@ -1,0 +1,46 @@
+"""`judge_reference`: right or wrong, against the reference answer of the task."""
+
+from __future__ import annotations
+
+from ...types import Task
+from ..grade import Grade
+from .client import JudgeFailed
+from .judge import Judge, answer_text, failed, question_text, reference_text
+from .prompts import Question, choice, template
+from .rubric import SingleReward
+
+RIGHT, WRONG = "right", "wrong"
+
+
+def reference_reward(judge: Judge) -> SingleReward:
+    """The reward `judge_reference`: 1 if the answer says the same as `task.answer`, else 0.
+
+    Raises:
+        UserError: for a template with wrong placeholders.
+    """
+    prompt = template("reference", judge.settings.reference.template)
+    fields = {"verdict": choice("whether the answer is right", RIGHT, WRONG)}
+
+    async def judge_reference(completion: str, task: Task) -> Grade:
+        reference = reference_text(task)
+        if not reference:
+            raise ValueError(
+                f"judge_reference: task {task.id!r} has no reference answer. Set data.answer_field,"
+                " or use judge_rubric"
+            )
+        answer = answer_text(completion)
+        if why := judge.refuse(answer, task):
+            return Grade(0.0, "rejected", why)
+        data = {
+            "question": question_text(task),
+            "reference": reference,
+            "answer": judge.shown(answer),
+        }
+        try:
+            reply = await judge.ask(Question(prompt, {}, data, fields))
+        except JudgeFailed as error:
+            return failed(error)
+        right = float(reply["verdict"] == RIGHT)
+        return judge.graded(right, answer, str(reply.get("reason", "")))
+
+    return judge_reference

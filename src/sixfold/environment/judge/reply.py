@@ -1,0 +1,82 @@
+"""Reading a judge's reply: one JSON object with the nonce, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..answer_part import answer_part
+from .prompts import Question
+
+_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
+
+MOST_TEXT = 20_000
+"""Characters of a text in a reply."""
+
+
+class Unreadable(ValueError):
+    """The reply has no verdict. The text says why, for the judge and for the user."""
+
+
+def read_reply(content: str, question: Question, nonce: str) -> dict[str, Any]:
+    """The fields of a reply.
+
+    A thought before the reply and a code fence around it are allowed. Text beside the object is
+    not: a verdict is never searched for.
+
+    Args:
+        content: what the judge wrote.
+        question: what it was asked.
+        nonce: number that the reply must repeat.
+
+    Raises:
+        Unreadable: if it is anything else.
+    """
+    text = answer_part(content)
+    fenced = _FENCE.fullmatch(text)
+    try:
+        found = json.loads(fenced[1] if fenced else text, object_pairs_hook=_unique)
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("it is not one JSON object") from error
+    if not isinstance(found, dict):
+        raise Unreadable("it is not a JSON object")
+    if found.get("nonce") != nonce:
+        raise Unreadable("its nonce is not the one of the question")
+    schema = question.schema
+    expected = schema["properties"]
+    for name in schema["required"]:
+        # Reasons help the judge to decide, but a verdict without them is a verdict.
+        if name not in found and name != "reason":
+            raise Unreadable(f"it has no {name!r}")
+    if unknown := sorted(set(found) - set(expected)):
+        raise Unreadable(f"it has an unknown key {unknown[0]!r}")
+    for name, value in found.items():
+        _check(name, value, expected[name])
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are all different: two verdicts in one object are none."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise Unreadable("it repeats a key")
+    return made
+
+
+def _check(name: str, value: Any, schema: Mapping[str, Any]) -> None:
+    if schema["type"] == "string":
+        allowed = schema.get("enum")
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise Unreadable(f"{name!r} is not a text")
+        if allowed and value not in allowed:
+            raise Unreadable(f"{name!r} is not one of {', '.join(map(repr, allowed))}")
+        return
+    whole = type(value) is int or (type(value) is float and value.is_integer())
+    if not whole or not schema["minimum"] <= value <= schema["maximum"]:
+        raise Unreadable(
+            f"{name!r} is not an integer from {schema['minimum']} to {schema['maximum']}"
+        )

@@ -1,0 +1,112 @@
+"""Answers of a judge, in memory and in a file of the run: a resume asks nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .spending import Cost
+
+
+class AnswerStore:
+    """Readable answers by key, and what each request has cost.
+
+    The file has one JSON line per answered request. A line that a crash has cut is ignored.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Any]] = {}
+        self._unwritten: list[bytes] = []
+        self._file: int | None = None
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Answer of an earlier question, or None."""
+        return self._known.get(key)
+
+    def add(self, key: str, answer: dict[str, Any] | None, cost: Cost) -> None:
+        """Record an answered request.
+
+        Args:
+            key: key of the question.
+            answer: fields of the reply; None if it could not be read.
+            cost: cost of the request.
+        """
+        record: dict[str, Any] = {
+            "key": key,
+            "answer": answer,
+            "prompt_tokens": cost.prompt_tokens,
+            "completion_tokens": cost.completion_tokens,
+            "usd": cost.usd,
+        }
+        if answer is not None:
+            self._known[key] = answer
+        line = json.dumps(record).encode() + b"\n"
+        if self._file is None:
+            self._unwritten.append(line)
+        else:
+            os.write(self._file, line)
+
+    def read(self, folder: Path, name: str = "") -> Cost:
+        """Read the answers of all processes of a run.
+
+        Args:
+            folder: folder of the answers.
+            name: file of this process, or "".
+
+        Returns:
+            Cost of the answers in the file `name`.
+        """
+        spent = Cost()
+        for path in sorted(folder.glob("*.jsonl")):
+            for record, cost in _records(path):
+                spent = spent + cost if path.name == name else spent
+                if record.get("answer") is not None:
+                    self._known.setdefault(str(record["key"]), record["answer"])
+        return spent
+
+    def keep_in(self, folder: Path, name: str) -> Cost:
+        """Read the answers in a folder, and write all further ones there.
+
+        Args:
+            folder: folder of all processes of the run.
+            name: file of this process.
+
+        Returns:
+            Cost of the answers that this process' file had.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        own, spent = folder / name, self.read(folder, name)
+        self.close()
+        self._file = os.open(own, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if own.stat().st_size and not own.read_bytes().endswith(b"\n"):
+            os.write(self._file, b"\n")  # after a line that a crash has cut
+        for line in self._unwritten:
+            os.write(self._file, line)
+        self._unwritten.clear()
+        return spent
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _records(path: Path) -> Iterator[tuple[dict[str, Any], Cost]]:
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+            yield (
+                record,
+                Cost(
+                    1,
+                    int(record["prompt_tokens"]),
+                    int(record["completion_tokens"]),
+                    float(record["usd"]),
+                ),
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
