@@ -1,0 +1,209 @@
+"""Environments for TRL's `environment_factory`: `environment.episode = "trl:FILE.py:CLASS"`.
+
+Such a class has `reset(**columns)`, and every other public method is a tool. TRL itself is not
+needed. Tasks come from any data source with prompts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...environment.episode import Action, End, MakeEpisode, Observation
+from ...environment.tools.episode import ToolEpisode
+from ...environment.tools.tool import Registry, as_tool
+from ...environment.values import entries, number
+from ...errors import UserError, nearest
+from ...types import Task
+from .driven import content_text
+from .own_thread import OwnThread
+from .spec import import_module, parsed
+
+KIND = "trl"
+COLUMN = "environment"
+"""Column that names the environment of a task, if there are several factories."""
+
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Factories:
+    """What a name after `trl:` stands for.
+
+    Attributes:
+        where: the name in messages.
+        factories: factories of environments, by name. "" stands for a single one.
+        reward: function with TRL's signature that scores an episode. None: `get_reward`, or the
+            attribute `reward`.
+    """
+
+    where: str
+    factories: Mapping[str, Factory]
+    reward: Callable[..., Any] | None = None
+
+    def of(self, task: Task) -> Factory:
+        """The factory of a task.
+
+        Raises:
+            UserError: if its column names none.
+        """
+        if "" in self.factories:
+            return self.factories[""]
+        name = str(task.columns.get(COLUMN, ""))
+        if name not in self.factories:
+            raise UserError(
+                f"{self.where}: the column {COLUMN!r} of task {task.id} is {name!r}. Use"
+                f" {', '.join(self.factories)}.{nearest(name, list(self.factories))}"
+            )
+        return self.factories[name]
+
+    def episode(self, task: Task) -> TrlEpisode:
+        """An episode of a task."""
+        return TrlEpisode(task, self.of(task)(), self.reward)
+
+
+class TrlEpisode(ToolEpisode):
+    """One episode. A reply without a call ends it.
+
+    Args:
+        task: `reset` gets its columns.
+        environment: an object of the user's class.
+        reward: scores the end. None: `get_reward()` of the environment, else its attribute
+            `reward`. Without either, the run's reward functions score the last reply.
+    """
+
+    def __init__(
+        self, task: Task, environment: Any, reward: Callable[..., Any] | None = None
+    ) -> None:
+        super().__init__(task, functions=public_methods(environment))
+        self._environment = environment
+        self._reward = reward
+        self._thread = OwnThread()
+        self._said: list[dict[str, Any]] = []
+
+    async def start(self) -> Observation:
+        """Reset the environment. What it observes is added to the last message of the prompt."""
+        first = await super().start()
+        seen = await self._called(lambda: self._environment.reset(**self.task.columns))
+        if seen is None:
+            return first
+        if not isinstance(seen, str | list):
+            raise TypeError(f"reset returned {type(seen).__name__}, not text or None")
+        *before, last = first.messages
+        added = {**last, "content": last["content"] + content_text(seen)}
+        return Observation((*before, added), tools=first.tools)  # type: ignore[arg-type]
+
+    async def step(self, action: Action) -> Observation | End:
+        """Run the calls of a reply, or score the end."""
+        self._said.append(_assistant(action))
+        answer = await super().step(action)
+        if isinstance(answer, Observation):
+            self._said += [dict(message) for message in answer.messages]
+        return answer
+
+    async def final(self, action: Action) -> End:
+        """The reward of the environment's end state."""
+        if self._reward is not None:
+            return End(await self._by_function(self._reward))
+        kind = type(self._environment)
+        if callable(getattr(kind, "get_reward", None)):
+            value = await self._called(self._environment.get_reward)
+            return End(None if value is None else number(value))
+        value = getattr(self._environment, "reward", None)
+        return End(None if value is None else number(value))
+
+    async def close(self) -> None:
+        """End the thread of the environment."""
+        self._thread.end()
+
+    async def _by_function(self, reward: Callable[..., Any]) -> float | None:
+        columns = {key: [value] for key, value in self.task.columns.items()}
+        given = {
+            **columns,
+            "prompts": [self.task.prompt],
+            "completions": [list(self._said)],
+            "environments": [self._environment],
+        }
+        names = inspect.signature(reward).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in names.values()):
+            given = {key: value for key, value in given.items() if key in names}
+        values = entries(await self._called(lambda: reward(**given)))
+        if len(values) != 1:
+            raise ValueError(f"the reward function returned {len(values)} values for one episode")
+        return None if values[0] is None else number(values[0])
+
+    async def _called(self, function: Callable[[], Any]) -> Any:
+        """Result of a call in the environment's thread, awaited if it is awaitable."""
+        result = await self._thread.call(function)
+        return await result if inspect.isawaitable(result) else result
+
+
+def _assistant(action: Action) -> dict[str, Any]:
+    calls = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in action.calls
+    ]
+    said = {"role": "assistant", "content": action.content}
+    return {**said, "tool_calls": calls} if calls else said
+
+
+def public_methods(environment: Any) -> list[Callable[..., Any]]:
+    """The methods that TRL makes tools of, in the order of their names."""
+    return [
+        getattr(environment, name)
+        for name, _ in inspect.getmembers(type(environment), predicate=inspect.isfunction)
+        if not name.startswith("_") and name not in ("reset", "get_reward")
+    ]
+
+
+def trl_episode(text: str) -> MakeEpisode:
+    """Episodes of the class, function or dictionary of factories that `text` names.
+
+    Args:
+        text: `path/to/file.py:NAME` or `module:NAME`. `?reward=FUNCTION` may follow: a function of
+            the same module with TRL's signature, which gets `environments`.
+
+    Raises:
+        UserError: if it does not exist, has no `reset`, or has a tool without a schema.
+    """
+    spec = parsed(KIND, text)
+    where = f"{KIND}:{text}"
+    if not spec.module:
+        raise UserError(f"{where} names no file. Give {KIND}:path/to/file.py:Class")
+    members = vars(import_module(KIND, spec.module))
+    made = _member(members, spec.name, where)
+    unknown = set(spec.arguments) - {"reward"}
+    if unknown:
+        raise UserError(
+            f"{where}: TRL calls factories without arguments, so {sorted(unknown)[0]!r} cannot be"
+            " given. The only setting is ?reward=FUNCTION"
+        )
+    reward = spec.arguments.get("reward")
+    scored = None if reward is None else _member(members, str(reward), where)
+    factories = dict(made) if isinstance(made, Mapping) else {"": made}
+    for name, factory in factories.items():
+        _check(factory, f"{where}[{name!r}]" if name else where)
+    return Factories(where, factories, scored).episode
+
+
+def _member(members: Mapping[str, Any], name: str, where: str) -> Any:
+    found = members.get(name)
+    if not callable(found) and not (isinstance(found, Mapping) and found):
+        hint = nearest(name, [n for n, m in members.items() if callable(m)])
+        raise UserError(f"{where}: there is no class, function or dictionary {name!r}.{hint}")
+    return found
+
+
+def _check(factory: Factory, where: str) -> None:
+    """Make one environment, as TRL does, and look at its methods."""
+    try:
+        environment = factory()
+    except Exception as error:
+        raise UserError(
+            f"{where} cannot be made without arguments: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(getattr(type(environment), "reset", None)):
+        raise UserError(f"{where} has no method `reset(self, **columns)`")
+    Registry([as_tool(method) for method in public_methods(environment)])  # refuses bad schemas

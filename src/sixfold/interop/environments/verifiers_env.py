@@ -1,0 +1,382 @@
+"""Environments written for `verifiers`: `environment.episode = "verifiers:ENV"`.
+
+A module with `load_environment` has an environment of the classic library (verifiers 0.1 to 0.3:
+SingleTurnEnv, MultiTurnEnv, ToolEnv, Rubric). Its own rollout runs, and asks a client for replies;
+the client is this module's. So its state, stops, parser and rubric are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ...environment.episode import Action, End, MakeEpisode
+from ...environment.values import number
+from ...errors import UserError, nearest, one_line
+from ...types import Message, Outcome, Reward, Task
+from .driven import Driven, Talk, canonical
+from .spec import Spec, import_module, parsed
+
+KIND = "verifiers"
+
+OUTCOMES: Mapping[str, Outcome] = {
+    "max_turns_reached": "turns",
+    "max_total_completion_tokens_reached": "length",
+    "prompt_too_long": "context",
+    "timeout_reached": "timeout",
+}
+"""Stop condition of the library -> outcome. All others are "ended"."""
+
+
+@dataclass
+class Samples:
+    """Samples of one task, whose rewards may depend on each other.
+
+    The samples of a task start together, so all of them are counted before the first one ends.
+
+    Attributes:
+        score: rewards of finished samples.
+        playing: number of samples that play.
+        waiting: finished samples, with their future rewards.
+        scoring: computes the rewards, when all samples have ended.
+    """
+
+    score: Callable[[Sequence[Any]], Awaitable[list[Reward]]]
+    playing: int = 0
+    waiting: list[tuple[Any, asyncio.Future[Reward]]] = field(default_factory=list)
+    scoring: asyncio.Task[None] | None = None
+
+    def ended(self, state: Any) -> Callable[[], Awaitable[Reward]]:
+        """A sample has ended. Its reward comes when all samples have ended."""
+        reward: asyncio.Future[Reward] = asyncio.get_running_loop().create_future()
+        self.waiting.append((state, reward))
+
+        async def later() -> Reward:
+            return await reward
+
+        return later
+
+    def left(self) -> None:
+        """A sample plays no more: it has ended, failed, or nobody waits for it."""
+        self.playing -= 1
+        if not self.playing and self.waiting:
+            self.scoring = asyncio.create_task(self._score())
+
+    async def _score(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        try:
+            rewards = await self.score([state for state, _ in waiting])
+        except Exception as error:  # noqa: BLE001 - each sample reports it
+            rewards = [Reward.failed(one_line(error))] * len(waiting)
+        for (_, future), reward in zip(waiting, rewards, strict=True):
+            if not future.done():
+                future.set_result(reward)
+
+
+@dataclass(frozen=True)
+class Classic:
+    """An environment of the classic library.
+
+    Attributes:
+        where: its name in messages.
+        env: the environment.
+        client: class of clients that ask a `Talk` for replies.
+        samples: samples of each task that are being played, by task id.
+    """
+
+    where: str
+    env: Any
+    client: Any
+    samples: dict[str, Samples] = field(default_factory=dict)
+
+    def episode(self, task: Task) -> Driven:
+        """An episode of a task."""
+        samples = self.samples.setdefault(task.id, Samples(self.score))
+        samples.playing += 1
+
+        async def play(talk: Talk) -> End:
+            row = {key: value for key, value in task.columns.items() if value is not None}
+            state = await self.env.rollout(row, self.client(talk), "sixfold", {})
+            if (error := state.get("error")) is not None:
+                raise error.__cause__ or error
+            outcome = self._outcome(str(state.get("stop_condition")))
+            if self.env.rubric.has_group_rewards:
+                return End(outcome=outcome, later=samples.ended(state))
+            (reward,) = await self.score([state])
+            return End(reward, outcome)
+
+        def left() -> None:
+            samples.left()
+            if not samples.playing:
+                self.samples.pop(task.id, None)
+
+        return Driven(play, left)
+
+    async def score(self, states: Sequence[Any]) -> list[Reward]:
+        """Rewards of finished rollouts of one task, by the environment's rubric."""
+        rubric = self.env.rubric
+        with _reward_errors() as failed:
+            if rubric.has_group_rewards:
+                await rubric.score_group(list(states))
+            else:
+                for state in states:
+                    await rubric.score_rollout(state)
+        for state in states:
+            await rubric.cleanup(state)
+        if failed:
+            return [Reward.failed(failed[0])] * len(states)
+        return [self._reward(state) for state in states]
+
+    def _reward(self, state: Any) -> Reward:
+        parts = {name: number(value) for name, value in (state["metrics"] or {}).items()}
+        return Reward(number(state["reward"]), parts=parts, weights=_weights(self.env.rubric))
+
+    def _outcome(self, stop: str) -> Outcome:
+        """Outcome of a stop condition. The only turn of an environment of one turn is no limit."""
+        if stop == "max_turns_reached" and self.env.max_turns == 1:
+            return "ended"
+        return OUTCOMES.get(stop, "ended")
+
+
+def verifiers_episode(text: str) -> MakeEpisode:
+    """Episodes of the environment that `text` names.
+
+    Args:
+        text: name of an installed environment (`ENV`), `path/to/file.py`, or `module:function`.
+            Arguments of `load_environment` may follow: `ENV?split="train"`.
+
+    Raises:
+        UserError: if there is no such environment, or it fails to load.
+    """
+    return _loaded(text).episode
+
+
+def verifiers_tasks(text: str, limit: int, heldout: int) -> tuple[list[Task], list[Task]]:
+    """Tasks of the environment's own data set, and of its evaluation set if it has one.
+
+    Args:
+        text: the environment, as for `verifiers_episode`.
+        limit: most tasks to train on. 0: all.
+        heldout: most tasks to evaluate on.
+
+    Raises:
+        UserError: if there is no such environment, or a row has no chat prompt.
+    """
+    made = _loaded(text)
+    env, where = made.env, made.where
+    has_train = env.dataset is not None or env.dataset_source is not None
+    has_eval = env.eval_dataset is not None or env.eval_dataset_source is not None
+    try:
+        rows = (env.get_dataset if has_train else env.get_eval_dataset)(n=limit or -1)
+        tested = env.get_eval_dataset(n=heldout) if has_train and has_eval and heldout else []
+    except Exception as error:
+        raise UserError(f"{where}: its data set failed: {one_line(error)}") from error
+    return (
+        [_task(where, "train", dict(row)) for row in rows],
+        [_task(where, "eval", dict(row)) for row in tested],
+    )
+
+
+def _task(where: str, split: str, row: dict[str, Any]) -> Task:
+    prompt = row.get("prompt")
+    if not isinstance(prompt, list) or not prompt:
+        raise UserError(
+            f"{where}: example {row.get('example_id')} has no chat prompt. Sixfold plays"
+            " environments with messages (message_type = 'chat')"
+        )
+    try:
+        messages = tuple(canonical(dict(message)) for message in prompt)
+    except TypeError as error:
+        raise UserError(f"{where}: example {row.get('example_id')}: {error}") from error
+    return Task(
+        id=f"{where}-{split}-{row['example_id']}",
+        prompt=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
+        answer=row.get("answer"),
+        columns=row,
+        source=where,
+        world=f"{split}-{row['example_id']}",
+    )
+
+
+@lru_cache(maxsize=8)
+def _loaded(text: str) -> Classic:
+    spec = parsed(KIND, text)
+    where = f"{KIND}:{text}"
+    _library()
+    load = _loader(spec, where)
+    with _signals_kept():
+        try:
+            env = load(**spec.arguments)
+        except Exception as error:
+            raise UserError(f"{where}: {load.__name__} failed: {one_line(error)}") from error
+    if not any(base.__name__ == "Environment" for base in type(env).__mro__):
+        raise UserError(
+            f"{where}: {load.__name__} returned {type(env).__name__}, not a verifiers Environment"
+        )
+    return Classic(where, env, _client_class())
+
+
+def _loader(spec: Spec, where: str) -> Any:
+    """The function that makes the environment."""
+    if spec.module:
+        module, name = import_module(KIND, spec.module), spec.name
+    elif spec.name.endswith(".py"):
+        module, name = import_module(KIND, spec.name), "load_environment"
+    else:  # as the library does: the package of OWNER/my-env is my_env
+        module = import_module(KIND, spec.name.rpartition("/")[2].replace("-", "_"))
+        name = "load_environment"
+    members = vars(module)
+    if not callable(members.get(name)):
+        hint = nearest(name, [other for other, member in members.items() if callable(member)])
+        raise UserError(f"{where}: {module.__name__} has no function {name!r}.{hint}")
+    return members[name]
+
+
+def _library() -> None:
+    """Refuse a machine without the library, or with a version without classic environments."""
+    try:
+        import verifiers
+    except ImportError as error:
+        raise UserError("verifiers is not installed. Run pip install 'verifiers<0.4'") from error
+    if importlib.util.find_spec("verifiers.clients") is None:
+        raise UserError(
+            f"verifiers {getattr(verifiers, '__version__', '')} has no classic environments"
+            " (SingleTurnEnv, MultiTurnEnv, ToolEnv): version 0.4 removed them. Run pip install"
+            " 'verifiers<0.4'"
+        )
+
+
+@lru_cache(maxsize=1)
+def _client_class() -> Any:
+    """Class of clients that ask a talk. Made late, because its base is of the library."""
+    from verifiers.clients import Client
+    from verifiers.types import Response, ResponseMessage, ToolCall, Usage
+
+    class TalkClient(Client):  # type: ignore[misc]
+        """Client that asks a `Talk` instead of a server."""
+
+        def setup_client(self, config: Any) -> Any:
+            return None
+
+        async def to_native_tool(self, tool: Any) -> dict[str, Any]:
+            function = {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+            }
+            return {"type": "function", "function": function}
+
+        async def to_native_prompt(
+            self, messages: Any
+        ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+            return [_message(message) for message in messages], {}
+
+        async def get_native_response(
+            self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **more: Any
+        ) -> Action:
+            action: Action = await self.client.ask(prompt, tools or ())
+            return action
+
+        async def raise_from_native_response(self, response: Action) -> None: ...
+
+        async def from_native_response(self, response: Action) -> Any:
+            calls = [
+                ToolCall(id=call.id or f"call_{n}", name=call.name, arguments=call.arguments)
+                for n, call in enumerate(response.calls)
+            ]
+            cut = response.finish_reason == "length"
+            return Response(
+                id="sixfold",
+                created=int(time.time()),
+                model="sixfold",
+                usage=Usage(
+                    prompt_tokens=0, reasoning_tokens=0, completion_tokens=0, total_tokens=0
+                ),
+                message=ResponseMessage(
+                    content=response.content,
+                    tool_calls=calls or None,
+                    finish_reason="length" if cut else "tool_calls" if calls else "stop",
+                    is_truncated=cut,
+                ),
+            )
+
+        async def close(self) -> None: ...
+
+    return TalkClient
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message of the library as chat templates read it."""
+    given = message.model_dump(exclude_none=True)
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in given.pop("tool_calls", ())
+    ]
+    return {**given, **({"tool_calls": calls} if calls else {})}
+
+
+def _weights(rubric: Any) -> dict[str, float]:
+    """Weight of each reward function, by name, also of the rubrics of a group of rubrics."""
+    found: dict[str, float] = {}
+    for inner in (rubric, *getattr(rubric, "rubrics", ())):
+        for function, weight in zip(inner.funcs, inner.weights, strict=False):
+            name = getattr(function, "__name__", repr(function))
+            found[name] = found.get(name, 0.0) + float(weight)
+    return found
+
+
+_failures: ContextVar[list[str] | None] = ContextVar("verifiers_failures", default=None)
+
+
+class _RewardErrors(logging.Handler):
+    """Notes reward functions that raised. The library logs them and takes 0 for their reward."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message, noted = record.getMessage(), _failures.get()
+        if noted is not None and message.startswith("Error calling"):
+            noted.append(" ".join(message.split())[:300])
+
+
+_HANDLER = _RewardErrors(logging.ERROR)
+
+
+@contextlib.contextmanager
+def _reward_errors() -> Iterator[list[str]]:
+    """Errors of the reward functions that are called in this context."""
+    logger = logging.getLogger("verifiers")
+    if _HANDLER not in logger.handlers:
+        logger.addHandler(_HANDLER)
+    noted: list[str] = []
+    token = _failures.set(noted)
+    try:
+        yield noted
+    finally:
+        _failures.reset(token)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Undo the signal handlers that the library installs: a run has its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number_, handler in kept.items():
+            signal.signal(number_, handler)

@@ -1,0 +1,108 @@
+"""`sixfold env init`: the folder that it makes works at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.environment.episodes import ADAPTERS, EPISODES
+from sixfold.files.folder import RunFolder
+from sixfold.report.rollouts import read_rollouts
+from sixfold.types import Trajectory
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("tools", [(), ("--tools",)])
+def test_its_test_passes_and_fails_if_the_environment_is_wrong(
+    tools: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert main(["env", "init", "my-walk", *tools]) == 0
+    folder = tmp_path / "my-walk"
+
+    def tested() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my-walk"]
+        environment = {**os.environ, "http_proxy": "http://127.0.0.1:9"}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    done = tested()
+    assert done.returncode == 0 and "passed" in done.stdout, done.stdout
+    environment = folder / "environment.py"
+    environment.write_text(environment.read_text().replace("== self.goal", "!= self.goal"))
+    assert tested().returncode == 1
+    assert not any("@" in path.name for path in folder.iterdir())
+    lint = [sys.executable, "-m", "ruff", "check", "--line-length", "100", str(folder)]
+    assert subprocess.run(lint, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tools", [(), ("--tools",)])
+def test_its_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:
+    assert main(["env", "init", "walk", *tools]) == 0
+    flags = ["run.steps=2", "sft.steps=30", "eval.every=0", "data.heldout=8", "run.threads=1"]
+    settings = [part for flag in flags for part in f"--{flag}".split("=")]
+    assert main(["train", "walk/recipe.toml", *settings]) == 0
+    dump = RunFolder(tmp_path / "runs" / "walk").rollout_file(2)
+    played = [Trajectory.from_record(record) for record in read_rollouts(dump)]
+    assert {t.environment for t in played} == {"walk/environment.py:Walk"}
+    assert all(t.reward is not None and t.reward.value is not None for t in played)
+
+
+def test_what_exists_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "also").write_text("keep me")
+    (tmp_path / "gone").symlink_to("nowhere")
+    for name in ("mine", "also", "gone"):
+        assert main(["env", "init", name]) == 2
+        assert "exists" in capsys.readouterr().err
+    assert (tmp_path / "also").read_text() == "keep me" and not list((tmp_path / "mine").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "also", "gone"}
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("My Walk", "my_walk"),
+        ("../walk", "walk"),
+        ("/tmp/walk", "tmp_walk"),
+        ("class", "class_env"),
+        ("sixfold", "sixfold_env"),
+        ("2fast", "fast"),
+        ("walk_", "walk"),
+        ("x" * 100, "x" * 40),
+        ("é", ""),
+        ("..", ""),
+    ],
+)
+def test_names_that_are_not_allowed(
+    name: str, suggested: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "init", name]) == 2
+    error = capsys.readouterr().err
+    assert "lower-case" in error
+    assert error.endswith(f"for example {suggested}\n") if suggested else "example" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_are_missing_or_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["init"], ["list", "walk"], ["list", "--tools"], ["check", "x"], []):
+        assert main(["env", *argv]) == 2
+        assert "sixfold env" in capsys.readouterr().err
+
+
+def test_every_environment_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [*EPISODES.built_in, *(f"{kind}:NAME" for kind in ADAPTERS.built_in)]
+    assert [line.split()[0] for line in lines] == names
+    assert all(len(line.split()) > 3 for line in lines)

@@ -1,0 +1,211 @@
+"""Classic environments of verifiers play as they are: state, stops, parser and rubric are theirs.
+
+Without the library, a stand-in takes its place (conftest.py). `make environments` runs this file
+with the library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sixfold.data.sources import load_tasks
+from sixfold.environment.episode import Action, End, Observation
+from sixfold.environment.episodes import load_episode
+from sixfold.errors import UserError
+from sixfold.interop.environments.verifiers_env import verifiers_tasks
+from sixfold.model.scratch import character_tokenizer
+from sixfold.recipe.schema import DataConfig
+from sixfold.rollout.player import Limits
+from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.types import Reward, SamplingParams, Task, ToolCall, Trajectory
+from tests.rollout.episodes import Recording, played
+
+GAMES = str(Path(__file__).with_name("vf_games.py"))
+
+
+def steps(spec: str, replies: Any, number: int = 0) -> list[Any]:
+    """The first observation, and the answer to each reply."""
+    tasks, _ = verifiers_tasks(spec, 0, 0)
+
+    async def play() -> list[Any]:
+        episode = load_episode(f"verifiers:{spec}")(tasks[number])
+        try:
+            first = await episode.start()
+            actions = [r if isinstance(r, Action) else Action(r) for r in replies]
+            return [first, *[await episode.step(action) for action in actions]]
+        finally:
+            await episode.close()  # type: ignore[attr-defined]
+
+    return asyncio.run(play())
+
+
+def test_a_rubric_with_weights_and_async_functions_scores_one_turn() -> None:
+    first, end = steps(f"{GAMES}?weight=0.25", ["b"], number=1)
+    assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "user"]
+    assert first.messages[-1]["content"] == "say b" and not first.tools
+    assert end.reward.value == pytest.approx(1 + 0.25 * 0.5) and end.outcome == "ended"
+    assert end.reward.parts == {"right": 1.0, "short": 0.5, "num_turns": 1.0}
+    assert end.reward.weights == {"right": 1.0, "short": 0.25, "num_turns": 0.0}
+    assert steps(GAMES, ["bb"])[-1].reward.value == pytest.approx(0.5 / 3)
+
+
+def test_tasks_are_those_of_the_two_data_sets() -> None:
+    data = DataConfig(source=f"verifiers:{GAMES}?count=8", limit=5, heldout=2)
+    found = load_tasks(data, seed=0, rewards=())
+    assert [task.prompt_text for task in found.train] == [f"say {x}" for x in "abcde"]
+    assert [task.prompt_text for task in found.heldout] == ["say x", "say y"]
+    assert [task.answer for task in found.heldout] == ["x", "y"]
+    only = DataConfig(source=f"verifiers:{GAMES}:counting", heldout=1)
+    made = load_tasks(only, seed=0, rewards=())
+    assert len(made.train) == 2 and len(made.heldout) == 1
+
+
+def test_texts_around_its_prompts_are_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.system_prompt"):
+        load_tasks(DataConfig(source=f"verifiers:{GAMES}", system_prompt="x"), seed=0, rewards=())
+
+
+def test_state_and_final_response_of_several_turns() -> None:
+    _, second, end = steps(f"{GAMES}:counting", ["one", "two"])
+    assert isinstance(second, Observation) and isinstance(end, End)
+    assert second.messages == ({"role": "user", "content": "1"},)
+    assert end.reward.value == 2.0 and end.outcome == "ended"
+    cut = steps(f"{GAMES}:counting?turns=2", ["one", "two"])[-1]
+    assert cut.outcome == "turns" and cut.reward.value == 1.0
+
+
+def test_tools_are_shown_called_and_answered() -> None:
+    call = Action("?", calls=(ToolCall("add", '{"a": 2, "b": 3}', "c1"),), content="let me see")
+    first, result, end = steps(f"{GAMES}:tools", [call, "it is 5"])
+    (tool,) = first.tools
+    assert tool["type"] == "function" and tool["function"]["name"] == "add"
+    assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}
+    assert result.messages == ({"role": "tool", "content": "5", "tool_call_id": "c1"},)
+    assert end.reward.value == 1.0
+    bad = Action("?", calls=(ToolCall("add", '{"a": "x"}', "c1"),))
+    assert steps(f"{GAMES}:tools", [bad])[-1].messages[0]["role"] == "tool"
+
+
+def renderer() -> Renderer:
+    tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 ")
+    return Renderer(tokenizer, [tokenizer.eos_token_id])
+
+
+def trained_on(spec: str, replies: list[str], samples: int, **limits: Any) -> list[Trajectory]:
+    """The samples of the first task, through the driver."""
+    text, said = renderer(), itertools.cycle(replies)
+
+    def script(tokens: Any, params: SamplingParams, key: Any) -> list[int]:
+        return [*text.plain(next(said)), text.tokenizer.eos_token_id]
+
+    tasks = verifiers_tasks(spec, 1, 0)[0]
+    params = SamplingParams(max_tokens=6, stop_token_ids=tuple(text.stop_token_ids))
+    make = load_episode(f"verifiers:{spec}")
+    bounds = Limits(**{"tokens": 1000, "turns": 8, "step_s": 5.0, **limits})
+    groups, _ = played(
+        Recording(text, script), text, make, tasks, samples=samples, limits=bounds, params=params
+    )
+    return list(groups[0].trajectories)
+
+
+def test_only_sampled_tokens_are_trained() -> None:
+    (one,) = trained_on(f"{GAMES}:counting", ["one", "two"], 1)
+    text = renderer()
+    assert text.decode([t for t, m in zip(one.tokens, one.mask, strict=True) if m]) == "one"
+    shown = text.shown(one.tokens)
+    assert shown == "<|user|>say a<|assistant|>one<|end|><|user|>1<|assistant|>two<|end|>"
+    assert one.reward and one.reward.value == 2.0
+
+
+def test_functions_of_a_group_compare_its_samples() -> None:
+    for _ in range(2):  # a second step plays the same task again
+        four = trained_on(f"{GAMES}:group", ["aa", "a", "aaa", "aaa"], 4)
+        by_length = {t.text: t.reward for t in four}
+        assert {k: r.parts["longest"] for k, r in by_length.items() if r} == {
+            "a": 0.0, "aa": 0.0, "aaa": 1.0
+        }  # fmt: skip
+        assert by_length["a"] and by_length["a"].value == 1.0
+
+
+def test_a_limit_ends_an_episode_and_its_group_goes_on() -> None:
+    """Two of three samples are cut by the limit on tokens, and the third is scored alone."""
+    cut = trained_on(f"{GAMES}:group", ["a"], 1)
+    assert cut[0].reward and cut[0].reward.parts["longest"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("setup", "no state"),
+        ("response", "no response"),
+        ("library", "no sandbox"),
+        ("rewrites", "changed earlier messages"),
+        ("reward", "broken"),
+    ],
+)
+def test_a_fault_gives_no_reward(fault: str, error: str) -> None:
+    (bad,) = trained_on(f"{GAMES}:counting?fault={fault}", ["one", "two"], 1)
+    assert bad.outcome == "error" and bad.reward is not None
+    assert bad.reward.value is None and error in str(bad.reward.error)
+
+
+def test_what_never_ends_is_cut_and_cancelled() -> None:
+    (cut,) = trained_on(f"{GAMES}:counting", ["one"], 1, turns=1)
+    assert cut.outcome == "turns" and cut.reward == Reward(0.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (f"{GAMES}:load_enviroment", "load_environment"),
+        (f"{GAMES}?wieght=1", "wieght"),
+        (f"{GAMES}:nothing", "Environment"),
+        ("no-such-environment", "no_such_environment"),
+        ("no/such.py", "no/such.py"),
+        ("", "verifiers:NAME"),
+    ],
+)
+def test_what_is_no_environment(spec: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        load_episode(f"verifiers:{spec}")
+
+
+def test_a_missing_library_says_which_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(UserError, match=r"verifiers<0\.4"):
+        load_episode(f"verifiers:{GAMES}?count=7")
+
+
+def test_a_version_without_classic_environments_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    newer = ModuleType("verifiers")
+    newer.__version__ = "0.4.0"  # type: ignore[attr-defined]
+    newer.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "verifiers", newer)
+    monkeypatch.delitem(sys.modules, "verifiers.clients", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    with pytest.raises(UserError, match=r"0\.4\.0 .* pip install 'verifiers<0\.4'"):
+        load_episode(f"verifiers:{GAMES}?count=5")
+
+
+def test_signal_handlers_of_the_run_stay() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    load_episode(f"verifiers:{GAMES}?count=6")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_task_survives_json() -> None:
+    (task, *_), _ = verifiers_tasks(GAMES, 1, 0)
+    assert json.loads(json.dumps(dict(task.columns)))["question"] == "say a"
+    assert isinstance(task, Task) and task.columns["example_id"] == 0
