@@ -4,13 +4,16 @@ calls. The model here says what a script says.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 import torch
 from serving import TEMPLATE, Running, running
+from tests.models.families import TEMPLATES
 from torch import Tensor
 
 from sixfold.engine.columns import Columns
@@ -18,6 +21,9 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Chunk
 from sixfold.model.loading import Policy
 from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.rollout.renderer.tool_calls import read_reply
+from sixfold.server.chat_ask import ChatAsk
+from sixfold.server.replies import call_parser
 from sixfold.types import Message, Task
 
 ASK: list[Any] = [{"role": "user", "content": "what is 2+3?"}]
@@ -187,3 +193,34 @@ def test_chats_are_tokenized_as_in_training(server: Running) -> None:
     assert renderer.encode_messages([dict(m) for m in chat]) == Renderer(renderer.tokenizer).encode(
         Task("t", chat)
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            "qwen3-coder",
+            "<tool_call><function=add><parameter=a>2</parameter></function></tool_call>",
+        ),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}}]'),
+        (
+            "kimi-k2",
+            '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 2}'
+            "<|tool_call_end|>",
+        ),
+    ],
+)
+def test_calls_are_read_in_the_form_of_the_template(
+    template: str, said: str, chat_policy: Policy
+) -> None:
+    tokenizer = copy.deepcopy(chat_policy.tokenizer)
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    renderer = Renderer(tokenizer)
+    ask = ChatAsk(model="tiny", messages=ASK, tools=TOOLS)
+    prompts = [renderer.plain("2+3")]
+    exchange: Any = SimpleNamespace(job=SimpleNamespace(prompts=prompts))
+    read = read_reply(call_parser(ask, renderer, exchange), said)
+    assert [(call.name, call.arguments) for call in read.calls] == [("add", '{"a": 2}')]
+    forced = ChatAsk(model="tiny", messages=ASK, tools=TOOLS, tool_choice="required")
+    hermes = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert read_reply(call_parser(forced, renderer, exchange), hermes).calls

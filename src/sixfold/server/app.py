@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import anyio
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,30 +26,27 @@ from ..rollout.engine_thread import EngineThread, VersionNotGreater
 from ..rollout.generator import GeneratorClosed
 from ..rollout.renderer.renderer import Renderer
 from .api_error import ApiError, bad_request
-from .bounds import BodyReader, parse_body, shortened
+from .bounds import shortened
 from .chat_ask import ChatAsk
 from .encoding import PromptEncoder
 from .exchange import Exchange, noise_key, unavailable
 from .form import check_form
-from .gate import Gate, as_response
+from .gate import Gate
 from .hosts import AllowedHosts
 from .metrics import Metrics
 from .record import Recorder
-from .replies import ChatReply, Reply, TextReply
+from .replies import ChatReply, Reply, TextReply, shown_reply
 from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, Limits, TextAsk, WeightsAsk, parse_ask
 from .responses_ask import parse_responses
 from .responses_reply import ResponsesReply
+from .sessions import RewardAsk, Sessions, SessionTurn
 from .structured import Grammars
+from .transport import ERROR_HANDLERS, Bodies, server_sent, unless_gone
 
 log = logging.getLogger("sixfold.server")
-T = TypeVar("T")
 
-BODY_SECONDS = 30.0
-"""Longest time that a body may take to arrive."""
 CLOSE_SECONDS = 30.0
 """Longest wait for the engine's last step when the server stops."""
-CLIENT_GONE = 499
-"""Status in the metrics for a request whose client disconnected. It is never received."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +68,7 @@ class Served:
         stop_strings: the model's stop strings, for all completions.
         turn_ends: stop strings for chats, if the chat template marks turns with plain text.
         recorder: records completions; None for no record.
+        sessions: sessions of a server that records, or None.
     """
 
     name: str
@@ -90,6 +85,7 @@ class Served:
     stop_strings: tuple[str, ...] = ()
     turn_ends: tuple[str, ...] = ()
     recorder: Recorder | None = None
+    sessions: Sessions | None = None
 
 
 def make_app(served: Served) -> ASGIApp:
@@ -109,9 +105,11 @@ def make_app(served: Served) -> ASGIApp:
         if served.read_weights is not None
         else []
     )
+    of_sessions = _session_routes(endpoints) if served.sessions is not None else []
     app = Starlette(
         routes=[
             *changing,
+            *of_sessions,
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/completions", endpoints.text, methods=["POST"]),
             Route("/v1/responses", endpoints.responses, methods=["POST"]),
@@ -122,16 +120,24 @@ def make_app(served: Served) -> ASGIApp:
             Route("/health", endpoints.health),
             Route("/metrics", endpoints.metrics),
         ],
-        exception_handlers={
-            ApiError: _refusal,
-            HTTPException: _http_refusal,
-            ClientDisconnect: _gone,
-            Exception: _bug,
-        },
+        exception_handlers=ERROR_HANDLERS,
         lifespan=lifespan,
     )
     paths = {route.path for route in app.routes if isinstance(route, Route)}
     return Gate(app, paths, served.key, served.hosts, endpoints.counts)
+
+
+def _session_routes(endpoints: Endpoints) -> list[Route]:
+    """Routes of sessions: the interface under a name, and the reward."""
+    session = "/sessions/{session}"
+    return [
+        Route("/sessions", endpoints.new_session, methods=["POST"]),
+        Route(f"{session}/reward", endpoints.reward, methods=["POST"]),
+        Route(f"{session}/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route(f"{session}/v1/completions", endpoints.text, methods=["POST"]),
+        Route(f"{session}/v1/responses", endpoints.responses, methods=["POST"]),
+        Route(f"{session}/v1/models", endpoints.models),
+    ]
 
 
 class Endpoints:
@@ -140,8 +146,7 @@ class Endpoints:
     def __init__(self, served: Served) -> None:
         self.served = served
         self.counts = Metrics()
-        self._bodies = BodyReader()
-        self._parser = anyio.CapacityLimiter(2)
+        self._bodies = Bodies()
         self._created = int(time.time())
         # One update at a time: each needs memory for another copy of the weights.
         self._updating = asyncio.Lock()
@@ -149,16 +154,16 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        ask = parse_ask(ChatAsk, await self._body(request))
-        exchange = await self._chat_exchange("chatcmpl", ask)
+        ask = parse_ask(ChatAsk, await self._bodies.json(request))
+        exchange = await self._chat_exchange("chatcmpl", ask, _session(request))
         reply = ChatReply(exchange, ask, self.served.renderer)
         return await self._answer(request, exchange, reply)
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
-        asked, ask = parse_responses(await self._body(request))
+        asked, ask = parse_responses(await self._bodies.json(request))
         try:
-            exchange = await self._chat_exchange("resp", ask)
+            exchange = await self._chat_exchange("resp", ask, _session(request))
         except ApiError as error:
             error.param = "input" if error.param == ask.prompt_field else error.param
             raise
@@ -167,7 +172,7 @@ class Endpoints:
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
-        ask = parse_ask(TextAsk, await self._body(request))
+        ask = parse_ask(TextAsk, await self._bodies.json(request))
         self._check_model(ask.model)
         given = ask.prompts()
         if len(given) * ask.n > MAX_CHOICES:
@@ -176,9 +181,18 @@ class Endpoints:
                 " n or send fewer prompts",
                 "n",
             )
-        prompts = [await self._tokens(prompt) for prompt in given]
-        asked = {"endpoint": "text", "prompt": ask.prompt}
-        exchange = await self._exchange("cmpl", ask, prompts, asked)
+        name, sessions = _session(request), self.served.sessions
+        if name and sessions and len(given) == 1:
+            await self._tokens(given[0])  # checks it
+            turn = await sessions.plain(name, ask, given[0])
+            asked = {"endpoint": "text", "prompt": ask.prompt}
+            exchange = await self._session_exchange("cmpl", ask, turn, asked)
+        elif name:
+            raise bad_request("prompt: a request of a session has one prompt", "prompt")
+        else:
+            prompts = [await self._tokens(prompt) for prompt in given]
+            asked = {"endpoint": "text", "prompt": ask.prompt}
+            exchange = await self._exchange("cmpl", ask, prompts, asked)
         echoed = (
             [p if isinstance(p, str) else self.served.renderer.shown(p) for p in given]
             if ask.echo
@@ -186,6 +200,20 @@ class Endpoints:
         )
         reply = TextReply(exchange, ask, self.served.renderer, echoed)
         return await self._answer(request, exchange, reply)
+
+    async def new_session(self, request: Request) -> Response:
+        """POST /sessions: a base URL for requests that belong together."""
+        assert self.served.sessions is not None
+        name = self.served.sessions.create()
+        url = f"{request.base_url}sessions/{name}"
+        return JSONResponse({"id": name, "base_url": f"{url}/v1", "reward_url": f"{url}/reward"})
+
+    async def reward(self, request: Request) -> Response:
+        """POST /sessions/NAME/reward: the reward of a session, which ends it."""
+        assert self.served.sessions is not None
+        ask = check_form(RewardAsk, await self._bodies.json(request))
+        self.served.sessions.reward(_session(request), ask)
+        return JSONResponse({"object": "reward", "reward": ask.reward})
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -200,7 +228,7 @@ class Endpoints:
     async def weights(self, request: Request) -> Response:
         """POST /v1/weights: replace the model's weights while requests are running."""
         assert self.served.read_weights is not None
-        ask = check_form(WeightsAsk, await self._body(request))
+        ask = check_form(WeightsAsk, await self._bodies.json(request))
         async with self._updating:
             try:
                 self._check_version(ask.version)
@@ -239,28 +267,6 @@ class Endpoints:
             self.counts.text(self.served.engine),
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
-
-    async def _body(self, request: Request) -> dict[str, Any]:
-        # A security check too: a web page that the user visits can post text to a loopback server
-        # without the user's permission, but not JSON.
-        if (
-            request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            != "application/json"
-        ):
-            raise ApiError(
-                415,
-                "the body must be JSON: send the header 'content-type: application/json'",
-                code="unsupported_media_type",
-            )
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                raw = await self._bodies.read(request)
-        except TimeoutError as error:
-            raise ApiError(
-                408, f"the body did not arrive within {BODY_SECONDS:g} s. Send the request again"
-            ) from error
-        # In another thread: parsing on the event loop would pause every stream.
-        return await run_sync(parse_body, raw, limiter=self._parser)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -307,13 +313,41 @@ class Endpoints:
             )
         return prompt
 
-    async def _chat_exchange(self, kind: str, ask: ChatAsk) -> Exchange:
+    async def _chat_exchange(self, kind: str, ask: ChatAsk, session: str) -> Exchange:
+        """Exchange for a chat.
+
+        Args:
+            kind: beginning of its id.
+            ask: the request.
+            session: name of its session, or "".
+        """
         self._check_model(ask.model)
         messages, tools = ask.shown_messages(), ask.shown_tools()
-        prompt = await self._encoder.chat(messages, tools)
-        return await self._exchange(
-            kind, ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools}
-        )
+        asked = {"endpoint": "chat", "prompt": messages, "tools": tools}
+        if not (session and self.served.sessions):
+            prompt = await self._encoder.chat(messages, tools)
+            return await self._exchange(kind, ask, [prompt], asked)
+        turn = await self.served.sessions.chat(session, ask, messages, tools)
+        exchange = await self._session_exchange(kind, ask, turn, asked)
+
+        def shown(whole: Delta) -> dict[str, Any]:
+            reply = ChatReply(exchange, ask, self.served.renderer)
+            return shown_reply(reply.whole([whole])["choices"][0]["message"])
+
+        exchange.shown = shown
+        return exchange
+
+    async def _session_exchange(
+        self, kind: str, ask: Ask, turn: SessionTurn, asked: dict[str, Any]
+    ) -> Exchange:
+        """Exchange for a request of a session. The arguments are those of `_exchange`."""
+        try:
+            exchange = await self._exchange(kind, ask, [turn.prompt.tokens], asked | turn.recorded)
+        except BaseException:
+            turn.give_up()
+            raise
+        exchange.turn = turn
+        return exchange
 
     async def _exchange(
         self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]
@@ -335,7 +369,7 @@ class Endpoints:
         constraint = (
             None
             if form.is_free
-            else await run_sync(served.grammars.compile, form, limiter=self._parser)
+            else await run_sync(served.grammars.compile, form, limiter=self._bodies.limiter)
         )
         task_id = ask.metadata.get("task_id", name)
         asked = {"exchange": name, "created": time.time(), "seed": params.seed, **asked}
@@ -359,29 +393,34 @@ class Endpoints:
         return Exchange(name, job, inbox, asked["created"])
 
     async def _answer(self, request: Request, exchange: Exchange, reply: Reply) -> Response:
-        exchange.submit(self.served.engine)
-        if exchange.job.stream:
-            return JobStream(self._events(exchange, reply), exchange.job, self.served.engine)
         try:
-            answers = await _unless_gone(request, exchange.answers())
+            exchange.submit(self.served.engine)
+        except ApiError:
+            exchange.give_up()
+            raise
+        if exchange.job.stream:
+            return JobStream(self._events(exchange, reply), exchange, self.served.engine)
+        try:
+            answers = await unless_gone(request, exchange.answers())
         finally:
             self.served.engine.abort(exchange.job)
+            exchange.give_up()
         self._answered(exchange)
         return JSONResponse(reply.whole(answers))
 
     async def _events(self, exchange: Exchange, reply: Reply) -> AsyncIterator[str]:
         for chunk in reply.opening():
-            yield _event(chunk)
+            yield server_sent(chunk)
         try:
             async for delta in exchange.deltas():
                 for chunk in reply.chunks(delta):
-                    yield _event(chunk)
+                    yield server_sent(chunk)
         except ApiError as error:  # the HTTP status is already sent: report it in the stream
-            yield _event(reply.failed(error.body))
+            yield server_sent(reply.failed(error.body))
         else:
             self._answered(exchange)
             for chunk in reply.closing():
-                yield _event(chunk)
+                yield server_sent(chunk)
         if reply.last_event:
             yield reply.last_event
 
@@ -395,15 +434,17 @@ class JobStream(StreamingResponse):
 
     Args:
         events: the events as text.
-        job: the job that is answered.
+        exchange: the request that is answered.
         engine: the engine's thread.
     """
 
-    def __init__(self, events: AsyncIterator[str], job: Job, engine: EngineThread) -> None:
+    def __init__(
+        self, events: AsyncIterator[str], exchange: Exchange, engine: EngineThread
+    ) -> None:
         super().__init__(
             events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
-        self._job = job
+        self._exchange = exchange
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -411,60 +452,10 @@ class JobStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._engine.abort(self._job)
+            self._engine.abort(self._exchange.job)
+            self._exchange.give_up()
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Wait for the result of `work`. Raises ClientDisconnect if the client disconnects first."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-
-
-def _event(data: dict[str, Any]) -> str:
-    """Format a server-sent event. Its name is the data's "type", if it has one."""
-    name = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{name}data: {json.dumps(data, allow_nan=False, ensure_ascii=False)}\n\n"
-
-
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return as_response(error)
-
-
-async def _http_refusal(request: Request, error: Exception) -> Response:
-    """Answer for Starlette's own errors: unknown path or wrong method."""
-    assert isinstance(error, HTTPException)
-    path = shortened(request.url.path)
-    message = (
-        f"path not found: {request.method} {path}{_hint(path)}"
-        if error.status_code == 404
-        else f"{request.method} is not allowed on {path}"
-    )
-    return as_response(ApiError(error.status_code, message, headers=error.headers))
-
-
-def _hint(path: str) -> str:
-    """Hint for the likeliest mistakes: a base URL without /v1 or with an extra path."""
-    known = ("/chat/completions", "/completions", "/models", "/responses")
-    end = next((name for name in known if path.rstrip("/").endswith(name)), None)
-    return f". Did you mean /v1{end}? The base URL of this server ends with /v1" if end else ""
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    return as_response(ApiError(500, "internal error: see the server's log"))
+def _session(request: Request) -> str:
+    """Name of the request's session, or ""."""
+    return str(request.path_params.get("session", ""))

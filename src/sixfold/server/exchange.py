@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
 
 from ..rollout.engine_job import Delta, Job, RecordError
 from ..rollout.engine_thread import EngineFailed, EngineThread, QueueFull
 from ..rollout.generator import GeneratorClosed
 from .api_error import ApiError, bad_request
+from .sessions import SessionTurn
 
 ENGINE_FAILED = "the engine has failed: see the server's log"
 
@@ -23,6 +26,8 @@ class Exchange:
         job: what the engine's thread does. Its deltas go to the inbox.
         inbox: deltas, or the error that ended the job.
         created: creation time, in seconds since the epoch.
+        turn: turn of the session that the request belongs to, or None.
+        shown: the reply as a message, from its last delta with the whole text. None for plain text.
         open: number of choices whose last delta has not been read.
     """
 
@@ -30,6 +35,8 @@ class Exchange:
     job: Job
     inbox: asyncio.Queue[Delta | Exception]
     created: float
+    turn: SessionTurn | None = None
+    shown: Callable[[Delta], dict[str, Any]] | None = None
     open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,6 +45,15 @@ class Exchange:
     def prompt_of(self, choice: int) -> int:
         """Index of the prompt of a choice."""
         return choice // len(self.job.samples)
+
+    def call_id(self, choice: int, number: int) -> str:
+        """Id of a tool call: nine characters, because some chat templates refuse others.
+
+        Args:
+            choice: index of the choice.
+            number: index of the call in the choice.
+        """
+        return blake2b(f"{self.id}/{choice}/{number}".encode()).hexdigest()[:9]
 
     def submit(self, thread: EngineThread) -> None:
         """Queue the job.
@@ -64,13 +80,23 @@ class Exchange:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Deltas of all choices, until all have ended. Raises ApiError if the job failed."""
+        text = ""
         while self.open:
             item = await self.inbox.get()
             if isinstance(item, Exception):
                 self.open = 0
                 raise _failure(item) from item
             self.open -= item.finish_reason is not None
+            text += item.text
+            if self.turn and item.sequence is not None:
+                whole = replace(item, text=text)
+                await self.turn.told(item.sequence, text, self.shown and self.shown(whole))
             yield item
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self.turn:
+            self.turn.give_up()
 
     async def answers(self) -> list[Delta]:
         """One complete delta per choice, in order. Only for a job that does not stream."""

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ from ..engine.sequence import Sequence
 from ..errors import UserError
 from ..rollout.engine_job import RecordError
 from ..rollout.renderer.renderer import Renderer
-from ..types import FinishReason, Trajectory
+from ..types import OBSERVATION, FinishReason, Kept, Reward, Trajectory
 
 log = logging.getLogger("sixfold.server")
 
@@ -103,6 +104,22 @@ class Recorder:
         )
         self._file.flush()
 
+    def reward(self, session: str, value: float, parts: Mapping[str, float]) -> None:
+        """Append the reward of a session. Any thread may call this.
+
+        Args:
+            session: name of the session.
+            value: its reward.
+            parts: named components of the reward.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: a number is NaN or infinite.
+        """
+        line = {"session": session, "reward": value, "parts": dict(parts)}
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
     def close(self) -> None:
         """Write everything to the disk and close the file."""
         self._file.flush()
@@ -113,6 +130,9 @@ class Recorder:
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Read the trajectories of a record that can be used for training.
 
+    Requests of a session that continue one another are joined to one trajectory, and all
+    trajectories of a session have its reward. Other requests are trajectories without a reward.
+
     Three kinds of lines are left out:
 
     - Aborted completions, whose ends the client caused.
@@ -122,7 +142,63 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]
-    trajectories = [
-        Trajectory.from_record(record) for record in records if record.get("trainable", True)
-    ]
-    return [t for t in trajectories if t.finish_reason != "aborted"]
+    rewards = {r["session"]: r for r in records if "tokens" not in r}
+    found: list[Trajectory] = []
+    sessions: dict[str, list[int]] = {}  # places in `found`
+    for record in records:
+        if "tokens" not in record or not record.get("trainable", True):
+            continue
+        trajectory = Trajectory.from_record(record)
+        if trajectory.finish_reason == "aborted":
+            continue
+        places = sessions.setdefault(record["session"], []) if "session" in record else []
+        before = next((i for i in places if _continues(trajectory, found[i])), None)
+        if before is not None:
+            found[before] = _joined(found[before], trajectory, record["suffix"])
+            continue
+        places.append(len(found))
+        found.append(trajectory)
+    for name, places in sessions.items():
+        if name in rewards:
+            given = Reward(rewards[name]["reward"], rewards[name]["parts"])
+            for place in places:
+                found[place].reward = given
+    return found
+
+
+def _continues(later: Trajectory, earlier: Trajectory) -> bool:
+    """True if a request can be joined to an earlier one.
+
+    Its prompt begins with all tokens of the earlier one, and both or none had truncated sampling.
+    """
+    length = len(earlier.tokens)
+    starts = later.prompt_length >= length and later.tokens[:length] == earlier.tokens
+    return starts and bool(later.kept) == bool(earlier.kept)
+
+
+def _joined(earlier: Trajectory, later: Trajectory, suffix: str) -> Trajectory:
+    """Two requests as one trajectory.
+
+    Args:
+        earlier: the first one.
+        later: the one that continues it.
+        suffix: provenance of the tokens between the two replies.
+    """
+    start, stop = len(earlier.tokens), later.prompt_length
+    between = suffix if len(suffix) == stop - start else OBSERVATION * (stop - start)
+    kept = None
+    if earlier.kept and later.kept:
+        pairs = zip(vars(earlier.kept).values(), vars(later.kept).values(), strict=True)
+        kept = Kept(*(a + b for a, b in pairs))
+    return replace(
+        earlier,
+        tokens=later.tokens,
+        provenance=earlier.provenance + between + later.provenance[stop:],
+        logp=earlier.logp + later.logp[start:],
+        version=earlier.version + later.version[start:],
+        turns=earlier.turns + later.turns,
+        outcome=later.outcome,
+        text=f"{earlier.text}\n{later.text}",
+        kept=kept,
+        graded=later.graded_text,
+    )

@@ -5,13 +5,15 @@ On request, an answer also includes token ids, their log-probs and weight versio
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..rollout.engine_job import Delta
+from ..rollout.renderer.call_formats import HERMES
 from ..rollout.renderer.renderer import Renderer
-from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
+from ..rollout.renderer.tool_calls import CallParser
+from ..types import ToolCall
 from .chat_ask import ChatAsk
 from .exchange import Exchange
 from .requests import Ask, TextAsk
@@ -230,6 +232,18 @@ class TokenLogprobs:
         }
 
 
+def call_parser(ask: ChatAsk, renderer: Renderer, exchange: Exchange) -> CallParser:
+    """Parser of tool calls in one answer.
+
+    Under a grammar, calls have the format of the grammar. A template of an unknown format is read
+    as Hermes, which most models write.
+    """
+    if not ask.form().is_free:
+        return HERMES.parser(ask.shown_tools())
+    form = renderer.known_call_format or HERMES
+    return form.parser(ask.shown_tools(), renderer.opened(exchange.job.prompts[0]))
+
+
 class ChatReply(Reply):
     """Answer of /v1/chat/completions. The arguments are those of `Reply`."""
 
@@ -239,7 +253,7 @@ class ChatReply(Reply):
         super().__init__(exchange, ask, renderer)
         self._tokens = TokenLogprobs(renderer)
         choices = range(self.job.choices) if ask.uses_tools else ()
-        self._parsers = [ToolCallParser() for _ in choices]
+        self._parsers = [call_parser(ask, renderer, exchange) for _ in choices]
         self._calls = [0] * self.job.choices
 
     def opening(self) -> list[dict[str, Any]]:
@@ -299,7 +313,7 @@ class ChatReply(Reply):
         function = {"name": call.name, "arguments": call.arguments}
         return {
             "index": self._calls[choice] - 1,
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": self.exchange.call_id(choice, self._calls[choice] - 1),
             "type": "function",
             "function": function,
         }
@@ -317,3 +331,20 @@ class ChatReply(Reply):
             if self.ask.wants_logprobs
             else None
         )
+
+
+def shown_reply(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A reply in the format of chats, as the messages of a later request show it."""
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {
+                "name": call["function"]["name"],
+                "arguments": json.loads(call["function"]["arguments"]),
+            },
+        }
+        for call in message.get("tool_calls") or ()
+    ]
+    shown = {"role": "assistant", "content": message.get("content") or ""}
+    return shown | ({"tool_calls": calls} if calls else {})

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..rollout.engine_job import Delta
 from ..rollout.renderer.renderer import Renderer
-from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
+from ..types import ToolCall
 from .chat_ask import ChatAsk
 from .exchange import Exchange
-from .replies import Reply, TokenLogprobs
+from .replies import Reply, TokenLogprobs, call_parser
 from .responses_ask import ResponsesAsk
 
 
@@ -35,7 +35,7 @@ class ResponsesReply(Reply):
         super().__init__(exchange, ask, renderer)
         self._asked = asked
         self._id = exchange.id
-        self._parser = ToolCallParser() if ask.uses_tools else None
+        self._parser = call_parser(ask, renderer, exchange) if ask.uses_tools else None
         self._logprobs = TokenLogprobs(renderer)
         self._items: list[dict[str, Any]] = []
         self._text: dict[str, Any] | None = None
@@ -156,7 +156,7 @@ class ResponsesReply(Reply):
         item = {
             "type": "function_call",
             "id": f"fc_{secrets.token_hex(12)}",
-            "call_id": f"call_{secrets.token_hex(12)}",
+            "call_id": self.exchange.call_id(0, at),
             "name": call.name,
             "arguments": call.arguments,
             "status": "completed",

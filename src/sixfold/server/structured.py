@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..rollout.renderer.call_formats import HERMES
 from ..rollout.renderer.renderer import Renderer
-from ..rollout.renderer.tool_calls import CLOSE, OPEN
 from .api_error import bad_request
 
 log = logging.getLogger("sixfold.server")
@@ -70,8 +70,8 @@ def lark_grammar(form: Form) -> str:
                 ensure_ascii=False,
             )
             lines.append(
-                f'call_{i}: {json.dumps(OPEN)} /\\n?/ {before} arguments_{i} "}}" /\\n?/'
-                f" {json.dumps(CLOSE)}"
+                f'call_{i}: {json.dumps(HERMES.mark)} /\\n?/ {before} arguments_{i} "}}" /\\n?/'
+                f" {json.dumps(HERMES.close)}"
             )
             lines.append(f"arguments_{i}: %json {_schema({'type': 'object'} | schema)}")
     if form.schema is not None and not form.calls:

@@ -1,0 +1,175 @@
+"""One session: the requests of an agent in one episode, its reward, and its trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..environment.rewards import checked_value
+from ..rollout.conversations import Conversation, Conversations
+from ..rollout.generator import Sampled
+from ..rollout.player import Limits
+from ..rollout.renderer.renderer import Renderer
+from ..types import PROMPT, Outcome, Reward, SamplingParams, Task, Trajectory
+
+NAME = "agent"
+"""`Trajectory.environment` of an agent's trajectories."""
+
+
+class RewardRefused(ValueError):
+    """A posted reward that cannot be taken. The message says why."""
+
+
+@dataclass(eq=False)
+class Session:
+    """Requests of one episode.
+
+    Attributes:
+        task: the task.
+        sample: index of the sample within the task.
+        params: sampling parameters of each reply.
+        limits: longest sequence and most replies.
+        renderer: converts messages to tokens.
+        id: secret name of the session, part of its base URL.
+        conversations: what was said.
+        reward: the posted reward, or None.
+        limit: the limit at which the last request was refused, or "".
+        left: True if the client of the last request has not waited for its reply.
+        ended: True once the agent has ended.
+        running: calls of the generator that are in progress.
+        failure: set if the generator fails.
+    """
+
+    task: Task
+    sample: int
+    params: SamplingParams
+    limits: Limits
+    renderer: Renderer
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    conversations: Conversations = field(init=False)
+    reward: Reward | None = None
+    limit: Outcome | None = None
+    left: bool = False
+    ended: bool = False
+    running: set[asyncio.Future[Sampled]] = field(default_factory=set)
+    failure: asyncio.Future[None] = field(init=False)
+    began: float = field(default_factory=time.time)
+    replies: int = 0
+    _clock: float = field(default_factory=time.monotonic)
+    _waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.conversations = Conversations(self.renderer, self.task, self.sample)
+        self.failure = asyncio.get_running_loop().create_future()
+
+    # The agent's time.
+
+    def ask(self) -> None:
+        """A request has arrived: the agent waits for the policy."""
+        if not self._waiting:
+            self._clock -= time.monotonic()
+        self._waiting += 1
+
+    def answered(self) -> None:
+        """A request has its answer."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._clock += time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the agent has used itself, without waiting for replies."""
+        return -self._clock if self._waiting else time.monotonic() - self._clock
+
+    # The reward.
+
+    def post(self, value: Any, parts: Mapping[str, Any]) -> None:
+        """Take the reward of the session.
+
+        Raises:
+            RewardRefused: there is a reward already, or a value is no finite number.
+        """
+        if self.reward is not None:
+            raise RewardRefused(
+                f"this session has a reward already ({self.reward.value:g}). Post it once"
+            )
+        try:
+            given = {name: checked_value(part) for name, part in parts.items()}
+            self.reward = Reward(checked_value(value), given)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RewardRefused(f"the reward {error}. Use a finite number") from error
+
+    # The end.
+
+    async def close(self) -> None:
+        """End the session: running requests are cancelled, later ones refused."""
+        self.ended = True
+        running = [*self.running]
+        self.left = self.left or bool(running)
+        for call in running:
+            call.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def trajectories(
+        self, prompt: Sequence[int], outcome: Outcome, answer: str | None = None
+    ) -> list[Trajectory]:
+        """The conversations as trajectories, the main one first.
+
+        Args:
+            prompt: token ids of the task's prompt, for a session without a reply.
+            outcome: how the episode ended.
+            answer: text that rewards read. None: the last reply.
+        """
+        played = self.conversations.played
+        if not played:
+            return [self._trajectory(None, prompt, outcome, answer)]
+        found = [self._trajectory(c, prompt, outcome, answer) for c in played]
+        for other in found[1:]:  # they get the reward of the first
+            other.graded = found[0].graded_text
+        if self.reward is not None:
+            # Every trajectory has the event: it is what `sixfold replay` reads.
+            posted = {"value": self.reward.value, "parts": dict(self.reward.parts)}
+            for trajectory in found:
+                *turns, last = trajectory.turns
+                trajectory.turns = (*turns, replace(last, events=last.events + 1))
+                trajectory.events += ({"kind": "posted_reward", **posted},)
+        return found
+
+    def _trajectory(
+        self,
+        conversation: Conversation | None,
+        prompt: Sequence[int],
+        outcome: Outcome,
+        answer: str | None,
+    ) -> Trajectory:
+        """One conversation as a trajectory. None: a session without a reply."""
+        if conversation is None:
+            conversation = Conversation("", len(prompt))
+            conversation.transcript.write(prompt, PROMPT * len(prompt))
+        done, turns = conversation.transcript, conversation.transcript.turns
+        reason = turns[-1].finish_reason if turns else "stop"
+        if answer is None and len(turns) > 1:
+            answer = self.renderer.opened(done.tokens[: turns[-1].start]) + done.pieces[-1]
+        return Trajectory(
+            task_id=self.task.id,
+            sample=self.sample,
+            tokens=done.tokens,
+            provenance=done.provenance,
+            logp=done.logp,
+            version=done.version,
+            turns=tuple(turns),
+            outcome=reason if outcome == "ended" and reason != "stop" else outcome,
+            text=done.text,
+            kept=done.kept or None,
+            routes=done.routes,
+            opened=self.renderer.opened(done.tokens[: conversation.origin]),
+            environment=NAME,
+            events=tuple(conversation.events),
+            started=self.began,
+            ended=time.time(),
+            graded=answer,
+        )

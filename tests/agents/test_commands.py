@@ -1,0 +1,111 @@
+"""Agents that are programs: what they get, and how they end with everything that they started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agents.playing import renderer, with_agent
+
+from sixfold.agents.command import CommandRunner
+from sixfold.environment.scorer import Environment
+from sixfold.errors import UserError
+from sixfold.types import Group, Task
+
+TASK = Task("a", "1+1=?", answer=2, columns={"level": 3})
+ASK = """
+import json, os, subprocess, sys, time, urllib.request
+def post(path, body):
+    url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + path
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+task = json.loads(os.environ["SIXFOLD_TASK"])
+say = [{"role": "user", "content": task["prompt"]}]
+reply = post("/v1/chat/completions", {"model": "m", "messages": say})
+"""
+
+
+def group(script: str, folder: Path, **options: Any) -> tuple[Group, Environment]:
+    """The group of one task whose episode a script plays."""
+    file = folder / "agent.py"
+    file.write_text(ASK + script)
+    runner = CommandRunner(f"python '{file}'", options.pop("answers", True))
+    with Environment([lambda text, task: 1.0], error_budget=1.0) as environment:
+        (found,) = with_agent(
+            runner, [TASK], renderer("qwen2.5-instruct"), environment=environment, **options
+        )
+    return found, environment
+
+
+def test_a_program_gets_the_task_and_may_post_a_reward(tmp_path: Path) -> None:
+    script = f"""
+json.dump([task, sys.executable, os.environ["NO_PROXY"]], open({str(tmp_path / "seen")!r}, "w"))
+post("/reward", {{"reward": 0.5}})
+"""
+    found, _ = group(script, tmp_path, samples=2)
+    assert [t.total_reward for t in found.trajectories] == [0.5, 0.5]
+    task, python, direct = json.loads((tmp_path / "seen").read_text())
+    assert "127.0.0.1" in direct.split(",")
+    assert (task["id"], task["prompt"], task["answer"]) == ("a", "1+1=?", 2)
+    assert task["columns"] == {"level": 3}
+    assert Path(python).parent == Path(sys.executable).parent
+    group(script, tmp_path, answers=False)
+    task, *_ = json.loads((tmp_path / "seen").read_text())
+    assert not {"answer", "columns"} & set(task)
+
+
+def test_a_programs_exit_code_and_last_words_are_in_the_error(tmp_path: Path) -> None:
+    found, _ = group("raise SystemExit('the shop is shut')", tmp_path)
+    (failed,) = found.trajectories
+    assert failed.outcome == "error" and len(failed.turns) == 1
+    assert failed.reward is not None and failed.reward.value is None
+    assert "exit code 1" in str(failed.reward.error) and "the shop is shut" in str(
+        failed.reward.error
+    )
+
+
+def test_a_killed_program_is_named_by_its_signal(tmp_path: Path) -> None:
+    found, _ = group("os.kill(os.getpid(), 9)", tmp_path)
+    (failed,) = found.trajectories
+    assert failed.reward is not None and "SIGKILL" in str(failed.reward.error)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs subreapers")
+def test_a_program_ends_with_its_children_at_its_limit(tmp_path: Path) -> None:
+    """Its children in sessions of their own too. The same holds if it leaves them behind."""
+    pids = tmp_path / "pids"
+    script = f"""
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                         start_new_session=True)
+open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+"""
+    found, _ = group(script + "time.sleep(60)", tmp_path, timeout_s=3.0)
+    (failed,) = found.trajectories
+    assert failed.outcome == "timeout" and len(failed.turns) == 1
+    assert "environment.agent.timeout_s" in str(failed.reward and failed.reward.error)
+    assert not [pid for pid in pids.read_text().split() if alive(pid)]
+    found, _ = group(script, tmp_path)
+    assert found.trajectories[0].total_reward == 1.0
+    assert not [pid for pid in pids.read_text().split() if alive(pid)]
+
+
+def alive(pid: str) -> bool:
+    until = time.monotonic() + 2
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            return False
+        time.sleep(0.02)
+    return os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("command", ["no-such-program x", "python 'open", "  "])
+def test_a_command_that_cannot_run_is_refused(command: str) -> None:
+    with pytest.raises(UserError, match=r"environment\.agent\.command"):
+        CommandRunner(command)

@@ -1,0 +1,132 @@
+"""Training a program that no Sixfold code knows: a run from the command line's recipe to dumps,
+evaluation, resume and replay.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.agents.playing import talk
+from tests.agents.test_agent_player import content
+from tests.rollout.episodes import End, Observation, scripted, user
+from tests.run.processes import metrics, tiny_recipe
+
+from sixfold.agents.function import FunctionRunner
+from sixfold.agents.player import AgentPlayer
+from sixfold.files.folder import RunFolder
+from sixfold.recipe.toml import parse_recipe
+from sixfold.report.rollouts import read_rollouts
+from sixfold.rollout.base import groups_in_order
+from sixfold.rollout.driver import Driver
+from sixfold.run.assemble import build_world
+from sixfold.run.start import train_run
+from sixfold.types import SamplingParams, Trajectory
+
+PROGRAM = Path(__file__).parent / "program.py"
+FUNCTION = '''
+import urllib.request, json
+
+def agent(task, base_url):
+    """Two turns, and a sub-agent; the reward functions score the last reply."""
+    ask(base_url, [{"role": "user", "content": "1+"}])
+    messages = [{"role": "user", "content": task.prompt}]
+    for _ in range(2):
+        messages += [ask(base_url, messages), {"role": "user", "content": "1+1="}]
+
+
+def ask(base_url, messages):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    request = urllib.request.Request(
+        base_url + "/chat/completions", body, {"content-type": "application/json"}
+    )
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+'''
+
+
+def recipe(folder: Path, command: str, **more: object) -> list[str]:
+    settings = {
+        "environment__agent__command": command,
+        "rollout__prompts_per_step": 2,
+        "rollout__samples_per_prompt": 2,
+        "rollout__max_turns": 3,
+        "data__heldout": 2,
+        "eval__every": 2,
+        "run__steps": 2,
+        **more,
+    }
+    return tiny_recipe(folder, **settings)
+
+
+def played(folder: Path, step: int) -> list[Trajectory]:
+    return [Trajectory.from_record(r) for r in read_rollouts(RunFolder(folder).rollout_file(step))]
+
+
+@pytest.mark.slow
+def test_a_program_with_the_openai_client_is_trained(tmp_path: Path) -> None:
+    """Rewards that it posts, versions that grow with the steps, held-out evaluation."""
+    few = {"rollout__prompts_per_step": 1, "data__heldout": 1, "sft__steps": 0}
+    flags = recipe(tmp_path, f"python '{PROGRAM}'", **few)
+    assert train_run(parse_recipe('run.name = "here"', "test", flags)) == 0
+    lines = metrics(tmp_path / "here")
+    assert len(lines) == 2 and "heldout/accuracy" in lines[-1]
+    assert all(line["rollout/turns_mean"] == 2 for line in lines)
+    for step in (1, 2):
+        for trajectory in played(tmp_path / "here", step):
+            assert len(trajectory.turns) == 2 and trajectory.environment == "agent"
+            assert {v for v, m in zip(trajectory.version, trajectory.mask, strict=True) if m} == {
+                step - 1
+            }
+            assert trajectory.reward is not None and "ones" in trajectory.reward.parts
+
+
+def test_an_episode_of_the_engine_is_bit_equal_to_the_players(tmp_path: Path) -> None:
+    """Tokens, log-probs and versions of the real engine, through the HTTP endpoint and without."""
+    sizes = {"rollout__max_turns": 3, "rollout__max_episode_tokens": 100}
+    sizes |= {"model__scratch__context": 160, "sft__steps": 0}
+    flags = recipe(tmp_path, "tests.agents.playing:talk", **sizes)
+    world = build_world(parse_recipe('run.name = "x"', "test", flags))
+    tasks, params = world.tasks.train[:3], SamplingParams(12, stop_token_ids=(1,), seed=5)
+    observations = [Observation(messages=(user(text),)) for text in ("1+1=", "2+2=")]
+    player = replace(world.player, make=scripted(*observations, End(0.0)))
+    agent = AgentPlayer(player, FunctionRunner(talk("1+1=", "2+2="), "agent"), 1000)
+    try:
+        expected, found = (
+            world.loop.run(groups_in_order(Driver(plays, params, 2).play(tasks, 0), tasks))
+            for plays in (player, agent)
+        )
+    finally:
+        world.loop.run(agent.close())
+        world.close()
+    assert [[content(t) for t in group.trajectories] for group in found] == [
+        [content(t) for t in group.trajectories] for group in expected
+    ]
+    assert all(len(t.turns) == 3 for group in found for t in group.trajectories)
+
+
+@pytest.mark.slow
+def test_a_run_with_an_agent_resumes_and_replays_exactly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sixfold.cli import main
+
+    file = tmp_path / "my_agent.py"
+    file.write_text(FUNCTION)
+    flags = recipe(tmp_path, f"{file}:agent", run__steps=3, checkpoint__every=1)
+    assert train_run(parse_recipe('run.name = "whole"', "test", flags)) == 0
+    flags = recipe(tmp_path, f"{file}:agent", run__steps=2, checkpoint__every=1)
+    assert train_run(parse_recipe('run.name = "part"', "test", flags)) == 0
+    resumed = parse_recipe(
+        'run.name = "part"', "test", recipe(tmp_path, f"{file}:agent", run__steps=3)
+    )
+    assert train_run(resumed, resume=tmp_path / "part") == 0
+    whole, part = (
+        [(t.tokens, t.logp, t.total_reward) for t in played(tmp_path / name, 3)]
+        for name in ("whole", "part")
+    )
+    assert whole == part
+    assert len(whole) == 2 * 2 * 2  # each episode has two trajectories
+    shutil.rmtree(tmp_path / "part")
+    assert main(["replay", str(tmp_path / "whole"), "--step", "3"]) == 0

@@ -1,0 +1,72 @@
+"""A judge from a model folder: a child process serves it, and ends with the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from serving import ALPHABET, TEMPLATE
+
+from sixfold.commands.judge_server import serve
+from sixfold.environment.judge.judge import Judge
+from sixfold.environment.judge.local_model import LocalModel
+from sixfold.environment.judge.reference import reference_reward
+from sixfold.environment.judge.settings import JudgeSettings
+from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
+from sixfold.types import Task
+
+TASK = Task("t", "What is 2+2?", "4")
+
+
+@pytest.mark.slow
+def test_a_local_model_judges_in_a_child_that_ends_with_it(
+    scratch_config: ScratchConfig, tmp_path: Path
+) -> None:
+    pytest.importorskip("llguidance")
+    scratch = scratch_config.model_copy(update={"alphabet": ALPHABET, "context": 4096})
+    policy = load_policy(ModelConfig(scratch=scratch), seed=3, device="cpu")
+    policy.tokenizer.chat_template = TEMPLATE
+    policy.save(tmp_path / "model")
+    judge = Judge(JudgeSettings(model=str(tmp_path / "model"), device="cpu", max_tokens=900))
+    judge.start()
+
+    try:
+        one = asyncio.run(reference_reward(judge)("It is 4.", TASK))
+        child = judge._local._child  # type: ignore[union-attr]
+        assert child is not None and child.process.poll() is None
+    finally:
+        judge.close()
+    # A random model gives a random verdict, but it gives one: the grammar holds it to the form.
+    assert one.value in (0.0, 1.0), one.detail
+    assert judge.spending.spent.calls == 1
+    assert child.process.poll() is not None
+
+
+class Asked:
+    """The requests of a parent that asks for one model."""
+
+    def __init__(self, model: str) -> None:
+        self.answers: list[dict[str, str]] = []
+        self._requests = iter([json.dumps({"model": model, "device": "cpu"}).encode()])
+
+    def __next__(self) -> bytes:
+        return next(self._requests)
+
+    def answer(self, body: bytes) -> None:
+        self.answers.append(json.loads(body))
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    asked = Asked(str(tmp_path / "none"))
+    serve(asked)  # type: ignore[arg-type]
+    (answer,) = asked.answers
+    assert "environment.judge.model" in answer["fatal"] and "none" in answer["fatal"]
+
+
+def test_nothing_is_loaded_until_it_is_needed(tmp_path: Path) -> None:
+    model = LocalModel(str(tmp_path), "cpu")
+    model.close()
+    assert model._child is None

@@ -1,0 +1,140 @@
+"""Sessions of a server that records: requests that continue one another are one trajectory, with
+the tokens that were sampled and the reward that was posted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from serving import Running
+
+from sixfold.server.record import read_trajectories
+from sixfold.types import Trajectory
+
+Messages = list[dict[str, Any]]
+
+
+def opened(server: Running) -> tuple[openai.OpenAI, dict[str, str]]:
+    made = httpx.post(f"{server.url}/sessions").json()
+    return openai.OpenAI(base_url=made["base_url"], api_key="x", max_retries=0), made
+
+
+def path(server: Running) -> Path:
+    assert server.served.recorder is not None
+    return server.served.recorder.path
+
+
+def recorded(server: Running, name: str) -> list[Trajectory]:
+    """The trajectories of a session: those whose first line names it."""
+    lines = [json.loads(line) for line in path(server).read_text().splitlines()]
+    of = [line["tokens"] for line in lines if line.get("session") == name and "tokens" in line]
+    every = read_trajectories(path(server))
+    return [t for t in every if any(t.tokens == tokens for tokens in of)]
+
+
+def post(url: str, **body: Any) -> int:
+    return httpx.post(url, json=body).status_code
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_continue_a_reply_are_one_trajectory(server: Running, stream: bool) -> None:
+    """Its log-probs are those of the module over the whole sequence: nothing was tokenized anew."""
+    client, made = opened(server)
+    messages: Messages = [{"role": "user", "content": "hi"}]
+    said = []
+    for question in ("and", "more", None):
+        ask: Any = dict(model="tiny", messages=messages, max_tokens=5, stream=stream)
+        answer = client.chat.completions.create(**ask)
+        text = (
+            "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
+            if stream
+            else answer.choices[0].message.content
+        )
+        said.append(text)
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": question}]
+    assert post(made["reward_url"], reward=0.5, parts={"form": 1.0}) == 200
+    (trajectory,) = recorded(server, made["id"])
+    assert len(trajectory.turns) == 3 and trajectory.graded_text == said[-1]
+    assert trajectory.reward is not None
+    assert (trajectory.reward.value, trajectory.reward.parts) == (0.5, {"form": 1.0})
+    assert set(trajectory.provenance) == set("psto")
+    with torch.no_grad():
+        tokens = torch.tensor([trajectory.tokens])
+        rows = server.engine.runner.model.module(tokens).logits[0, :-1].float().log_softmax(-1)
+    expected = rows.gather(-1, tokens[0, 1:, None])[:, 0].tolist()
+    for at, sampled in enumerate(trajectory.mask):
+        if sampled:
+            assert trajectory.logp[at] == pytest.approx(expected[at - 1], abs=1e-4)
+
+
+def test_plain_text_and_other_histories(server: Running) -> None:
+    """A prompt that begins with an earlier one and its completion continues it; another does not.
+
+    Without a reward, trajectories have none.
+    """
+    client, made = opened(server)
+    ask: Any = dict(model="tiny", max_tokens=4)
+    first = client.completions.create(prompt="ab", **ask).choices[0]
+    if first.finish_reason == "length":  # otherwise its turn has ended
+        client.completions.create(prompt=f"ab{first.text}cd", **ask)
+    client.completions.create(prompt="xy", **ask)
+    found = recorded(server, made["id"])
+    lengths = [len(t.turns) for t in found]
+    assert lengths == ([2, 1] if first.finish_reason == "length" else [1, 1])
+    assert [t.reward for t in found] == [None, None]
+
+
+def test_a_session_takes_one_finite_reward_and_then_ends(server: Running) -> None:
+    client, made = opened(server)
+    assert post(made["reward_url"], reward=1.0) == 404  # no request yet
+    ask: Any = dict(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
+    client.chat.completions.create(**ask)
+    headers = {"content-type": "application/json"}
+    for bad in ("NaN", "Infinity", "1e999", '"1"', "true", "null"):
+        body = f'{{"reward": {bad}}}'
+        assert httpx.post(made["reward_url"], content=body, headers=headers).status_code == 400
+    assert post(made["reward_url"], reward=1.0, colour="red") == 400
+    assert post(made["reward_url"], reward=1) == 200
+    assert post(made["reward_url"], reward=1.0) == 410
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.chat.completions.create(**ask)
+    assert refused.value.status_code == 410
+    assert post(f"{server.url}/sessions/a%20b/reward", reward=1.0) == 400
+
+
+def test_a_client_that_leaves_keeps_what_was_sampled(server: Running) -> None:
+    """The aborted request is no part of the trajectory, and the session goes on."""
+    client, made = opened(server)
+    messages: Messages = [{"role": "user", "content": "hi"}]
+    ask: Any = dict(model="tiny", max_tokens=3, seed=0)
+    answer = client.chat.completions.create(messages=messages, **ask).choices[0].message
+    messages += [answer.model_dump(exclude_none=True), {"role": "user", "content": "b"}]
+    stream = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=300, seed=0, stream=True
+    )
+    next(iter(stream))
+    stream.close()
+    server.idle()
+    time.sleep(0.1)
+    client.chat.completions.create(messages=messages, **ask)
+    assert post(made["reward_url"], reward=1.0) == 200
+    found = [t for t in recorded(server, made["id"]) if t.sampled_length <= 6]
+    assert [len(t.turns) for t in found] == [2]
+    assert [t.total_reward for t in found] == [1.0]
+
+
+def test_only_a_server_that_records_has_sessions(server: Running) -> None:
+    refused = httpx.post(f"{server.url}/sessions/x/v1/nothing", json={})
+    assert refused.status_code == 404
+    many: Any = dict(model="tiny", messages=[{"role": "user", "content": "hi"}], n=2)
+    client, _ = opened(server)
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**many)
+    assert error.value.param == "n"
