@@ -293,6 +293,91 @@ def test_a_failing_environment_fails_its_own_episode(make: Any, outcome: str, er
         assert group.rewards == [1.0] and len(group.trajectories[0].turns) == 2
 
 
+async def compared() -> float:
+    await asyncio.sleep(0.3)
+    return 2.0
+
+
+async def incomparable() -> float:
+    raise ValueError("nothing to compare")
+
+
+async def unnumbered() -> float:
+    return math.nan
+
+
+@pytest.mark.parametrize(
+    ("later", "value", "error"),
+    [
+        (compared, 2.0, ""),  # longer than a step may take
+        (incomparable, None, "nothing to compare"),
+        (unnumbered, None, "nan"),
+    ],
+)
+def test_a_reward_may_come_later(later: Any, value: float | None, error: str) -> None:
+    text = renderer()
+    make = scripted(Observation(text="x", reward=0.5), End(later=later))
+    tasks = [task("t", False)]
+    with Environment([lambda completion, task: 0.0], error_budget=1.0) as environment:
+        ((group,), _) = played(
+            Recording(text, letters(text, None)),
+            text,
+            make,
+            tasks,
+            limits=Limits(1000, 8, step_s=0.1),
+            scorer=environment.scorer(1),
+        )
+    (reward,) = [t.reward for t in group.trajectories]
+    assert reward is not None and reward.value == value and error in str(reward.error or "")
+
+
+@pytest.mark.parametrize(("make", "outcome", "error"), [(scripted(End(1.0)), "ended", ""), *FAULTS])
+def test_every_episode_is_closed_once(make: Any, outcome: str, error: str) -> None:
+    text = renderer(CHAT[0]) if "assist" in error else renderer()
+    closed: list[str] = []
+
+    def closing(given: Task) -> Any:
+        episode = make(given)
+
+        async def close() -> None:
+            closed.append(given.id)
+
+        episode.close = close
+        return episode
+
+    generator = Recording(text, letters(text, None))
+    tasks = [task("t", "assist" in error)]
+    ((group,), _) = played(generator, text, closing, tasks, limits=Limits(1000, 8, step_s=0.2))
+    assert group.trajectories[0].outcome in (outcome, "length")
+    assert closed == ["t"] or make is Unmade  # an episode that was never made holds nothing
+
+
+def test_a_cancelled_episode_is_closed() -> None:
+    text = renderer()
+    closed: list[str] = []
+
+    class Waiting(Scripted):
+        async def start(self) -> Observation:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            closed.append(self.task.id)
+
+    async def cancelled() -> None:
+        player = Player(Recording(text), text, Limits(1000, 8), Waiting)
+        given = task("t", False)
+        playing = asyncio.create_task(
+            player.play(given, 0, text.encode(given), SamplingParams(max_tokens=4))
+        )
+        await asyncio.sleep(0)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+    asyncio.run(cancelled())
+    assert closed == ["t"]
+
+
 def test_too_many_failures_stop_the_step_and_leave_nothing() -> None:
     text = renderer()
     generator = Recording(text, letters(text, None))
@@ -323,6 +408,37 @@ def test_limits_end_an_episode_with_the_rewards_of_its_turns() -> None:
     assert (b.outcome, b.truncated) == ("context", True)
     assert len(b.tokens) <= room
     assert a.total_reward == 0.75 and b.total_reward == 0.25 * len(b.turns)
+
+
+def test_an_observation_that_does_not_fit_is_not_written() -> None:
+    """What the environment said about the reply stays: reward, failed calls and events."""
+    text = renderer("qwen2.5-instruct")
+    asked = Task("t", (user("1+1=?"),))
+    long = {"role": "tool", "content": "7" * 300}
+    call = {"kind": "tool_call", "tool": "look", "result": long["content"]}
+    seen = Observation(messages=(long,), reward=0.5, tool_errors=1, events=(call,))  # type: ignore[arg-type]
+    prompt = len(text.encode(asked))
+    generator = Recording(text, letters(text, None))
+    ((group,), _) = played(
+        generator, text, scripted(seen, End(1.0)), [asked], limits=Limits(prompt + 200, 9)
+    )
+    (t,) = group.trajectories
+    assert (t.outcome, t.truncated, len(t.turns)) == ("context", True, 1)
+    assert t.provenance == "p" * prompt + "s" * t.sampled_length and "7" not in t.text
+    assert (t.turns[0].reward, t.turns[0].tool_errors, t.turns[0].events) == (0.5, 1, 1)
+    assert t.events == (call,) and t.total_reward == 0.5
+    # With room for it and for one more token, the episode goes on.
+    ((group,), _) = played(
+        generator, text, scripted(seen, End(1.0)), [asked], limits=Limits(prompt + 1000, 9)
+    )
+    whole = group.trajectories[0]
+    room = len(whole.tokens) - whole.turns[1].stop + whole.turns[1].start + 1
+    for tokens, turns in ((room, 2), (room - 1, 1)):
+        ((group,), _) = played(
+            generator, text, scripted(seen, End(1.0)), [asked], limits=Limits(tokens, 9)
+        )
+        (t,) = group.trajectories
+        assert len(t.turns) == turns and len(t.tokens) <= tokens
 
 
 def test_messages_need_a_chat_template() -> None:

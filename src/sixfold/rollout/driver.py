@@ -7,16 +7,19 @@ episode and its slowest check, not as long as their sum.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..environment.base import Scorer
+from ..environment.episode import End, final_reward
+from ..errors import one_line
 from ..types import Group, Reward, SamplingParams, Task, Trajectory
 from .base import Choose
+from .branches import Branching, Trunk
 from .generator import Peers
-from .player import Played, Player
+from .player import Played, Player, Plays
 
 Member = asyncio.Task[tuple[Played, asyncio.Task[None]]]
 """Plays one episode. Its result is the played episode, and the task that scores it."""
@@ -29,12 +32,36 @@ class Driver:
         player: plays one episode.
         params: sampling parameters of each reply. The seed is replaced at every call.
         samples: episodes per task (K).
+        whole: groups have all trajectories of an episode (`Played.more`). Otherwise they have the
+            first.
+        branching: where samples of a task part, if they share their first turns.
+
+    Raises:
+        ValueError: if the samples cannot be divided among trunks, or the player plays no
+            environments.
     """
 
-    def __init__(self, player: Player, params: SamplingParams, samples: int) -> None:
+    def __init__(
+        self,
+        player: Plays,
+        params: SamplingParams,
+        samples: int,
+        branching: Branching | None = None,
+        *,
+        whole: bool = True,
+    ) -> None:
+        branching = branching or Branching()
+        if samples % branching.count:
+            raise ValueError(
+                f"samples = {samples} must be a multiple of {branching.count} branches"
+            )
+        if branching.count > 1 and not isinstance(player, Player):
+            raise ValueError("branches need a player of environments: an agent cannot be copied")
         self.player = player
         self.params = params
         self.samples = samples
+        self.branching = branching
+        self.whole = whole
         self._stats: dict[str, float] = {}
 
     @property
@@ -80,6 +107,10 @@ class Driver:
             # In task order: the sums of floats must not depend on which group ended first.
             done = [group.result() for group in groups]
             self._stats = self.player.meter.metrics(done, len(tasks) * self.samples, step.ended)
+            if self.branching.count > 1:
+                played = [t for group in done for t in group.trajectories]
+                branched = sum(1 for t in played if t.branch)
+                self._stats["rollout/branched_frac"] = branched / max(1, len(played))
         finally:
             await _end([*groups, sampled])
 
@@ -118,8 +149,13 @@ class _Step:
     async def group(self, task: Task, prompt: Sequence[int]) -> Group:
         """Play and score the episodes of one task."""
         members, checks = [], set[asyncio.Task[None]]()
+        more: dict[int, Sequence[Trajectory]] = {}
+        branching = self._driver.branching
+        trunk = None
         for k in range(self._driver.samples):
-            members.append(asyncio.create_task(self._member(task, k, prompt, checks)))
+            if branching.count > 1 and k % branching.count == 0:
+                trunk = Trunk[Any](branching.turn)
+            members.append(asyncio.create_task(self._member(task, k, prompt, checks, trunk)))
             members[-1].add_done_callback(partial(self._left, (task.id, k)))
         ended, peers, offered = list[Trajectory](), list[Peers](), 0
         try:
@@ -127,16 +163,34 @@ class _Step:
                 played, check = await member
                 await check
                 ended.append(played.trajectory)
+                more[played.trajectory.sample] = played.more if self._driver.whole else ()
                 if played.peers.count == self._driver.samples:
                     peers.append(played.peers)
                 ordered = self._in_order(ended, _floor(peers))
                 while offered < len(ordered):
                     offered += 1
                     if (kept := await self._complete(task, ordered[:offered])) is not None:
-                        return Group(task, kept)
+                        return Group(task, self._with_more(kept, more))
         finally:
             await _end([*members, *checks])
         raise RuntimeError(f"no trajectories were chosen for task {task.id}")
+
+    def _with_more(
+        self, kept: Sequence[Trajectory], more: Mapping[int, Sequence[Trajectory]]
+    ) -> list[Trajectory]:
+        """The trajectories of a group, and then the further ones of their episodes.
+
+        Args:
+            kept: one trajectory per episode, with its reward.
+            more: further trajectories of each episode, by its sample.
+        """
+        further = []
+        for first in kept:
+            for number, trajectory in enumerate(more[first.sample], 1):
+                trajectory.sample = first.sample + number * self._driver.samples
+                trajectory.reward = first.reward and replace(first.reward, steps=())
+                further.append(trajectory)
+        return [*kept, *further]
 
     def _in_order(self, ended: Sequence[Trajectory], floor: int) -> list[Trajectory]:
         """Trajectories whose place in the order of sampled lengths is certain, in that order.
@@ -153,7 +207,12 @@ class _Step:
         return sorted(known, key=lambda t: (t.sampled_length, t.sample))
 
     async def _member(
-        self, task: Task, sample: int, prompt: Sequence[int], checks: set[asyncio.Task[None]]
+        self,
+        task: Task,
+        sample: int,
+        prompt: Sequence[int],
+        checks: set[asyncio.Task[None]],
+        trunk: Trunk[Any] | None,
     ) -> tuple[Played, asyncio.Task[None]]:
         """Play one episode and start to score it.
 
@@ -162,14 +221,21 @@ class _Step:
             sample: index of the sample.
             prompt: token ids of the task's prompt.
             checks: receives the task that scores the episode.
+            trunk: the samples that share its first turns, or None.
         """
-        played = await self._driver.player.play(task, sample, prompt, self._params)
+        player, params = self._driver.player, self._params
+        played = await (
+            player.play(task, sample, prompt, params, trunk)
+            if isinstance(player, Player)
+            else player.play(task, sample, prompt, params)
+        )
         self.ended += 1
-        check = asyncio.create_task(self._check(task, played.trajectory, played.error))
+        check = asyncio.create_task(self._check(task, played))
         checks.add(check)
         return played, check
 
-    async def _check(self, task: Task, trajectory: Trajectory, error: str) -> None:
+    async def _check(self, task: Task, played: Played) -> None:
+        error, trajectory = await _settled(played), played.trajectory
         if self._scorer is None:
             if error:
                 trajectory.reward = Reward.failed(error)
@@ -198,6 +264,20 @@ class _Step:
         self._open.discard(episode)
         if not self._open:
             self.sampled.set()
+
+
+async def _settled(played: Played) -> str:
+    """Wait for a reward that comes later. Returns how the episode failed, in one line, or ""."""
+    if played.later is None or played.error:
+        return played.error
+    try:
+        reward = final_reward(End(await played.later()))
+    except Exception as error:  # noqa: BLE001 - boundary: a failed environment is data
+        return one_line(error)
+    if reward is None or reward.value is None:
+        return (reward.error if reward else "") or "End.later gave no reward"
+    played.trajectory.reward = reward
+    return ""
 
 
 def _floor(known: Sequence[Peers]) -> int:

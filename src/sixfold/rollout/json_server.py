@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
+from ..http_request import http_request
 from .generator import EngineLost, GeneratorClosed
 from .slots import Slots
 
@@ -56,7 +56,6 @@ class JsonServer:
         self._name = name
         self._url = url
         self._start = start
-        self._parts = urlsplit(url)
         self._headers = dict(headers or {})
         self._slots = Slots(CONNECTIONS)
         self._asked: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = set()
@@ -114,7 +113,12 @@ class JsonServer:
         async with self._slots.slot(priority):
             try:
                 async with asyncio.timeout(timeout_s):
-                    status, answer = await self._exchange(method, path, body)
+                    status, _, answer = await http_request(
+                        method,
+                        f"{self._url}{path}",
+                        b"" if body is None else json.dumps(body).encode(),
+                        {**self._headers, "Content-Type": "application/json"},
+                    )
                 value = json.loads(answer) if answer and status < 400 else None
             except TimeoutError as error:
                 raise EngineLost(
@@ -135,31 +139,3 @@ class JsonServer:
                 f"{self._name} at {self._url} answered {what} with {status}: {said}", status, said
             )
         return value
-
-    async def _exchange(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        """Send one request over a new connection.
-
-        HTTP/1.0: the server sends the answer in one piece, and then ends the connection.
-
-        Returns:
-            Status and body of the answer.
-        """
-        data = b"" if body is None else json.dumps(body).encode()
-        parts = self._parts
-        reader, writer = await asyncio.open_connection(
-            parts.hostname, parts.port, ssl=True if parts.scheme == "https" else None
-        )
-        try:
-            head = [f"{method} {parts.path}{path} HTTP/1.0", f"Host: {parts.netloc}"]
-            head += [f"{name}: {value}" for name, value in self._headers.items()]
-            head += ["Content-Type: application/json", f"Content-Length: {len(data)}", "", ""]
-            writer.write("\r\n".join(head).encode() + data)
-            await writer.drain()
-            status = int((await reader.readline()).split()[1])
-            length = None
-            while (line := await reader.readline()).strip():
-                name, _, value = line.partition(b":")
-                length = int(value) if name.lower() == b"content-length" else length
-            return status, await (reader.read() if length is None else reader.readexactly(length))
-        finally:
-            writer.close()

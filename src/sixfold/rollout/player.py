@@ -6,16 +6,17 @@ error says why it has no reward.
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, Protocol, get_args
 
 from ..environment.episode import (
     Action,
+    Closing,
     End,
     Episode,
     MakeEpisode,
@@ -24,13 +25,18 @@ from ..environment.episode import (
     turn_reward,
 )
 from ..errors import UserError, one_line
-from ..types import PROMPT, Outcome, Reward, SamplingParams, Task, Trajectory
+from ..types import PROMPT, FinishReason, Outcome, Reward, SamplingParams, Task, Trajectory
+from .branches import Trunk
+from .environment_fault import EnvironmentFault as EnvironmentFault
+from .environment_fault import called, check_observation, in_time
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
 from .renderer.renderer import Renderer, RenderError
-from .transcript import Transcript
+from .renderer.tool_calls import CallFormat, read_reply
+from .transcript import Transcript, observed
 
-T = TypeVar("T")
+CLOSE_S = 30.0
+"""Seconds that an episode may take to close if its steps have no limit."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +62,47 @@ class Played:
         trajectory: its tokens. The reward is set if the environment gave one.
         error: how the environment failed, in one line, or "".
         peers: episodes whose replies were sampled as one request. Only for episodes of one turn.
+        more: further trajectories of the episode. They get the reward of `trajectory`.
+        later: computes the reward, see `End.later`.
     """
 
     trajectory: Trajectory
     error: str = ""
     peers: Peers = ALONE
+    more: tuple[Trajectory, ...] = ()
+    later: Callable[[], Awaitable[Any]] | None = None
 
 
-class EnvironmentFault(Exception):
-    """The environment failed. The message says how, in one line.
+class Plays(Protocol):
+    """Plays episodes with one generator."""
 
-    Attributes:
-        outcome: outcome of the episode.
-    """
+    @property
+    def generator(self) -> Generator:
+        """Samples the replies."""
+        ...
 
-    def __init__(self, message: str, outcome: Outcome = "error") -> None:
-        super().__init__(message)
-        self.outcome = outcome
+    @property
+    def renderer(self) -> Renderer:
+        """Converts messages to tokens, and tokens to text."""
+        ...
+
+    @property
+    def meter(self) -> Meter:
+        """Measures the generator."""
+        ...
+
+    async def play(
+        self, task: Task, sample: int, prompt: Sequence[int], params: SamplingParams
+    ) -> Played:
+        """Play one episode.
+
+        Args:
+            task: the task.
+            sample: index of the sample within the task.
+            prompt: token ids of the task's prompt.
+            params: sampling parameters of each reply.
+        """
+        ...
 
 
 class OneTurn:
@@ -118,7 +148,12 @@ class Player:
         self.meter = meter_of(self.generator)
 
     async def play(
-        self, task: Task, sample: int, prompt: Sequence[int], params: SamplingParams
+        self,
+        task: Task,
+        sample: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        trunk: Trunk[_Course] | None = None,
     ) -> Played:
         """Play one episode.
 
@@ -127,15 +162,29 @@ class Player:
             sample: index of the sample within the task.
             prompt: token ids of the task's prompt.
             params: sampling parameters of each reply.
+            trunk: the samples that share its first turns. None: it shares none.
         """
-        course = _Course(self, task, sample, list(prompt), params)
+        if trunk is None:
+            return await self._played(_Course(self, task, sample, list(prompt), params))
+        course = await trunk.join(sample)
+        try:
+            return await self._played(
+                course or _Course(self, task, sample, list(prompt), params, trunk)
+            )
+        finally:
+            trunk.leave()
+
+    async def _played(self, course: _Course) -> Played:
+        """Play an episode to its end."""
         error = ""
         try:
             await course.run()
         except EnvironmentFault as fault:
             course.outcome, course.reward = fault.outcome, None
             error = f"environment {self.environment}: {fault}" if self.environment else str(fault)
-        return Played(course.trajectory(), error, course.peers)
+        finally:
+            await course.close()
+        return Played(course.trajectory(), error, course.peers, later=course.later)
 
 
 @dataclass
@@ -146,9 +195,14 @@ class _Course:
         prompt: tokens of the first prompt. Before `start` has answered, those of the task.
         conversation: messages before the policy's current turn.
         tools: descriptions of the functions that the policy may call.
+        calls: format of the policy's tool calls. None without tools.
         turn: index of the first token of the policy's current turn. Text of the environment may
             continue it.
         peers: as in `Played`.
+        trunk: samples that wait for a copy of this episode at its branch.
+        branch: as in `Trajectory`.
+        episode: the environment's side. None before it has started.
+        seen: the newest observation.
     """
 
     player: Player
@@ -156,15 +210,21 @@ class _Course:
     sample: int
     prompt: list[int]
     params: SamplingParams
+    trunk: Trunk[_Course] | None = None
+    branch: tuple[int, int] | None = None
+    episode: Episode | None = None
+    seen: Observation = field(default_factory=Observation)
     outcome: Outcome = "ended"
     reward: Reward | None = None
     transcript: Transcript = field(default_factory=Transcript)
     conversation: tuple[Mapping[str, Any], ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    calls: CallFormat | None = None
     turn: int = 0
     peers: Peers = ALONE
     events: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=time.time)
+    later: Callable[[], Awaitable[Any]] | None = None
 
     async def run(self) -> None:
         """Alternate observations and replies until the episode ends.
@@ -172,13 +232,16 @@ class _Course:
         Raises:
             EnvironmentFault: if the environment fails.
         """
-        episode = self._made()
-        seen: Observation = await self._ask(episode.start, Observation)
-        self._begin(seen)
+        if self.episode is None:
+            self.episode = self._made()
+            self.seen = await self._ask(self.episode.start, Observation)
+            self._begin(self.seen)
         while True:
-            action, rest = await self._reply(seen.stops)
+            if self.trunk and self.trunk.parts(len(self.transcript.turns), self.seen.branch):
+                self.trunk.split(self._copied)
+            action, rest = await self._reply(self.seen.stops)
             answer: Observation | End = await self._ask(
-                partial(episode.step, action), Observation, End
+                partial(self.episode.step, action), Observation, End
             )
             self._note(answer)
             if isinstance(answer, End):
@@ -190,7 +253,41 @@ class _Course:
             if not self._observe(answer, rest):
                 self._cut("context")
                 return
-            seen = answer
+            self.seen = answer
+
+    def _copied(self, sample: int) -> _Course:
+        """The episode so far, for a branch that goes on as another sample.
+
+        Raises:
+            EnvironmentFault: if the environment cannot be copied.
+        """
+        try:
+            episode = copy.deepcopy(self.episode, {id(self.task): self.task})
+        except Exception as error:  # boundary: a failed environment is data
+            raise EnvironmentFault(
+                f"the episode cannot be copied for a branch ({one_line(error)}): give its class"
+                " `__deepcopy__`, or set rollout.branches = 1"
+            ) from error
+        return replace(
+            self,
+            sample=sample,
+            trunk=None,
+            branch=(self.sample, len(self.transcript.tokens)),
+            episode=episode,
+            transcript=copy.deepcopy(self.transcript),
+            events=[*self.events],
+        )
+
+    async def close(self) -> None:
+        """Free what the episode holds. A failure is recorded as an event."""
+        if not isinstance(self.episode, Closing):
+            return
+        closing = called(self.episode.close)
+        try:
+            await in_time(closing, self.player.limits.step_s or CLOSE_S)
+        # Boundary: the episode is over, and its reward stands.
+        except Exception as error:  # noqa: BLE001
+            self.events.append({"kind": "close_failed", "error": one_line(error)})
 
     def trajectory(self) -> Trajectory:
         """The episode so far."""
@@ -215,6 +312,7 @@ class _Course:
             events=tuple(self.events),
             started=self.began,
             ended=time.time(),
+            branch=self.branch,
         )
 
     def _made(self) -> Episode:
@@ -233,9 +331,9 @@ class _Course:
         Raises:
             EnvironmentFault: if it raises, takes too long, or its answer is malformed.
         """
-        limit, answer = self.player.limits.step_s, _called(call)
+        limit, answer = self.player.limits.step_s, called(call)
         try:
-            given = await (answer if limit is None else _in_time(answer, limit))
+            given = await (answer if limit is None else in_time(answer, limit))
         except EnvironmentFault:
             raise
         except Exception as error:  # boundary: a failed environment is data
@@ -244,14 +342,20 @@ class _Course:
             names = " or ".join(kind.__name__ for kind in kinds)
             raise EnvironmentFault(f"the environment returned {type(given).__name__}, not {names}")
         if isinstance(given, Observation):
-            _check_observation(given)
+            check_observation(given)
         return given
 
     def _begin(self, seen: Observation) -> None:
-        """Write the first prompt."""
+        """Write the first prompt.
+
+        Raises:
+            EnvironmentFault: it cannot be rendered, or leaves no room for a reply.
+            UserError: there are tools, but the form of the model's tool calls is not known.
+        """
         renderer, said, prompt = self.player.renderer, seen.messages or seen.text, self.prompt
         self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
         self.tools = seen.tools
+        self.calls = renderer.call_format if self.tools else None
         # A task's prompt has no other fields, such as the calls of an earlier turn.
         beyond_task = self.tools or any(set(m) - {"role", "content"} for m in seen.messages)
         try:
@@ -291,6 +395,9 @@ class _Course:
             params if room >= params.max_tokens else replace(params, max_tokens=room),
             SampleKey(self.task.id, self.sample, origin=len(self.prompt)),
             stops=every,
+            # An episode whose tool has returned goes before those that have not come as far. Its
+            # keys and values are still in the cache, and the sooner it ends, the sooner they go.
+            priority=len(self.transcript.turns),
         )
         whole = player.renderer.decode(sampled.tokens)
         text = whole if sampled.text is None else sampled.text
@@ -300,15 +407,25 @@ class _Course:
         if player.limits.turns == 1:  # otherwise an episode goes on after a reply has ended
             self.peers = sampled.peers
         self.transcript.reply(sampled, text)
-        return Action(text, sampled.finish_reason, min(found, key=len, default="")), rest
+        return self._action(text, sampled.finish_reason, min(found, key=len, default="")), rest
+
+    def _action(self, text: str, reason: FinishReason, stopped_by: str) -> Action:
+        if self.calls is None:
+            return Action(text, reason, stopped_by)
+        opened = self.player.renderer.opened(self.transcript.tokens[: self.turn])
+        read = read_reply(self.calls.parser(self.tools, opened), text)
+        return Action(text, reason, stopped_by, read.calls, read.malformed, read.content)
 
     def _note(self, answer: Observation | End) -> None:
         """Record what the answer says about the last reply."""
+        before = len(self.events)
+        self._record(answer.events)
         try:
-            self.transcript.credit(turn_reward(answer), int(answer.tool_errors))
+            self.transcript.credit(
+                turn_reward(answer), int(answer.tool_errors), len(self.events) - before
+            )
         except (TypeError, ValueError) as error:
             raise EnvironmentFault(one_line(error)) from error
-        self._record(answer.events)
 
     def _record(self, events: Sequence[Mapping[str, Any]]) -> None:
         try:
@@ -330,6 +447,7 @@ class _Course:
                 self.reward.error or "End.reward has no value",
                 "error" if end.outcome == "ended" else end.outcome,
             )
+        self.later = end.later
         reason = self.transcript.turns[-1].finish_reason
         self.outcome = reason if end.outcome == "ended" and reason != "stop" else end.outcome
 
@@ -359,55 +477,8 @@ class _Course:
             raise EnvironmentFault(one_line(error)) from error
         if self._room(len(tokens) + len(suffix.tokens)) < 1:
             return False
-        lines = [seen.text] if seen.text else ["", *(m["content"] for m in seen.messages), ""]
-        self.transcript.write(suffix.tokens, suffix.provenance, rest + "\n".join(lines))
+        text = seen.text or observed(seen.messages)
+        self.transcript.write(suffix.tokens, suffix.provenance, rest + text)
         if seen.messages:
             self.conversation, self.turn = suffix.conversation, len(tokens)
         return True
-
-
-def _check_observation(seen: Observation) -> None:
-    """Raise EnvironmentFault unless the fields of an observation have the documented types."""
-    if bool(seen.messages) == bool(seen.text):
-        raise EnvironmentFault("an Observation needs messages or text, and not both")
-    if not isinstance(seen.text, str):
-        raise EnvironmentFault(f"Observation.text is of type {type(seen.text).__name__}, not str")
-    if not isinstance(seen.messages, Sequence) or not all(map(_is_message, seen.messages)):
-        raise EnvironmentFault("Observation.messages: a message needs a role and a content, as str")
-    if isinstance(seen.stops, str) or not all(isinstance(s, str) and s for s in seen.stops):
-        raise EnvironmentFault("Observation.stops must be a tuple of strings that are not empty")
-
-
-def _is_message(given: object) -> bool:
-    return isinstance(given, Mapping) and all(
-        isinstance(given.get(name), str) for name in ("role", "content")
-    )
-
-
-async def _called(call: Callable[[], Awaitable[T]]) -> T:
-    """Result of the call. A `sys.exit` in it counts as a failure of the environment."""
-    try:
-        return await call()
-    except SystemExit as error:
-        raise EnvironmentFault(one_line(error)) from error
-
-
-async def _in_time(answer: Awaitable[T], limit: float) -> T:
-    """Result of an awaitable.
-
-    Raises:
-        EnvironmentFault: after `limit` seconds. The awaitable is then cancelled, and not waited
-            for: it may ignore that.
-    """
-    task = asyncio.ensure_future(answer)
-    try:
-        done, _ = await asyncio.wait((task,), timeout=limit)
-    finally:
-        task.cancel()
-    if not done:
-        raise EnvironmentFault(
-            f"a step took longer than environment.timeout_s = {limit:g} s", "timeout"
-        )
-    if task.cancelled():
-        raise EnvironmentFault("the environment cancelled itself")
-    return task.result()

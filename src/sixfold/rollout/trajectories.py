@@ -39,8 +39,9 @@ def rollout_metrics(
         "rollout/truncated_frac": (
             sum(t.truncated for t in trajectories) / max(1, len(trajectories))
         ),
-        "rollout/kept_frac": len(trajectories) / max(1, started),
-        "rollout/dropped_tokens": float(sampled - sum(lengths)),
+        # An agent's episode may have several trajectories.
+        "rollout/kept_frac": min(1.0, len(trajectories) / max(1, started)),
+        "rollout/dropped_tokens": float(sampled - sum(g.sampled_tokens for g in groups)),
     }
     played = [t for t in trajectories if t.environment]
     if played:

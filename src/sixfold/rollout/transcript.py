@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..types import SAMPLED, Kept, Routes, Turn
 from .generator import Sampled
@@ -76,12 +77,25 @@ class Transcript:
         )
         self.pieces.append(text)
 
-    def credit(self, reward: float, tool_errors: int) -> None:
-        """Record what the environment says about the last reply."""
+    def credit(self, reward: float, tool_errors: int, events: int) -> None:
+        """Record what the environment says about the last reply.
+
+        Args:
+            reward: reward of the reply.
+            tool_errors: number of its tool calls that failed.
+            events: number of events recorded after it.
+        """
         if self.turns:
-            self.turns[-1] = replace(self.turns[-1], reward=reward, tool_errors=tool_errors)
+            self.turns[-1] = replace(
+                self.turns[-1], reward=reward, tool_errors=tool_errors, events=events
+            )
 
     @property
     def text(self) -> str:
         """Everything after the prompt as text."""
         return "".join(self.pieces)
+
+
+def observed(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages after a reply as text, without the template."""
+    return "\n".join(["", *(m["content"] for m in messages), ""])

@@ -1,0 +1,275 @@
+"""How busy is the engine while tools are slow? `python benchmarks/agents.py`
+
+32 episodes of four turns, whose tools take 0 to 2 seconds, beside the same episodes with tools that
+take no time. Both sides sample the same tokens and take turns in one process.
+
+While a call of `generate` is open, there is something to decode. Over this time two figures are
+measured:
+
+- busy: share of the time in which the engine computes a step. The rest is lost between the engine,
+  the event loop and the environments.
+- filled: of the places that open calls could take in the batch (at most `max_running`), the share
+  that a step decoded. A step that only computes prompts fills none. So this also counts what the
+  observations cost.
+
+The time in which every episode waits for its tool is not counted. It is shown as `idle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from sixfold.engine.engine import Engine
+from sixfold.environment.episode import Action, End, Observation
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.loading import Policy, load_policy
+from sixfold.recipe.schema import ModelConfig
+from sixfold.recipe.schema.model import ScratchConfig
+from sixfold.rollout.base import groups_in_order
+from sixfold.rollout.driver import Driver
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.generator import Sampled, SampleKey
+from sixfold.rollout.player import Limits, Player
+from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.types import Group, SamplingParams, Task
+
+BOUND = 0.9
+"""What the requirement asks for: utilisation with tools, over that without."""
+
+
+@dataclass
+class Meter:
+    """What the engine did, and when it had something to do.
+
+    Attributes:
+        steps: (start, end, sampled tokens, open calls) of every engine step.
+        open: number of calls that wait for their completion.
+        spans: (start, end) of the times in which at least one call was open.
+        reused: tokens of later turns that came from the cache.
+        later: tokens before the replies of later turns.
+    """
+
+    steps: list[tuple[float, float, int, int]] = field(default_factory=list)
+    open: int = 0
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    reused: int = 0
+    later: int = 0
+    _since: float = 0.0
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Hold a call open."""
+        if not self.open:
+            self._since = time.perf_counter()
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+            if not self.open:
+                self.spans.append((self._since, time.perf_counter()))
+
+    def watch(self, engine: Engine) -> None:
+        """Measure every step of an engine."""
+        step = engine.step
+
+        def measured() -> Any:
+            began, sampled, ready = time.perf_counter(), engine.stats.decoded_tokens, self.open
+            finished = step()
+            ended = time.perf_counter()
+            self.steps.append((began, ended, engine.stats.decoded_tokens - sampled, ready))
+            return finished
+
+        engine.step = measured  # type: ignore[method-assign]
+
+
+class DrawnLengths:
+    """Generator whose replies have geometric lengths, the same in every run.
+
+    Args:
+        inner: samples the replies.
+        meter: measures it.
+        mean: mean length.
+    """
+
+    def __init__(self, inner: EngineGenerator, meter: Meter, mean: int) -> None:
+        self._inner = inner
+        self._meter = meter
+        self._mean = mean
+
+    @property
+    def version(self) -> int:
+        return self._inner.version
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        rng = random.Random(f"{key.name}/{key.sample}/{len(tokens)}")
+        length = min(params.max_tokens, 1 + int(rng.expovariate(1 / self._mean)))
+        with self._meter.call():
+            reply = await self._inner.generate(
+                tokens, replace(params, max_tokens=length), key, stops=stops, priority=priority
+            )
+        if key.origin != len(tokens):
+            self._meter.reused += reply.reused
+            self._meter.later += len(tokens)
+        return reply
+
+    async def rest(self) -> None:
+        await self._inner.rest()
+
+
+class Tools:
+    """Episode of some turns. Before each further turn, a tool takes its time.
+
+    Args:
+        task: the task.
+        turns: number of replies.
+        seconds: longest time of a tool.
+    """
+
+    def __init__(self, task: Task, turns: int, seconds: float) -> None:
+        self._task = task
+        self._left = turns
+        self._seconds = seconds
+
+    async def start(self) -> Observation:
+        return Observation(text=str(self._task.prompt))
+
+    async def step(self, action: Action) -> Observation | End:
+        self._left -= 1
+        if not self._left:
+            return End(1.0)
+        rng = random.Random(f"{self._task.id}/{self._left}")
+        if self._seconds:
+            await asyncio.sleep(rng.uniform(0, self._seconds))
+        return Observation(text=f"={rng.randrange(10**8):08d}+1=")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one rollout. Seconds and shares, as the module says."""
+
+    wall: float
+    open: float
+    busy: float
+    filled: float
+    rate: float
+    reused: float
+    tokens: int
+
+
+def measured(policy: Policy, given: argparse.Namespace, slots: int, seconds: float) -> Figures:
+    """Play the episodes once."""
+    engine = Engine(
+        CausalLM(policy.model), kv_tokens=given.episodes * 4096, max_running=slots, block_size=16
+    )
+    renderer, meter = Renderer(policy.tokenizer, ()), Meter()
+    meter.watch(engine)
+    inner = EngineGenerator(engine, renderer)
+    tasks = [
+        Task(f"t{i}", "".join(f"{j}+" for j in range(i, i + 16))) for i in range(given.episodes)
+    ]
+    make: Callable[[Task], Tools] = lambda task: Tools(task, given.turns, seconds)  # noqa: E731
+    player = Player(
+        DrawnLengths(inner, meter, given.mean),  # type: ignore[arg-type]
+        renderer,
+        Limits(4096, given.turns, None),
+        make,
+        (),
+        "tools",
+    )
+    driver = Driver(player, SamplingParams(max_tokens=6 * given.mean), 1)
+    began = time.perf_counter()
+    try:
+        groups = asyncio.run(groups_in_order(driver.play(tasks, 0), tasks))
+    finally:
+        inner.close()
+    return _figures(groups, meter, slots, time.perf_counter() - began)
+
+
+def _figures(groups: Sequence[Group], meter: Meter, slots: int, wall: float) -> Figures:
+    opened = sum(end - start for start, end in meter.spans)
+    computed = sum(end - start for start, end, _, _ in meter.steps)
+    # Weighted by time: a step that computes prompts costs as much as it takes.
+    filled = sum((end - start) * tokens for start, end, tokens, _ in meter.steps)
+    room = sum((end - start) * min(ready, slots) for start, end, _, ready in meter.steps)
+    sampled = sum(t.sampled_length for g in groups for t in g.trajectories)
+    return Figures(
+        wall=wall,
+        open=opened,
+        busy=computed / opened,
+        filled=filled / room,
+        rate=sampled / computed,
+        reused=meter.reused / max(1, meter.later),
+        tokens=sampled,
+    )
+
+
+def main() -> None:
+    """Measure both sides in turn, for each number of slots, and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=2.0, help="longest time of a tool")
+    parser.add_argument("--mean", type=int, default=64, help="mean length of a reply")
+    parser.add_argument("--slots", type=int, nargs="+", default=[8, 32], help="max_running")
+    parser.add_argument("--repeat", type=int, default=3, help="rollouts per side")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    sizes = ScratchConfig(
+        layers=4, hidden_size=given.hidden, heads=4, kv_heads=2, head_dim=64, context=4096
+    )
+    policy = load_policy(ModelConfig(scratch=sizes), seed=0, device="cpu")
+    measured(policy, given, given.slots[0], 0.0)  # compiles the kernels
+    print(
+        "slots  tools      wall s  open s  idle s   busy  filled  tokens per engine second  reused"
+    )
+    for slots in given.slots:
+        sides: dict[float, list[Figures]] = {0.0: [], given.seconds: []}
+        for _ in range(given.repeat):
+            for seconds, found in sides.items():
+                found.append(measured(policy, given, slots, seconds))
+        middle = {
+            seconds: Figures(*(median(column) for column in zip(*map(_row, found), strict=True)))
+            for seconds, found in sides.items()
+        }
+        for seconds, f in middle.items():
+            print(
+                f"{slots:5}  0 to {seconds:g} s  {f.wall:6.1f}  {f.open:6.1f}"
+                f"  {f.wall - f.open:6.1f}  {f.busy:5.1%}  {f.filled:6.1%}"
+                f"  {f.rate:24.0f}  {f.reused:6.1%}"
+            )
+        assert len({f.tokens for found in sides.values() for f in found}) == 1
+        quick, slow = middle.values()
+        busy, filled = slow.busy / quick.busy, slow.filled / quick.filled
+        met = "met" if min(busy, filled) >= BOUND else "MISSED"
+        print(
+            f"       with tools / without: busy {busy:.1%}, filled {filled:.1%}; {BOUND:.0%} {met}"
+        )
+
+
+def _row(figures: Figures) -> tuple[float, ...]:
+    return tuple(vars(figures).values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Branches: samples of a task that share the first turns of one episode.
+
+Of B samples that share a trunk, one plays the episode from its start. At the branch, the others get
+copies of it and go on from there, each with its own sampling noise. If the episode ends before the
+branch, the next sample plays from the start. So a task always has its K samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Branching:
+    """Where the samples of a task part.
+
+    Attributes:
+        count: samples that share a trunk (B). 1: every sample plays from the start.
+        turn: they part after this many replies. 0: where the environment asks for it, with
+            `Observation.branch`.
+    """
+
+    count: int = 1
+    turn: int = 1
+
+
+class Trunk(Generic[T]):
+    """Samples that play one episode together up to the branch. For one event loop.
+
+    Args:
+        turn: as in `Branching`.
+    """
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn
+        self._played = False
+        self._waiting: deque[tuple[int, asyncio.Future[T | None]]] = deque()
+
+    def parts(self, turns: int, asked: bool) -> bool:
+        """True if samples wait for a branch, and it is here.
+
+        Args:
+            turns: replies so far.
+            asked: whether the environment asks for the branch.
+        """
+        return bool(self._waiting) and (turns == self._turn if self._turn else asked)
+
+    async def join(self, sample: int) -> T | None:
+        """Wait for the branch, unless this sample is the first.
+
+        Returns:
+            A copy of the episode at the branch. None: the sample plays from the start.
+        """
+        if not self._played:
+            self._played = True
+            return None
+        copy: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((sample, copy))
+        try:
+            return await copy
+        except asyncio.CancelledError:
+            if copy.done() and not copy.cancelled():  # cancelled after it was chosen to play
+                self.leave()
+            raise
+
+    def split(self, copied: Callable[[int], T]) -> None:
+        """Give every waiting sample its copy of the episode: `copied(sample)`."""
+        copies = [(copy, copied(sample)) for sample, copy in self._waiting if not copy.done()]
+        self._waiting.clear()
+        for copy, course in copies:
+            copy.set_result(course)
+
+    def leave(self) -> None:
+        """The playing sample has ended. If it has not parted, the next one plays from the start."""
+        while self._waiting:
+            _, copy = self._waiting.popleft()
+            if not copy.done():
+                copy.set_result(None)
+                return
