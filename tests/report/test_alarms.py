@@ -16,6 +16,10 @@ HEALTHY = {
     "time/check_p99_s": 0.01,
     "group/degenerate_frac": 0.3,
     "mismatch/kl_k3": 0.005,
+    "judge/position_bias": 0.05,
+    "judge/length_corr": 0.1,
+    "judge/refused_frac": 0.0,
+    "judge/unreadable_frac": 0.0,
 }
 
 
@@ -36,6 +40,10 @@ def after_baseline() -> Alarms:
         ({"group/degenerate_frac": 0.8}, "of groups have equal rewards"),
         ({"mismatch/kl_k3": 0.02}, "KL divergence is 0.011 nats per token"),
         ({"mismatch/kl_k3": float("nan")}, "KL divergence is nan nats"),
+        ({"judge/position_bias": -0.9}, "position (judge/position_bias = -0.33)"),
+        ({"judge/length_corr": 0.5}, "pairwise.length_control"),
+        ({"judge/refused_frac": 0.4}, "read the samples"),
+        ({"judge/unreadable_frac": 0.4}, "environment.judge.max_tokens"),
     ],
 )
 def test_alarm_is_raised_once_and_again_after_recovery(fault: dict[str, float], said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import zstandard
 
 from sixfold.errors import UserError
+from sixfold.report.page import render_page
 from sixfold.report.rollouts import dumped_steps, read_rollouts, write_rollouts
-from sixfold.report.token_view import trajectories
+from sixfold.report.token_view import TOKENS_SHOWN, trajectories
 from sixfold.types import Group, Kept, Reward, Task, Trajectory, Turn
 
 
@@ -108,20 +110,23 @@ def test_the_page_shows_turns_their_rewards_and_who_wrote_a_token(tmp_path: Path
     rows = [episode(events=(call, call), outcome="turns"), group().trajectories[0]]
     write_rollouts(tmp_path / "d", [Group(Task("t1", "?"), rows)], [[0.5, 0.0]])
     several, one = trajectories(3, read_rollouts(tmp_path / "d")).groups[0].samples
-    assert [token.mark for token in several.tokens] == ["turn 1: +0.5", "", "", "", "turn 2"]
-    assert [token.style.split()[0] for token in several.tokens] == [
-        "a4",
-        "grey",
-        "grey",
-        "a4",
-        "a4",
+    assert [(part.label, part.about) for part in several.parts] == [
+        ("turn 1", "reward +0.5 · 1 tokens · stop · failed tool calls: 1"),
+        ("environment", ""),
+        ("turn 2", "2 tokens · stop"),
     ]
-    assert ["observed" in token.style for token in several.tokens] == [False, True] + [False] * 3
+    assert [[token.style for token in part.tokens] for part in several.parts] == [
+        ["a4 p1"],
+        ["grey observed", "grey template"],
+        ["a4 p1", "a4 p2"],
+    ]
+    # These events do not say which reply they follow.
+    assert [(e.label, e.text) for e in several.events] == [("tool call", "()")] * 2
     facts = several.about.split(" · ")
     for fact in ("3 tokens", "2 turns", "2 tool calls, 1 failed", "outcome turns"):
         assert fact in facts
     assert "environment calculator" in facts
-    assert [token.mark for token in one.tokens] == [""]
+    assert [(part.label, part.about, part.events) for part in one.parts] == [("", "", [])]
     assert not any(word in one.about for word in ("turn", "tool", "outcome", "environment"))
 
 
@@ -134,7 +139,7 @@ def test_what_truncated_sampling_kept_is_dumped_read_back_and_shown(tmp_path: Pa
     write_rollouts(tmp_path / "d", [written], [[0.5, -0.5]])
     records = read_rollouts(tmp_path / "d")
     assert [Trajectory.from_record(record) for record in records] == written.trajectories
-    tips = [t.tip for s in trajectories(3, records).groups[0].samples for t in s.tokens]
+    tips = [t.tip for s in trajectories(3, records).groups[0].samples for t in s.parts[0].tokens]
     assert any("one of 2 kept (p 0.75)" in tip for tip in tips)
     raw = json.dumps({**records[0], "kept": {**records[0]["kept"], "ids": [2**40, 9]}})
     (tmp_path / "d").write_bytes(zstandard.ZstdCompressor().compress(raw.encode()))
@@ -210,3 +215,33 @@ def test_json_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
 def test_a_missing_dump_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"log\.rollouts_every"):
         read_rollouts(tmp_path / "absent")
+
+
+def test_the_page_shows_tool_calls_behind_their_reply(tmp_path: Path) -> None:
+    """With their results and errors, escaped; at most TOKENS_SHOWN tokens of a trajectory."""
+    call = {"kind": "tool_call", "tool": "add", "arguments": {"a": 1}, "seconds": 0.25}
+    good, bad = {**call, "result": "<b>"}, {**call, "error": "type", "message": "no b"}
+    turns = (Turn(2, 3, 0.5, tool_errors=1, events=2), Turn(5, 7))
+    rows = [episode(events=({"kind": "reset", "seed": 3}, good, bad))]
+    rows[0].turns = turns
+    write_rollouts(tmp_path / "d", [Group(Task("t1", "?"), rows)], [[0.5]])
+    view = trajectories(3, read_rollouts(tmp_path / "d"))
+    ((first, between, last), events) = (lambda s: (s.parts, s.events))(view.groups[0].samples[0])
+    assert [(e.text, e.failed) for e in first.events] == [
+        ('add({"a": 1}) in 0.25 s → <b>', False),
+        ('add({"a": 1}) failed in 0.25 s: type: no b', True),
+    ]
+    assert not between.events and not last.events
+    assert [(e.label, e.text) for e in events] == [("reset", '{"seed": 3}')]
+    page = render_page("trajectories.html", steps=[view])
+    assert "→ &lt;b&gt;" in page and "<b>" not in page.replace("<b>turn", "").replace("<b>env", "")
+    long = rows[0].to_record() | {"prompt": "?", "advantage": 0.5}
+    n = TOKENS_SHOWN + 9
+    long |= {"tokens": [1] * n, "provenance": "p" + "s" * (n - 4) + "ots", "logp": [0.0] * n}
+    long |= {"version": [0] * n, "turns": [asdict(Turn(1, n - 3)), asdict(Turn(n - 1, n))]}
+    shown = trajectories(3, [long | {"events": []}]).groups[0].samples[0].parts
+    assert [(len(part.tokens), part.more) for part in shown] == [
+        (TOKENS_SHOWN, 5),
+        (0, 2),
+        (0, 1),
+    ]

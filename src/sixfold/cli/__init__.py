@@ -29,8 +29,11 @@ VERBS = {
     "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
     "diff": "show how two runs differ",
     "report": "write report.html of a run",
+    "show": "print trajectories of a step, token by token",
+    "env": "create the folder of a new environment, or list the environments that there are",
     "sandbox": "check by trying how this machine isolates programs that a model has written",
     "audit": "look for faults of an environment before training on it",
+    "critique": "make preference pairs by critique and revision of a model's answers",
     "replay": "recompute a recorded step of a run, and show what differs",
 }
 

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from ..environment.audit.trials import Trials
 from ..environment.code.cases import is_code_case, run_case
 from ..environment.grade import Grade
 from ..environment.sandbox.sandbox import Sandbox
@@ -24,7 +25,6 @@ from ..environment.scorer import Environment
 from ..environment.text.cases import TextCase, text_case
 from ..errors import UserError
 from ..report.page import environment as pages
-from ..types import Group, Reward, Task, Trajectory
 from .audit_setup import host_setup
 
 TIME_LIMIT_S = 1.8
@@ -102,7 +102,7 @@ def read_cases(file: Path) -> list[Case]:
                 f"--cases {file}: case {number} has no 'id' or 'name', or no 'expected_reward' or"
                 " 'expected'"
             )
-        if _is_code(case) and not isinstance(case.get("tests"), dict):
+        if is_code_case(case) and not isinstance(case.get("tests"), dict):
             raise UserError(f"--cases {file}: case {_name(case)!r} has no 'tests'")
     return cases
 
@@ -121,7 +121,7 @@ class CaseRunner:
     def __init__(self) -> None:
         self._open = ExitStack()
         self._loop = asyncio.Runner()
-        self._rewards: dict[str, Environment] = {}
+        self._rewards: dict[str, Trials] = {}
         self._sandbox: Sandbox | None = None
 
     def run(self, case: Case) -> CaseVerdict:
@@ -130,7 +130,7 @@ class CaseRunner:
         Raises:
             UserError: if no verifier of the library is for such a case.
         """
-        if _is_code(case):
+        if is_code_case(case):
             return self._code(case)
         kind = (case.get("tests") or {}).get("type")
         if kind == "dashboard":
@@ -149,17 +149,16 @@ class CaseRunner:
         return _verdict(case, result.value, result.verdict, result.detail, result.seconds)
 
     def _text(self, case: Case, text: TextCase) -> CaseVerdict:
-        environment = self._rewards.get(text.reward)
-        if environment is None:
+        trials = self._rewards.get(text.reward)
+        if trials is None:
             environment = Environment([text.reward], timeout_s=TIME_LIMIT_S)
-            self._rewards[text.reward] = self._open.enter_context(environment)
+            trials = Trials(self._open.enter_context(environment))
+            self._rewards[text.reward] = trials
             # The first check of a process also loads the verifier.
-            environment.score([_group(text.task, ("warm-up",))], error_budget=1.0)
-        group = _group(text.task, text.completions)
-        start = time.monotonic()
-        environment.score([group], error_budget=1.0)
-        seconds = time.monotonic() - start
-        rewards = [t.reward or Reward.failed("not checked") for t in group.trajectories]
+            trials.rewards([(text.task, "warm-up")])
+        before = trials.seconds
+        rewards = trials.rewards([(text.task, completion) for completion in text.completions])
+        seconds = trials.seconds - before
         if failed := next((r for r in rewards if r.value is None), None):
             return _verdict(case, None, "infrastructure_error", failed.error or "", seconds)
         grades = [Grade(r.value, r.verdict or "passed", r.detail) for r in rewards]
@@ -172,10 +171,6 @@ class CaseRunner:
     def __exit__(self, *error: object) -> None:
         self._open.close()
         self._loop.close()
-
-
-def _is_code(case: Case) -> bool:
-    return is_code_case(case)
 
 
 def _name(case: Case) -> str:
@@ -196,17 +191,6 @@ def _verdict(
     else:
         verdict = value if "expected_reward" in case else f"reward {value:g}"
     return CaseVerdict(verdict, outcome, detail, seconds)
-
-
-def _group(task: Task, texts: tuple[str, ...]) -> Group:
-    ids = [0]
-    return Group(
-        task,
-        [
-            Trajectory.one_turn(task.id, i, ids, ids, [0.0], [-1], "stop", text=text)
-            for i, text in enumerate(texts)
-        ],
-    )
 
 
 class _Nodes(HTMLParser):

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError
 from ..files.folder import RunFolder
 from ..report.rollouts import dumped_steps, read_rollouts
-from ..types import Group, Task, Trajectory
+from ..types import SAMPLED, Group, Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_step(path: Path, tasks: Mapping[str, Task]) -> RecordedStep:
         given = records[0].get("greedy")
         greedy = Trajectory.from_record(given) if given else None
         groups.append(Group(task, [Trajectory.from_record(r) for r in records], greedy))
-        advantages.append([_first(record["advantage"]) for record in records])
+        advantages.append([_first(record) for record in records])
     if not groups:
         raise UserError(f"{path} holds no trajectories")
     note = (
@@ -109,5 +109,9 @@ def _is_same(task: Task, record: Mapping[str, Any]) -> bool:
     return same
 
 
-def _first(advantage: float | Sequence[float]) -> float:
-    return advantage if isinstance(advantage, float | int) else advantage[0]
+def _first(record: Mapping[str, Any]) -> float:
+    """Advantage of the first sampled token. A record has one number, or one per token."""
+    advantage = record["advantage"]
+    if not isinstance(advantage, list):
+        return float(advantage)
+    return float(advantage[max(0, record["provenance"].find(SAMPLED))])

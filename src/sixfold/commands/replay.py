@@ -45,6 +45,7 @@ from ..rollout.recorded import RecordedReplies, RecordedRollout
 from ..run.assemble import World, build_world
 from ..run.inputs import Inputs, own_ends
 from ..run.learners import Learners, build_learners
+from ..run.recipe_judge import FOLDER as JUDGE_FOLDER
 from ..run.step_log import first_advantages
 from ..types import Group
 from .recorded_step import RecordedStep, read_step, recorded_steps, replayable, steps_text
@@ -135,6 +136,8 @@ def replay(
         own_ends=own_ends(checkpoint),
         generator=RecordedReplies(),
     )
+    if world.judge:
+        world.judge.read(run.path / JUDGE_FOLDER)
     try:
         return _Replay(run, recipe, world, checkpoint, say).compare(step, new_rewards)
     finally:

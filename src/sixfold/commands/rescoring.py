@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..agents.session import NAME
 from ..environment.step_scorer import StepScorer
 from ..report.replay import Sample, verdict_of
 from ..rollout.recorded import RecordedReplies, RecordEnds
@@ -93,6 +94,8 @@ async def _played(
         place: key of the trajectory in `Rescored.turned`.
         result: receives how the episode differs from its record.
     """
+    if recorded.environment == NAME:
+        return await _agents(scorer, task, recorded)
     player = replace(world.player, generator=RecordedReplies(recorded, world.renderer))
     prompt = world.renderer.encode(task)
     params = SamplingParams(max_tokens=world.recipe.rollout.max_new_tokens)
@@ -108,6 +111,19 @@ async def _played(
         scorer.fail(again, played.error)
     else:
         await scorer.add(task, again)
+    return again
+
+
+async def _agents(scorer: StepScorer, task: Task, recorded: Trajectory) -> Trajectory:
+    """Score an agent's trajectory again, without the agent.
+
+    A reward that the agent gave stays, and so does that of an episode that a limit ended.
+    """
+    posted = any(event.get("kind") == "posted_reward" for event in recorded.events)
+    if posted or recorded.outcome not in ("ended", "length"):
+        return replace(recorded)
+    again = replace(recorded, reward=None)
+    await scorer.add(task, again)
     return again
 
 

@@ -29,10 +29,11 @@ from ..rollout.renderer.renderer import Renderer
 from ..run.draft_model import load_draft
 from ..run.sampling_model import load_for_sampling
 from ..server.app import Served, make_app
-from ..server.connections import BoundedHeaders
+from ..server.connections import BoundedHeaders, listener
 from ..server.hosts import AllowedHosts, is_loopback
 from ..server.record import Recorder
 from ..server.requests import Limits
+from ..server.sessions import Sessions
 from ..server.structured import Grammars
 
 log = logging.getLogger("sixfold.server")
@@ -95,8 +96,8 @@ def serve_command(options: ServeOptions) -> int:
 
     uvicorn raises the signal again once everything is closed.
     """
-    listener = listen(options.host, options.port)  # before loading: a port in use must fail fast
-    host, port = listener.getsockname()[:2]
+    listening = listen(options.host, options.port)  # before loading: a port in use must fail fast
+    host, port = listening.getsockname()[:2]
     if not options.key and not ip_address(host).is_loopback:
         _check_open_to_all(host, options)
     policy = load_for_sampling(options.model, options.device, options.precision, "MODEL")
@@ -112,7 +113,7 @@ def serve_command(options: ServeOptions) -> int:
     # Objects from imports and loading are never freed. Collecting them would pause every stream for
     # a quarter of a second.
     gc.freeze()
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 
@@ -212,6 +213,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         own_stops,
         tuple(text for text in policy.stop_strings if text not in own_stops),
         recorder,
+        Sessions(renderer.copy(), limits, recorder.reward) if recorder is not None else None,
     )
 
 
@@ -262,8 +264,7 @@ def listen(host: str, port: int) -> socket.socket:
         UserError: if the address cannot be used.
     """
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return listener(host, port)
     except (OSError, OverflowError, TypeError, ValueError) as error:
         # Unknown address, port over 65535, invalid name.
         reason = error.strerror if isinstance(error, OSError) else str(error)

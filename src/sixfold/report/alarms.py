@@ -1,7 +1,8 @@
 """Alarms about the progress of a run. Each is one line, repeated only after it has cleared.
 
 They report slower steps, fewer tokens per second, slower checks, degenerate groups, a sampler whose
-log-probs differ from the trainer's, and a verifier that pays for what a stricter one refuses.
+log-probs differ from the trainer's, a verifier that pays for what a stricter one refuses, and a
+biased or unreadable judge.
 """
 
 from __future__ import annotations
@@ -46,6 +47,31 @@ _WATCHED = {
 }
 
 
+_JUDGE = {
+    "judge/position_bias": (
+        0.3,
+        "the judge prefers one position",
+        "use another judge; with pairwise.orders = 'both' such verdicts are ties",
+    ),
+    "judge/length_corr": (
+        0.3,
+        "the judge's values go with the length of completions",
+        "raise pairwise.length_control, or add a criterion of brevity",
+    ),
+    "judge/refused_frac": (
+        0.2,
+        "completions are refused that say nothing or forge a verdict",
+        "read the samples: the policy may be looking for exploits",
+    ),
+    "judge/unreadable_frac": (
+        0.2,
+        "replies of the judge have no readable verdict",
+        "use another judge, or raise environment.judge.max_tokens",
+    ),
+}
+"""Metric of the judge -> absolute mean of WINDOW steps that raises an alarm, problem and remedy."""
+
+
 @dataclass
 class Alarms:
     """Checks every step's metrics. The baseline is the run's first BASELINE steps after WARM_UP.
@@ -84,7 +110,9 @@ class Alarms:
             said.append(line)
         if "heldout/strict_gap" in values and (line := self._lenient(values["heldout/strict_gap"])):
             said.append(line)
-        return said
+        return said + [
+            line for key in _JUDGE if key in values and (line := self._judged(key, values[key]))
+        ]
 
     def state(self) -> dict[str, Any]:
         """The whole state, JSON-serialisable. A value that is not finite becomes None."""
@@ -157,6 +185,14 @@ class Alarms:
             f"the verifier counts {percent(gap)} of the held-out samples as solved that eval.strict"
             " refuses: the policy may be exploiting it. Read the samples in the report",
         )
+
+    def _judged(self, key: str, value: float) -> str | None:
+        last = self._last.setdefault(key, deque(maxlen=WINDOW))
+        last.append(value)
+        limit, words, remedy = _JUDGE[key]
+        mean = fmean(last)
+        high = len(last) == WINDOW and abs(mean) > limit
+        return self._ring(key, high, f"{words} ({key} = {mean:.2f}): {remedy}")
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:
         new = wrong and key not in self._ringing

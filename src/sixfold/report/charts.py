@@ -101,6 +101,34 @@ def rollout_figures(run: RunRecord) -> list[Figure]:
     ]
 
 
+def judge_figures(run: RunRecord) -> list[Figure]:
+    """Cost and biases of the judging model. Empty for a run without one."""
+    if not run.series("judge/calls"):
+        return []
+    return [
+        _lines(
+            "Judge: tokens per step",
+            _line(run, "judge/prompt_tokens", "prompts"),
+            _line(run, "judge/completion_tokens", "replies", 1),
+        ),
+        _single("Judge: cost of the run, US dollars", run, "judge/cost_total_usd", 2),
+        _shares(
+            "Judge: cached, refused, failed",
+            [
+                _line(run, "judge/cached_frac", "questions from the cache"),
+                _line(run, "judge/refused_frac", "completions refused unasked", 1),
+                _line(run, "judge/failed_frac", "questions without a verdict", 3),
+            ],
+            limits=None,
+        ),
+        _lines(
+            "Judge: bias",
+            _line(run, "judge/position_bias", "for the first position"),
+            _line(run, "judge/length_corr", "correlation with length", 1),
+        ),
+    ]
+
+
 def numerics_figures(run: RunRecord) -> list[Figure]:
     """Mismatch of engine and trainer, policy ratio, KL, entropy, gradients and losses."""
     if not run.metrics:

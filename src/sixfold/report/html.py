@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.durable import write_text_atomic
-from .charts import learning_figures, numerics_figures, rollout_figures, time_view
+from .charts import (
+    judge_figures,
+    learning_figures,
+    numerics_figures,
+    rollout_figures,
+    time_view,
+)
 from .headline import header, heldout, other_notes, tiles, warnings
 from .marks import Dot, dot
 from .numbers import number
@@ -82,7 +88,7 @@ def render(run: RunRecord) -> str:
         verdicts=verdict_view(run),
         samples=_samples(run.before, run.after),
         time=time_view(run),
-        rollouts=rollout_figures(run),
+        rollouts=[*rollout_figures(run), *judge_figures(run)],
         steps=_steps(run),
         numerics=numerics_figures(run),
         metrics=_metrics(run),

@@ -80,7 +80,7 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
         UserError: if the file is missing, truncated or not a dump.
     """
     try:
-        raw = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+        raw = _decompressed(path.read_bytes())
         records = [json.loads(line) for line in raw.splitlines()]
     except FileNotFoundError as error:
         raise UserError(f"no rollout dump at {path}: see log.rollouts_every") from error
@@ -89,6 +89,20 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     for number, record in enumerate(records, start=1):
         _check(path, number, record)
     return records
+
+
+def _decompressed(data: bytes) -> bytes:
+    """The content of all frames. A tool that compresses a stream does not write its size."""
+    found = []
+    while data:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        found.append(frame.decompress(data))
+        if not frame.eof:
+            raise zstandard.ZstdError("it is cut short")
+        data = frame.unused_data
+    if not found:
+        raise zstandard.ZstdError("it is empty")
+    return b"".join(found)
 
 
 def _check(path: Path, number: int, record: Any) -> None:

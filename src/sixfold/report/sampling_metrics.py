@@ -225,6 +225,13 @@ ROLLOUT = (
         " reward",
     ),
     Metric(
+        "rollout/branched_frac",
+        "share",
+        "samples that branched from another one; logged with rollout.branches. It is at most"
+        " 1 - 1 / rollout.branches, and less if episodes end before the branch",
+        "trajectories with a branch / trajectories",
+    ),
+    Metric(
         "rollout/kept_frac",
         "share",
         "samples that reach the loss; 0.5 to 0.95 is normal with dynamic K or dynamic sampling,"

@@ -11,9 +11,14 @@ from typing import Any
 
 from ..errors import nearest
 from . import sampling_metrics, training_metrics
+from .judge_metrics import JUDGE
 from .metric import Metric, Value
 
-GROUPS: Mapping[str, tuple[Metric, ...]] = {**sampling_metrics.GROUPS, **training_metrics.GROUPS}
+GROUPS: Mapping[str, tuple[Metric, ...]] = {
+    **sampling_metrics.GROUPS,
+    "Judge": JUDGE,
+    **training_metrics.GROUPS,
+}
 
 METRICS: tuple[Metric, ...] = tuple(metric for group in GROUPS.values() for metric in group)
 

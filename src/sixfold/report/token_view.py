@@ -1,33 +1,34 @@
 """Trajectories token by token, as `templates/trajectories.html` shows them.
 
 Colour shows the advantage, the underline shows the surprise. Tokens that the policy did not sample
-are grey; those of the environment are also in italics. In an episode of several turns, a mark after
-each turn shows its number and its reward.
+are grey; those of the environment are in another colour and in italics. An episode of several turns
+is shown turn by turn, with the reward of each turn, its tool calls and their results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
 
 from ..types import OBSERVATION, PROMPT, SAMPLED, TEMPLATE
+from . import trajectory
 from .marks import Dot, dot
+from .trajectory import Event, Record, advantages, figure, final_reward, parts
 from .untrusted import one_line
 
 GROUPS_SHOWN = 3
 SAMPLES_SHOWN = 8
 TOKENS_SHOWN = 1200
+EVENT_CHARACTERS = 400
 
 _NOT_SAMPLED = {
     PROMPT: ("grey", "prompt"),
-    TEMPLATE: ("grey", "chat template"),
+    TEMPLATE: ("grey template", "chat template"),
     OBSERVATION: ("grey observed", "environment"),
 }
 """Provenance -> CSS classes and name of a token that the policy did not sample."""
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,30 @@ class Token:
         style: CSS classes.
         tip: the numbers shown on hover.
         lines: its text, split at newlines.
-        mark: mark of the turn that ends with this token. Empty for other tokens.
     """
 
     style: str
     tip: str
     lines: Sequence[str]
-    mark: str = ""
+
+
+@dataclass(frozen=True)
+class PartView:
+    """A reply, or what stands between two replies.
+
+    Attributes:
+        label: "turn 2", or "environment". Empty in a trajectory of one reply without events.
+        about: facts about the reply.
+        tokens: its tokens.
+        more: number of tokens that are not shown.
+        events: tool calls and other events after the reply.
+    """
+
+    label: str
+    about: str
+    tokens: Sequence[Token]
+    more: int
+    events: Sequence[Event]
 
 
 @dataclass(frozen=True)
@@ -56,15 +74,15 @@ class SampleView:
         about: sample number, reward, verdict, advantage, length, finish reason, turns, tool calls,
             parts of the reward.
         error: error of its check, or the detail of its verdict. Empty if there is none.
-        tokens: its tokens.
-        more: number of tokens that are not shown.
+        parts: its tokens after the prompt, in parts.
+        events: events that belong to no reply.
     """
 
     dot: Dot
     about: str
     error: str
-    tokens: Sequence[Token]
-    more: int
+    parts: Sequence[PartView]
+    events: Sequence[Event]
 
 
 @dataclass(frozen=True)
@@ -114,7 +132,7 @@ def trajectories(step: int, records: Sequence[Record], first_open: bool = False)
         groups.setdefault(str(record.get("task_id", "")), []).append(record)
     widest = sorted(groups.values(), key=_spread, reverse=True)[:GROUPS_SHOWN]
     scale = max(
-        (abs(a) for group in widest for record in group for a in _advantages(record)), default=0.0
+        (abs(a) for group in widest for record in group for a in advantages(record)), default=0.0
     )
     views = [_group(group, scale, first_open and group is widest[0]) for group in widest]
     return StepView(step, len(groups), views)
@@ -127,13 +145,13 @@ def _group(records: Sequence[Record], scale: float, is_open: bool) -> GroupView:
         f"reference answer {first.get('answer')}",
         f"source {first.get('source') or '—'}",
     ]
-    tokens, more = _tokens(first, 0, _prompt_length(first), scale)
+    prompt = [token for part in parts(first) if part.origin == PROMPT for token in part.tokens]
     return GroupView(
         dots=[_dot(record) for record in records],
         prompt=one_line(str(first.get("prompt", "")), 90),
         about=" · ".join(about),
-        tokens=tokens,
-        more=more,
+        tokens=_tokens(prompt[:TOKENS_SHOWN], scale),
+        more=max(0, len(prompt) - TOKENS_SHOWN),
         samples=[_sample(record, scale) for record in records[:SAMPLES_SHOWN]],
         hidden=max(0, len(records) - SAMPLES_SHOWN),
         is_open=is_open,
@@ -141,102 +159,66 @@ def _group(records: Sequence[Record], scale: float, is_open: bool) -> GroupView:
 
 
 def _sample(record: Record, scale: float) -> SampleView:
-    reward = record.get("reward") or {}
-    facts = [f"#{record.get('sample', '?')}", f"reward {_figure(_reward(record))}"]
-    facts += [str(fact) for fact in (reward.get("verdict"), reward.get("isolation")) if fact]
-    advantages = _advantages(record)
-    if advantages and min(advantages) == max(advantages):
-        facts.append(f"advantage {advantages[0]:+.3g}")
-    facts += [
-        f"{record['provenance'].count(SAMPLED)} tokens",
-        str(record.get("finish_reason", "?")),
-        *_episode(record),
-    ]
-    weights = reward.get("weights") or {}
-    facts += [
-        f"{name} {_figure(value)}" + (f" × {_figure(weights[name])}" if name in weights else "")
-        for name, value in (reward.get("parts") or {}).items()
-    ]
-    tokens, more = _tokens(record, _prompt_length(record), len(_stream(record, "tokens")), scale)
-    why = str(reward.get("error") or reward.get("detail") or "")
-    return SampleView(_dot(record), " · ".join(facts), why, tokens, more)
+    about = [f"#{record.get('sample', '?')}", *trajectory.facts(record)]
+    return SampleView(
+        _dot(record),
+        " · ".join(about),
+        trajectory.problem(record),
+        list(_parts(record, scale)),
+        [_short(event) for event in trajectory.other_events(record)],
+    )
 
 
-def _episode(record: Record) -> list[str]:
-    """Facts about an episode. Empty for one turn that ended by itself or at its length limit."""
-    turns, outcome = record["turns"], str(record.get("outcome", ""))
-    facts = [f"{len(turns)} turns"] if len(turns) > 1 else []
-    calls = sum(event.get("kind") == "tool_call" for event in record.get("events", ()))
-    if calls:
-        failed = sum(turn["tool_errors"] for turn in turns)
-        facts.append(f"{calls} tool calls" + (f", {failed} failed" if failed else ""))
-    if outcome not in ("ended", "length", record.get("finish_reason")):
-        facts.append(f"outcome {outcome}")
-    if record.get("environment"):
-        facts.append(f"environment {record['environment']}")
-    return facts
+def _parts(record: Record, scale: float) -> Iterator[PartView]:
+    """A trajectory after its prompt: replies, and what stands between them."""
+    found = [part for part in parts(record) if part.origin != PROMPT]
+    plain = len(found) == 1 and not found[0].events and not record["turns"][0]["reward"]
+    left = TOKENS_SHOWN
+    for turn, run in groupby(found, key=lambda part: part.turn):
+        of_turn = list(run)
+        every = [token for part in of_turn for token in part.tokens]
+        label = "" if plain else of_turn[0].label if turn else "environment"
+        about = "" if plain else " · ".join(of_turn[0].facts)
+        events = [_short(event) for part in of_turn for event in part.events]
+        shown = _tokens(every[:left], scale)
+        yield PartView(label, about, shown, len(every) - len(shown), events)
+        left -= len(shown)
 
 
-def _marks(record: Record) -> dict[int, str]:
-    """Token index -> mark of the turn that ends there. Empty for one turn without a reward."""
-    turns = record["turns"]
-    if len(turns) == 1 and not turns[0]["reward"]:
-        return {}
-    return {
-        turn["stop"] - 1: f"turn {number}" + (f": {turn['reward']:+.3g}" if turn["reward"] else "")
-        for number, turn in enumerate(turns, start=1)
-        if turn["stop"] > turn["start"]
-    }
+def _short(event: Event) -> Event:
+    return Event(event.label, one_line(event.text, EVENT_CHARACTERS), event.failed)
 
 
-def _tokens(record: Record, start: int, stop: int, scale: float) -> tuple[list[Token], int]:
-    """Tokens `start` to `stop`, at most TOKENS_SHOWN, and the number of those left out."""
-    ids, logp, version = (_stream(record, name) for name in ("tokens", "logp", "version"))
-    pieces = record.get("pieces")
-    advantages, kept, marks = _advantages(record), _kept(record), _marks(record)
-    last = min(stop, start + TOKENS_SHOWN)
-    tokens = []
-    for t in range(start, last):
-        text = _piece(pieces[t] if isinstance(pieces, list) and t < len(pieces) else None, ids[t])
-        if record["provenance"][t] == SAMPLED:
-            advantage = (
-                advantages[t]
-                if len(advantages) == len(ids)
-                else advantages[0]
-                if advantages
-                else None
-            )
-            surprise, probability = _probability(logp[t])
-            style = f"{_shade(advantage, scale)} p{surprise}"
-            tip = f"id {ids[t]} · {probability} · version {version[t]}"
-            tip += f" · advantage {_figure(advantage)}{kept.get(t, '')}"
+def _tokens(shown: Sequence[trajectory.Token], scale: float) -> list[Token]:
+    found = []
+    for token in shown:
+        if token.origin == SAMPLED:
+            surprise, probability = _probability(token.logp)
+            style = f"{_shade(token.advantage, scale)} p{surprise}"
+            tip = f"id {token.id} · {probability} · version {token.version}"
+            tip += f" · advantage {figure(token.advantage)}{_kept(token)}"
         else:
-            style, name = _NOT_SAMPLED[record["provenance"][t]]
-            tip = f"id {ids[t]} · not sampled: {name}"
-        tokens.append(Token(style, tip, text.split("\n"), marks.get(t, "")))
-    return tokens, stop - last
+            style, name = _NOT_SAMPLED[token.origin]
+            tip = f"id {token.id} · not sampled: {name}"
+        found.append(Token(style, tip, token.shown.split("\n")))
+    return found
 
 
-def _probability(logp: object) -> tuple[int, str]:
+def _probability(logp: float | None) -> tuple[int, str]:
     """Level of surprise, and the log-prob in words."""
-    if isinstance(logp, float | int):
-        return _surprise(logp), f"log-prob {logp:.4f} (p {math.exp(min(logp, 0.0)):.3g})"
+    if logp is not None and math.isfinite(logp):
+        return surprise(logp), f"log-prob {logp:.4f} (p {math.exp(min(logp, 0.0)):.3g})"
     return 4, "log-prob not finite"
 
 
-def _kept(record: Record) -> dict[int, str]:
-    """Token index -> the tokens kept by truncated sampling, in words. Empty without truncation."""
-    kept = record.get("kept")
-    if not kept:
-        return {}
-    sampled = [t for t, letter in enumerate(record["provenance"]) if letter == SAMPLED]
-    return {
-        t: f" · one of {n} kept (p {_figure(mass)})"
-        for t, n, mass in zip(sampled, kept["counts"], kept["mass"], strict=True)
-    }
+def _kept(token: trajectory.Token) -> str:
+    """The tokens kept by truncated sampling, in words. Empty without truncation."""
+    if token.kept is None:
+        return ""
+    return f" · one of {token.kept[0]} kept (p {figure(token.kept[1])})"
 
 
-def _surprise(logp: float) -> int:
+def surprise(logp: float) -> int:
     """Level of surprise: 0 for a probability of at least 90 %, 4 for less than 1 %."""
     return sum(logp < math.log(edge) for edge in (0.9, 0.5, 0.1, 0.01))
 
@@ -252,50 +234,17 @@ def _shade(advantage: float | None, scale: float) -> str:
     return f"{'a' if advantage > 0 else 'n'}{depth}"
 
 
-def _piece(text: object, token: object) -> str:
-    """Text of a token. A token without text shows its id."""
-    if text is None:
-        return f"{token} "
-    return f"⟨{token}⟩" if text == "" else str(text)
-
-
 def _dot(record: Record) -> Dot:
     reward = record.get("reward")
     solved = reward.get("solved") if isinstance(reward, Mapping) else None
     verdict = reward.get("verdict") if isinstance(reward, Mapping) else None
     return dot(
-        _reward(record),
+        final_reward(record),
         solved if isinstance(solved, bool) else None,
         verdict if isinstance(verdict, str) else None,
     )
 
 
-def _figure(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float | int) else "—"
-
-
-def _reward(record: Record) -> float | None:
-    reward = record.get("reward")
-    value = reward.get("value") if isinstance(reward, Mapping) else None
-    return value if isinstance(value, float | int) else None
-
-
 def _spread(records: Sequence[Record]) -> float:
-    rewards = [reward for record in records if (reward := _reward(record)) is not None]
+    rewards = [r for record in records if (r := trajectory.total_reward(record)) is not None]
     return max(rewards) - min(rewards) if rewards else 0.0
-
-
-def _advantages(record: Record) -> list[float]:
-    """One advantage for the completion, or one per token. Empty if missing or containing null."""
-    value = record.get("advantage")
-    values = value if isinstance(value, list) else [value]
-    numbers = [float(v) for v in values if isinstance(v, float | int)]
-    return numbers if len(numbers) == len(values) else []
-
-
-def _prompt_length(record: Record) -> int:
-    return int(record["prompt_length"])
-
-
-def _stream(record: Record, name: str) -> list[Any]:
-    return list(record[name])

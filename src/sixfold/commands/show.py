@@ -1,0 +1,207 @@
+"""`sixfold show`: print trajectories of a recorded step. Does not import torch."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, nearest
+from ..files.folder import RunFolder
+from ..report.rollouts import dumped_steps, read_rollouts
+from ..report.terminal import Screen, legend, trajectory_rows
+from ..report.trajectory import Record, advantages, figure, total_reward
+from ..report.untrusted import one_line
+from .recorded_step import steps_text
+
+SHOWN = 3
+"""Trajectories that are shown if nothing was chosen: the best, the worst, and one that failed."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which trajectories of a step to show.
+
+    Attributes:
+        task: id of the task. "" for all.
+        sample: index of the sample. None for all.
+        limit: largest number of trajectories. None: SHOWN, or all samples of `task`.
+    """
+
+    task: str = ""
+    sample: int | None = None
+    limit: int | None = None
+
+
+def show_command(
+    folder: Path,
+    step: int | None,
+    choice: Choice,
+    *,
+    tokens: bool,
+    colour: str,
+    as_json: bool,
+) -> int:
+    """Print trajectories of a step.
+
+    Args:
+        folder: folder of the run.
+        step: the step. None: the last one that was recorded.
+        choice: which of its trajectories.
+        tokens: list their tokens one by one.
+        colour: auto, always or never.
+        as_json: print JSON instead.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UserError: if the step, the task or the sample is not recorded.
+    """
+    run = RunFolder(folder)
+    recorded = dumped_steps(run.rollouts)
+    number = _step(run, recorded, step)
+    records = read_rollouts(run.rollout_file(number))
+    chosen = chosen_records(records, choice, number)
+    if as_json:
+        shown = [{**record, "shown_because": why} for record, why in chosen]
+        print(json.dumps({"step": number, "recorded_steps": recorded, "trajectories": shown}))
+        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    screen = Screen(sys.stdout, _coloured(colour))
+    screen.show(_headline(folder, number, recorded, records), legend(screen.colour), "")
+    for record, why in chosen:
+        screen.show(*trajectory_rows(record, why, tokens=tokens))
+    if left := len(records) - len(chosen):
+        screen.show(f"{left} more trajectories in this step: --task ID, --sample K, --limit N")
+    return 0
+
+
+def chosen_records(
+    records: Sequence[Record], choice: Choice, step: int
+) -> list[tuple[Record, str]]:
+    """The chosen trajectories, and why each is shown.
+
+    Without a task or a sample these are the best, the worst and one that failed, and then the rest.
+
+    Raises:
+        UserError: if the step has no such task or sample.
+    """
+    of_task = [r for r in records if not choice.task or r["task_id"] == choice.task]
+    if not of_task:
+        tasks = list(dict.fromkeys(one_line(str(r["task_id"])) for r in records))
+        raise UserError(
+            f"--task {choice.task}: step {step} has no such task.{nearest(choice.task, tasks)} It"
+            f" has {len(tasks)} tasks, such as {', '.join(tasks[:4])}"
+        )
+    found = [r for r in of_task if choice.sample is None or r["sample"] == choice.sample]
+    if not found:
+        samples = sorted({int(r["sample"]) for r in of_task})
+        raise UserError(
+            f"--sample {choice.sample}: step {step} has no such sample. Choose one of"
+            f" {steps_text(samples)}"
+        )
+    most = choice.limit or (len(found) if choice.task else SHOWN)
+    if choice.task:
+        return [(record, "") for record in found[:most]]
+    return _interesting(found)[:most]
+
+
+def _interesting(records: Sequence[Record]) -> list[tuple[Record, str]]:
+    """All records: the best, the worst and one that failed come first.
+
+    Of records with equal rewards, the one with the largest advantage stands for them.
+    """
+    size = {id(r): max(map(abs, advantages(r)), default=0.0) for r in records}
+    known = [(value, r) for r in records if (value := total_reward(r)) is not None]
+    picked: list[tuple[Record, str]] = []
+    if known:
+        top, best = max(known, key=lambda pair: (pair[0], size[id(pair[1])]))
+        bottom, worst = max(known, key=lambda pair: (-pair[0], size[id(pair[1])]))
+        picked = [(best, "all rewards are equal" if top == bottom else "best reward")]
+        picked += [] if top == bottom else [(worst, "worst reward")]
+    taken = {id(r) for r, _ in picked}
+    for why, failed in _FAILURES:
+        if one := next((r for r in records if id(r) not in taken and failed(r)), None):
+            picked.append((one, why))
+            taken.add(id(one))
+            break
+    return picked + [(r, "") for r in records if id(r) not in taken]
+
+
+_FAILURES: tuple[tuple[str, Callable[[Record], bool]], ...] = (
+    ("the environment failed", lambda r: r["outcome"] in ("error", "timeout")),
+    ("its check failed", lambda r: bool(r["reward"]) and r["reward"].get("value") is None),
+    ("a tool call failed", lambda r: any(turn["tool_errors"] for turn in r["turns"])),
+    ("a limit ended it", lambda r: r["outcome"] in ("length", "turns", "context")),
+)
+"""What counts as a failure, the most serious first."""
+
+
+def _step(run: RunFolder, recorded: Sequence[int], step: int | None) -> int:
+    """The step to show.
+
+    Raises:
+        UserError: if it is not recorded. The message says which steps are, and what to set.
+    """
+    every = _rollouts_every(run)
+    if not recorded:
+        if every == 0:
+            raise UserError(
+                f"{run.path} has no trajectories: its recipe sets log.rollouts_every = 0. Resume or"
+                " repeat the run with log.rollouts_every = 1"
+            )
+        raise UserError(
+            f"{run.path} has no trajectories yet: no step of RL has ended (log.rollouts_every ="
+            f" {every}). Wait for the first step"
+        )
+    if step is None:
+        return recorded[-1]
+    if step not in recorded:
+        last = run.last_step() or 0
+        reason = (
+            f"the run has finished {last} steps"
+            if step > last
+            else f"log.rollouts_every = {every} leaves it out"
+        )
+        raise UserError(
+            f"--step {step} is not recorded in {run.rollouts}: {reason}. Recorded steps:"
+            f" {steps_text(recorded)}"
+        )
+    return step
+
+
+def _rollouts_every(run: RunFolder) -> int:
+    """`log.rollouts_every` of the run's recipe. 1, the default, if the recipe cannot be read."""
+    try:
+        log: Any = tomllib.loads(run.recipe.read_text(encoding="utf-8")).get("log", {})
+        return int(log.get("rollouts_every", 1))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return 1
+
+
+def _coloured(colour: str) -> bool:
+    """Whether to write colours. auto: to a terminal that has them, unless NO_COLOR is set."""
+    if colour != "auto":
+        return colour == "always"
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
+def _headline(folder: Path, step: int, recorded: Sequence[int], records: Sequence[Record]) -> str:
+    """One line about the step."""
+    tasks = len({r["task_id"] for r in records})
+    rewards = [value for r in records if (value := total_reward(r)) is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    line = f"{folder}, step {step}: {len(records)} trajectories of {tasks} tasks"
+    line += f", mean reward {figure(mean)}"
+    if missing := len(records) - len(rewards):
+        line += f", {missing} without a reward"
+    return line + f". Recorded steps: {steps_text(recorded)}"
