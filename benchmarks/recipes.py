@@ -1,6 +1,6 @@
 """Results of each shipped recipe: solved held-out tasks before and after RL, per task and seed.
 
-    python benchmarks/recipes.py [--recipes demo,reasoning_gym,gsm8k] [--seeds 0,1,2] [--json FILE]
+    python benchmarks/recipes.py [--recipes NAME,NAME] [--seeds 0,1,2] [--json FILE]
     python benchmarks/recipes.py --draw FILE...    # the curves of such files, as docs/curves/*.svg
 
 Each run is a whole `sixfold train RECIPE` in its own process, start-up included, one after another.
@@ -29,7 +29,7 @@ from sixfold.report.numbers import percent
 from sixfold.report.page import render_page
 from sixfold.report.svg import Line, line_chart
 
-RECIPES = ("demo", "reasoning_gym", "gsm8k")
+RECIPES = ("demo", "reasoning_gym", "code_functions", "sql_agent", "search_agent", "gsm8k")
 CURVES = Path(__file__).parents[1] / "docs" / "curves"
 POINTS = 0.20
 SECONDS = 600.0

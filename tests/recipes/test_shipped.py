@@ -61,7 +61,11 @@ def test_it_parses_and_has_a_plan(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["demo", "demo_lora", "calculator", "code_functions", "reasoning_gym"]
+    "name",
+    [
+        *("demo", "demo_lora", "calculator", "code_functions", "reasoning_gym"),
+        *("sql_agent", "search_agent"),
+    ],
 )
 def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     extra = ["--data.reasoning_gym.size", "20"] if name == "reasoning_gym" else []
