@@ -29,6 +29,10 @@ class NoAnswer(RunFailed):
     """A part of the run gave no sign of life until its deadline. The message names the part."""
 
 
+class BudgetSpent(RunFailed):
+    """A budget of the recipe is used up. The run can be resumed with a larger one."""
+
+
 @contextmanager
 def size_noted(what: str) -> Iterator[None]:
     """Context that adds a note to errors: the size of its work, for the out-of-memory message.

@@ -35,7 +35,7 @@ the head start of rank 0 in reporting a mistake of the user, which all ranks fin
 """
 
 LEAD_S = 0.5
-"""Head start of rank 0 in reporting any other error, in seconds. Several ranks may find it."""
+"""Seconds that other ranks wait before they report any other error. Rank 0 may report it too."""
 
 
 class Ranks(Protocol):

@@ -50,6 +50,21 @@ class Message(TypedDict):
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool by the policy.
+
+    Attributes:
+        name: name of the function.
+        arguments: its arguments as the text of a JSON object.
+        id: id that the policy gave the call, or "".
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True)
 class Task:
     """One prompt for the policy, and what the environment needs to check the answer.
 
@@ -60,6 +75,8 @@ class Task:
         trace: worked solution for SFT: text, or the text of each reply of an episode. Or None.
         columns: other fields of the dataset row, passed to reward functions by name.
         source: name of the data source.
+        world: what else the episode starts from, such as the seed of a game. Tasks with one prompt
+            and different worlds are different tasks.
     """
 
     id: str
@@ -68,6 +85,7 @@ class Task:
     trace: str | tuple[str, ...] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    world: str = ""
 
     @property
     def prompt_text(self) -> str:
@@ -154,6 +172,7 @@ class Turn:
         finish_reason: why sampling ended.
         seconds: time from admission of the request to the last token.
         tool_errors: number of tool calls in the reply that failed.
+        events: number of events that the environment recorded after the reply.
     """
 
     start: int
@@ -162,9 +181,10 @@ class Turn:
     finish_reason: FinishReason = "stop"
     seconds: float = 0.0
     tool_errors: int = 0
+    events: int = 0
 
 
-_OPTIONAL = frozenset({"kept", "routes", "opened"})
+_OPTIONAL = frozenset({"kept", "routes", "opened", "graded", "branch"})
 """Fields of a trajectory that its record leaves out if they are empty."""
 
 
@@ -197,6 +217,9 @@ class Trajectory:
             has the kind "tool_call".
         started: start of the episode, in seconds since 1970. 0 if unknown.
         ended: end of the episode.
+        graded: text that rewards read in place of `text`. None: they read `text`.
+        branch: for a branch of another sample's episode: the index of that sample, and the number
+            of tokens that both have in common. None for an episode played from its start.
 
     Raises:
         ValueError: if lengths, provenance, turns, kept sets and routes do not agree.
@@ -219,6 +242,8 @@ class Trajectory:
     events: tuple[Mapping[str, Any], ...] = ()
     started: float = 0.0
     ended: float = 0.0
+    graded: str | None = None
+    branch: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         streams = ("tokens", "provenance", "logp", "version")
@@ -236,6 +261,8 @@ class Trajectory:
                 f" counts add up to {sum(kept.counts)}"
             )
 
+        if self.branch and not 0 < self.branch[1] <= len(self.tokens):
+            raise ValueError(f"branch = {self.branch}, but there are {len(self.tokens)} tokens")
         if self.routes and len(self.routes) > len(self.tokens):
             raise ValueError(
                 f"routes are those of {len(self.routes)} tokens, but there are {len(self.tokens)}"
@@ -379,14 +406,14 @@ class Trajectory:
 
     @property
     def graded_text(self) -> str:
-        """Text that rewards read: `text` after the think tag that the prompt left open."""
-        return self.opened + self.text
+        """Text that rewards read: `graded`, or `text` after the prompt's open think tag."""
+        return self.opened + self.text if self.graded is None else self.graded
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready dict, from which `from_record` restores every field.
 
         It also has the derived values `prompt_length`, `sampled_length` and `finish_reason`.
-        `kept`, `routes` and `opened` are left out if they are empty.
+        `kept`, `routes`, `opened`, `graded` and `branch` are left out if they are empty.
         """
         record = {name: getattr(self, name) for name in self.__dataclass_fields__}
         record |= {name: list(record[name]) for name in ("tokens", "logp", "version")}
@@ -397,7 +424,8 @@ class Trajectory:
         record |= {"routes": self.routes and self.routes.to_record()}
         derived = ("prompt_length", "sampled_length", "finish_reason")
         record |= {name: getattr(self, name) for name in derived}
-        return {k: v for k, v in record.items() if v or k not in _OPTIONAL}
+        graded = {} if self.graded is None else {"graded": self.graded}
+        return {k: v for k, v in record.items() if v or k not in _OPTIONAL} | graded
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
@@ -417,12 +445,16 @@ class Trajectory:
             steps = tuple((int(i), float(v)) for i, v in reward.get("steps", ()))
             fields["reward"] = Reward(**{**reward, "steps": steps})
         # Adding 0 refuses text in place of a number.
-        turns = [t | {k: 0 + t[k] for k in ("reward", "tool_errors")} for t in fields["turns"]]
+        numbers = {"reward": 0.0, "tool_errors": 0, "events": 0}
+        turns = [t | {k: 0 + (numbers | t)[k] for k in numbers} for t in fields["turns"]]
         fields["turns"] = tuple(Turn(**turn) for turn in turns)
         fields["events"] = tuple({**event} for event in fields["events"])
         fields["kept"] = None if kept is None else Kept.from_record(kept)
         fields["routes"] = None if routes is None else Routes.from_record(routes)
-        return cls(**fields, opened=record.get("opened", ""))
+        if (branch := record.get("branch")) is not None:
+            sample, shared = branch
+            fields["branch"] = (int(sample), int(shared))
+        return cls(**fields, opened=record.get("opened", ""), graded=record.get("graded"))
 
 
 @dataclass
@@ -439,6 +471,16 @@ class Group:
     task: Task
     trajectories: list[Trajectory]
     greedy: Trajectory | None = None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Sampled tokens of the trajectories. Those that branches share count once."""
+        total, trunks = 0, {t.sample for t in self.trajectories if t.branch is None}
+        for t in self.trajectories:
+            shared = 0 if t.branch is None or t.branch[0] not in trunks else t.branch[1]
+            total += t.provenance[shared:].count(SAMPLED)
+            trunks |= {t.branch[0]} if t.branch else set()
+        return total
 
     @property
     def rewards(self) -> list[float | None]:

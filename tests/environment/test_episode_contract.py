@@ -21,9 +21,11 @@ from sixfold.types import Task
 
 TASKS = calculator_tasks(20, numbers=2, digits=2, seed=0)
 CHAT = Task("chat", ({"role": "user", "content": "12+3*4="},), answer=24)
+OWN_TASKS = {"search_agent", "sql_agent", "web", "web_shop"}
+"""Environments that play only tasks of their own. Their tests are beside theirs."""
 SHIPPED: dict[str, Callable[[Task], Episode]] = {
     "one turn": OneTurn,
-    **{name: load_episode(name) for name in EPISODES.built_in},
+    **{name: load_episode(name) for name in EPISODES.built_in if name not in OWN_TASKS},
 }
 REPLIES = st.lists(
     st.one_of(
@@ -55,6 +57,11 @@ def play(make: Callable[[Task], Episode], task: Task, replies: list[str]) -> lis
     return asyncio.run(answers())
 
 
+def _said(first: Observation) -> str:
+    """The first observation as text: a prompt may be text, or the message of a user."""
+    return first.text or "".join(message["content"] for message in first.messages)
+
+
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 @given(task=st.sampled_from([*TASKS, CHAT]), replies=REPLIES)
 @settings(max_examples=60, deadline=None)
@@ -63,7 +70,7 @@ def test_an_episode_answers_any_reply_by_the_contract(
 ) -> None:
     answers = play(SHIPPED[name], task, replies)
     first = answers[0]
-    assert isinstance(first, Observation) and (first.messages or first.text) == task.prompt
+    assert isinstance(first, Observation) and _said(first) == task.prompt_text
     for answer in answers:
         assert isinstance(answer, Observation | End)
         assert answer.tool_errors >= 0

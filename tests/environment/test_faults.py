@@ -9,24 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from text_groups import rewards, text_group
 
 from sixfold.environment.scorer import Environment
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import Group, Task
 
 SAMPLE = str(Path(__file__).parent / "rewards_for_tests" / "sample.py")
 TASK = Task(id="t", prompt="q", answer=1)
-
-
-def group(texts: list[str]) -> Group:
-    made = [
-        Trajectory.one_turn("t", k, [1], [7], [-1.0], [0], "stop", text=text)
-        for k, text in enumerate(texts)
-    ]
-    return Group(TASK, made)
-
-
-def rewards(g: Group) -> list[Reward]:
-    return [t.reward for t in g.trajectories if t.reward is not None]
 
 
 def play(
@@ -36,7 +25,7 @@ def play(
 
     The processes have loaded their rewards before.
     """
-    g = group(texts)
+    g = text_group(TASK, texts)
 
     async def score() -> float:
         await environment._rewards.over_groups()

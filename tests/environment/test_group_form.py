@@ -1,17 +1,19 @@
 """Rewards over a whole group see the other results; diversity and win rate by hand."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from text_groups import rewards, text_group
 
 from sixfold.environment.callables import check_callable
 from sixfold.environment.group_form import Member, diversity, win_rate
 from sixfold.environment.scorer import Environment
 from sixfold.errors import UserError
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import Task
 
 REWARDS = str(Path(__file__).parent / "rewards_for_tests" / "over_groups.py")
 TASK = Task(id="t", prompt="q", answer=12)
@@ -20,18 +22,6 @@ TASK = Task(id="t", prompt="q", answer=12)
 def members(*texts: str, solved: Sequence[bool | None] = ()) -> list[Member]:
     known = solved or [True] * len(texts)
     return [Member(text, "stop", {}, right) for text, right in zip(texts, known, strict=True)]
-
-
-def group(texts: Sequence[str]) -> Group:
-    made = [
-        Trajectory.one_turn("t", k, [1], [7], [-1.0], [0], "stop", text=text)
-        for k, text in enumerate(texts)
-    ]
-    return Group(TASK, made)
-
-
-def rewards(g: Group) -> list[Reward]:
-    return [t.reward for t in g.trajectories if t.reward is not None]
 
 
 def test_diversity_is_one_minus_the_mean_similarity_to_other_right_answers() -> None:
@@ -102,7 +92,7 @@ def test_rewards_over_groups_get_the_results_of_the_others() -> None:
         return [member.parts["arithmetic"] + len(group) for member in group]
 
     every = ["arithmetic", "diversity", f"{REWARDS}:told", f"{REWARDS}:told_async", local]
-    g = group(["#12", "#13", "twelve is #12"])
+    g = text_group(TASK, ["#12", "#13", "twelve is #12"])
     with Environment(every) as environment:
         environment.score([g])
     first, second, third = (dict(r.parts) for r in rewards(g))
@@ -131,3 +121,16 @@ def test_a_function_of_groups_takes_a_group_and_a_task(reward: Any) -> None:
         check_callable(reward)
     check_callable(diversity)
     check_callable(win_rate(longer))
+
+
+def test_the_vote_of_the_page_pays_agreement(tmp_path: Path) -> None:
+    """Self-consistency in docs/environments.md: three of four say 12, and no answer is no vote."""
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", page, re.S) if "majority" in c)
+    (tmp_path / "rewards.py").write_text(code)
+    group = text_group(TASK, ["=11#12", "12", "so 12.", "4"])
+    silent = text_group(TASK, ["no", "none"])
+    with Environment([f"{tmp_path}/rewards.py:majority"]) as environment:
+        environment.score([group, silent])
+    assert [r.value for r in rewards(group)] == [0.75, 0.75, 0.75, 0.0]
+    assert [r.value for r in rewards(silent)] == [0.0, 0.0]

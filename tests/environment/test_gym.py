@@ -2,7 +2,9 @@
 docstring says.
 """
 
+import pickle
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +22,41 @@ def test_the_librarys_answers_score_one_and_others_less() -> None:
         assert gym_reward(task.answer, task) == gym_reward(f"some work #{task.answer}", task) == 1.0
         assert gym_reward(f"#1 so <answer>{task.answer}</answer>#2", task) == 1.0
         assert gym_reward("no idea", task) < 0.5
+
+
+NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+"""Datasets whose tasks have several solutions, and no reference answer."""
+
+
+@pytest.mark.slow
+def test_every_dataset_of_the_library_loads_and_scores() -> None:
+    import reasoning_gym
+
+    tasks = gym_tasks(["all"], size=1, seed=3)
+    names = set(reasoning_gym.factory.DATASETS) - {"composite"}
+    assert {task.columns["dataset"] for task in tasks} == names and len(names) > 100
+    for task in tasks:
+        pickle.dumps(task.columns)  # rewards get the columns in another process
+        assert 0 <= gym_reward("", task) < 0.5
+        assert gym_reward("<answer>zzz</answer>", task) <= 1
+        if task.answer is None:
+            assert task.columns["dataset"] in NO_REFERENCE
+        else:
+            assert gym_reward(f"<answer>{task.answer}</answer>", task) == 1.0
+
+
+def test_an_answer_that_a_scorer_cannot_read_is_wrong() -> None:
+    """The library's scorer of prime_factorization raises on text."""
+    (task,) = gym_tasks(["prime_factorization"], size=1, seed=0)
+    assert gym_reward(f"<answer>{task.answer}</answer>", task) == 1.0
+    assert gym_reward("<answer>no idea</answer>", task) == 0.0
+    with pytest.raises(ValueError, match="int"):  # nothing shows that the scorer works
+        gym_reward("<answer>no idea</answer>", replace(task, answer=None))
+
+
+def test_a_mixture_of_datasets_is_a_list_of_names() -> None:
+    with pytest.raises(UserError, match=r"data\.reasoning_gym\.tasks"):
+        gym_tasks(["composite"], size=1, seed=0)
 
 
 def test_tasks_are_the_librarys_for_the_seed() -> None:

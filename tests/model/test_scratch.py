@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 import torch
 
@@ -76,3 +78,66 @@ def test_the_end_token_is_the_models_too() -> None:
         model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
     )
     assert model.config.vocab_size == len(tokenizer)
+
+
+CALL = '<tool_call>{"name": "sql", "arguments": {"query": "'
+TOOLS = [{"type": "function", "function": {"name": "sql", "parameters": {}}}]
+
+
+def test_a_word_is_one_token_and_the_longest_wins() -> None:
+    """The slow way: at each place, the longest word that fits, otherwise one character."""
+    alphabet, words = (
+        ScratchConfig().alphabet + 'sqS_[]{}"',
+        ("tool", CALL, "sel", "select ", "ect"),
+    )
+    alphabet = "".join(dict.fromkeys(alphabet))
+    tokenizer = character_tokenizer(alphabet, words)
+    for text in (f"{CALL}select tools", "selselect x", "aselectool", CALL[:-1] + "select"):
+        pieces, at = [], 0
+        while at < len(text):
+            fits = [word for word in (*words, text[at]) if text.startswith(word, at)]
+            pieces.append(max(fits, key=len))
+            at += len(pieces[-1])
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.convert_ids_to_tokens(ids) == pieces
+        assert tokenizer.decode(ids) == text
+
+
+def test_without_words_the_model_is_the_one_it_was() -> None:
+    """Hashes of the vocabulary, the template and the weights before words existed."""
+    sizes = ScratchConfig(
+        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16
+    )
+    model, tokenizer = scratch_model(sizes, seed=1)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    found = [
+        vocabulary_hash(tokenizer),
+        *(sha256(data).hexdigest() for data in (tokenizer.chat_template.encode(), weights)),
+    ]
+    assert [one[:16] for one in found] == [
+        "bd741696ed56a1b4",
+        "82ba7ef60f131370",
+        "bc8e8556ae91c6d1",
+    ]
+
+
+def test_with_words_the_template_has_tools() -> None:
+    sizes = ScratchConfig(alphabet="sql2", words=(CALL, "tool"), layers=1)
+    _, tokenizer = scratch_model(sizes, seed=1)
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "s"},
+        {"role": "tool", "content": "tool2"},
+    ]
+    ids = tokenizer.apply_chat_template(turns, tools=TOOLS, add_generation_prompt=True)
+    assert tokenizer.convert_ids_to_tokens(ids["input_ids"]) == [
+        *("<|tool|>", *"sql", "<|user|>", "q", "<|assistant|>", "s", "<|end|>"),
+        *("<|tool|>", "tool", "2", "<|assistant|>"),
+    ]
+    assert len(tokenizer) == len(SPECIAL) + 4 + 2 + 1
+
+
+@pytest.mark.parametrize("words", [["ab", "ab"], ["a"], ["x<|end|>"], ["<|tool|>"]])
+def test_words_that_cannot_be_tokens_are_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"words"):
+        ScratchConfig(words=tuple(words))

@@ -499,6 +499,28 @@ def test_the_explanation_says_the_overlong_buffer_in_tokens() -> None:
     assert fact("overlong") is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("branches=2", ("rollout.branches = 2", "environment.episode", "rollout.branches = 1")),
+        ("branches=3", ("rollout.samples_per_prompt = 8", "multiple of rollout.branches = 3")),
+        ("branches=4 oversample=10", ("rollout.oversample = 10", "rollout.branches = 4")),
+        ("branches=2 branch_turn=8", ("rollout.branch_turn = 8", "raise rollout.max_turns")),
+    ],
+)
+def test_branches_that_cannot_part_are_refused(flags: str, named: tuple[str, ...]) -> None:
+    asked = [f"--rollout.{flag}" for flag in flags.split()]
+    if flags != "branches=2":
+        asked.append("--environment.episode=calculator")
+    told = refusal(*asked)
+    assert all(name in told for name in named), told
+    fine = ["--environment.episode=calculator", "--rollout.branches=8", "--rollout.branch_turn=0"]
+    plan = make_plan(recipe(*fine))
+    assert plan.trajectories == 64
+    (fact,) = (fact for fact in facts(plan) if fact.topic == "branches")
+    assert "1 episodes per task" in fact.says and "8 samples" in fact.says
+
+
 def test_requested_and_resolved_values_are_separate() -> None:
     plan = make_plan(recipe("--algorithm.clip_high=0.2"))
     assert plan.recipe.algorithm.clip_low is None and plan.algorithm.clip_low == 0.2

@@ -464,7 +464,8 @@ def test_names_mean_shipped_recipes_and_local_ones(
         UserError,
         match=(
             r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, code_functions,"
-            r" demo, demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, reasoning_gym; "
+            r" demo, demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, reasoning_gym,"
+            r" search_agent, sql_agent, web_shop; "
         ),
     ):
         load_recipe("dmo")
@@ -509,6 +510,12 @@ _TIED = {
     "data.sources",
     "model.lora.targets",
     "rollout.max_episode_tokens",
+    "environment.judge.budget_usd",
+    "environment.judge.rubric.criteria",
+    "environment.judge.constitution.principles",
+    "environment.tools.functions",
+    "environment.tools.mcp",
+    "model.scratch.words",
 }
 
 
@@ -666,6 +673,9 @@ def test_every_shipped_recipe_parses() -> None:
             "gsm8k_lora_7b",
             "math_7b_fsdp",
             "reasoning_gym",
+            "search_agent",
+            "sql_agent",
+            "web_shop",
         )
     ]
     for name in shipped_recipes():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import sixfold
+from sixfold.commands.replay import replay_command
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
@@ -196,3 +198,45 @@ def test_the_preflight_warns_of_observations_that_do_not_fit(
     folder = sixfold.train(parse_recipe('run.name = "r"', "test", recipe), environment=Unfit)
     notes = (folder / "notes.jsonl").read_text()
     assert "rollout.max_episode_tokens" in notes
+
+
+@pytest.mark.slow
+def test_a_run_with_branches_is_resumed_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R-219. The resumed step has the same branches, and its recorded rewards are found again."""
+    settings = {
+        **CALCULATOR,
+        "sft__steps": 0,
+        "eval__every": 0,
+        "checkpoint__every": 1,
+        "environment__preflight": 0,
+        "rollout__samples_per_prompt": 4,
+        "rollout__branches": 4,
+        "environment__episode": f"{__name__}:Twice",
+    }
+    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(tmp_path, run__steps=2, **settings))
+    run = RunFolder(tmp_path / "r")
+
+    def played() -> list[tuple[Any, ...]]:
+        records = read_rollouts(run.rollout_file(2))
+        return [(r["task_id"], r["sample"], r["tokens"], r.get("branch")) for r in records]
+
+    assert train_run(recipe) == 0
+    whole = played()
+    assert {branch and branch[0] for *_, branch in whole} == {None, 0}
+    assert all(m["rollout/branched_frac"] == 0.75 for m in metrics(run.path))
+    shutil.rmtree(run.checkpoints / "step-000002")
+    assert train_run(recipe, resume=run.path) == 0
+    assert played() == whole
+    assert replay_command(run.path, 2, new_rewards=True) == 0
+    assert "agrees with its record" in capsys.readouterr().out
+
+
+class Twice(Echo):
+    """Two turns, whatever the first reply is. The final reward counts digits of the second."""
+
+    async def step(self, action: Action) -> Observation | End:
+        if not self.first:
+            return End(reward=float(sum(c.isdigit() for c in action.text)))
+        return await super().step(action)

@@ -19,30 +19,14 @@ from sixfold.cli import VERBS
 
 BENCHMARKS = "benchmarks/algorithms uses it"
 
-AUDIT = "the command `sixfold audit` will use it"
-
 UNREACHED = {
-    "environment.code.reward.reference_problem": AUDIT,
     "evaluation.statistics.mean_interval": BENCHMARKS,
-    "server.record.read_trajectories": "the Python API: docs/server.md",
 }
 """Definition -> why it stays although no entry point reaches it."""
 
 NEVER_PASSED = {
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "api.train": "the Python API",
-    **dict.fromkeys(
-        (
-            "rollout.vllm_process.VllmProcess.generate",
-            "rollout.sglang_server.SglangServer.generate",
-            "rollout.engine_generator.EngineGenerator.generate",
-            "rollout.generator.Generator.generate",
-            "rollout.recorded.RecordedReplies.generate",
-            "rollout.sixfold_server.SixfoldServer.generate",
-            "rollout.worked_episode.Script.generate",
-        ),
-        "a contract whose callers follow",
-    ),
     "environment.maths.constants._logarithm.base": "called through a table with sympy's arguments",
     "environment.sandbox.job.Limits": "a reward sets the limits that its programs need",
     "environment.sandbox.sandbox.Sandbox.__init__": "a reward chooses them by its settings",
@@ -60,7 +44,10 @@ ENTRIES = {
     # `processes.child.Child` starts these by name
     ("environment.group_form", "win_rate"),  # the Python API: docs/environments.md
     ("environment.versions", "cached"),  # the same
+    ("server.record", "read_trajectories"),  # the Python API: docs/server.md
+    ("agents.launcher", "serve"),
     ("environment.worker", "serve"),
+    ("commands.judge_server", "serve"),
     ("environment.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
     ("rollout.vllm_worker", "serve"),

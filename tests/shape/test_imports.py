@@ -34,6 +34,7 @@ ALLOWED = {
     "streams": set(),
     "reward": set(),
     "errors": set(),
+    "http_request": set(),
     "files": {"errors"},
     "seeds": set(),
     "event_loop": set(),
@@ -46,9 +47,9 @@ ALLOWED = {
     "model": {"errors", "kernels", "recipe"},
     "engine": {"kernels", "model", "seeds", "types"},
     "algorithm": {"batch", "types"},
-    "interop": {"algorithm"},
-    "environment": {"errors", "processes", "types"},
-    "data": {"environment", "errors", "recipe", "seeds", "types"},
+    "interop": {"algorithm", "environment", "errors", "types"},
+    "environment": {"errors", "http_request", "processes", "types"},
+    "data": {"environment", "errors", "interop", "recipe", "seeds", "types"},
     "trainer": {
         *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "seeds"),
         "types",
@@ -60,9 +61,13 @@ ALLOWED = {
     "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "kernels", "rollout"},
     "rollout": {
-        *("engine", "environment", "errors", "model", "processes", "recipe", "seeds", "types"),
+        *("engine", "environment", "errors", "http_request", "model", "processes", "recipe"),
+        *("seeds", "types"),
     },
     "server": {"engine", "errors", "rollout", "types"},
+    "agents": {
+        *("environment", "errors", "processes", "recipe", "rollout", "server", "types"),
+    },
     "evaluation": {"environment", "errors", "event_loop", "files", "report", "rollout", "types"},
     "report": {"errors", "files", "recipe", "types"},
     "checkpoint": {

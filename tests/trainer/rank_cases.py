@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import pytest
 import torch
 from tests.models.experts import expert_model, sampled_groups
-from tiny import grpo, ragged_batch, settings, tiny_model
+from tiny import grpo, ragged_batch, relative, settings, tiny_model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
@@ -202,6 +203,18 @@ def step(ranks: Ranks, case: Case, autocast: torch.dtype | None = None) -> dict[
         "metrics": metrics,
         "skipped": trainer.skip_reason,
     }
+
+
+def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that the step of one rank is that of one process: gradient, weights and metrics."""
+    assert found["skipped"] == ""
+    assert relative(found["gradient"], expected["gradient"]) < 1e-5
+    assert relative(found["weights"], expected["weights"]) < 1e-4
+    metrics = dict(found["metrics"])
+    assert metrics.keys() == expected["metrics"].keys()
+    assert metrics.pop("train/microbatches") >= 1.0 and metrics.pop("train/tokens") > 0.0
+    for key, value in metrics.items():
+        assert value == pytest.approx(expected["metrics"][key], rel=1e-4, abs=1e-6), key
 
 
 def steps(ranks: Ranks, names: list[str]) -> dict[str, dict[str, Any]]:

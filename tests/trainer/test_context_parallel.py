@@ -21,7 +21,7 @@ from context_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_cases import SMALL, Case, averaged, spoiled_step, step
+from rank_cases import SMALL, Case, assert_same_step, averaged, spoiled_step, step
 from tests.rank_processes import on_ranks
 from tiny import ragged_groups, relative
 
@@ -58,14 +58,7 @@ CHOSEN = [
 def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> None:
     expected = step(ALONE, (PAIRS | FOURS)[name])
     for found in of_ranks(size):
-        assert found[name]["skipped"] == ""
-        assert relative(found[name]["gradient"], expected["gradient"]) < 1e-5
-        assert relative(found[name]["weights"], expected["weights"]) < 1e-4
-        metrics = dict(found[name]["metrics"])
-        assert metrics.keys() == expected["metrics"].keys()
-        assert metrics.pop("train/microbatches") >= 1.0 and metrics.pop("train/tokens") > 0.0
-        for key, value in metrics.items():
-            assert value == pytest.approx(expected["metrics"][key], rel=1e-4, abs=1e-6), key
+        assert_same_step(found[name], expected)
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -109,7 +109,7 @@ def _all_groups(rounds: Sequence[Round]) -> list[Group]:
 
 
 def _tokens(groups: Sequence[Group]) -> float:
-    return float(sum(t.sampled_length for g in groups for t in g.trajectories))
+    return float(sum(group.sampled_tokens for group in groups))
 
 
 def _dynamic_stats(rounds: Sequence[Round], kept: Sequence[Group]) -> dict[str, float]:

@@ -15,6 +15,11 @@ from ..recipe.hub_names import not_a_hub_id
 from ..recipe.schema import DataConfig
 from .files import Row, drawn
 
+_GENERATED = (
+    *("arithmetic", "calculator", "code_functions", "reasoning_gym", "search_agent", "sql_agent"),
+)
+"""Sources that are no datasets, for hints."""
+
 _ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
 
@@ -100,7 +105,7 @@ def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
     reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no reason given'}"
     if folder.is_dir():
         return f"cannot load the dataset folder {data.source!r}: {reason}"
-    hint = nearest(data.source, ["arithmetic", "calculator", "code_functions", "reasoning_gym"])
+    hint = nearest(data.source, list(_GENERATED))
     pinned = f" at revision {data.revision!r}" if data.revision else ""
     return (
         f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}, and the hub"

@@ -25,7 +25,7 @@ from .messages import chat_messages, check_turns
 
 NEED_ANSWER = (
     *("arithmetic", "math", "math_boxed", "math_strict", "short_answer", "web_answer"),
-    "tool_calls",
+    *("tool_calls", "judge_reference"),
 )
 DEEPEST = 100
 """Maximum nesting of one value. Rewards get the columns by pickling, which is recursive."""

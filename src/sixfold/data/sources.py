@@ -1,7 +1,7 @@
 """Load tasks from one source or several.
 
-Sources are the generators (arithmetic, calculator, code_functions), reasoning-gym, a file, a
-dataset folder and the hub. `datasets` is imported only for folders and the hub.
+Sources are the generators of `GENERATORS`, a file, a dataset folder and the hub. `datasets` is
+imported only for folders and the hub.
 
 Invariants: the same configuration and seed give the same tasks in the same order. No prompt is both
 a training and a held-out prompt. Notes report everything that was dropped.
@@ -9,7 +9,7 @@ a training and a held-out prompt. Notes report everything that was dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
 from pathlib import Path
@@ -17,8 +17,15 @@ from pathlib import Path
 from ..environment.arithmetic import arithmetic_tasks
 from ..environment.calculator import calculator_tasks
 from ..environment.code.short_functions import function_tasks
+from ..environment.episodes import ADAPTERS
 from ..environment.gym import gym_tasks
+from ..environment.search.fact_tasks import MOST_TASKS, fact_tasks
+from ..environment.sql.bookshop_tasks import bookshop_tasks
+from ..environment.web.tasks import shop_tasks
 from ..errors import UserError
+from ..interop.environments.gymnasium_env import gymnasium_tasks
+from ..interop.environments.openenv_env import openenv_tasks
+from ..interop.environments.verifiers_env import verifiers_tasks
 from ..recipe.schema import DataConfig, SourceConfig
 from ..types import Task
 from .files import FILE_TYPES, Row, drawn, is_file_name, read_file
@@ -28,6 +35,9 @@ from .task_set import TaskSet, drawn_tasks, prompt_key
 
 GENERATED_TASKS = 20_000
 """Tasks that a generator makes if data.limit is not set. Fewer if fewer exist."""
+
+SHOPS = 8_000
+"""Tasks of the shop if data.limit is not set."""
 
 
 @dataclass
@@ -126,6 +136,9 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
     if data.source in GENERATORS:
         made = GENERATORS[data.source](data, seed)
         return _Found([replace(task, prompt=worded(task.prompt_text, data)) for task in made])
+    kind, colon, name = data.source.partition(":")
+    if colon and kind in ADAPTERS.built_in:
+        return _foreign(kind, name, data, seed)
     splits, commit = _read_splits(data, seed)
     found = _Found(commit=commit)
     for split, rows in splits.items():
@@ -136,6 +149,40 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
         into += tasks
         found.notes += notes
     return found
+
+
+def _worded(task: Task, data: DataConfig) -> Task:
+    """The task with the texts of [data] around its prompt, if that is text."""
+    prompt = task.prompt
+    return replace(task, prompt=worded(prompt, data)) if isinstance(prompt, str) else task
+
+
+def _foreign(kind: str, name: str, data: DataConfig, seed: int) -> _Found:
+    """The tasks of another library's environment."""
+    if kind not in FOREIGN:
+        raise UserError(
+            f"data.source = {data.source!r}: environments of kind {kind!r} have no tasks. Use a"
+            f" file, or one of {', '.join(FOREIGN)}"
+        )
+    train, heldout = FOREIGN[kind](name, data, seed)
+    if data.system_prompt or data.prompt_suffix:
+        for task in (*train, *heldout):
+            if not isinstance(task.prompt, str):
+                raise UserError(
+                    f"{data.source} writes whole conversations: leave data.system_prompt and"
+                    " data.prompt_suffix empty"
+                )
+    return _Found(
+        [_worded(task, data) for task in train], [_worded(task, data) for task in heldout]
+    )
+
+
+FOREIGN: Mapping[str, Callable[[str, DataConfig, int], tuple[list[Task], list[Task]]]] = {
+    "gymnasium": lambda name, data, seed: (gymnasium_tasks(name, data.limit, seed), []),
+    "openenv": lambda name, data, seed: (openenv_tasks(name, data.limit, seed), []),
+    "verifiers": lambda name, data, seed: verifiers_tasks(name, data.limit, data.heldout),
+}
+"""Kind of another library's environment -> its tasks for training and for evaluation."""
 
 
 def _sums(data: DataConfig, seed: int) -> list[Task]:
@@ -158,11 +205,26 @@ def _functions(data: DataConfig, seed: int) -> list[Task]:
     return function_tasks(data.limit or GENERATED_TASKS, seed=seed)
 
 
+def _bookshops(data: DataConfig, seed: int) -> list[Task]:
+    return bookshop_tasks(data.limit or GENERATED_TASKS, seed=seed)
+
+
+def _facts(data: DataConfig, seed: int) -> list[Task]:
+    return fact_tasks(data.limit or MOST_TASKS, seed=seed)
+
+
+def _shops(data: DataConfig, seed: int) -> list[Task]:
+    return shop_tasks(data.limit or SHOPS, seed=seed)
+
+
 GENERATORS = {
     "arithmetic": _sums,
     "calculator": _calls,
     "code_functions": _functions,
     "reasoning_gym": _gym,
+    "search_agent": _facts,
+    "sql_agent": _bookshops,
+    "web_shop": _shops,
 }
 """Source -> function that makes its tasks, whose prompts are text."""
 

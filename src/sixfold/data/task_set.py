@@ -118,12 +118,13 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
 
 
 def prompt_key(task: Task) -> str:
-    """A key that is equal for two tasks exactly if their prompts are equal."""
-    return (
+    """A key that is equal for two tasks exactly if their prompts and worlds are equal."""
+    prompt = (
         task.prompt
         if isinstance(task.prompt, str)
         else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
     )
+    return f"{prompt}\0world\0{task.world}" if task.world else prompt
 
 
 def _checked(argument: str, given: Iterable[Any]) -> list[Task]:

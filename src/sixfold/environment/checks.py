@@ -7,7 +7,7 @@ import os
 import time
 from typing import Literal, NamedTuple
 
-from ..errors import one_line
+from ..errors import BudgetSpent, UserError, one_line
 from ..types import Task
 from .grade import Grade
 from .group_form import Standing
@@ -137,7 +137,9 @@ async def _scored(
             check.completions, check.task, check.sampled, check.standings
         )
         return values, None
-    except BaseException as raised:  # noqa: BLE001  boundary: a failed check is data
+    except BaseException as raised:  # boundary: a failed check is data
+        if function.asks_judge and isinstance(raised, UserError | BudgetSpent):
+            raise  # the judge cannot be used, or may not be used any more: the run stops
         return [], one_line(raised)
     finally:
         if os.getpid() != process:

@@ -7,11 +7,11 @@ in `rollout` owns the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from ..types import FinishReason, Message, Outcome, Reward, Task
+from ..types import FinishReason, Message, Outcome, Reward, Task, ToolCall
 from .grade import Grade
 from .rewards import checked_value
 
@@ -32,6 +32,8 @@ class Observation:
         events: facts to record: JSON-ready dictionaries with a "kind". A tool call has the kind
             "tool_call".
         tool_errors: number of calls in the reply that failed.
+        branch: with `rollout.branches` and `rollout.branch_turn` = 0: the samples that share this
+            episode part here. The first such observation counts.
     """
 
     messages: tuple[Message, ...] = ()
@@ -41,6 +43,7 @@ class Observation:
     stops: tuple[str, ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
     tool_errors: int = 0
+    branch: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,27 +56,43 @@ class End:
         outcome: how the episode ended.
         events: facts to record.
         tool_errors: number of calls in the last reply that failed.
+        later: computes the reward if it is not known yet, for example because it compares the
+            samples of a task. It has no time limit. Then `reward` must be None.
     """
 
     reward: Reward | Grade | float | None = None
     outcome: Outcome = "ended"
     events: tuple[Mapping[str, Any], ...] = ()
     tool_errors: int = 0
+    later: Callable[[], Awaitable[Reward | Grade | float]] | None = None
 
 
 @dataclass(frozen=True)
 class Action:
     """One reply of the policy.
 
+    Calls are read only in episodes with `Observation.tools`, in the form of the model's chat
+    template. A call inside a thought does not count.
+
     Attributes:
         text: the reply. It ends before a stop string or an end token.
         finish_reason: "stop", or "length" if the token limit cut the reply.
         stopped_by: the stop string that ended the reply, or "".
+        calls: the tool calls of the reply, in order.
+        malformed: for each block that is marked as a call but cannot be read: the reason.
+        content: the text without the calls. It equals `text` if there are none.
     """
 
     text: str
     finish_reason: FinishReason = "stop"
     stopped_by: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    content: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            object.__setattr__(self, "content", self.text)
 
 
 class Episode(Protocol):
@@ -85,6 +104,15 @@ class Episode(Protocol):
 
     async def step(self, action: Action) -> Observation | End:
         """Take the policy's reply. Return the next observation, or the end with the reward."""
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """An episode that holds something, such as a process or a connection."""
+
+    async def close(self) -> None:
+        """Free it. Called once at the end of every episode, however it ended."""
         ...
 
 

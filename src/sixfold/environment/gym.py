@@ -14,6 +14,10 @@ from .answer_part import answer_part
 from .grade import Grade, right_or_wrong
 from .gym_traces import gym_trace
 
+ALL = "all"
+MIXTURE = "composite"
+"""The dataset that mixes others. Several names in `data.reasoning_gym.tasks` do the same."""
+
 
 def gym_tasks(
     names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()
@@ -21,7 +25,7 @@ def gym_tasks(
     """`size` tasks of each named dataset, with worked solutions where `gym_traces` has the steps.
 
     Args:
-        names: datasets of the library.
+        names: datasets of the library, or "all" for every one.
         size: tasks per dataset, unless `options` give a `size`.
         seed: seed of the generators, unless `options` give a `seed`.
         options: settings of the generators, as `DATASET.NAME=VALUE`.
@@ -31,9 +35,14 @@ def gym_tasks(
             installed.
     """
     factory = _library().factory
+    names = gym_names(names, list(factory.DATASETS))
     settings = gym_options(options, names)
     tasks = []
     for name in names:
+        if name == MIXTURE:
+            raise UserError(
+                f"data.reasoning_gym.tasks: {MIXTURE!r} mixes other datasets. Name those instead"
+            )
         if name not in factory.DATASETS:
             raise UserError(
                 f"reasoning-gym has no dataset {name!r}.{nearest(name, list(factory.DATASETS))}"
@@ -48,6 +57,16 @@ def gym_tasks(
             _task(name, arguments["seed"], number, dataset[number]) for number in range(count)
         ]
     return tasks
+
+
+def gym_names(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Names of datasets, with "all" replaced by every dataset that stands alone."""
+    found = [
+        each
+        for name in names
+        for each in ((n for n in known if n != MIXTURE) if name == ALL else (name,))
+    ]
+    return list(dict.fromkeys(found))
 
 
 def gym_options(options: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -85,13 +104,22 @@ def gym_reward(completion: str, task: Task) -> float:
     The answer is the content of the last `<answer>` tag, otherwise the text after the last `#`,
     otherwise the whole text. An answer that contains `#` (such as the grid of some games) needs the
     tag.
+
+    Some of the library's scorers raise on an answer that they cannot read. The answer is wrong if
+    they can read the reference answer.
     """
     entry = {
         "question": task.prompt_text,
         "answer": task.answer,
         "metadata": task.columns["metadata"],
     }
-    return float(_scorer(task.columns["dataset"])(submitted_answer(completion), entry))
+    scorer = _scorer(task.columns["dataset"])
+    try:
+        return float(scorer(submitted_answer(completion), entry))
+    except Exception:
+        if not isinstance(task.answer, str) or float(scorer(task.answer, entry)) < 1:
+            raise
+        return 0.0
 
 
 def gym_solved(completion: str, task: Task) -> float:

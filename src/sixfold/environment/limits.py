@@ -94,6 +94,6 @@ def time_limit_s() -> float:
     """Seconds that a check may take: `environment.timeout_s`.
 
     Rewards of `rewards.TIME_THEMSELVES` keep it themselves, because their checks wait for a sandbox
-    first.
+    or a connection first.
     """
     return _time_limit_s[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -23,7 +23,7 @@ class _SourceLoader(SourceFileLoader):
     """
 
     def path_stats(self, path: str) -> NoReturn:
-        """Unknown, so there is nothing to compare bytecode with."""
+        """Refuse to tell when the file changed. Python then uses no bytecode."""
         raise OSError(f"no bytecode for {path}")
 
 
@@ -56,7 +56,7 @@ class Named:
         if not colon and spec not in self.built_in:
             names = list(self.built_in)
             raise UserError(
-                f"unknown {self.noun} {spec!r}. Use {', '.join(names)}, {self.forms}."
+                f"unknown {self.noun} {spec!r}. Use {', '.join([*names, self.forms])}."
                 f"{nearest(spec, names)}"
             )
         if colon and not (source and name.isidentifier()):
@@ -73,9 +73,19 @@ class Named:
             UserError: if the name, file, module or object does not exist, or if the code fails to
                 load.
         """
+        return self.load_all([spec])[0]
+
+    def load_all(self, specs: Sequence[str]) -> list[Callable[..., Any]]:
+        """The callables that `specs` name. Each module or file is run once. See `load`."""
+        modules: dict[str, ModuleType] = {}
+        return [self._load(spec, modules) for spec in specs]
+
+    def _load(self, spec: str, modules: dict[str, ModuleType]) -> Callable[..., Any]:
         self.check(spec)
         source, _, name = self.built_in.get(spec, spec).rpartition(":")
-        members: Mapping[str, Any] = vars(self._module(source, spec))
+        if source not in modules:
+            modules[source] = self._module(source, spec)
+        members: Mapping[str, Any] = vars(modules[source])
         found = members.get(name)
         if not callable(found):
             hint = nearest(name, [other for other, member in members.items() if callable(member)])
@@ -88,7 +98,7 @@ class Named:
 
     def _module(self, source: str, spec: str) -> ModuleType:
         if source.endswith(".py"):
-            return self._file(Path(source))
+            return load_file(Path(source), self.noun)
         try:
             return importlib.import_module(source)
         except Exception as error:
@@ -96,18 +106,28 @@ class Named:
                 f"{self.noun} {spec!r}: cannot import {source}: {type(error).__name__}: {error}"
             ) from error
 
-    def _file(self, path: Path) -> ModuleType:
-        name = f"sixfold_{self.noun}_{path.stem}"
-        loader = _SourceLoader(name, str(path))
-        module_spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-        assert module_spec is not None and module_spec.loader is not None
-        module = importlib.util.module_from_spec(module_spec)
-        folder = str(path.resolve().parent)
-        if folder not in sys.path:
-            sys.path.append(folder)  # the file may import modules beside it
-        sys.modules[name] = module  # dataclasses in the file look up their module
-        try:
-            module_spec.loader.exec_module(module)
-        except Exception as error:
-            raise UserError(f"{self.noun} file {path}: {type(error).__name__}: {error}") from error
-        return module
+
+def load_file(path: Path, noun: str) -> ModuleType:
+    """The module of a user's file. This runs it.
+
+    Args:
+        path: the file. The folder that holds it is added to the import path.
+        noun: what the file has, such as "reward". Part of the module's name.
+
+    Raises:
+        UserError: if the file fails to load.
+    """
+    name = f"sixfold_{noun}_{path.stem}"
+    loader = _SourceLoader(name, str(path))
+    module_spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # the file may import modules beside it
+    sys.modules[name] = module  # dataclasses in the file look up their module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{noun} file {path}: {type(error).__name__}: {error}") from error
+    return module

@@ -9,8 +9,9 @@ from ..errors import UserError
 from .cache import OutcomeCache
 from .callables import callable_name, check_callable
 from .checks import Check, Outcome, run_async_check, run_check
+from .judge.judge import Judge
 from .pool import WorkerPool
-from .rewards import REWARDS, RewardCallable, RewardFunction
+from .rewards import JUDGES, REWARDS, RewardCallable, RewardFunction, needs_judge
 from .solved import SolvedRule, reward_labels, solved_rule, spec_name
 from .values import reward_loop
 
@@ -23,6 +24,7 @@ class RewardSet:
         weights: one per reward. Empty: 1 each.
         timeout_s: seconds per check of a named reward or an async callable.
         workers: number of processes for named rewards.
+        judge: gives the rewards of `JUDGES`, in this process. It is not closed.
 
     Attributes:
         labels: name of each reward, by which it is logged.
@@ -42,6 +44,7 @@ class RewardSet:
         weights: Sequence[float],
         timeout_s: float,
         workers: int,
+        judge: Judge | None = None,
     ) -> None:
         if weights and len(weights) != len(rewards):
             raise UserError(
@@ -53,13 +56,20 @@ class RewardSet:
                 REWARDS.check(reward)
             else:
                 check_callable(reward)
-        named = [(index, spec) for index, spec in enumerate(rewards) if isinstance(spec, str)]
+        named = [
+            (index, spec)
+            for index, spec in enumerate(rewards)
+            if isinstance(spec, str) and spec not in JUDGES
+        ]
         self.weights = list(weights) or [1.0] * len(rewards)
         self._local = {
-            index: RewardFunction(callable_name(reward), reward)
+            index: _judged(reward, judge)
+            if isinstance(reward, str)
+            else RewardFunction(callable_name(reward), reward)
             for index, reward in enumerate(rewards)
-            if not isinstance(reward, str)
+            if not isinstance(reward, str) or reward in JUDGES
         }
+        self._judge = judge if any(f.asks_judge for f in self._local.values()) else None
         self._timeout_s = timeout_s
         specs = [spec for _, spec in named]
         self._pool = WorkerPool(specs, workers=workers, timeout_s=timeout_s) if named else None
@@ -79,6 +89,8 @@ class RewardSet:
 
     def start(self) -> None:
         """Start the processes without waiting."""
+        if self._judge:
+            self._judge.start()
         if self._pool:
             self._pool.start()
 
@@ -100,7 +112,8 @@ class RewardSet:
         """Outcome of one check, which runs once more if it fails.
 
         A check that took too long does not run again: it would probably take too long again. A
-        reward with `cached` is not asked again about the same completion of the same task.
+        judge repeats its requests itself. A reward with `cached` is not asked again about the same
+        completion of the same task.
 
         Args:
             index: the reward. A named reward runs in a process, a callable here.
@@ -114,7 +127,8 @@ class RewardSet:
         async def run() -> Outcome:
             nonlocal reruns
             first = await self._check(index, check)
-            if not first.may_succeed_again:
+            judged = index in self._local and self._local[index].asks_judge
+            if judged or not first.may_succeed_again:
                 return first
             reruns = 1
             return (await self._check(index, check)).completed_by(first)
@@ -146,3 +160,14 @@ class RewardSet:
         """End the processes. A second call does nothing."""
         if self._pool:
             self._pool.close()
+
+
+def _judged(name: str, judge: Judge | None) -> RewardFunction:
+    """The reward `name` of a judge.
+
+    Raises:
+        UserError: if there is no judge, or if its settings for this reward are wrong.
+    """
+    if judge is None:
+        raise needs_judge(name)
+    return RewardFunction(name, REWARDS.load(name)(judge), built_in=True)

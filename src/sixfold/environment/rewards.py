@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ..errors import UserError
 from ..types import Task
 from . import callables
 from .grade import Grade, plain_value
@@ -46,6 +47,10 @@ BUILT_IN = {
     "word_count": "sixfold.environment.text.words:word_count",
     "no_repetition": "sixfold.environment.text.words:no_repetition",
     "language": "sixfold.environment.text.language:language",
+    "judge_rubric": "sixfold.environment.judge.rubric:rubric_reward",
+    "judge_reference": "sixfold.environment.judge.reference:reference_reward",
+    "judge_pairwise": "sixfold.environment.judge.pairwise:pairwise_reward",
+    "judge_constitution": "sixfold.environment.judge.constitution:constitution_reward",
     "reasoning_gym": "sixfold.environment.gym:gym_grade",
     "reasoning_gym_solved": "sixfold.environment.gym:gym_solved_grade",
 }
@@ -58,15 +63,26 @@ NOT_VERIFIERS: frozenset[str] = frozenset(
         "no_repetition",
         "language",
         "diversity",
+        "judge_rubric",
+        "judge_pairwise",
+        "judge_constitution",
     }
 )
 """Names of BUILT_IN that do not tell whether a completion is right, such as rewards for its format.
 They decide `solved` only if no other reward does.
 """
 
-TIME_THEMSELVES = frozenset({"code", "code_fraction"})
-"""Names of BUILT_IN whose checks keep the time limit themselves: waiting for a sandbox does not
-count.
+JUDGES = frozenset({"judge_rubric", "judge_reference", "judge_pairwise", "judge_constitution"})
+"""Names of BUILT_IN that a judging model gives. They name a function from a `Judge` to the reward,
+which runs in this process.
+"""
+
+PROGRAMS = frozenset({"code", "code_fraction"})
+"""Names of BUILT_IN that run programs of the model in a sandbox."""
+
+TIME_THEMSELVES = PROGRAMS | JUDGES
+"""Names of BUILT_IN whose checks keep their time limit themselves: waiting for a sandbox, or for a
+free connection to a judge, does not count.
 """
 
 MATHS = frozenset({"math", "math_boxed", "math_strict"})
@@ -117,6 +133,11 @@ class RewardFunction:
     def times_itself(self) -> bool:
         """True for a built-in reward that keeps the time limit itself."""
         return self.name in TIME_THEMSELVES and self.built_in
+
+    @property
+    def asks_judge(self) -> bool:
+        """True for a built-in reward that a judging model gives. It repeats what may fail."""
+        return self.name in JUDGES and self.built_in
 
     @property
     def version(self) -> str:
@@ -241,12 +262,22 @@ def load_reward(spec: str) -> RewardFunction:
         spec: a name of BUILT_IN, `path/to/file.py:function` or `package.module:function`.
 
     Raises:
-        UserError: if the name, file, module or function does not exist, or if the code fails to
-            load.
+        UserError: if the name, file, module or function does not exist, if the code fails to load,
+            or if a judge gives the reward.
     """
+    if spec in JUDGES:
+        raise needs_judge(spec)
     function = REWARDS.load(spec)
     callables.check_callable(function)
     return RewardFunction(REWARDS.name(spec), function, spec in BUILT_IN)
+
+
+def needs_judge(name: str) -> UserError:
+    """Error for a reward of a judge without a judge."""
+    return UserError(
+        f"the reward '{name}' needs a judging model: set environment.judge.url and"
+        " environment.judge.model in a recipe, or give Environment(..., judge=Judge(...))"
+    )
 
 
 def trl_arguments(

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from ..types import Group
 from .blocking import run_blocking
+from .judge.judge import Judge
 from .reward_set import RewardSet
 from .rewards import RewardCallable
 from .step_scorer import StepScorer, together
@@ -37,6 +38,7 @@ class Environment:
         workers: number of processes for named rewards.
         metric: which score decides whether a completion is solved, see `solved`.
         solved_at: the score that counts as solved, see `solved`.
+        judge: gives the rewards of `JUDGES`. The caller closes it.
 
     Raises:
         UserError: for an unknown reward name, an invalid callable, a wrong number of weights, or a
@@ -53,13 +55,16 @@ class Environment:
         workers: int = 1,
         metric: str = "",
         solved_at: float = 1.0,
+        judge: Judge | None = None,
     ) -> None:
         self.shown: Callable[[Sequence[int]], str] | None = None
         """Converts token ids to text, for rewards that ask for the rendered prompt. None: they get
         the prompt's own text.
         """
         self._error_budget = error_budget
-        self._rewards = RewardSet(rewards, weights=weights, timeout_s=timeout_s, workers=workers)
+        self._rewards = RewardSet(
+            rewards, weights=weights, timeout_s=timeout_s, workers=workers, judge=judge
+        )
         self.solved_rule = self._rewards.solved_rule(metric, solved_at)
 
     @property

@@ -223,7 +223,9 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Genera
     Raises:
         UserError: the tokenizer cannot be loaded, or the chat template cannot be used.
     """
-    tokenizer: PreTrainedTokenizerBase = character_tokenizer(config.scratch.alphabet)
+    tokenizer: PreTrainedTokenizerBase = character_tokenizer(
+        config.scratch.alphabet, config.scratch.words
+    )
     settings = None
     if config.path:
         _check_folder(config.path, "model.path", config.revision)

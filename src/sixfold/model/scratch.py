@@ -5,6 +5,9 @@ The architecture is Qwen3 and the weights are random.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -19,28 +22,48 @@ CHAT_TEMPLATE = (
     " endif %}"
 )
 
+TOOL = "<|tool|>"
+"""Special token before the names of the tools, and before each result."""
+TOOL_TEMPLATE = (
+    "{% if tools %}<|tool|>{% for t in tools %}{{ t.function.name }}"
+    "{% if not loop.last %} {% endif %}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}{{ '<tool_call>' + ({'name': c.function.name,"
+    " 'arguments': c.function.arguments} | tojson) + '</tool_call>' }}{% endfor %}"
+    "{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Chat template with tools. It shows their names only, because each character is a token."""
 
-def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """Tokenizer with one token per character of `alphabet`. Other characters become <|unknown|>.
+
+def character_tokenizer(alphabet: str, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Tokenizer with one token per word and per character of `alphabet`.
+
+    A text is split into the longest words that it begins with, and into characters. Other
+    characters become <|unknown|>. With words, the chat template has tools.
 
     Raises:
         UserError: the alphabet is empty or has repeated characters.
     """
+    special = (*SPECIAL, TOOL) if words else SPECIAL
     repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
     if repeated or not alphabet:
         problem = f"has repeated characters: {repeated}" if repeated else "is empty"
         raise UserError(f"model.scratch.alphabet {problem}. List every character once")
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+    more = (*words, TOOL) if words else ()
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet, *more))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")
+    longest_first = [re.escape(word) for word in sorted(words, key=len, reverse=True)]
+    pattern = Regex("|".join([*longest_first, "[\\s\\S]"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",
         eos_token="<|end|>",
         unk_token="<|unknown|>",
-        additional_special_tokens=["<|user|>", "<|assistant|>", "<|system|>"],
-        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=[*special[3:]],
+        chat_template=TOOL_TEMPLATE if words else CHAT_TEMPLATE,
     )
 
 
@@ -48,7 +71,7 @@ def scratch_model(
     sizes: ScratchConfig, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A Qwen3 model with random float32 weights drawn from `seed`, and its tokenizer."""
-    tokenizer = character_tokenizer(sizes.alphabet)
+    tokenizer = character_tokenizer(sizes.alphabet, sizes.words)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=sizes.hidden_size,

@@ -111,6 +111,7 @@ def make_plan(recipe: Recipe) -> Plan:
     _check_eval(recipe)
     _check_keep_best(recipe)
     _check_truncation(recipe, algorithm)
+    _check_branches(recipe)
     _check_batching(recipe)
     _check_graphs(recipe)
     check_backend(recipe)
@@ -184,6 +185,31 @@ def _check_graphs(recipe: Recipe) -> None:
         )
 
 
+def _check_branches(recipe: Recipe) -> None:
+    """Refuse branches that would never part, or that would change the number of samples."""
+    rollout = recipe.rollout
+    if rollout.branches == 1:
+        return
+    if not recipe.environment.episode:
+        raise UserError(
+            f"rollout.branches = {rollout.branches} shares the first turns of an episode, but"
+            " environment.episode is not set. Set it, or use rollout.branches = 1"
+        )
+    if rollout.branch_turn >= rollout.max_turns:
+        raise UserError(
+            f"rollout.branch_turn = {rollout.branch_turn} is never reached: an episode ends after"
+            f" rollout.max_turns = {rollout.max_turns} replies. Lower it, or raise"
+            " rollout.max_turns"
+        )
+    for name in ("samples_per_prompt", "oversample"):
+        if getattr(rollout, name) % rollout.branches:
+            raise UserError(
+                f"rollout.{name} = {getattr(rollout, name)} must be a multiple of rollout.branches"
+                f" = {rollout.branches}, so that every sample has a trunk to share. Change one of"
+                " them"
+            )
+
+
 def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
     top_k = recipe.rollout.top_k
     if top_k == 1:
@@ -235,6 +261,8 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
             " character once"
         )
     vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
+    if sizes.words:
+        vocabulary += len(sizes.words) + 1  # and the token of tool results
     size = model_size(
         {
             "model_type": "qwen3",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -15,8 +16,9 @@ from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, few_tasks_notes
 from ..engine.engine import Engine
 from ..environment.episode import MakeEpisode
-from ..environment.episodes import load_episode
+from ..environment.judge.judge import Judge
 from ..environment.scorer import Environment
+from ..environment.tools.episode import Equipped
 from ..errors import UserError
 from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
@@ -30,10 +32,11 @@ from ..ranks import ALONE, Ranks
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.schema import ModelConfig, MoeConfig, Recipe
 from ..rollout.base import Rollout, groups_in_order
+from ..rollout.branches import Branching
 from ..rollout.driver import Driver
 from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
-from ..rollout.player import Limits, OneTurn, Player
+from ..rollout.player import Limits, OneTurn, Player, Plays
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
 from ..sync.adapter import AdapterSync
@@ -44,9 +47,14 @@ from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
 from ..types import Group, SamplingParams, Task
 from .recipe_environment import recipe_environment, strict_environment, task_rewards
+from .recipe_judge import judge_notes, recipe_judge
 from .rendered_prompt import rendering
 from .sampler import Sync, engine_and_sync, sharded_policy
 from .shared_rollout import SharedRollout
+from .tool_setup import check_template, recipe_episode, tool_tokens
+
+if TYPE_CHECKING:
+    from ..agents.player import AgentPlayer
 
 
 @dataclass
@@ -61,6 +69,7 @@ class World:
         engine: engine that samples.
         player: plays episodes with the engine.
         environment: scores trajectories.
+        agent: plays episodes by running the recipe's agent. None: the player plays them.
         loop: event loop of the run.
         scoring: settings for computing log-probs.
         sync: weight sync from trainer to engine.
@@ -69,6 +78,7 @@ class World:
         ending: resources that are closed with the World.
         ranks: the ranks of the run.
         shards: the policy, sharded over the ranks. None: there is one rank.
+        judge: the model that gives the rewards `judge_*`. None: there are none.
     """
 
     recipe: Recipe
@@ -86,11 +96,13 @@ class World:
     ending: ExitStack = field(default_factory=ExitStack)
     ranks: Ranks = ALONE
     shards: Shards | None = None
+    agent: AgentPlayer | None = None
+    judge: Judge | None = None
     strict: Environment | None = field(init=False)
     """Scores held-out trajectories once more, by `eval.strict`. None: nothing does."""
 
     def __post_init__(self) -> None:
-        self.strict = strict_environment(self.recipe)
+        self.strict = strict_environment(self.recipe, self.judge)
         if self.strict:
             self.strict.shown = self.renderer.shown
 
@@ -142,6 +154,11 @@ class World:
         elif isinstance(self.engine, Engine):
             self.sync = AdapterSync(lora, self.engine)
 
+    @property
+    def plays(self) -> Plays:
+        """Plays the episodes of training and evaluation."""
+        return self.agent or self.player
+
     def rollout(self, samples: int = 0) -> Rollout:
         """Rollout role for training, with the recipe's temperature and truncation.
 
@@ -150,17 +167,18 @@ class World:
         """
         r = self.recipe.rollout
         params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
-        return self._shared(Driver(self.player, params, samples or r.samples_per_prompt))
+        branching = Branching(r.branches, r.branch_turn)
+        return self._shared(Driver(self.plays, params, samples or r.samples_per_prompt, branching))
 
     def evaluator(self) -> Rollout:
         """Rollout role for held-out evaluation."""
         evaluation = self.recipe.eval
         params = self._params(evaluation.temperature)
-        return self._shared(Driver(self.player, params, evaluation.samples))
+        return self._shared(Driver(self.plays, params, evaluation.samples, whole=False))
 
     def prober(self) -> Rollout:
         """Greedy rollout with one sample per task: progress of SFT, or a baseline."""
-        return self._shared(Driver(self.player, self._params(0.0), 1))
+        return self._shared(Driver(self.plays, self._params(0.0), 1, whole=False))
 
     def _shared(self, rollout: Rollout) -> Rollout:
         """The rollout, whose tasks are divided among the ranks if there are several."""
@@ -189,11 +207,13 @@ class World:
 
     def close(self) -> None:
         """End the engine and the worker processes, and close the resources in `ending`."""
+        if self.agent:
+            self.loop.run(self.agent.close())
         self.player.generator.close()
         self.ending.close()
-        self.environment.close()
         if self.strict:
             self.strict.close()
+        _close(self.environment, self.judge)
         self.loop.close()
 
 
@@ -227,9 +247,6 @@ def build_world(
     device = resolve_device(recipe.run.device, "run.device")
     prepare_device(device, recipe.run.precision)
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
-    config = recipe.environment
-    if config.episode and episode is None:
-        episode = load_episode(config.episode)
     if tasks is None:
         tasks = load_tasks(
             recipe.data,
@@ -241,9 +258,12 @@ def build_world(
         if model_path
         else recipe.model
     )
-    environment = recipe_environment(recipe, reward)
+    judge = recipe_judge(recipe, reward, ranks.size)
+    environment = recipe_environment(recipe, reward, judge)
     with ExitStack() as on_failure:
-        on_failure.callback(environment.close)
+        on_failure.callback(_close, environment, judge)
+        ending = on_failure.enter_context(ExitStack())
+        made = recipe_episode(recipe.environment, episode, ending)
         environment.start()  # start early: its workers load while the model loads
         policy = _trained_policy(recipe, source, device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
@@ -252,27 +272,20 @@ def build_world(
         environment.shown = renderer.shown
         longest = min(
             policy.context,
-            _fit_prompts(recipe, tasks, renderer, policy.context) + recipe.episode_tokens,
+            _fit_prompts(recipe, tasks, renderer, policy.context)
+            + tool_tokens(made, renderer)
+            + recipe.episode_tokens,
         )
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = _scoring(recipe, autocast)
-        tasks.notes += policy.notes
+        tasks.notes += [*policy.notes, *judge_notes(judge, recipe.model.path)]
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
-        ending = on_failure.enter_context(ExitStack())
         engine, sync, shards = engine_and_sync(
             recipe, policy, renderer, longest, autocast, ending, tasks.notes, generator, ranks
         )
-        if (
-            isinstance(engine, Engine)
-            and device == "cpu"
-            and autocast is None
-            and cpu_kernels() is None
-        ):
-            tasks.notes.append(
-                "the engine uses PyTorch operations only, which is slower: there is no C compiler,"
-                " or SIXFOLD_KERNELS=torch is set"
-            )
-        player = _player(recipe, policy, renderer, engine, longest, episode)
+        tasks.notes += _kernel_notes(engine, device, autocast)
+        player = _player(recipe, policy, renderer, engine, longest, made)
+        agent = _agent(recipe, policy, player)
         on_failure.pop_all()
     return World(
         recipe=recipe,
@@ -290,7 +303,29 @@ def build_world(
         ending=ending,
         ranks=ranks,
         shards=shards,
+        agent=agent,
+        judge=judge,
     )
+
+
+def _close(environment: Environment, judge: Judge | None) -> None:
+    """End the reward processes, and the judge after all who ask it."""
+    environment.close()
+    if judge:
+        judge.close()
+
+
+def _kernel_notes(
+    engine: Engine | Generator, device: str, autocast: torch.dtype | None
+) -> list[str]:
+    """A note if the engine lacks its compiled kernels."""
+    exact = isinstance(engine, Engine) and device == "cpu" and autocast is None
+    if not exact or cpu_kernels() is not None:
+        return []
+    return [
+        "the engine uses PyTorch operations only, which is slower: there is no C compiler,"
+        " or SIXFOLD_KERNELS=torch is set"
+    ]
 
 
 def _scoring(recipe: Recipe, autocast: torch.dtype | None) -> Scoring:
@@ -347,7 +382,7 @@ def _player(
     renderer: Renderer,
     engine: Engine | Generator,
     longest: int,
-    episode: MakeEpisode | None,
+    episode: Equipped | None,
 ) -> Player:
     """The player of the run's episodes.
 
@@ -360,8 +395,9 @@ def _player(
         episode: makes the episode of a task. None: a task has one reply.
     """
     config = recipe.environment
+    check_template(episode, renderer)
     limits = Limits(longest)
-    if episode is not None:
+    if config.several_turns:
         limits = Limits(longest, recipe.rollout.max_turns, config.timeout_s)
     generator: Generator = (
         EngineGenerator(
@@ -375,6 +411,31 @@ def _player(
     )
     stops = policy.stop_strings
     return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode)
+
+
+def _agent(recipe: Recipe, policy: Policy, player: Player) -> AgentPlayer | None:
+    """The player of the recipe's agent, if it has one.
+
+    Args:
+        recipe: the whole run.
+        policy: has the vocabulary.
+        player: samples with the run's generator.
+
+    Raises:
+        UserError: if the agent cannot be used, or the server's packages are missing.
+    """
+    config = recipe.environment.agent
+    if not config.command:
+        return None
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"environment.agent.command needs {' and '.join(missing)}. Run pip install"
+            " 'sixfold[serve]'"
+        )
+    from ..agents.player import make_agent
+
+    return make_agent(config, player, int(policy.model.config.get_text_config().vocab_size))
 
 
 def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: int) -> int:

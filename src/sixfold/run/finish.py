@@ -24,6 +24,7 @@ from ..report.numbers import clock
 from ..report.samples import write_samples
 from .ending import Ending
 from .policy_evaluation import evaluate_policy
+from .recipe_judge import judge_summary
 
 if TYPE_CHECKING:
     from .start import Run
@@ -70,6 +71,7 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
             {"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}
         ):
             work.notes.add(work.state.step, alarm, warning=True)
+    summary |= judge_summary(work.world.judge, work.world.ranks)
     summary |= work.best.record(list_checkpoints(work.run.checkpoints))
     seconds = time.perf_counter() - work.started
     summary |= {

@@ -11,6 +11,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..errors import UserError
 from ..model.turn_end import TurnEnd
 from ..recipe.resume_policy import settings_of
+from ..recipe.schema import AgentConfig
 from .assemble import World
 from .fingerprint import (
     TOKENS_ALONE,
@@ -68,7 +69,8 @@ def inputs_of(
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     encode = world.renderer.encode
     ends = world.policy.own_ends
-    episodes = [world.player.make] if world.player.environment else []
+    episodes: list[Any] = [world.player.make] if world.player.environment else []
+    episodes += _agent_files(world.recipe.environment.agent)
     return Inputs(
         settings=settings_of(world.recipe),
         tasks={name: tasks_fingerprint(tasks, encode) for name, tasks in splits.items()},
@@ -78,6 +80,13 @@ def inputs_of(
         own_ends=asdict(ends) if ends else {},
         own_algorithm=type(algorithm).__qualname__ if algorithm else "",
     )
+
+
+def _agent_files(agent: AgentConfig) -> list[str]:
+    """Function of the agent, or the Python files of its command, as names of functions."""
+    if agent.is_function:
+        return [agent.command]
+    return [f"{word}:agent" for word in agent.command.split() if word.endswith(".py")]
 
 
 def own_ends(checkpoint: Checkpoint | None) -> TurnEnd | None:

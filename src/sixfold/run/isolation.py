@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..environment.rewards import TIME_THEMSELVES
+from ..environment.rewards import PROGRAMS
 from ..environment.sandbox.isolation import detected, required
 from ..recipe.schema import Recipe
 
@@ -15,7 +15,7 @@ def isolation_note(recipe: Recipe) -> str:
     Raises:
         UserError: if the machine gives less than `environment.sandbox.isolation`.
     """
-    if not TIME_THEMSELVES.intersection(recipe.environment.rewards):
+    if not PROGRAMS.intersection(recipe.environment.rewards):
         return ""
     found = detected()
     required(recipe.environment.sandbox.isolation, found)

@@ -18,7 +18,7 @@ from ..batch import Metrics
 from ..checkpoint.listing import list_checkpoints
 from ..checkpoint.registry import States, states_of
 from ..checkpoint.state import PROGRESS, RunState
-from ..errors import NoAnswer, RunFailed, UserError
+from ..errors import BudgetSpent, NoAnswer, RunFailed, UserError
 from ..files.folder import RunFolder
 from ..recipe.schema import Recipe
 from ..reference.worker_reference import ReferenceEnded
@@ -180,14 +180,14 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
         progress: knows the phase in which the run failed.
 
     Raises:
-        RunFailed: if engine and trainer disagree, training has diverged, memory is used up, or a
-            part of the run gives no answer or has ended.
+        RunFailed: if engine and trainer disagree, training has diverged, memory or a budget is used
+            up, or a part of the run gives no answer or has ended.
     """
     try:
         yield
     except EngineDisagrees as error:
         raise RunFailed(f"{error}. {what_is_left(run)}") from error
-    except (NoAnswer, ReferenceEnded) as error:
+    except (BudgetSpent, NoAnswer, ReferenceEnded) as error:
         raise type(error)(f"{error}. {what_is_left(run)}") from error
     except (TrainingDiverged, WeightsNotFinite) as error:
         raise RunFailed(f"training has diverged: {error}. {what_is_left(run)}") from error

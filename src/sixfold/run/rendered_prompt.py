@@ -14,6 +14,7 @@ from ..model.loading import load_tokenizer
 from ..recipe.schema import Recipe
 from ..rollout.renderer.renderer import Renderer
 from ..types import Task
+from .recipe_environment import task_rewards
 
 SHOWN_CHARACTERS = 1200
 
@@ -69,7 +70,7 @@ def render_recipe(recipe: Recipe) -> list[str]:
     ends = chosen_ends(
         model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop
     )
-    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
+    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=task_rewards(recipe))
     return rendering(Renderer(tokenizer, ends.tokens), tasks.train, ends.tokens, ends.strings)
 
 

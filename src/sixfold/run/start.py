@@ -53,6 +53,7 @@ from .interrupts import Interrupted, Interrupts
 from .isolation import announce_isolation
 from .last_step import LastStep, failures_in_words, last_ending, what_is_left, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_collector
+from .recipe_judge import keep_answers
 from .resume import cut_after, find_checkpoint
 from .several_ranks import (
     check_supported,
@@ -144,9 +145,7 @@ def train_run(
             if checkpoint:
                 for note in check_same(checkpoint, inputs, evaluated=bool(state.before)):
                     progress.note(note)
-            if warning := tried(world):
-                progress.note(warning)
-            run = _own_folder(stack, run, resume is None, overwrite, ranks, progress)
+            run = _tried_folder(stack, run, world, resume is None, overwrite, progress)
             work = Run(
                 recipe,
                 run,
@@ -167,6 +166,37 @@ def train_run(
         if interrupts.exit_code:
             progress.note(words(where_it_stopped(run)))
         return interrupts.exit_code
+
+
+def _tried_folder(
+    stack: ExitStack,
+    run: RunFolder,
+    world: World,
+    new: bool,
+    overwrite: bool,
+    progress: Progress,
+) -> RunFolder:
+    """Try the rewards, then open the folder in which this rank writes.
+
+    A judge knows its earlier answers before it is tried. A new run keeps its answers only after.
+
+    Args:
+        stack: closes the folder.
+        run: the run. Rank 0 holds its lock if it is resumed.
+        world: the rewards with their judge.
+        new: create the run.
+        overwrite: replace an earlier run of this name.
+        progress: receives warnings.
+    """
+    folder, ranks = run.path, world.ranks
+    if not new:
+        keep_answers(world.judge, folder, ranks.rank)
+    if warning := tried(world):
+        progress.note(warning)
+    run = _own_folder(stack, run, new, overwrite, ranks, progress)
+    if new:
+        keep_answers(world.judge, folder, ranks.rank)
+    return run
 
 
 def _own_folder(

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
 from ..data.task_set import drawn_tasks
+from ..environment.judge.counts import judge_metrics
 from ..evaluation.statistics import task_means
 from ..ranks import together
 from ..recipe.dump import flat
 from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
-from ..report.rollouts import write_rollouts
+from ..report.rollouts import Advantage, write_rollouts
 from ..report.schema import adopt
 from ..sync.measured import MeasuredSync
 from ..types import Group
@@ -54,6 +57,8 @@ class StepLog:
         for line in adopt(metrics) if work.algorithm else ():
             work.progress.note(line)
         metrics |= reward_metrics(groups)
+        if judge := work.world.judge:
+            metrics |= judge_metrics(work.world.ranks.gather(judge.take()))
         scored_s = metrics.pop("time/reference_s")
         if self._learners.scoring:
             metrics[f"time/{self._learners.scoring}_s"] = scored_s
@@ -113,7 +118,7 @@ class StepLog:
             write_rollouts(
                 work.run.rollout_file(step),
                 groups,
-                first_advantages(groups, batch),
+                dumped_advantages(groups, batch),
                 work.world.renderer.piece,
                 trained_at,
                 self._learners.reference_version,
@@ -169,3 +174,25 @@ def first_advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]
     flat_list = batch.advantages.gather(1, first[:, None])[:, 0].tolist()
     sizes = [len(g.trajectories) for g in groups]
     return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+
+
+def dumped_advantages(groups: Sequence[Group], batch: Batch) -> list[list[Advantage]]:
+    """The advantages of the trajectories, nested as the groups.
+
+    Each is one number if all sampled tokens of the trajectory have it. With rewards of turns or a
+    critic they differ: then there is one number per token, 0 for tokens that were not sampled.
+    """
+    found: list[list[Advantage]] = [[*of_group] for of_group in first_advantages(groups, batch)]
+    assert batch.advantages is not None
+    values, mask = batch.advantages, batch.mask
+    high = values.masked_fill(~mask, -torch.inf).amax(-1)
+    low = values.masked_fill(~mask, torch.inf).amin(-1)
+    differ = (high > low).tolist()
+    row = 0
+    for of_group, group in zip(found, groups, strict=True):
+        for at, trajectory in enumerate(group.trajectories):
+            if differ[row]:
+                own = values[row].masked_fill(~mask[row], 0.0)
+                of_group[at] = own[: len(trajectory.tokens)].tolist()
+            row += 1
+    return found

@@ -161,7 +161,7 @@ def _preflight(work: Run) -> None:
             "rollouts": len(rewards),
             "label": difficulty.label,
             **({"verdicts": verdicts} if verdicts else {}),
-            **({} if work.recipe.environment.episode else _baseline(work)),
+            **(_baseline(work) if _has_baseline(work) else {}),
         }
     _check_parity(work, groups)
 
@@ -182,6 +182,12 @@ def _check_parity(work: Run, groups: Sequence[Group]) -> None:
         trajectory.reward = trajectory.reward or Reward(0.0)
     batch = collate(groups).to(work.world.device)
     check_parity(work.world, batch, method_of(work.recipe, work.algorithm), work.progress.note)
+
+
+def _has_baseline(work: Run) -> bool:
+    """False for episodes, and for a judge that would compare made-up answers with each other."""
+    config = work.recipe.environment
+    return not config.several_turns and "judge_pairwise" not in config.rewards
 
 
 def _baseline(work: Run) -> dict[str, object]:
@@ -209,8 +215,10 @@ def _baseline(work: Run) -> dict[str, object]:
 def _all_failed(work: Run, groups: Sequence[Group]) -> UserError:
     """Error if no episode of the pre-flight can be used."""
     what, remedy = "reward check", "environment.rewards or the answers of the tasks"
-    if work.recipe.environment.episode:
+    if work.recipe.environment.several_turns:
         what, remedy = "episode", "environment.episode"
+    if work.recipe.environment.agent.command:
+        remedy = "the agent (environment.agent.command)"
     return UserError(
         f"pre-flight: every {what} failed, the first with: {_first_error(groups)}. Correct {remedy}"
     )
@@ -228,7 +236,7 @@ def tried(world: World) -> str:
 
     Answers cannot be made up for episodes of several turns.
     """
-    if world.recipe.environment.episode:
+    if world.recipe.environment.several_turns:
         return ""
     tasks = drawn_tasks(world.tasks.train, TRIAL_TASKS, world.recipe.run.seed)
     return try_rewards(world.environment, tasks, _made_up(world))

@@ -19,9 +19,12 @@ FORMS = (
     "The answer is {answer}.",
     "#### {answer}",
     "#{answer}",
-    "```python\n{answer}\n```",
+    "```\n{answer}\n```",
 )
-"""Forms in which a final answer may be expected. The audit uses the one that earns most."""
+"""Forms in which a final answer may be expected. The audit uses the one that earns most.
+
+The last is for programs and patches: a block without a tag is taken for the task's language.
+"""
 
 _INTEGER = re.compile(r"[+-]?\d{1,15}")
 _DECIMAL = re.compile(r"[+-]?\d{1,15}\.\d{1,9}")

@@ -38,6 +38,7 @@ def audit_environment(
     step_s: float | None,
     seed: int,
     strict: Trials | None = None,
+    attacks: Sequence[str] = (),
 ) -> Iterator[Finding]:
     """Findings, each as soon as its check has ended.
 
@@ -52,6 +53,7 @@ def audit_environment(
         step_s: seconds of a training step; None if they are not known.
         seed: seed of the random texts.
         strict: scores texts by a stricter verifier. None: there is none.
+        attacks: further texts that must earn nothing.
     """
     yield check_duplicates(tasks, key)
     rights = right_answers(trials, drawn)
@@ -65,7 +67,7 @@ def audit_environment(
     yield check_vacuous(trials, drawn)
     before = trials.checked
     few = drawn[:EXPLOIT_TASKS]
-    exploits = find_exploits(trials, few, [rights.form], seed)
+    exploits = find_exploits(trials, few, [rights.form], seed, attacks)
     yield exploit_finding(exploits, (trials.checked - before) // len(few), few)
     if rights.found:
         yield check_hard_texts(trials, rights, timeout_s)

@@ -59,11 +59,11 @@ def right_answers(trials: Trials, tasks: Sequence[Task]) -> Rights:
     form = FORMS[0]
     if answered:
         sample = answered[:16]
-        earned = {
-            form: sum(trials.earned([(t, in_form(form, answer_of(t))) for t in sample]))
+        liked = {
+            form: _liking(trials, [(t, in_form(form, answer_of(t))) for t in sample])
             for form in FORMS
         }
-        form = max(FORMS, key=lambda f: earned[f])
+        form = max(FORMS, key=lambda f: liked[f])
     found = []
     for task in tasks:
         answer = answer_of(task)
@@ -374,12 +374,20 @@ def _share(flags: Iterable[bool]) -> float:
     return sum(found) / len(found)
 
 
+def _liking(trials: Trials, answers: Sequence[tuple[Task, Answer]]) -> tuple[float, int]:
+    """How well the rewards like a form: what its answers earn, and how many were read at all."""
+    rewards = trials.rewards(answers)
+    earned = sum(reward.score or 0.0 for reward in rewards)
+    return earned, sum(reward.verdict != "rejected" for reward in rewards)
+
+
 def _said(reward: Reward) -> str:
     """What the verifier said about a text."""
     if reward.error:
         return f"the check failed: {reward.error}"
     verdict = f", {reward.verdict}" if reward.verdict else ""
-    return f"earned {0.0 if reward.score is None else reward.score:g}{verdict}"
+    detail = f" ({reward.detail})" if reward.detail else ""
+    return f"earned {0.0 if reward.score is None else reward.score:g}{verdict}{detail}"
 
 
 def _short(text: Answer) -> str:

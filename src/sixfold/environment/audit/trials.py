@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...errors import one_line
 from ...types import Group, Reward, Task, Trajectory
@@ -20,6 +21,10 @@ Answer = str | Sequence[str]
 """Text of a reply, or the replies of an episode."""
 
 
+ReadCalls = Callable[[Action, Sequence[Mapping[str, Any]]], Action]
+"""Fills in the tool calls of a reply. The second argument describes the tools."""
+
+
 class Trials:
     """Scores texts by the rewards of an environment.
 
@@ -29,6 +34,7 @@ class Trials:
         environment: the rewards. Their error budget is not applied: failed checks are findings.
         episode: plays a task in several turns. None: one reply is the whole completion.
         timeout_s: seconds for a step of an episode.
+        read_calls: reads the tool calls of a reply, in episodes with tools. None: no reply has any.
 
     Attributes:
         seconds: time of all checks so far.
@@ -36,11 +42,16 @@ class Trials:
     """
 
     def __init__(
-        self, environment: Environment, episode: MakeEpisode | None = None, timeout_s: float = 5.0
+        self,
+        environment: Environment,
+        episode: MakeEpisode | None = None,
+        timeout_s: float = 5.0,
+        read_calls: ReadCalls | None = None,
     ) -> None:
         self._environment = environment
         self._episode = episode
         self._timeout_s = timeout_s
+        self._read_calls = read_calls
         self.seconds = 0.0
         self.checked = 0
 
@@ -97,13 +108,15 @@ class Trials:
         """Reward of one episode. None: the reward functions score it."""
         episode = make(task)
         seen = await asyncio.wait_for(episode.start(), self._timeout_s)
-        earned = 0.0
+        earned, tools = 0.0, seen.tools
         for turn in range(MAX_TURNS):
             if not isinstance(answer, str) and turn >= len(answer):
                 break
             text = answer if isinstance(answer, str) else answer[turn]
-            step = episode.step(_action(text, seen.stops))
-            given = await asyncio.wait_for(step, self._timeout_s)
+            action = _action(text, seen.stops)
+            if tools and self._read_calls:
+                action = self._read_calls(action, tools)
+            given = await asyncio.wait_for(episode.step(action), self._timeout_s)
             earned += turn_reward(given)
             if isinstance(given, End):
                 final = final_reward(given)

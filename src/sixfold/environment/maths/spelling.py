@@ -1,4 +1,4 @@
-"""One spelling for answers that are typeset alike: LaTeX, Unicode and Markdown.
+"""Rewrites answers in LaTeX, Unicode and Markdown, so that equal ones have the same spelling.
 
 Invariant: white space between digits is never dropped: "1 2" is not 12. Only thousands separators
 are removed, where groups have three digits.

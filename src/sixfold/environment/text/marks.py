@@ -27,6 +27,11 @@ def forged_turn(text: str) -> str:
     return found[0] if found else ""
 
 
+def neutral_turns(text: str) -> str:
+    """The text with a space in every mark of a chat template, so that none is a control token."""
+    return _TURN.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
+
 def invisible(character: str) -> bool:
     """True for a character without a shape, such as a zero-width space. A space is not one."""
     return (

@@ -29,7 +29,9 @@ _VERDICT = re.compile(
     r"|<\s*/?\s*(?:verdict|score|grade|reward|judge|evaluation|reference)\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"\d+(?:[.,:/-]\d+)*|[^\W\d_]+(?:['’][^\W\d_]+)?", re.UNICODE)
+_WORD = re.compile(
+    r"(?:(?<![\w.,:/)-])[-−])?\d+(?:[.,:/-]\d+)*|[^\W\d_]+(?:['’][^\W\d_]+)?", re.UNICODE
+)
 _ASIDE = re.compile(r"\((?:not|and not|unlike|rather than|instead of)\b[^()]*\)|,\s*not\b[^,.;!?]*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[\n;]+")
 _FILLERS_TEXT = """

@@ -6,7 +6,7 @@ from ...algorithm.method import Method
 from ...environment.preflight import degenerate_probability, expected_refill
 from ..dump import toml_literal
 from ..plan import Plan
-from ..schema import EngineConfig, Preemption, Speculation
+from ..schema import EngineConfig, Preemption, RolloutConfig, Speculation
 from .fact import UNKNOWN, Fact, bytes_text, tokens_text
 
 _PREFIXES = {
@@ -43,8 +43,28 @@ def rollout_facts(plan: Plan) -> list[Fact]:
             f" {plan.recipe.trainer.max_tokens_per_microbatch} tokens{a_pass}",
             _microbatch_reason(plan),
         ),
+        *_branch_facts(plan.recipe.rollout),
         *_truncation_facts(plan),
         *(_engine_facts(plan) if rollout.backend.kind == "engine" else []),
+    ]
+
+
+def _branch_facts(rollout: RolloutConfig) -> list[Fact]:
+    if rollout.branches == 1:
+        return []
+    trunks = (rollout.oversample or rollout.samples_per_prompt) // rollout.branches
+    where = (
+        f"after {rollout.branch_turn} replies"
+        if rollout.branch_turn
+        else "where the environment says"
+    )
+    return [
+        Fact(
+            "branches",
+            f"{trunks} episodes per task, each of which goes on as {rollout.branches} samples"
+            f" {where}",
+            f"rollout.branches = {rollout.branches}, rollout.branch_turn = {rollout.branch_turn}",
+        )
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...environment.rewards import JUDGES
 from ...environment.solved import REWARD, reward_labels, solved_rule, spec_name
 from ..plan import Plan
-from ..schema import DataConfig, Recipe
+from ..schema import DataConfig, EnvironmentConfig, Recipe
 from .fact import Fact, tokens_text
 
 
@@ -20,17 +21,45 @@ def task_facts(plan: Plan) -> list[Fact]:
     longer = "stops the run" if data.overlong == "error" else "is dropped and counted"
     rewards = plan.recipe.environment
     scale = rewards.weights or (1.0,) * len(rewards.rewards)
-    several = Fact("episodes", f"several turns, played by {rewards.episode}", "environment.episode")
+    agent = rewards.agent.command
+    several = (
+        Fact("episodes", f"played by the agent {agent}", "environment.agent.command")
+        if agent
+        else Fact("episodes", f"several turns, played by {rewards.episode}", "environment.episode")
+    )
     return [
         Fact("tasks", f"{_sources(data)}; held out: {kept}"),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
-        *([several] if rewards.episode else []),
+        *([several] if rewards.several_turns else []),
         Fact(
             "reward",
-            ("the environment's own, or else " if rewards.episode else "")
+            (f"{_giver(rewards)}, or else " if rewards.several_turns else "")
             + " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
         ),
+        *_judge_facts(plan.recipe),
     ]
+
+
+def _judge_facts(recipe: Recipe) -> list[Fact]:
+    """Who judges, and the budget. Empty if no reward needs a judge."""
+    judge = recipe.environment.judge
+    if not JUDGES.intersection((*recipe.environment.rewards, recipe.eval.strict)):
+        return []
+    limits = [f"${judge.budget_usd:g}"] if judge.budget_usd else []
+    limits += [f"{judge.budget_calls:,} requests"] if judge.budget_calls else []
+    where = judge.url or "a child process"
+    return [
+        Fact(
+            "judge",
+            f"{judge.model} at {where}, at most {judge.concurrency} requests at a time; budget:"
+            f" {' and '.join(limits) or 'none'}",
+            "environment.judge",
+        )
+    ]
+
+
+def _giver(rewards: EnvironmentConfig) -> str:
+    return "the one that the agent gives" if rewards.agent.command else "the environment's own"
 
 
 def _sources(data: DataConfig) -> str:
@@ -109,6 +138,6 @@ def _solved(recipe: Recipe) -> str:
         labels,
         recipe.environment.weights or [1.0] * len(specs),
         # An environment's own reward has no name, so the sum decides.
-        recipe.eval.metric or (REWARD if recipe.environment.episode else ""),
+        recipe.eval.metric or (REWARD if recipe.environment.several_turns else ""),
         recipe.eval.solved_at,
     ).text

@@ -13,7 +13,7 @@ from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, Vllm
 from .base import PATTERNS, Section, device_name
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
-from .environment import EnvironmentConfig
+from .environment import AgentConfig, EnvironmentConfig
 from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
@@ -29,6 +29,7 @@ from .trainer import SftConfig, TrainerConfig
 __all__ = [
     "ALL_LINEAR",
     "PATTERNS",
+    "AgentConfig",
     "AlgorithmConfig",
     "ArithmeticConfig",
     "Backend",

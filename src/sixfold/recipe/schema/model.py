@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -13,10 +14,15 @@ ALL_LINEAR = "all-linear"
 
 
 class ScratchConfig(Section):
-    """Sizes of a model made from scratch (Qwen3 architecture, character tokenizer)."""
+    """Sizes of a model made from scratch (Qwen3 architecture, tokens of characters and words)."""
 
     alphabet: str = knob(
         "0123456789+-*/=()<>#;:,.? abcdefghijklmnopqrstuvwxyz\n", "characters of the tokenizer"
+    )
+    words: tuple[Annotated[str, Field(min_length=2)], ...] = knob(
+        (),
+        "texts of several characters that are one token each, the longest first; with any, the"
+        " chat template has tools (the Hermes form)",
     )
     hidden_size: int = knob(128, "width of the residual stream", ge=8)
     layers: int = knob(4, "number of decoder layers", ge=1)
@@ -25,6 +31,19 @@ class ScratchConfig(Section):
     head_dim: int = knob(32, "numbers per head", ge=2)
     intermediate_size: int = knob(384, "width of the MLP", ge=8)
     context: int = knob(512, "longest sequence in tokens, prompt and completion together", ge=8)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> ScratchConfig:
+        """Refuse words that are given twice or contain a special token."""
+        for word in self.words:
+            if self.words.count(word) > 1:
+                raise ValueError(f"model.scratch.words: {word!r} is given twice. Remove one")
+            if special := re.search(r"<\|\w+\|>", word):
+                raise ValueError(
+                    f"model.scratch.words: {word!r} contains {special[0]!r}, which has the form of"
+                    " a special token. Remove it"
+                )
+        return self
 
 
 class LoraConfig(Section):

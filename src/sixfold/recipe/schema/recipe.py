@@ -9,6 +9,7 @@ from .base import Section, knob
 from .data import DataConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
+from .judge import REWARDS as JUDGE_REWARDS
 from .model import ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
@@ -59,7 +60,7 @@ class Recipe(Section):
     def episode_tokens(self) -> int:
         """Most tokens of an episode after its prompt, if the model's context has room for them."""
         rollout = self.rollout
-        if not self.environment.episode:
+        if not self.environment.several_turns:
             return rollout.max_new_tokens
         return rollout.max_episode_tokens or rollout.max_turns * rollout.max_new_tokens
 
@@ -73,8 +74,21 @@ class Recipe(Section):
                 f"environment.weights has {len(self.environment.weights)} entries for"
                 f" {len(self.environment.rewards)} rewards. Give one per reward"
             )
+        tools = self.environment.tools
+        if (tools.functions or tools.mcp) and not self.environment.episode:
+            raise ValueError(
+                "environment.tools has no effect without environment.episode. Set"
+                " environment.episode = 'tools'"
+            )
         if not self.environment.rewards:
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
+        named = (*self.environment.rewards, self.eval.strict)
+        judged = [name for name in named if name in JUDGE_REWARDS]
+        if judged and not self.environment.judge.model:
+            raise ValueError(
+                f"the reward '{judged[0]}' needs a judging model: set environment.judge.url and"
+                " environment.judge.model, or environment.judge.model alone for a local folder"
+            )
         if 0 < self.rollout.max_episode_tokens < self.rollout.max_new_tokens:
             raise ValueError(
                 f"rollout.max_episode_tokens = {self.rollout.max_episode_tokens} is less than one"

@@ -27,6 +27,19 @@ class RolloutConfig(Section):
         " observations (0: room for max_turns replies of max_new_tokens)",
         ge=0,
     )
+    branches: int = knob(
+        1,
+        "samples of a task that share the first turns of an episode and then part, with"
+        " environment.episode; it divides samples_per_prompt (1: every sample plays from the"
+        " start)",
+        ge=1,
+    )
+    branch_turn: int = knob(
+        1,
+        "with branches: number of replies after which the samples part (0: where the environment"
+        " says, by Observation.branch)",
+        ge=0,
+    )
     temperature: Real = knob(
         1.0, "sampling temperature; log-probs are computed at the same temperature", ge=1e-20
     )

@@ -1,0 +1,128 @@
+"""Tools of a run: the settings `environment.tools` for its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..environment.episode import MakeEpisode
+from ..environment.episodes import load_episode
+from ..environment.sandbox.isolation import detected, required
+from ..environment.tools.episode import Equipped, ToolEpisode, own_tools
+from ..environment.tools.load import load_tools, mcp_tools
+from ..environment.tools.replay import Recorder
+from ..environment.tools.running import Slots
+from ..environment.tools.setup import ToolSetup
+from ..environment.tools.tool import Registry
+from ..environment.web.settings import WebSettings
+from ..environment.web.user_site import with_web
+from ..errors import UserError
+from ..recipe.schema.environment import EnvironmentConfig
+from ..rollout.renderer.renderer import Renderer, RenderError
+
+DEFAULT_SHARE = 0.8
+"""Default time limit of a call, as a share of that of a step."""
+LONGEST_SHARE = 0.95
+"""Longest time limit of a call: the step must report it before the step's own limit is over."""
+
+
+def recipe_episode(
+    config: EnvironmentConfig, episode: MakeEpisode | None, ending: ExitStack
+) -> Equipped | None:
+    """The episodes of a recipe, with its tools and limits. None: a task has one reply.
+
+    Args:
+        config: settings of the environment.
+        episode: the environment that `environment.episode` names. None: load it.
+        ending: ends what the tools need, such as MCP servers.
+
+    Raises:
+        UserError: the environment or a tool cannot be loaded, a tool has no schema, two have one
+            name, or a tool's time limit is longer than that of a step. Or there are tools but no
+            episode that uses them.
+    """
+    if config.episode and episode is None:
+        episode = with_web(load_episode(config.episode), WebSettings(**dict(config.web)))
+    if episode is None:
+        return None
+    equipped = Equipped(episode, _setup(config, ending))
+    _check(equipped, config)
+    return equipped
+
+
+def _check(equipped: Equipped, config: EnvironmentConfig) -> None:
+    """Raise UserError for tools that the episodes cannot use."""
+    episode, kind, tools = equipped.make, equipped.tool_class, equipped.setup.tools
+    if tools and isinstance(episode, type) and not kind:
+        raise UserError(
+            f"environment.tools has no effect with environment.episode = {config.episode!r}. Set"
+            " environment.episode = 'tools', or name no tools"
+        )
+    if kind is ToolEpisode and not tools:
+        raise UserError(
+            "environment.episode = 'tools' has no tool. Name some in environment.tools.functions"
+            " or environment.tools.mcp"
+        )
+    own = own_tools(kind) if kind else []
+    Registry([*own, *tools])
+    limits = {repr(one.name): one.timeout_s or 0.0 for one in (*own, *tools)}
+    _check_limits({**limits, "environment.tools.timeout_s": config.tools.timeout_s}, config)
+
+
+def check_template(episode: Equipped | None, renderer: Renderer) -> None:
+    """Raise UserError if episodes have tools, and the chat template has no known form of calls."""
+    if episode is not None and episode.tool_class:
+        _ = renderer.call_format
+
+
+def tool_tokens(episode: Equipped | None, renderer: Renderer) -> int:
+    """Tokens that the descriptions of the tools add to a prompt, as far as they are known.
+
+    Tools that an episode adds for its task are not known before it starts.
+    """
+    kind = None if episode is None else episode.tool_class
+    if episode is None or kind is None:
+        return 0
+    tools = Registry([*own_tools(kind), *episode.setup.tools]).descriptions
+    question = [{"role": "user", "content": ""}]
+    try:
+        with_tools = renderer.encode_messages(question, tools)
+    except RenderError:
+        return 0  # the first episode says why
+    return len(with_tools) - len(renderer.encode_messages(question))
+
+
+def _setup(config: EnvironmentConfig, ending: ExitStack) -> ToolSetup:
+    settings, recorder = config.tools, None
+    if "python" in settings.functions:
+        required(config.sandbox.isolation, detected())
+    files = {"search": config.search.corpus, "sql": config.sql.database}
+    if settings.record and settings.replay:
+        raise UserError(
+            "environment.tools.record and environment.tools.replay exclude each other. Remove one"
+        )
+    if settings.record or settings.replay:
+        folder = Path(settings.record or settings.replay).expanduser()
+        recorder = Recorder(folder, replay=bool(settings.replay))
+    functions = load_tools(settings.functions, files)
+    return ToolSetup(
+        tools=(*functions, *mcp_tools(settings.mcp, recorder, ending)),
+        recorder=recorder,
+        timeout_s=settings.timeout_s or DEFAULT_SHARE * config.timeout_s,
+        longest_s=LONGEST_SHARE * config.timeout_s,
+        max_calls=settings.max_calls,
+        max_result=settings.max_result,
+        slots=Slots(settings.max_running),
+    )
+
+
+def _check_limits(limits: Mapping[str, float], config: EnvironmentConfig) -> None:
+    """Raise UserError for a time limit of a call that is longer than that of a step."""
+    for name, limit in limits.items():
+        if limit > LONGEST_SHARE * config.timeout_s:
+            raise UserError(
+                f"environment.timeout_s = {config.timeout_s:g}: the time limit of {name} is"
+                f" {limit:g} s, so a step would end before the call does. Set"
+                f" environment.timeout_s = {limit / LONGEST_SHARE + 0.5:.0f} or lower the limit"
+            )
