@@ -37,6 +37,7 @@ def test_its_test_passes_and_fails_if_the_environment_is_wrong(
 
     done = tested()
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout
+    assert len((folder / "tasks.jsonl").read_text("utf-8").splitlines()) == 900
     environment = folder / "environment.py"
     environment.write_text(environment.read_text().replace("== self.goal", "!= self.goal"))
     assert tested().returncode == 1

@@ -1,10 +1,15 @@
-"""Creates the folder of a new environment, from the templates beside this file."""
+"""Creates the folder of a new environment, from the templates beside this file.
+
+Its tasks are made by its own tasks.py.
+"""
 
 from __future__ import annotations
 
 import keyword
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,11 +47,14 @@ def create(name: str, *, tools: bool) -> Path:
     }
     # A half-written folder must not stay behind: it would be refused at the next try.
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=".") as made:
+        new = Path(made) / "new"
+        new.mkdir()
         for template in sorted((TEMPLATES / ("tools" if tools else "plain")).glob(f"*{SUFFIX}")):
-            target = Path(made) / "new" / _filled(template.name.removesuffix(SUFFIX), words)
-            target.parent.mkdir(exist_ok=True)
+            target = new / _filled(template.name.removesuffix(SUFFIX), words)
             target.write_text(_filled(template.read_text("utf-8"), words), "utf-8")
-        shutil.move(Path(made) / "new", folder)
+        with (new / "tasks.jsonl").open("wb") as tasks:
+            subprocess.run([sys.executable, new / "tasks.py"], stdout=tasks, check=True)
+        shutil.move(new, folder)
     return folder
 
 
