@@ -46,9 +46,13 @@ def weights(run: RunFolder, step: int) -> str:
 
 
 def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without times and speeds."""
+    """Metrics that do not depend on time. Which episodes run side by side does, so the peaks do."""
     return [
-        {k: v for k, v in line.items() if not k.startswith("time/") and not k.endswith("_s")}
+        {
+            k: v
+            for k, v in line.items()
+            if not k.startswith("time/") and not k.endswith("_s") and "peak" not in k
+        }
         for line in lines
     ]
 

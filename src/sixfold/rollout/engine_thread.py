@@ -410,7 +410,11 @@ class EngineThread:
             for i in wanted
             if i // width < len(job.requests)
         }
-        opened = {key: self._choices.pop(key) for key in started if key in self._choices}
+        opened = {key: self._choices[key] for key in started if key in self._choices}
+        # Counted first: who sees that the choices have gone, in another thread, sees the count.
+        self.aborted += bool(opened)
+        for key in opened:
+            del self._choices[key]
         self._watched -= set(opened.values())
         for request in {request: None for request, _ in opened}:
             samples = {sample for owner, sample in opened if owner is request}
@@ -418,7 +422,6 @@ class EngineThread:
                 aborted = opened[request, sequence.sample]
                 aborted.advance(sequence)
                 self._record(sequence, aborted, "aborted")
-        self.aborted += bool(opened)
 
     def end(self) -> None:
         """Send an error to every open job, including jobs that are still in the queue."""
