@@ -81,6 +81,8 @@ def scratch_model(
         num_key_value_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
         max_position_embeddings=sizes.context,
+        initializer_range=sizes.initializer_range,
+        rope_parameters={"rope_type": "default", "rope_theta": sizes.rope_theta},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

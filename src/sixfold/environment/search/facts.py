@@ -10,13 +10,17 @@ import random
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ..made_up_names import made_up_names
+from ..made_up_names import FIRST_SYLLABLES, made_up_names
 from .index import Document, SearchIndex
 
-PEOPLE, TOWNS = 5000, 1000
-"""Documents of a world. Their ids are four digits."""
+FIRST_NAMES = FIRST_SYLLABLES
+FAMILY_NAMES = tuple(sorted(made_up_names(random.Random("family"), 125)))
+ENDINGS = ("bridge", "bury", "dale", "field", "ford", "ham", "port", "ton")
+"""A person has a first name and a family name. A town is a family name with an ending. Each of the
+parts can be a token of a small vocabulary."""
 
-_FIRST_NAMES, _FAMILY_NAMES = 40, 300
+PEOPLE, TOWNS = len(FIRST_NAMES) * len(FAMILY_NAMES), len(FAMILY_NAMES) * len(ENDINGS)
+"""5,000 and 1,000 documents of a world. Their ids are four digits."""
 
 TRADES = (
     *("baker", "barber", "brewer", "builder", "butcher", "carpenter", "chemist", "clerk", "cook"),
@@ -100,18 +104,13 @@ def made_up_world(seed: int) -> World:
     """A world. The same seed gives the same one."""
     rng = random.Random(f"facts/{seed}")
     ids = list(map(str, rng.sample(range(1000, 10_000), PEOPLE + TOWNS)))
-    first = made_up_names(rng, _FIRST_NAMES, syllables=1)
-    family = made_up_names(rng, _FAMILY_NAMES, syllables=2)
-    towns = made_up_names(rng, TOWNS, syllables=2, but=family)
-    numbers = rng.sample(range(len(first) * len(family)), PEOPLE)
+    names = [f"{first} {family}" for first in FIRST_NAMES for family in FAMILY_NAMES]
+    towns = [family + ending for family in FAMILY_NAMES for ending in ENDINGS]
+    rng.shuffle(names)
+    rng.shuffle(towns)
     people = tuple(
-        Person(
-            f"{first[number % len(first)]} {family[number // len(first)]}",
-            rng.choice(TRADES),
-            rng.choice(towns),
-            ids[i],
-        )
-        for i, number in enumerate(numbers)
+        Person(name, rng.choice(TRADES), rng.choice(towns), ids[i])
+        for i, name in enumerate(names)
     )
     return World(
         people,

@@ -141,7 +141,7 @@ class Change:
 def make_bookshop(seed: str) -> Bookshop:
     """A shop with random rows. The same seed gives the same shop."""
     rng = random.Random(f"bookshop/{seed}")
-    names = made_up_names(rng, 2 * AUTHORS + BOOKS, syllables=2)
+    names = made_up_names(rng, 2 * AUTHORS + BOOKS)
     numbers = rng.sample(range(10, 100), AUTHORS)
     authors = tuple(
         Author(number, names[2 * i], names[2 * i + 1]) for i, number in enumerate(numbers)

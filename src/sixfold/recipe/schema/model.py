@@ -31,6 +31,19 @@ class ScratchConfig(Section):
     head_dim: int = knob(32, "numbers per head", ge=2)
     intermediate_size: int = knob(384, "width of the MLP", ge=8)
     context: int = knob(512, "longest sequence in tokens, prompt and completion together", ge=8)
+    initializer_range: Real = knob(
+        0.02,
+        "standard deviation of the random weights; a small model learns to copy from its context"
+        " much sooner with 0.05",
+        gt=0,
+        le=1,
+    )
+    rope_theta: Real = knob(
+        10_000.0,
+        "base of the rotary position embedding; a small one fits a short context",
+        gt=1,
+        le=1e9,
+    )
 
     @model_validator(mode="after")
     def _distinct(self) -> ScratchConfig:
