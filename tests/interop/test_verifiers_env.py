@@ -7,10 +7,10 @@ with the library.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,7 @@ from sixfold.errors import UserError
 from sixfold.interop.environments.verifiers_env import verifiers_tasks
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import DataConfig
+from sixfold.rollout.generator import SampleKey
 from sixfold.rollout.player import Limits
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Reward, SamplingParams, Task, ToolCall, Trajectory
@@ -101,25 +102,34 @@ def renderer() -> Renderer:
     return Renderer(tokenizer, [tokenizer.eos_token_id])
 
 
-def trained_on(spec: str, replies: list[str], samples: int, **limits: Any) -> list[Trajectory]:
-    """The samples of the first task, through the driver."""
-    text, said = renderer(), itertools.cycle(replies)
+def trained_on(spec: str, *replies: Sequence[str], **limits: Any) -> list[Trajectory]:
+    """The samples of the first task, through the driver.
 
-    def script(tokens: Any, params: SamplingParams, key: Any) -> list[int]:
-        return [*text.plain(next(said)), text.tokenizer.eos_token_id]
+    Args:
+        spec: the environment.
+        replies: the replies of each sample.
+        limits: limits of an episode that differ from the default.
+    """
+    text, said = renderer(), [iter(each) for each in replies]
+
+    def script(tokens: Any, params: SamplingParams, key: SampleKey) -> list[int]:
+        return [*text.plain(next(said[key.sample])), text.tokenizer.eos_token_id]
 
     tasks = verifiers_tasks(spec, 1, 0)[0]
     params = SamplingParams(max_tokens=6, stop_token_ids=tuple(text.stop_token_ids))
     make = load_episode(f"verifiers:{spec}")
     bounds = Limits(**{"tokens": 1000, "turns": 8, "step_s": 5.0, **limits})
     groups, _ = played(
-        Recording(text, script), text, make, tasks, samples=samples, limits=bounds, params=params
+        *(Recording(text, script), text, make, tasks),
+        samples=len(replies),
+        limits=bounds,
+        params=params,
     )
     return list(groups[0].trajectories)
 
 
 def test_only_sampled_tokens_are_trained() -> None:
-    (one,) = trained_on(f"{GAMES}:counting", ["one", "two"], 1)
+    (one,) = trained_on(f"{GAMES}:counting", ["one", "two"])
     text = renderer()
     assert text.decode([t for t, m in zip(one.tokens, one.mask, strict=True) if m]) == "one"
     shown = text.shown(one.tokens)
@@ -129,18 +139,20 @@ def test_only_sampled_tokens_are_trained() -> None:
 
 def test_functions_of_a_group_compare_its_samples() -> None:
     for _ in range(2):  # a second step plays the same task again
-        four = trained_on(f"{GAMES}:group", ["aa", "a", "aaa", "aaa"], 4)
-        by_length = {t.text: t.reward for t in four}
-        assert {k: r.parts["longest"] for k, r in by_length.items() if r} == {
-            "a": 0.0, "aa": 0.0, "aaa": 1.0
-        }  # fmt: skip
-        assert by_length["a"] and by_length["a"].value == 1.0
+        four = trained_on(f"{GAMES}:group", ["aa"], ["a"], ["aaa"], ["aaa"])
+        rewards = [t.reward for t in four if t.reward]
+        assert [reward.parts["longest"] for reward in rewards] == [0.0, 0.0, 1.0, 1.0]
+        assert [reward.value for reward in rewards] == [0.0, 1.0, 1.0, 1.0]  # "a" is right
 
 
-def test_a_limit_ends_an_episode_and_its_group_goes_on() -> None:
-    """Two of three samples are cut by the limit on tokens, and the third is scored alone."""
-    cut = trained_on(f"{GAMES}:group", ["a"], 1)
-    assert cut[0].reward and cut[0].reward.parts["longest"] == 1.0
+def test_samples_that_a_limit_cuts_are_not_in_the_group() -> None:
+    """The first sample says most, but has no room for a second reply. The others are compared."""
+    cut, short, long = trained_on(
+        f"{GAMES}:counting_group", ["aaaaa"], ["a", "a"], ["a", "bb"], tokens=15
+    )
+    assert (cut.outcome, len(cut.turns), cut.reward) == ("context", 1, Reward(0.0))
+    assert [(t.outcome, len(t.turns)) for t in (short, long)] == [("ended", 2)] * 2
+    assert [t.reward and t.reward.parts["longest"] for t in (short, long)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +166,13 @@ def test_a_limit_ends_an_episode_and_its_group_goes_on() -> None:
     ],
 )
 def test_a_fault_gives_no_reward(fault: str, error: str) -> None:
-    (bad,) = trained_on(f"{GAMES}:counting?fault={fault}", ["one", "two"], 1)
+    (bad,) = trained_on(f"{GAMES}:counting?fault={fault}", ["one", "two"])
     assert bad.outcome == "error" and bad.reward is not None
     assert bad.reward.value is None and error in str(bad.reward.error)
 
 
 def test_what_never_ends_is_cut_and_cancelled() -> None:
-    (cut,) = trained_on(f"{GAMES}:counting", ["one"], 1, turns=1)
+    (cut,) = trained_on(f"{GAMES}:counting", ["one"], turns=1)
     assert cut.outcome == "turns" and cut.reward == Reward(0.0)
 
 

@@ -93,12 +93,19 @@ def tools() -> Any:
 
 
 def longest(completions: Any, states: Any) -> list[float]:
-    lengths = [len(completion[-1]["content"]) for completion in completions]
+    lengths = [
+        sum(len(m["content"]) for m in completion if m["role"] == "assistant")
+        for completion in completions
+    ]
     return [float(length == max(lengths)) for length in lengths]
 
 
 def group() -> Any:
     return vf.SingleTurnEnv(dataset=rows(*"abc"), rubric=vf.Rubric(funcs=[longest, right]))
+
+
+def counting_group() -> Any:
+    return Count(dataset=rows(*"abc"), rubric=vf.Rubric(funcs=[longest]), max_turns=-1)
 
 
 def nothing() -> Any:

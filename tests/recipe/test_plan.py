@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sixfold.algorithm.zoo import ZOO
+from sixfold.environment.episodes import ADAPTERS
 from sixfold.errors import UserError
 from sixfold.recipe.explain import Fact, asked_settings, explain, facts
 from sixfold.recipe.plan import make_plan, microbatch_bound, resolve_algorithm
@@ -519,6 +520,14 @@ def test_branches_that_cannot_part_are_refused(flags: str, named: tuple[str, ...
     assert plan.trajectories == 64
     (fact,) = (fact for fact in facts(plan) if fact.topic == "branches")
     assert "1 episodes per task" in fact.says and "8 samples" in fact.says
+
+
+@pytest.mark.parametrize("library", ADAPTERS.built_in)
+def test_branches_of_another_librarys_environment_are_refused(library: str) -> None:
+    episode = f"--environment.episode={library}:my_games.py:Maze"
+    told = refusal(episode, "--rollout.branches=2")
+    assert f"'{library}:my_games.py:Maze'" in told and "Use rollout.branches = 1" in told
+    make_plan(recipe(episode, "--rollout.branches=1"))
 
 
 def test_requested_and_resolved_values_are_separate() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..environment.arithmetic import arithmetic_tasks
 from ..environment.calculator import calculator_tasks
 from ..environment.code.short_functions import function_tasks
-from ..environment.episodes import ADAPTERS
+from ..environment.episodes import library_of
 from ..environment.gym import gym_tasks
 from ..environment.search.fact_tasks import MOST_TASKS, fact_tasks
 from ..environment.sql.bookshop_tasks import bookshop_tasks
@@ -136,9 +136,8 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
     if data.source in GENERATORS:
         made = GENERATORS[data.source](data, seed)
         return _Found([replace(task, prompt=worded(task.prompt_text, data)) for task in made])
-    kind, colon, name = data.source.partition(":")
-    if colon and kind in ADAPTERS.built_in:
-        return _foreign(kind, name, data, seed)
+    if kind := library_of(data.source):
+        return _foreign(kind, data.source.partition(":")[2], data, seed)
     splits, commit = _read_splits(data, seed)
     found = _Found(commit=commit)
     for split, rows in splits.items():

@@ -39,6 +39,12 @@ ADAPTERS = Named(
 _FORM = "a class with `__init__(self, task)`, `async start(self)` and `async step(self, action)`"
 
 
+def library_of(spec: str) -> str:
+    """Library of the environment that `spec` names: a key of `ADAPTERS`, or "" for our own form."""
+    kind, colon, _ = spec.partition(":")
+    return kind if colon and kind in ADAPTERS.built_in else ""
+
+
 def load_episode(spec: str) -> MakeEpisode:
     """The class of episodes that `spec` names. This runs the module or file.
 
@@ -49,9 +55,8 @@ def load_episode(spec: str) -> MakeEpisode:
     Raises:
         UserError: if it does not exist, fails to load, or is not an environment.
     """
-    kind, colon, name = spec.partition(":")
-    if colon and kind in ADAPTERS.built_in:
-        adapted: MakeEpisode = ADAPTERS.load(kind)(name)
+    if kind := library_of(spec):
+        adapted: MakeEpisode = ADAPTERS.load(kind)(spec.partition(":")[2])
         return adapted
     made = EPISODES.load(spec)
     check_episode(made, f"environment.episode = {spec!r}")

@@ -1,4 +1,4 @@
-"""Tools of a run: the settings `environment.tools` for its episodes."""
+"""Tools of a run: give its episodes the settings `environment.tools`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..environment.episode import MakeEpisode
-from ..environment.episodes import load_episode
+from ..environment.episodes import library_of, load_episode
 from ..environment.sandbox.isolation import detected, required
 from ..environment.tools.episode import Equipped, ToolEpisode, own_tools
 from ..environment.tools.load import load_tools, mcp_tools
@@ -24,23 +24,31 @@ from ..rollout.renderer.renderer import Renderer, RenderError
 DEFAULT_SHARE = 0.8
 """Default time limit of a call, as a share of that of a step."""
 LONGEST_SHARE = 0.95
-"""Longest time limit of a call: the step must report it before the step's own limit is over."""
+"""Longest time limit of a call, as a share of that of a step.
+
+The step must report a call that was too slow before its own limit is over.
+"""
+TOOLLESS = ("gymnasium", "openenv", "verifiers")
+"""Other libraries whose environments take no further tools."""
 
 
 def recipe_episode(
     config: EnvironmentConfig, episode: MakeEpisode | None, ending: ExitStack
 ) -> Equipped | None:
-    """The episodes of a recipe, with its tools and limits. None: a task has one reply.
+    """Maker of the episodes of a recipe, with the recipe's tools and limits.
 
     Args:
         config: settings of the environment.
-        episode: the environment that `environment.episode` names. None: load it.
-        ending: ends what the tools need, such as MCP servers.
+        episode: makes the episodes. None: load the environment that `environment.episode` names.
+        ending: receives the closers of what the tools start, such as MCP servers.
+
+    Returns:
+        None if the recipe has no environment, so that every task has one reply.
 
     Raises:
-        UserError: the environment or a tool cannot be loaded, a tool has no schema, two have one
-            name, or a tool's time limit is longer than that of a step. Or there are tools but no
-            episode that uses them.
+        UserError: the environment or a tool cannot be loaded, a tool has no schema, two tools have
+            the same name, a tool's time limit is longer than that of a step, or the environment
+            does not use the tools.
     """
     if config.episode and episode is None:
         episode = with_web(load_episode(config.episode), WebSettings(**dict(config.web)))
@@ -54,7 +62,8 @@ def recipe_episode(
 def _check(equipped: Equipped, config: EnvironmentConfig) -> None:
     """Raise UserError for tools that the episodes cannot use."""
     episode, kind, tools = equipped.make, equipped.tool_class, equipped.setup.tools
-    if tools and isinstance(episode, type) and not kind:
+    other_class = isinstance(episode, type) and not kind
+    if tools and (other_class or library_of(config.episode) in TOOLLESS):
         raise UserError(
             f"environment.tools has no effect with environment.episode = {config.episode!r}. Set"
             " environment.episode = 'tools', or name no tools"
@@ -71,15 +80,19 @@ def _check(equipped: Equipped, config: EnvironmentConfig) -> None:
 
 
 def check_template(episode: Equipped | None, renderer: Renderer) -> None:
-    """Raise UserError if episodes have tools, and the chat template has no known form of calls."""
+    """Check that the model can call tools, if the episodes have some.
+
+    Raises:
+        UserError: the chat template has no known format of tool calls.
+    """
     if episode is not None and episode.tool_class:
         _ = renderer.call_format
 
 
 def tool_tokens(episode: Equipped | None, renderer: Renderer) -> int:
-    """Tokens that the descriptions of the tools add to a prompt, as far as they are known.
+    """Number of tokens that the descriptions of the tools add to a prompt.
 
-    Tools that an episode adds for its task are not known before it starts.
+    Tools that an episode adds for its task are not counted: they are known only after it starts.
     """
     kind = None if episode is None else episode.tool_class
     if episode is None or kind is None:
@@ -89,7 +102,7 @@ def tool_tokens(episode: Equipped | None, renderer: Renderer) -> int:
     try:
         with_tools = renderer.encode_messages(question, tools)
     except RenderError:
-        return 0  # the first episode says why
+        return 0  # the first episode reports the error
     return len(with_tools) - len(renderer.encode_messages(question))
 
 
@@ -118,7 +131,15 @@ def _setup(config: EnvironmentConfig, ending: ExitStack) -> ToolSetup:
 
 
 def _check_limits(limits: Mapping[str, float], config: EnvironmentConfig) -> None:
-    """Raise UserError for a time limit of a call that is longer than that of a step."""
+    """Check that every call ends before its step does.
+
+    Args:
+        limits: time limits of calls in seconds, by the name of the tool or setting.
+        config: has the time limit of a step.
+
+    Raises:
+        UserError: a limit is too long.
+    """
     for name, limit in limits.items():
         if limit > LONGEST_SHARE * config.timeout_s:
             raise UserError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.environment.calculator import Calculator
 from sixfold.environment.tools.load import load_tools
 from sixfold.errors import UserError
 from sixfold.recipe.schema.environment import EnvironmentConfig
@@ -47,6 +48,16 @@ def test_a_tool_needs_its_file_and_a_file_its_tool(name: str, files: dict[str, s
         load_tools([], {name: files[name]})
     with pytest.raises(UserError, match=rf"{setting} = .*absent"):
         load_tools([name], {name: "absent"})
+
+
+@pytest.mark.parametrize("episode", ["gymnasium:Maze-v0", "calculator"])
+def test_tools_for_an_environment_that_does_not_use_them_are_refused(episode: str) -> None:
+    config = EnvironmentConfig.model_validate(
+        {"episode": episode, "tools": {"functions": ("calculator",)}}
+    )
+    make = Calculator if episode == "calculator" else lambda task: Calculator(task)
+    with ExitStack() as ending, pytest.raises(UserError, match=rf"no effect.*{episode}.*'tools'"):
+        recipe_episode(config, make, ending)
 
 
 def test_the_settings_reach_the_episodes(files: dict[str, str]) -> None:
