@@ -264,6 +264,9 @@ FAULTS: list[tuple[Any, str, str]] = [
     (scripted(Observation(messages="so?")), "error", "messages"),  # type: ignore[arg-type]
     (scripted(Observation(text="x", stops=")")), "error", "stops"),  # type: ignore[arg-type]
     (scripted(Observation(text="x", stops=("",))), "error", "stops"),
+    (scripted(Observation(text="x", stops=None)), "error", "stops"),  # type: ignore[arg-type]
+    (scripted(Observation(text="x", tools=("f",))), "error", "tools"),  # type: ignore[arg-type]
+    (scripted(Observation(text="x", tools=3)), "error", "tools"),  # type: ignore[arg-type]
 ]
 
 

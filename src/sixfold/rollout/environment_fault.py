@@ -1,4 +1,4 @@
-"""Ask an environment: within its time, for an answer of the right form. Else it has failed."""
+"""Failures of environments: errors, time limits, and malformed observations."""
 
 from __future__ import annotations
 
@@ -26,15 +26,25 @@ class EnvironmentFault(Exception):
 
 
 def check_observation(seen: Observation) -> None:
-    """Raise EnvironmentFault unless the fields of an observation have the documented types."""
+    """Check that the fields of an observation have the documented types.
+
+    Raises:
+        EnvironmentFault: one has not.
+    """
     if bool(seen.messages) == bool(seen.text):
-        raise EnvironmentFault("an Observation needs messages or text, and not both")
+        raise EnvironmentFault("an Observation needs either messages or text")
     if not isinstance(seen.text, str):
         raise EnvironmentFault(f"Observation.text is of type {type(seen.text).__name__}, not str")
     if not isinstance(seen.messages, Sequence) or not all(map(_is_message, seen.messages)):
         raise EnvironmentFault("Observation.messages: a message needs a role and a content, as str")
-    if isinstance(seen.stops, str) or not all(isinstance(s, str) and s for s in seen.stops):
-        raise EnvironmentFault("Observation.stops must be a tuple of strings that are not empty")
+    if not _is_list(seen.stops) or not all(isinstance(s, str) and s for s in seen.stops):
+        raise EnvironmentFault("Observation.stops must be a tuple of non-empty strings")
+    if not _is_list(seen.tools) or not all(isinstance(one, Mapping) for one in seen.tools):
+        raise EnvironmentFault("Observation.tools must be a tuple of dictionaries")
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)
 
 
 def _is_message(given: object) -> bool:
@@ -44,7 +54,11 @@ def _is_message(given: object) -> bool:
 
 
 async def called(call: Callable[[], Awaitable[T]]) -> T:
-    """Result of the call. A `sys.exit` in it counts as a failure of the environment."""
+    """Result of the call.
+
+    Raises:
+        EnvironmentFault: the environment called `sys.exit`, which must not end the run.
+    """
     try:
         return await call()
     except SystemExit as error:
@@ -55,8 +69,8 @@ async def in_time(answer: Awaitable[T], limit: float) -> T:
     """Result of an awaitable.
 
     Raises:
-        EnvironmentFault: after `limit` seconds. The awaitable is then cancelled, and not waited
-            for: it may ignore that.
+        EnvironmentFault: after `limit` seconds. The awaitable is then cancelled. Its end is not
+            awaited, because it may ignore the cancellation.
     """
     task = asyncio.ensure_future(answer)
     try:

@@ -208,6 +208,22 @@ def test_a_function_that_ignores_its_limit_blocks_nothing_and_threads_are_bounde
     assert contents(play(episode, calls(("stuck", {})))[1]) == [""], "the slots came back"
 
 
+def test_a_slot_that_is_handed_to_a_cancelled_call_is_released() -> None:
+    async def handed_over() -> None:
+        slots = Slots(1)
+        await slots.take(1.0)
+        waiting = asyncio.create_task(slots.take(1.0))
+        await asyncio.sleep(0)
+        slots.give()
+        await asyncio.sleep(0)  # the slot has been handed over, and `waiting` has not resumed
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await slots.take(0.1)
+
+    asyncio.run(handed_over())
+
+
 def test_a_stuck_method_does_not_race_with_the_next_one() -> None:
     go = threading.Event()
 

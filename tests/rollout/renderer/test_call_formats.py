@@ -203,6 +203,7 @@ def test_a_call_that_was_cut_is_malformed_and_stays_text(name: str) -> None:
         ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call>' + good, 1, 1),
         ('<tool_call>{"name": "f", "name": "g"}</tool_call>', 0, 1),
         ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', 0, 1),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', 0, 1),
         ('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', 0, 1),
         ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', 0, 1),
         ('<tool_call>{"name": ""}</tool_call>', 0, 1),
@@ -249,6 +250,15 @@ def test_calls_of_gpt_oss_among_its_other_messages() -> None:
     assert [json.loads(call.arguments) for call in found.calls] == [{"a": 1}, {"a": "<|end|>"}]
     final = "<|channel|>final<|message|>42"
     assert read_reply(BY_NAME["gpt-oss"].parser(), thought + final).content == thought + final
+
+
+def test_numbers_beyond_floats_make_no_invalid_arguments() -> None:
+    gemma = BY_NAME["FunctionGemma"].parser()
+    found = read_reply(gemma, "<start_function_call>call:f{a:1e999}<end_function_call>")
+    assert not found.calls and "1e999 is too large" in found.malformed[0]
+    text = "<tool_call><function=f><parameter=a>1e999</parameter></function></tool_call>"
+    (call,) = read_reply(BY_NAME["Qwen3-Coder"].parser(), text).calls
+    assert json.loads(call.arguments) == {"a": "1e999"}
 
 
 def test_texts_of_tagged_calls_take_the_type_of_the_schema() -> None:

@@ -1,7 +1,8 @@
 """Run a tool's function within a time limit, without blocking the event loop.
 
-A function that is not async runs in a thread. Nothing can end a thread from outside, so a function
-that ignores its time limit keeps its slot until it returns. The number of slots is bounded.
+A function that is not async runs in a thread. A thread cannot be stopped from outside, so a
+function that ignores its time limit keeps its slot until it returns. The number of slots is
+bounded.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _Outcome = tuple[Any, BaseException | None]
 
 
 class Slots:
-    """Bound on the calls that run at once, over all episodes and event loops of the process.
+    """Bound on concurrent calls, over all episodes and event loops that share the object.
 
     Args:
-        count: the bound.
+        count: most calls that run at the same time.
     """
 
     def __init__(self, count: int) -> None:
@@ -39,7 +40,7 @@ class Slots:
         """Wait for a slot.
 
         Raises:
-            ToolError: none is free within `limit` seconds.
+            ToolError: no slot is free within `limit` seconds.
         """
         with self._lock:
             if self._used < self._count:
@@ -49,17 +50,17 @@ class Slots:
             free = loop.create_future()
             self._waiting.append((loop, free))
         try:
-            await asyncio.wait_for(asyncio.shield(free), limit)
-        except TimeoutError as error:
-            self._leave(free)
-            problem = f"all {self._count} calls that may run at once are still running"
-            raise ToolError(problem, "busy") from error
+            await asyncio.wait((free,), timeout=limit)
         except asyncio.CancelledError:
             self._leave(free)
             raise
+        if not free.done():
+            self._leave(free)
+            problem = f"all {self._count} calls that may run at once are still running"
+            raise ToolError(problem, "busy")
 
     def give(self) -> None:
-        """Free a slot, or hand it to the call that has waited longest. Any thread may do this."""
+        """Release a slot. The oldest waiting call takes it over. Thread-safe."""
         with self._lock:
             while self._waiting:
                 loop, free = self._waiting.popleft()
@@ -71,13 +72,16 @@ class Slots:
             self._used -= 1
 
     def _leave(self, free: asyncio.Future[None]) -> None:
-        """Stop waiting. A slot that was handed over meanwhile goes to the next call."""
-        free.cancel()
+        """Stop waiting. If the slot has been handed over already, release it."""
+        if not free.cancel():
+            self.give()
+            return
         with self._lock:
             self._waiting = deque(one for one in self._waiting if one[1] is not free)
 
 
 def _hand_over(free: asyncio.Future[None], slots: Slots) -> None:
+    """Give a slot to a waiting call, or to the next one if that call has stopped waiting."""
     if free.done():
         slots.give()
     else:
@@ -85,15 +89,15 @@ def _hand_over(free: asyncio.Future[None], slots: Slots) -> None:
 
 
 class Call:
-    """One call that is being run.
+    """One call of a tool.
 
     Args:
         tool: the tool.
-        values: its arguments.
-        slots: bound on the calls that run at once.
+        values: the arguments.
+        slots: bound on concurrent calls.
 
     Attributes:
-        runs: True while the function has been started and has not returned.
+        runs: True from the start of the function until it returns.
     """
 
     def __init__(self, tool: Tool, values: Mapping[str, Any], slots: Slots) -> None:
@@ -109,8 +113,8 @@ class Call:
             limit: seconds, including the wait for a slot.
 
         Raises:
-            ToolError: the time limit is over.
-            Exception: what the function raised.
+            ToolError: the time limit has passed.
+            Exception: the error that the function raised.
         """
         begun = time.monotonic()
         await self._slots.take(limit)
@@ -120,7 +124,7 @@ class Call:
         try:
             done, _ = await asyncio.wait((running,), timeout=left)
         finally:
-            running.cancel()  # ends an async function; a thread goes on
+            running.cancel()  # stops an async function; a thread continues
         if not done:
             raise ToolError(f"the tool took longer than {limit:g} s", "timeout")
         if running.cancelled():
@@ -128,7 +132,7 @@ class Call:
         result, error = running.result()
         if isinstance(error, Exception):
             raise error
-        if error is not None:  # sys.exit must not end the run
+        if error is not None:  # a `sys.exit` of the tool must not end the run
             raise ToolError(one_line(error)) from error
         return result
 

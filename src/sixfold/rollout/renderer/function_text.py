@@ -1,6 +1,6 @@
-"""Calls as Gemma's models write them: `call:NAME{KEY:VALUE,KEY:VALUE}`.
+"""Read calls of Gemma models: `call:NAME{KEY:VALUE,KEY:VALUE}`.
 
-A text value stands between two marks, keys have no quotes, and objects and lists are nested.
+A text value stands between two marks. Keys have no quotes. Objects and lists may be nested.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...types import ToolCall
 from .block_format import Read
-from .json_calls import arguments_text
+from .json_calls import arguments_text, finite
 from .tool_calls import Tools, Unreadable
 
 MAX_DEPTH = 64
@@ -38,7 +38,7 @@ def read_functions(quote: str) -> Read:
 
 
 class _Values:
-    """Reads the values of a text from an index on.
+    """Reads the values of a text, starting at an index.
 
     Attributes:
         at: index of the next character.
@@ -53,7 +53,7 @@ class _Values:
         """The value at the index.
 
         Raises:
-            Unreadable: there is none.
+            Unreadable: there is no value at the index.
         """
         if depth > MAX_DEPTH:
             raise Unreadable("it is nested too deeply")
@@ -66,7 +66,7 @@ class _Values:
         if word := self._match(_WORD):
             return _WORDS.get(word[0], _WORDS.get(word[0].lower()))
         if number := self._match(_NUMBER):
-            return float(number[0]) if number[1] or number[2] else int(number[0])
+            return finite(number[0]) if number[1] or number[2] else int(number[0])
         raise Unreadable(f"there is no value at its character {self.at}")
 
     def _object(self, depth: int) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Calls as JSON, as most families of models write them."""
+"""Read calls that are written as JSON, as in most model families."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -74,7 +75,7 @@ def decoded(text: str, at: int) -> tuple[Any, int]:
     """The JSON value at an index of a text, and the index behind it.
 
     Raises:
-        Unreadable: there is none, or a key is given twice, or a number is not finite.
+        Unreadable: there is no JSON value, a key is given twice, or a number is not finite.
     """
     start = _SPACE.match(text, at)
     assert start is not None
@@ -93,7 +94,7 @@ def arguments_text(name: str, arguments: Any) -> str:
     """Arguments as the text of a JSON object.
 
     Raises:
-        Unreadable: they are no object, or contain half of a surrogate pair.
+        Unreadable: they are not an object, or contain half of a surrogate pair.
     """
     if not isinstance(arguments, dict):
         raise Unreadable(f"the arguments of {name[:40]!r} are not a JSON object")
@@ -129,8 +130,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def finite(text: str) -> float:
+    """The number that a text spells.
+
+    Raises:
+        Unreadable: it is too large for a float.
+    """
+    value = float(text)
+    if math.isinf(value):
+        raise Unreadable(f"the number {text[:40]} is too large")
+    return value
+
+
 def _not_finite(text: str) -> NoReturn:
-    raise Unreadable(f"it is not JSON: {text} is no number")
+    raise Unreadable(f"it is not JSON: {text} is not a number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_not_finite)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=finite, parse_constant=_not_finite
+)

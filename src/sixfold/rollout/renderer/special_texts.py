@@ -7,7 +7,7 @@ it could take another role.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -46,11 +46,9 @@ class SpecialTexts:
             return self.mark(value)
         if isinstance(value, (list, tuple)):
             return [self.mark_all(item) for item in value]
-        return (
-            {self.mark(key): self.mark_all(item) for key, item in value.items()}
-            if isinstance(value, dict)
-            else value
-        )
+        if isinstance(value, Mapping):
+            return {self.mark(key): self.mark_all(item) for key, item in value.items()}
+        return value
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text, without any special token."""
@@ -84,14 +82,10 @@ class SpecialTexts:
 
         They include the tokens that the tokenizer adds at the beginning and the end of a text.
         """
-        return (
-            [
-                list(ids)
-                for ids in self._tokenizer(list(texts), split_special_tokens=True)["input_ids"]
-            ]
-            if texts
-            else []
-        )
+        if not texts:
+            return []
+        encoded = self._tokenizer(list(texts), split_special_tokens=True)
+        return [list(ids) for ids in encoded["input_ids"]]
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
