@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import threading
 import time
 from typing import Any
 
@@ -11,6 +12,9 @@ from gymnasium import spaces
 
 CLOSED: list[int] = []
 """Seed of every environment that was closed."""
+
+MEETING = threading.Barrier(6)
+"""Where steps with the fault "meet" wait for each other."""
 
 
 class Word(gymnasium.Env[Any, Any]):
@@ -34,8 +38,8 @@ class Word(gymnasium.Env[Any, Any]):
     def step(self, action: str) -> Any:
         self.steps += 1
         right = float(action.strip() == self.letter)
-        if self.fault == "slow":
-            time.sleep(0.3)
+        if self.fault == "meet":
+            MEETING.wait(5)
         if self.fault == "hang":
             time.sleep(1.5)
         if self.fault == "step":

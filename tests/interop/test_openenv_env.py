@@ -101,7 +101,7 @@ def test_actions_of_several_fields_are_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("Raises", "no parrot"), ("Text", "no Observation"), ("Nan", "nan")]
+    ("name", "error"), [("Raises", "no parrot"), ("Text", "returned str"), ("Nan", "nan")]
 )
 def test_faults(name: str, error: str) -> None:
     open_games.CLOSED.clear()

@@ -1,6 +1,6 @@
-"""Actions of a Gymnasium environment, read from a reply. Does not import Gymnasium.
+"""Read the action of a Gymnasium environment from a reply. Does not import Gymnasium.
 
-The kind of an action space is told by its name, so that a space may come from `gym` as well.
+The kind of an action space is the name of its class, so spaces of the older `gym` work as well.
 """
 
 from __future__ import annotations
@@ -12,18 +12,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...environment.answer_part import answer_part
+from ...environment.episode import Observation
 from ...errors import UserError
+from ...types import Message
 
 ARRAYS = ("Box", "MultiBinary", "MultiDiscrete")
 MOST_LISTED = 20
-"""Actions that a hint lists by name."""
+"""Most named actions that a hint lists."""
 
 _TAGGED = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"(?<![\w.])-?\d+(?!\w|\.\d)")
 
 
 class MalformedAction(ValueError):
-    """A reply from which no action can be read. The message says why."""
+    """No action can be read from a reply. The message says why."""
+
+
+def malformed_answer(error: MalformedAction, expected: Any) -> Observation:
+    """Answer to a reply without a readable action: a hint as JSON, and one tool error.
+
+    Args:
+        error: why no action can be read.
+        expected: description of an action, in a JSON form.
+    """
+    refused = {"kind": "malformed_action", "message": str(error)}
+    hint = json.dumps({"error": {**refused, "actions": expected}})
+    said = Message(role="user", content=hint)
+    return Observation((said,), events=(refused,), tool_errors=1)
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class Actions:
     """Reads the actions of one action space.
 
     Attributes:
-        kind: Text, Discrete, Box, MultiBinary or MultiDiscrete.
+        kind: "Text", "Discrete", "Box", "MultiBinary" or "MultiDiscrete".
         space: the action space.
         names: names of discrete actions, by number. May be empty.
     """
@@ -41,13 +56,13 @@ class Actions:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def read(self, reply: str) -> Any:
-        """The action of a reply, as `step` takes it.
+        """The action of a reply, as the environment's `step` takes it.
 
-        A thought before the action is left out. So is what stands outside of the last `<action>`
-        or `<answer>` tag, if there is one.
+        Thoughts are ignored. If the reply has an `<action>` or `<answer>` tag, only the text inside
+        the last one is read.
 
         Raises:
-            MalformedAction: if the reply has no action, or several.
+            MalformedAction: the reply has no action, or several.
         """
         text = answer_part(reply)
         if self.kind == "Text":
@@ -56,17 +71,15 @@ class Actions:
         text = (tagged[-1][1] if tagged else text).strip()
         return self._array(text) if self.kind in ARRAYS else self._discrete(text)
 
-    def hint(self, error: MalformedAction) -> str:
-        """JSON text that tells the policy what an action looks like."""
-        wanted: Any = f"a JSON list of shape {list(self.space.shape)}"
-        if self.kind == "Discrete":
-            first, count = int(self.space.start), int(self.space.n)
-            named = {str(number): name for number, name in sorted(self.names.items())}
-            wanted = f"one integer from {first} to {first + count - 1}"
-            wanted = named if 0 < len(named) <= MOST_LISTED else wanted
-        return json.dumps(
-            {"error": {"kind": "malformed_action", "message": str(error), "actions": wanted}}
-        )
+    @property
+    def expected(self) -> Any:
+        """Description of an action for the policy: a sentence, or names by number."""
+        if self.kind != "Discrete":
+            return f"a JSON list of shape {list(self.space.shape)}"
+        if 0 < len(self.names) <= MOST_LISTED:
+            return {str(number): name for number, name in sorted(self.names.items())}
+        first, count = int(self.space.start), int(self.space.n)
+        return f"one integer from {first} to {first + count - 1}"
 
     def _discrete(self, text: str) -> Any:
         found = set()
@@ -91,21 +104,21 @@ class Actions:
         try:
             action = numpy.asarray(json.loads(text), dtype=self.space.dtype)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise MalformedAction("the reply is no JSON list of numbers") from error
+            raise MalformedAction("the reply is not a JSON list of numbers") from error
         if action.shape != self.space.shape or not self.space.contains(action):
             raise MalformedAction("the list is not in the action space")
         return action
 
 
 def actions_of(env: Any, where: str) -> Actions:
-    """How to read actions of an environment.
+    """Reader of an environment's actions.
 
     Args:
         env: the environment.
-        where: how the user named it, for messages.
+        where: name of the environment in messages.
 
     Raises:
-        UserError: if its action space has no text form.
+        UserError: its action space has no text form.
     """
     space = env.action_space
     kind = next((base.__name__ for base in type(space).__mro__ if base.__name__ in _KINDS), "")
@@ -122,10 +135,10 @@ _KINDS = ("Text", "Discrete", *ARRAYS)
 
 
 def _names(env: Any) -> dict[int, str]:
-    """Names of discrete actions, which Gymnasium does not define.
+    """Names of discrete actions by number, or {}. Gymnasium has no standard for them.
 
-    Looks at the attribute `action_names` of the environment, at `metadata["action_names"]`, and at
-    the method `get_action_meanings` of Atari games.
+    They are the attribute `action_names` of the environment, `metadata["action_names"]`, or the
+    result of the method `get_action_meanings` of Atari games.
     """
     inner, first = env.unwrapped, int(env.action_space.start)
     given = getattr(inner, "action_names", None)

@@ -1,6 +1,6 @@
 """Gymnasium environments as episodes: `environment.episode = "gymnasium:ID"`.
 
-A task is a seed, and its prompt the first observation. Needs the extra `envs`.
+A task is a seed. Its prompt is the first observation. Needs the extra `envs`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from ...environment.episode import Action, End, MakeEpisode, Observation
 from ...environment.rewards import checked_value
 from ...errors import UserError, nearest, one_line
 from ...types import Message, Outcome, Task
-from .actions import Actions, MalformedAction, actions_of
-from .observations import observation_text, with_observation
+from .actions import Actions, MalformedAction, actions_of, malformed_answer
+from .observations import observation_text
 from .own_thread import OwnThread
+from .seeds import SEEDS_PER_RUN, first_observation, seed_task, task_seed
 from .spec import Spec, import_module, parsed
 
 KIND = "gymnasium"
 DEFAULT_TASKS = 2000
-"""Seeds if data.limit is not set."""
-
-SEEDS_PER_RUN = 1_000_000
-"""Distance between the first seeds of two values of run.seed."""
+"""Number of tasks if data.limit is not set."""
 
 
 @dataclass(frozen=True)
 class Game:
-    """An environment that `gymnasium.make` can make.
+    """An environment of Gymnasium.
 
     Attributes:
         text: its name, as the user wrote it after `gymnasium:`.
-        spec: the same, parsed.
-        maker: class or function that makes it, if it is not registered under an id.
+        spec: the parsed name.
+        maker: class or function that makes it. None: `gymnasium.make` makes it by its id.
     """
 
     text: str
@@ -56,7 +54,7 @@ class Game:
         """
         gymnasium = _library()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as: there is a newer version
+            warnings.simplefilter("ignore")  # for example that a newer version exists
             try:
                 if self.maker is not None:
                     return self.maker(**self.spec.arguments)
@@ -73,14 +71,15 @@ class Game:
 
 
 def gymnasium_episode(text: str) -> MakeEpisode:
-    """Episodes of the environment that `text` names: `ID`, `module:ID` or `path/to/file.py:ID`.
+    """Maker of the episodes of an environment.
 
-    Instead of an id, the name of a class in the module will do.
-
-    Arguments of its constructor may follow: `ID?map_name="8x8"&is_slippery=false`.
+    Args:
+        text: `ID`, `module:ID` or `path/to/file.py:ID`. With a module or file, the name of a class
+            in it may take the place of the id. Arguments of the environment may follow:
+            `ID?map_name="8x8"&is_slippery=false`.
 
     Raises:
-        UserError: if there is no such environment, or its actions have no text form.
+        UserError: the environment does not exist, or its actions have no text form.
     """
     game = _game(text)
     env = game.make()
@@ -100,13 +99,16 @@ def gymnasium_tasks(text: str, limit: int, seed: int) -> list[Task]:
         seed: the run's seed. It chooses the seeds of the tasks.
 
     Raises:
-        UserError: if there is no such environment, or it cannot be reset.
+        UserError: the environment does not exist or cannot be reset, or an observation is empty.
     """
     game = _game(text)
     env = game.make()
     first = seed * SEEDS_PER_RUN
     try:
-        return [_task(game, env, first + n) for n in range(limit or DEFAULT_TASKS)]
+        return [
+            seed_task(game.where, seed, observation_text(_reset(env, seed)[0]))
+            for seed in range(first, first + (limit or DEFAULT_TASKS))
+        ]
     except UserError:
         raise
     except Exception as error:
@@ -115,25 +117,11 @@ def gymnasium_tasks(text: str, limit: int, seed: int) -> list[Task]:
         env.close()
 
 
-def _task(game: Game, env: Any, seed: int) -> Task:
-    observation = observation_text(_reset(env, seed)[0])
-    if not observation.strip():
-        raise UserError(f"{game.where}: its first observation for seed {seed} is empty")
-    return Task(
-        id=f"{game.where}-{seed}",
-        prompt=observation,
-        columns={"seed": seed, "observation": observation},
-        source=game.where,
-        world=str(seed),
-    )
-
-
 class GymnasiumEpisode:
     """One episode of a Gymnasium environment.
 
-    The reward of a step is the turn's reward. `terminated` ends the episode with the outcome
-    "ended", `truncated` with "turns". A reply without a legal action is answered by a hint, and the
-    environment does not see it.
+    The reward of a step is the reward of the turn. `terminated` ends the episode with the outcome
+    "ended", `truncated` with "turns". A reply without a legal action gets a hint and no step.
 
     Args:
         game: the environment.
@@ -149,20 +137,15 @@ class GymnasiumEpisode:
 
     async def start(self) -> Observation:
         """Make and reset the environment."""
-        seen = await self._thread.call(self._begin)
-        recorded = str(self._task.columns.get("observation", self._task.prompt_text))
-        prompt = with_observation(self._task, recorded, seen).prompt
-        return Observation(text=prompt) if isinstance(prompt, str) else Observation(prompt)
+        return first_observation(self._task, await self._thread.call(self._begin))
 
     async def step(self, action: Action) -> Observation | End:
-        """Act, and observe."""
+        """Take the action of a reply."""
         assert self._actions is not None
         try:
             chosen = self._actions.read(action.text)
         except MalformedAction as error:
-            hint = (_user(self._actions.hint(error)),)
-            refused = {"kind": "malformed_action", "message": str(error)}
-            return Observation(hint, events=(refused,), tool_errors=1)
+            return malformed_answer(error, self._actions.expected)
         seen, reward, terminated, truncated = await self._thread.call(self._act, chosen)
         event: dict[str, Any] = {
             "kind": "environment_step",
@@ -172,44 +155,44 @@ class GymnasiumEpisode:
         if terminated or truncated:
             outcome: Outcome = "ended" if terminated else "turns"
             return End(reward, outcome, events=({**event, "observation": seen},))
-        return Observation((_user(seen),), reward=reward, events=(event,))
+        said = Message(role="user", content=seen)
+        return Observation((said,), reward=reward, events=(event,))
 
     async def close(self) -> None:
-        """Close the environment."""
+        """Close the environment, after a call that still runs."""
         try:
-            if self._env is not None:
-                await self._thread.call(self._env.close)
+            await self._thread.call(self._close)
         finally:
             self._thread.end()
 
     def _begin(self) -> str:
         self._env = self._game.make()
         self._actions = actions_of(self._env, self._game.where)
-        return observation_text(_reset(self._env, self._task.columns.get("seed"))[0])
+        return observation_text(_reset(self._env, task_seed(self._task))[0])
+
+    def _close(self) -> None:
+        if self._env is not None:
+            self._env.close()
 
     def _act(self, action: Any) -> tuple[str, float, bool, bool]:
         answer = self._env.step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
             raise TypeError(
-                f"step returned {found}, not the five of Gymnasium: observation, reward,"
+                f"step returned {found}. Return the five values of Gymnasium: observation, reward,"
                 " terminated, truncated, info"
             )
         seen, reward, terminated, truncated, _ = answer
         return observation_text(seen), checked_value(reward), bool(terminated), bool(truncated)
 
 
-def _reset(env: Any, seed: Any) -> tuple[Any, Any]:
-    answer = env.reset(seed=None if seed is None else int(seed))
+def _reset(env: Any, seed: int | None) -> tuple[Any, Any]:
+    answer = env.reset(seed=seed)
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError(
-            f"reset returned {type(answer).__name__}, not a tuple of an observation and an info"
+            f"reset returned {type(answer).__name__}. Return a tuple of an observation and an info"
         )
     return answer
-
-
-def _user(text: str) -> Message:
-    return Message(role="user", content=text)
 
 
 def _shown(action: Any) -> Any:
@@ -218,7 +201,7 @@ def _shown(action: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _game(text: str) -> Game:
-    """The environment that the text names. Imports the module that registers it."""
+    """The environment with this name. Imports the module that registers it."""
     spec = parsed(KIND, text)
     gymnasium = _library()
     members = vars(import_module(KIND, spec.module)) if spec.module else {}

@@ -1,8 +1,7 @@
 """OpenEnv environments: `environment.episode = "openenv:URL"`, or `"openenv:FILE.py:CLASS"`.
 
-A URL names a running server, which the library's own client speaks to. A class runs in this
-process and needs no library besides its own imports. A task is a seed, and its prompt the first
-observation.
+A URL names a running server; the library's own client connects to it. A class runs in this process
+and needs only its own imports. A task is a seed. Its prompt is the first observation.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from ...environment.episode import Action, End, MakeEpisode, Observation
 from ...environment.rewards import checked_value
 from ...errors import UserError, nearest, one_line
 from ...types import Message, Task
-from .actions import MalformedAction
-from .observations import observation_text, with_observation
+from .actions import MalformedAction, malformed_answer
+from .observations import observation_text
 from .own_thread import OwnThread
+from .seeds import SEEDS_PER_RUN, first_observation, seed_task, task_seed
 from .spec import import_module, parsed
 
 KIND = "openenv"
 DEFAULT_TASKS = 500
-"""Seeds if data.limit is not set. Each costs one reset."""
+"""Number of tasks if data.limit is not set. Each costs one reset."""
 
-SEEDS_PER_RUN = 1_000_000
 SCHEMA_S = 10.0
-"""Seconds that a server has to send the schema of its actions."""
+"""Seconds within which a server must send the schema of its actions."""
 
 NOT_SEEN = ("done", "reward", "metadata")
 """Fields of an observation that are not part of its text."""
@@ -42,7 +41,7 @@ NOT_SEEN = ("done", "reward", "metadata")
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reset or a step returned."""
+    """Result of a reset or a step."""
 
     text: str
     reward: float
@@ -61,12 +60,12 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class World:
-    """An environment that sessions can be opened of.
+    """An OpenEnv environment, of which sessions can be opened.
 
     Attributes:
         where: its name in messages.
         schema: JSON schema of its actions.
-        url: the server, or "".
+        url: address of the server. "" for a class.
         kind: class of the environment. None for a server.
         action: class of its actions. None for a server.
     """
@@ -78,17 +77,17 @@ class World:
     action: Any = None
 
     def session(self) -> Session:
-        """A new session, which is not open yet."""
+        """A new session. `reset` opens it."""
         return Remote(self.url) if self.url else Local(self.kind, self.action)
 
     def payload(self, reply: str) -> dict[str, Any]:
         """The action of a reply.
 
-        If an action has one field, and that is text, the reply is its value. Otherwise the reply is
-        a JSON object, or for one field of another type its JSON value.
+        If an action has a single field of text, the reply is its value. Otherwise the reply must be
+        a JSON object with the fields. For a single field of another type, its JSON value is enough.
 
         Raises:
-            MalformedAction: if it is none of these.
+            MalformedAction: the reply is not JSON, or has other fields than an action.
         """
         fields = self.fields
         text = answer_part(reply).strip()
@@ -99,10 +98,10 @@ class World:
         try:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise MalformedAction("the reply is no JSON") from error
+            raise MalformedAction("the reply is not JSON") from error
         if not isinstance(given, dict):
             if len(fields) != 1:
-                raise MalformedAction("the reply is no JSON object")
+                raise MalformedAction("the reply is not a JSON object")
             given = {next(iter(fields)): given}
         unknown = [name for name in given if name not in fields]
         missing = [name for name in self.schema.get("required", ()) if name not in given]
@@ -118,16 +117,14 @@ class World:
         properties.pop("metadata", None)
         return properties
 
-    def hint(self, error: MalformedAction) -> str:
-        """JSON text that tells the policy what an action looks like."""
-        wanted = {name: field.get("type", "any") for name, field in self.fields.items()}
-        return json.dumps(
-            {"error": {"kind": "malformed_action", "message": str(error), "actions": wanted}}
-        )
+    @property
+    def expected(self) -> dict[str, Any]:
+        """Description of an action for the policy: the type of each field."""
+        return {name: field.get("type", "any") for name, field in self.fields.items()}
 
 
 class Local:
-    """A session of a class, in a thread of its own."""
+    """A session of a class. Its calls run in one thread."""
 
     def __init__(self, kind: Any, action: Any) -> None:
         self._kind = kind
@@ -146,7 +143,7 @@ class Local:
         return _seen(await self._thread.call(begin))
 
     async def step(self, payload: Mapping[str, Any]) -> Seen:
-        """Act."""
+        """Validate an action and take it."""
         try:
             action = self._action.model_validate(payload)
         except ValidationError as error:
@@ -154,10 +151,14 @@ class Local:
         return _seen(await self._thread.call(self._env.step, action))
 
     async def close(self) -> None:
-        """Close the environment if it can be closed."""
-        try:
+        """Close the environment if it has a `close`, after a call that still runs."""
+
+        def end() -> None:
             if callable(close := getattr(self._env, "close", None)):
-                await self._thread.call(close)
+                close()
+
+        try:
+            await self._thread.call(end)
         finally:
             self._thread.end()
 
@@ -174,7 +175,7 @@ class Remote:
         return _seen(result.observation, result)
 
     async def step(self, payload: Mapping[str, Any]) -> Seen:
-        """Act."""
+        """Send an action."""
         try:
             result = await self._client.step(dict(payload))
         except RuntimeError as error:
@@ -189,26 +190,33 @@ class Remote:
 
 
 def _seen(observation: Any, result: Any = None) -> Seen:
-    """What a reset or a step returned.
+    """Result of a reset or a step.
 
     Args:
-        observation: a model, or a dictionary.
+        observation: a pydantic model, or for a server a dictionary.
         result: has `reward` and `done`. None: the observation has them.
+
+    Raises:
+        TypeError: it is not an observation of OpenEnv.
     """
     source = observation if result is None else result
     fields = (
         observation.model_dump(mode="json") if isinstance(observation, BaseModel) else observation
     )
-    if not isinstance(fields, Mapping) or not isinstance(source.done, bool):
-        raise TypeError(f"the environment returned {type(observation).__name__}, no Observation")
+    done = getattr(source, "done", None)
+    if not isinstance(fields, Mapping) or not isinstance(done, bool):
+        raise TypeError(
+            f"the environment returned {type(observation).__name__}. Return an Observation with"
+            " `done` and `reward`"
+        )
     shown = {name: value for name, value in fields.items() if name not in NOT_SEEN}
     texts = [value for value in shown.values() if isinstance(value, str)]
     reward = 0.0 if source.reward is None else checked_value(source.reward)
-    return Seen(texts[0] if len(texts) == 1 else observation_text(shown), reward, source.done)
+    return Seen(texts[0] if len(texts) == 1 else observation_text(shown), reward, done)
 
 
 class OpenEnvEpisode:
-    """One episode. The reward of a step is the turn's reward. `done` ends the episode.
+    """One episode. The reward of a step is the reward of the turn. `done` ends the episode.
 
     Args:
         world: the environment.
@@ -223,22 +231,17 @@ class OpenEnvEpisode:
     async def start(self) -> Observation:
         """Open a session and reset it."""
         self._session = self._world.session()
-        seed = self._task.columns.get("seed")
-        seen = await self._session.reset(None if seed is None else int(seed))
-        recorded = str(self._task.columns.get("observation", self._task.prompt_text))
-        prompt = with_observation(self._task, recorded, seen.text).prompt
-        return Observation(text=prompt) if isinstance(prompt, str) else Observation(prompt)
+        seen = await self._session.reset(task_seed(self._task))
+        return first_observation(self._task, seen.text)
 
     async def step(self, action: Action) -> Observation | End:
-        """Act, and observe."""
+        """Take the action of a reply."""
         assert self._session is not None
         try:
             payload = self._world.payload(action.text)
             seen = await self._session.step(payload)
         except MalformedAction as error:
-            hint = Message(role="user", content=self._world.hint(error))
-            refused = {"kind": "malformed_action", "message": str(error)}
-            return Observation((hint,), events=(refused,), tool_errors=1)
+            return malformed_answer(error, self._world.expected)
         event = {"kind": "environment_step", "action": payload, "reward": seen.reward}
         if seen.done:
             return End(seen.reward, events=({**event, "observation": seen.text},))
@@ -252,13 +255,13 @@ class OpenEnvEpisode:
 
 
 def openenv_episode(text: str) -> MakeEpisode:
-    """Episodes of the server or class that `text` names.
+    """Maker of the episodes of a server or class.
 
     Args:
         text: `http://HOST:PORT`, `path/to/file.py:Class` or `module:Class`.
 
     Raises:
-        UserError: if there is no such class, the server does not answer, or actions have no schema.
+        UserError: the class does not exist, the server does not answer, or actions have no schema.
     """
     world = _world(text)
     return lambda task: OpenEnvEpisode(world, task)
@@ -273,7 +276,7 @@ def openenv_tasks(text: str, limit: int, seed: int) -> list[Task]:
         seed: the run's seed. It chooses the seeds of the tasks.
 
     Raises:
-        UserError: if there is no such environment, or it cannot be reset.
+        UserError: the environment does not exist or cannot be reset, or an observation is empty.
     """
     world = _world(text)
     first = seed * SEEDS_PER_RUN
@@ -281,27 +284,15 @@ def openenv_tasks(text: str, limit: int, seed: int) -> list[Task]:
         observed = run_blocking(_first_observations(world, first, limit or DEFAULT_TASKS))
     except Exception as error:
         raise UserError(f"{world.where} failed in reset: {one_line(error)}") from error
-    return [
-        Task(
-            id=f"{world.where}-{first + n}",
-            prompt=observation,
-            columns={"seed": first + n, "observation": observation},
-            source=world.where,
-            world=str(first + n),
-        )
-        for n, observation in enumerate(observed)
-    ]
+    return [seed_task(world.where, seed, text) for seed, text in enumerate(observed, first)]
 
 
 async def _first_observations(world: World, first: int, count: int) -> list[str]:
     session = world.session()
     try:
-        found = [(await session.reset(first + n)).text for n in range(count)]
+        return [(await session.reset(first + n)).text for n in range(count)]
     finally:
         await session.close()
-    if not all(text.strip() for text in found):
-        raise ValueError("a first observation is empty")
-    return found
 
 
 @lru_cache(maxsize=8)
@@ -312,7 +303,7 @@ def _world(text: str) -> World:
         return World(where, _remote_schema(text, where), url=text)
     spec = parsed(KIND, text)
     if not spec.module:
-        raise UserError(f"{where} names no file. Give {KIND}:URL or {KIND}:path/to/file.py:Class")
+        raise UserError(f"{where} has no file. Give {KIND}:URL or {KIND}:path/to/file.py:Class")
     members = vars(import_module(KIND, spec.module))
     kind = members.get(spec.name)
     if not isinstance(kind, type):
