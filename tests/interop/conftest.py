@@ -1,4 +1,4 @@
-"""Tests of other libraries' environments use a stand-in for verifiers where it is missing."""
+"""Use a stand-in for verifiers if the library is not installed."""
 
 from __future__ import annotations
 

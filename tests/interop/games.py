@@ -1,4 +1,4 @@
-"""Gymnasium environments as other people write them. No test changes them."""
+"""Gymnasium environments as users write them."""
 
 from __future__ import annotations
 

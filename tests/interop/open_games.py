@@ -1,5 +1,4 @@
-"""An environment as people write it for OpenEnv. It has the library's base class where it is
-installed."""
+"""An environment as users write it for OpenEnv, with the library's base class if installed."""
 
 from __future__ import annotations
 

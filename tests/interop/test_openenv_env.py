@@ -1,4 +1,4 @@
-"""OpenEnv environments play as they are: as a class in this process, and on a server."""
+"""Unchanged OpenEnv environments: as a class in this process, and on a server."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def check_game(spec: str) -> None:
     assert [task.prompt for task in openenv_tasks(spec, 4, 0)] == ["a", "b", "c", "a"]
 
 
-def test_a_class_plays_and_is_closed() -> None:
+def test_a_class_is_played_and_closed() -> None:
     open_games.CLOSED.clear()
     check_game(f"{GAMES}:Parrot")
     assert open_games.CLOSED == [1, 3]  # the episode, and the session that made the tasks
 
 
-def test_a_server_plays(server: str) -> None:
+def test_a_server_is_played(server: str) -> None:
     check_game(server)
 
 
@@ -103,7 +103,7 @@ def test_actions_of_several_fields_are_json() -> None:
 @pytest.mark.parametrize(
     ("name", "error"), [("Raises", "no parrot"), ("Text", "returned str"), ("Nan", "nan")]
 )
-def test_faults(name: str, error: str) -> None:
+def test_faults_of_the_environment_are_raised_and_it_is_closed(name: str, error: str) -> None:
     open_games.CLOSED.clear()
     with pytest.raises((RuntimeError, TypeError, ValueError), match=error):
         play(f"{GAMES}:{name}", ["b"])
@@ -119,7 +119,7 @@ def test_faults(name: str, error: str) -> None:
         ("no/such.py:Parrot", "no/such.py"),
     ],
 )
-def test_what_is_no_environment(spec: str, named: str) -> None:
+def test_environments_that_do_not_exist_are_refused(spec: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
         load_episode(f"openenv:{spec}")
 

@@ -1,4 +1,4 @@
-"""Runs on other people's environments: a few steps of a tiny model."""
+"""Short training runs on environments of other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes written for TRL's `environment_factory` play as they are."""
+"""Unchanged classes for TRL's `environment_factory`: tools, rewards and errors."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_methods_are_tools_and_reset_gets_the_columns(file: Path) -> None:
     assert play(f"{file}:Counter", [])[0].messages[-1]["content"] == "go"
 
 
-def test_async_tools_errors_and_a_game_that_is_over(file: Path) -> None:
+def test_async_tools_and_errors_of_tools(file: Path) -> None:
     *_, looked, bad, over = play(
         f"{file}:made",
         [call("add", amount=12), call("look"), call("add", amount="x"), call("add", amount=1)],
@@ -150,20 +150,20 @@ def test_async_tools_errors_and_a_game_that_is_over(file: Path) -> None:
 )
 def test_rewards(spec: str, reward: float | None, file: Path) -> None:
     actions = [Action("done")]
-    if "scored" in spec:  # total 1 and two assistant messages and a tool's: 1 + 3, and the word
+    if "scored" in spec:  # the total of 1, and 3 messages: two of the assistant and one of a tool
         actions = [call("add", amount=1), Action("done")]
     end = play(f"{file}:{spec}", actions, word="v")[-1]
     assert isinstance(end, End) and end.reward == reward
 
 
-def test_a_column_chooses_among_several(file: Path) -> None:
+def test_a_column_chooses_the_factory(file: Path) -> None:
     end = play(f"{file}:GAMES", [Action("done")], environment="own")[-1]
     assert end.reward == 0.25
     with pytest.raises(UserError, match="count"):
         play(f"{file}:GAMES", [], environment="conut")
 
 
-def test_an_object_per_episode(file: Path) -> None:
+def test_each_episode_has_its_own_object(file: Path) -> None:
     async def go() -> list[str]:
         make = load_episode(f"trl:{file}:Counter")
         episodes = [make(Task(f"t{n}", "go", columns={"begin": n})) for n in (1, 2)]
@@ -186,11 +186,12 @@ def test_an_object_per_episode(file: Path) -> None:
         ("{}:Greedy", "without arguments"),
         ("{}:Counter?size=3", "size"),
         ("{}:Counter?reward=score", "scored"),
+        ("{}:Counter?reward=GAMES", "no class or function 'GAMES'"),
         ("Counter", "trl:path/to/file.py:Class"),
         ("no/such.py:Counter", "no/such.py"),
     ],
 )
-def test_what_is_no_factory(spec: str, named: str, file: Path) -> None:
+def test_factories_that_cannot_be_used_are_refused(spec: str, named: str, file: Path) -> None:
     with pytest.raises(UserError, match=named):
         load_episode(f"trl:{spec.format(file)}")
 
@@ -200,6 +201,6 @@ def test_a_reset_that_fails_is_a_fault_of_the_episode(file: Path) -> None:
         play(f"{file}:Fails", [])
 
 
-def test_it_brings_no_tasks(file: Path) -> None:
+def test_it_is_not_a_source_of_tasks(file: Path) -> None:
     with pytest.raises(UserError, match=r"data\.source"):
         load_tasks(DataConfig(source=f"trl:{file}:Counter"), seed=0, rewards=())

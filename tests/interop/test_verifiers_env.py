@@ -1,7 +1,7 @@
-"""Classic environments of verifiers play as they are: state, stops, parser and rubric are theirs.
+"""Unchanged classic environments of verifiers: their state, stop conditions, parser and rubric.
 
-Without the library, a stand-in takes its place (conftest.py). `make environments` runs this file
-with the library.
+Without the library, a stand-in replaces it (conftest.py). `make environments` runs this file with
+the library.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_a_rubric_with_weights_and_async_functions_scores_one_turn() -> None:
     assert steps(GAMES, ["bb"])[-1].reward.value == pytest.approx(0.5 / 3)
 
 
-def test_tasks_are_those_of_the_two_data_sets() -> None:
+def test_tasks_come_from_both_data_sets() -> None:
     data = DataConfig(source=f"verifiers:{GAMES}?count=8", limit=5, heldout=2)
     found = load_tasks(data, seed=0, rewards=())
     assert [task.prompt_text for task in found.train] == [f"say {x}" for x in "abcde"]
@@ -71,7 +71,7 @@ def test_tasks_are_those_of_the_two_data_sets() -> None:
     assert len(made.train) == 2 and len(made.heldout) == 1
 
 
-def test_texts_around_its_prompts_are_refused() -> None:
+def test_a_system_prompt_of_the_recipe_is_refused() -> None:
     with pytest.raises(UserError, match=r"data\.system_prompt"):
         load_tasks(DataConfig(source=f"verifiers:{GAMES}", system_prompt="x"), seed=0, rewards=())
 
@@ -137,7 +137,7 @@ def test_only_sampled_tokens_are_trained() -> None:
     assert one.reward and one.reward.value == 2.0
 
 
-def test_functions_of_a_group_compare_its_samples() -> None:
+def test_group_reward_functions_compare_the_samples_of_a_task() -> None:
     for _ in range(2):  # a second step plays the same task again
         four = trained_on(f"{GAMES}:group", ["aa"], ["a"], ["aaa"], ["aaa"])
         rewards = [t.reward for t in four if t.reward]
@@ -171,7 +171,7 @@ def test_a_fault_gives_no_reward(fault: str, error: str) -> None:
     assert bad.reward.value is None and error in str(bad.reward.error)
 
 
-def test_what_never_ends_is_cut_and_cancelled() -> None:
+def test_an_episode_beyond_the_turn_limit_is_cut() -> None:
     (cut,) = trained_on(f"{GAMES}:counting", ["one"], turns=1)
     assert cut.outcome == "turns" and cut.reward == Reward(0.0)
 
@@ -187,7 +187,7 @@ def test_what_never_ends_is_cut_and_cancelled() -> None:
         ("", "verifiers:NAME"),
     ],
 )
-def test_what_is_no_environment(spec: str, named: str) -> None:
+def test_environments_that_do_not_exist_are_refused(spec: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
         load_episode(f"verifiers:{spec}")
 
@@ -211,7 +211,7 @@ def test_a_version_without_classic_environments_is_refused(
         load_episode(f"verifiers:{GAMES}?count=5")
 
 
-def test_signal_handlers_of_the_run_stay() -> None:
+def test_the_signal_handlers_of_the_run_are_kept() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     load_episode(f"verifiers:{GAMES}?count=6")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

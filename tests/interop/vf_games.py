@@ -1,4 +1,4 @@
-"""Environments as people write them for verifiers 0.1 to 0.3."""
+"""Environments as users write them for verifiers 0.1 to 0.3."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Environments written for other libraries, unchanged. Each library is imported by one module."""
+"""Unchanged environments of other libraries as episodes. One module imports each library."""

@@ -1,7 +1,7 @@
-"""Episodes of environments that drive themselves: they ask for replies, as a client asks a server.
+"""Episodes of environments that run the conversation and request replies, as from a server.
 
-Such an environment runs as a task. When it asks for a reply, its new messages become an
-observation, so the renderer owns the tokens and nothing that was sampled is encoded again.
+Such an environment runs as an asyncio task. When it requests a reply, its new messages become an
+observation. So the renderer owns the tokens, and sampled tokens are never encoded again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ...environment.episode import Action, End, Observation
 
 
 class ConversationChanged(ValueError):
-    """The environment asked for a reply to a conversation that does not continue the last one."""
+    """The environment requested a reply to messages that do not extend the conversation."""
 
 
 @dataclass
 class Talk:
-    """The conversation so far, on the environment's side.
+    """Channel through which an environment requests replies.
 
     Attributes:
         asked: observations that wait for a reply. At most one.
-        answer: set by the reply to the last observation.
+        answer: future reply to the last observation. None before the first request.
         known: messages that the policy has read, in canonical form.
     """
 
@@ -41,17 +41,19 @@ class Talk:
         """The policy's reply to a conversation.
 
         Args:
-            messages: the whole conversation. After the first call it must consist of the earlier
-                messages, the last reply, and new messages.
-            tools: functions that the policy may call. They count in the first call.
+            messages: the whole conversation. From the second call on: the earlier messages, the
+                last reply, and at least one new message.
+            tools: descriptions of the functions that the policy may call. Only those of the first
+                call are used.
 
         Raises:
-            ConversationChanged: if earlier messages have changed, or none is new.
+            ConversationChanged: earlier messages have changed, there is no new message, or the last
+                request has no reply yet.
         """
         if self.answer is not None and not self.answer.done():
             raise ConversationChanged(
-                "the environment asked for a second reply before it had the first. An episode has"
-                " one conversation"
+                "the environment requested a reply while another request was waiting. An episode is"
+                " one conversation: request replies one after the other"
             )
         given = tuple(canonical(message) for message in messages)
         new = self._new(given)
@@ -61,6 +63,7 @@ class Talk:
         return await self.answer
 
     def _new(self, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        """The messages that the policy has not read."""
         if self.answer is None:
             return given
         size = len(self.known)
@@ -68,20 +71,22 @@ class Talk:
         if given[:size] != self.known or not replied or replied[0]["role"] != "assistant":
             raise ConversationChanged(
                 "the environment changed earlier messages. An episode is trained as one"
-                " conversation that only grows"
+                " conversation: only append to it"
             )
         new = given[size + 1 :]
         if not new:
-            raise ConversationChanged("the environment asked twice without a new message")
+            raise ConversationChanged(
+                "the environment requested two replies without a new message between them"
+            )
         return new
 
 
 class Driven:
-    """Episode of an environment that drives itself.
+    """Episode of an environment that runs the conversation itself.
 
     Args:
-        run: plays the whole episode. It gets the talk, asks it for replies, and returns the end.
-        left: called once when the episode is over, however it ended.
+        run: plays the whole episode with replies from the talk, and returns its end.
+        left: called when the episode is closed.
     """
 
     def __init__(
@@ -93,22 +98,22 @@ class Driven:
         self._running: asyncio.Future[End] | None = None
 
     async def start(self) -> Observation:
-        """Start the environment. Its first request is the prompt."""
+        """Start the environment. The messages of its first request are the prompt."""
         self._talk = Talk(asyncio.Queue())
         self._running = asyncio.ensure_future(self._run(self._talk))
         first = await self._next()
         if isinstance(first, End):
-            raise ValueError("the environment ended before it asked for a reply")
+            raise ValueError("the environment ended before it requested a reply")
         return first
 
     async def step(self, action: Action) -> Observation | End:
-        """Give the reply to the environment."""
+        """Pass the reply to the environment."""
         assert self._talk is not None and self._talk.answer is not None
         self._talk.answer.set_result(action)
         return await self._next()
 
     async def close(self) -> None:
-        """Cancel the environment if it still runs, and wait until it has freed what it holds."""
+        """Cancel the environment if it still runs, and wait for its end."""
         try:
             if self._running is not None:
                 self._running.cancel()
@@ -118,7 +123,7 @@ class Driven:
             self._left()
 
     async def _next(self) -> Observation | End:
-        """The next request, or the end."""
+        """The observation of the next request, or the end of the episode."""
         assert self._talk is not None and self._running is not None
         request = asyncio.ensure_future(self._talk.asked.get())
         try:
@@ -134,7 +139,7 @@ def canonical(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as chat templates read it: role, content as text, and calls if it has any.
 
     Raises:
-        TypeError: if a part of the content is no text.
+        TypeError: a part of the content is not text.
     """
     made: dict[str, Any] = {
         "role": str(message["role"]),
@@ -147,10 +152,13 @@ def canonical(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_text(content: Any) -> str:
-    """Content of a message: text, nothing, or a list of parts.
+    """Content of a message as text.
+
+    Args:
+        content: a text, None, or a list of parts. Parts are joined by line breaks.
 
     Raises:
-        TypeError: for a part that is no text, such as an image.
+        TypeError: a part is not text, for example an image.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -158,6 +166,6 @@ def content_text(content: Any) -> str:
     for part in content:
         text = part if isinstance(part, str) else dict(part).get("text")
         if not isinstance(text, str):
-            raise TypeError("a message has a part that is no text. Sixfold trains on text")
+            raise TypeError("a message has a part that is not text. Sixfold trains on text only")
         parts.append(text)
     return "\n".join(parts)

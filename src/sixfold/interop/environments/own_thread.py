@@ -12,20 +12,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _SLOTS = threading.BoundedSemaphore(8)
-"""Calls that run at once. Hundreds of running threads would take turns with the engine's, and with
-the event loop. A call that has waited `SLOT_S` runs without a slot, so calls that wait, or hang, do
-not hold up others.
+"""Bound on concurrent calls.
+
+Hundreds of running threads would slow down the engine's thread and the event loop. A call that has
+waited `SLOT_S` runs without a slot, so that slow and hanging calls do not block others.
 """
 
 SLOT_S = 0.1
+"""Seconds that a call waits for a slot."""
 
 
 class OwnThread:
-    """A thread that runs the calls of one environment, one after another.
+    """A thread that runs the blocking calls of one environment, one after the other.
 
-    The event loop goes on meanwhile. All calls are in one thread because some environments keep
-    connections or windows that belong to a thread. A call that hangs keeps only this thread. The
-    thread is a daemon, so it does not hold up the end of the process.
+    The event loop is not blocked. All calls run in the same thread, because some environments hold
+    connections or windows that belong to a thread. A call that hangs blocks only this thread. The
+    thread is a daemon, so it does not delay the end of the process.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class OwnThread:
         return await future
 
     def end(self) -> None:
-        """End the thread after the calls that it has."""
+        """End the thread after its queued calls."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -65,7 +67,7 @@ class OwnThread:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
         loop.call_soon_threadsafe(function, *arguments)
 
 
@@ -77,6 +79,6 @@ def _succeed(future: asyncio.Future[T], result: T) -> None:
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if future.done():
         return
-    if isinstance(error, StopIteration):  # a future refuses it
+    if isinstance(error, StopIteration):  # a future does not accept it
         error = RuntimeError(f"StopIteration: {error}")
     future.set_exception(error)

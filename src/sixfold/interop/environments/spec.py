@@ -16,10 +16,10 @@ from ...errors import UserError, one_line
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed name.
+    """Parsed name of an environment.
 
     Attributes:
-        module: module or file that defines or registers the environment, or "".
+        module: module or file that defines or registers the environment. "" if none is given.
         name: name of the environment.
         arguments: arguments of its constructor.
     """
@@ -30,12 +30,16 @@ class Spec:
 
 
 def parsed(kind: str, text: str) -> Spec:
-    """Parse what follows `KIND:` in `environment.episode` and `data.source`.
+    """Parse the name of an environment.
 
-    A value of an argument is read as JSON if possible, otherwise it is text.
+    The value of an argument is read as JSON, or else as text.
+
+    Args:
+        kind: the library, for messages.
+        text: the text after `KIND:` in `environment.episode` or `data.source`.
 
     Raises:
-        UserError: if there is no name, or an argument has no value.
+        UserError: the name is empty, or an argument has no value.
     """
     place, mark, query = text.partition("?")
     module, _, name = place.rpartition(":")
@@ -60,10 +64,10 @@ def _value(text: str) -> Any:
 def import_module(kind: str, module: str) -> Any:
     """Import a module, or load a file that ends in `.py`.
 
-    A file is loaded once, because loading it may register environments.
+    A file is loaded only once, because it may register environments.
 
     Raises:
-        UserError: if it does not exist or fails to load.
+        UserError: it does not exist, or fails to load.
     """
     where = f"environment of kind '{kind}'"
     if module.endswith(".py"):

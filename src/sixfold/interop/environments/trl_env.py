@@ -1,7 +1,7 @@
 """Environments for TRL's `environment_factory`: `environment.episode = "trl:FILE.py:CLASS"`.
 
-Such a class has `reset(**columns)`, and every other public method is a tool. TRL itself is not
-needed. Tasks come from any data source with prompts.
+Such a class has a method `reset(**columns)`. Its other public methods are tools. TRL need not be
+installed. Tasks come from any data source with prompts.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from .spec import import_module, parsed
 
 KIND = "trl"
 COLUMN = "environment"
-"""Column that names the environment of a task, if there are several factories."""
+"""Column of a task that names its factory, if there are several."""
 
 Factory = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Factories:
-    """What a name after `trl:` stands for.
+    """Factories of environments.
 
     Attributes:
-        where: the name in messages.
-        factories: factories of environments, by name. "" stands for a single one.
-        reward: function with TRL's signature that scores an episode. None: `get_reward`, or the
-            attribute `reward`.
+        where: name of the environment in messages.
+        factories: factories by name. A single factory has the name "".
+        reward: function with TRL's signature that scores an episode, or None.
     """
 
     where: str
@@ -47,7 +46,7 @@ class Factories:
         """The factory of a task.
 
         Raises:
-            UserError: if its column names none.
+            UserError: its column `environment` names no factory.
         """
         if "" in self.factories:
             return self.factories[""]
@@ -67,11 +66,13 @@ class Factories:
 class TrlEpisode(ToolEpisode):
     """One episode. A reply without a call ends it.
 
+    The reward is that of `reward`, or of the environment's method `get_reward`, or its attribute
+    `reward`: the first that exists. Without any, the run's reward functions score the last reply.
+
     Args:
-        task: `reset` gets its columns.
+        task: its columns are the arguments of `reset`.
         environment: an object of the user's class.
-        reward: scores the end. None: `get_reward()` of the environment, else its attribute
-            `reward`. Without either, the run's reward functions score the last reply.
+        reward: function with TRL's signature, or None.
     """
 
     def __init__(
@@ -84,19 +85,19 @@ class TrlEpisode(ToolEpisode):
         self._said: list[dict[str, Any]] = []
 
     async def start(self) -> Observation:
-        """Reset the environment. What it observes is added to the last message of the prompt."""
+        """Reset the environment. Its text is appended to the last message of the prompt."""
         first = await super().start()
         seen = await self._called(lambda: self._environment.reset(**self.task.columns))
         if seen is None:
             return first
         if not isinstance(seen, str | list):
-            raise TypeError(f"reset returned {type(seen).__name__}, not text or None")
+            raise TypeError(f"reset returned {type(seen).__name__}. Return text or None")
         *before, last = first.messages
         added = {**last, "content": last["content"] + content_text(seen)}
         return Observation((*before, added), tools=first.tools)  # type: ignore[arg-type]
 
     async def step(self, action: Action) -> Observation | End:
-        """Run the calls of a reply, or score the end."""
+        """Run the calls of a reply, or score the episode if it has none."""
         self._said.append(_assistant(action))
         answer = await super().step(action)
         if isinstance(answer, Observation):
@@ -104,14 +105,14 @@ class TrlEpisode(ToolEpisode):
         return answer
 
     async def final(self, action: Action) -> End:
-        """The reward of the environment's end state."""
+        """Score the end state of the environment."""
         if self._reward is not None:
             return End(await self._by_function(self._reward))
         kind = type(self._environment)
         if callable(getattr(kind, "get_reward", None)):
             value = await self._called(self._environment.get_reward)
             return End(None if value is None else number(value))
-        value = getattr(self._environment, "reward", None)
+        value = getattr(self._environment, "reward", None)  # optional in TRL
         return End(None if value is None else number(value))
 
     async def close(self) -> None:
@@ -119,6 +120,7 @@ class TrlEpisode(ToolEpisode):
         self._thread.end()
 
     async def _by_function(self, reward: Callable[..., Any]) -> float | None:
+        """Reward of the episode by a function with TRL's signature, which scores a batch of one."""
         columns = {key: [value] for key, value in self.task.columns.items()}
         given = {
             **columns,
@@ -131,7 +133,10 @@ class TrlEpisode(ToolEpisode):
             given = {key: value for key, value in given.items() if key in names}
         values = entries(await self._called(lambda: reward(**given)))
         if len(values) != 1:
-            raise ValueError(f"the reward function returned {len(values)} values for one episode")
+            raise ValueError(
+                f"the reward function returned {len(values)} values for 1 completion. Return one"
+                " value per completion"
+            )
         return None if values[0] is None else number(values[0])
 
     async def _called(self, function: Callable[[], Any]) -> Any:
@@ -141,6 +146,7 @@ class TrlEpisode(ToolEpisode):
 
 
 def _assistant(action: Action) -> dict[str, Any]:
+    """The message of a reply."""
     calls = [
         {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in action.calls
@@ -150,7 +156,7 @@ def _assistant(action: Action) -> dict[str, Any]:
 
 
 def public_methods(environment: Any) -> list[Callable[..., Any]]:
-    """The methods that TRL makes tools of, in the order of their names."""
+    """The methods that TRL uses as tools, sorted by name."""
     return [
         getattr(environment, name)
         for name, _ in inspect.getmembers(type(environment), predicate=inspect.isfunction)
@@ -159,45 +165,52 @@ def public_methods(environment: Any) -> list[Callable[..., Any]]:
 
 
 def trl_episode(text: str) -> MakeEpisode:
-    """Episodes of the class, function or dictionary of factories that `text` names.
+    """Maker of the episodes of a class, a function or a dictionary of factories.
 
     Args:
         text: `path/to/file.py:NAME` or `module:NAME`. `?reward=FUNCTION` may follow: a function of
             the same module with TRL's signature, which gets `environments`.
 
     Raises:
-        UserError: if it does not exist, has no `reset`, or has a tool without a schema.
+        UserError: the environment does not exist, has no `reset`, or has a tool without a schema.
     """
     spec = parsed(KIND, text)
     where = f"{KIND}:{text}"
     if not spec.module:
-        raise UserError(f"{where} names no file. Give {KIND}:path/to/file.py:Class")
+        raise UserError(f"{where} has no file. Give {KIND}:path/to/file.py:Class")
     members = vars(import_module(KIND, spec.module))
-    made = _member(members, spec.name, where)
+    made = members.get(spec.name)
+    if not isinstance(made, Mapping) or not made:
+        made = _callable(members, spec.name, where)
     unknown = set(spec.arguments) - {"reward"}
     if unknown:
         raise UserError(
-            f"{where}: TRL calls factories without arguments, so {sorted(unknown)[0]!r} cannot be"
-            " given. The only setting is ?reward=FUNCTION"
+            f"{where}: unknown argument {sorted(unknown)[0]!r}. TRL calls factories without"
+            " arguments. Use only ?reward=FUNCTION"
         )
     reward = spec.arguments.get("reward")
-    scored = None if reward is None else _member(members, str(reward), where)
+    scored = None if reward is None else _callable(members, str(reward), where)
     factories = dict(made) if isinstance(made, Mapping) else {"": made}
     for name, factory in factories.items():
         _check(factory, f"{where}[{name!r}]" if name else where)
     return Factories(where, factories, scored).episode
 
 
-def _member(members: Mapping[str, Any], name: str, where: str) -> Any:
+def _callable(members: Mapping[str, Any], name: str, where: str) -> Any:
+    """The class or function of this name in a module."""
     found = members.get(name)
-    if not callable(found) and not (isinstance(found, Mapping) and found):
+    if not callable(found):
         hint = nearest(name, [n for n, m in members.items() if callable(m)])
-        raise UserError(f"{where}: there is no class, function or dictionary {name!r}.{hint}")
+        raise UserError(f"{where}: the module has no class or function {name!r}.{hint}")
     return found
 
 
 def _check(factory: Factory, where: str) -> None:
-    """Make one environment, as TRL does, and look at its methods."""
+    """Make one environment, as TRL does, and check its methods.
+
+    Raises:
+        UserError: it cannot be made, has no `reset`, or has a method without a schema.
+    """
     try:
         environment = factory()
     except Exception as error:
@@ -206,4 +219,4 @@ def _check(factory: Factory, where: str) -> None:
         ) from error
     if not callable(getattr(type(environment), "reset", None)):
         raise UserError(f"{where} has no method `reset(self, **columns)`")
-    Registry([as_tool(method) for method in public_methods(environment)])  # refuses bad schemas
+    Registry([as_tool(method) for method in public_methods(environment)])  # checks the schemas

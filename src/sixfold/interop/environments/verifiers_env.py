@@ -1,8 +1,9 @@
 """Environments written for `verifiers`: `environment.episode = "verifiers:ENV"`.
 
-A module with `load_environment` has an environment of the classic library (verifiers 0.1 to 0.3:
-SingleTurnEnv, MultiTurnEnv, ToolEnv, Rubric). Its own rollout runs, and asks a client for replies;
-the client is this module's. So its state, stops, parser and rubric are its own.
+ENV is a module with `load_environment`, which returns an environment of the classic library
+(verifiers 0.1 to 0.3: SingleTurnEnv, MultiTurnEnv, ToolEnv, Rubric). The environment's own rollout
+runs, with a client of this module that samples the replies. So its state, stop conditions, parser
+and rubric are used unchanged.
 """
 
 from __future__ import annotations
@@ -35,20 +36,21 @@ OUTCOMES: Mapping[str, Outcome] = {
     "prompt_too_long": "context",
     "timeout_reached": "timeout",
 }
-"""Stop condition of the library -> outcome. All others are "ended"."""
+"""Stop condition of the library -> outcome. The outcome of all others is "ended"."""
 
 
 @dataclass
 class Samples:
     """Samples of one task, whose rewards may depend on each other.
 
-    The samples of a task start together, so all of them are counted before the first one ends.
+    All samples of a task start before the first one ends. So when `playing` falls to 0, the group
+    is complete. Samples that failed or were cut by a limit are not scored.
 
     Attributes:
-        score: rewards of finished samples.
-        playing: number of samples that play.
-        waiting: finished samples, with their future rewards.
-        scoring: computes the rewards, when all samples have ended.
+        score: computes the rewards of finished samples from their states.
+        playing: number of samples that have not ended.
+        waiting: states of finished samples, with their future rewards.
+        scoring: task that computes the rewards, once all samples have ended.
     """
 
     score: Callable[[Sequence[Any]], Awaitable[list[Reward]]]
@@ -57,7 +59,14 @@ class Samples:
     scoring: asyncio.Task[None] | None = None
 
     def ended(self, state: Any) -> Callable[[], Awaitable[Reward]]:
-        """A sample has ended. Its reward comes when all samples have ended."""
+        """Add a finished sample.
+
+        Args:
+            state: its state in the library.
+
+        Returns:
+            Function that waits for its reward, see `End.later`.
+        """
         reward: asyncio.Future[Reward] = asyncio.get_running_loop().create_future()
         self.waiting.append((state, reward))
 
@@ -67,7 +76,7 @@ class Samples:
         return later
 
     def left(self) -> None:
-        """A sample plays no more: it has ended, failed, or nobody waits for it."""
+        """Count a sample as ended, however it ended. The last one starts the scoring."""
         self.playing -= 1
         if not self.playing and self.waiting:
             self.scoring = asyncio.create_task(self._score())
@@ -76,7 +85,7 @@ class Samples:
         waiting, self.waiting = self.waiting, []
         try:
             rewards = await self.score([state for state, _ in waiting])
-        except Exception as error:  # noqa: BLE001 - each sample reports it
+        except Exception as error:  # noqa: BLE001 - becomes the error of every sample
             rewards = [Reward.failed(one_line(error))] * len(waiting)
         for (_, future), reward in zip(waiting, rewards, strict=True):
             if not future.done():
@@ -90,8 +99,8 @@ class Classic:
     Attributes:
         where: its name in messages.
         env: the environment.
-        client: class of clients that ask a `Talk` for replies.
-        samples: samples of each task that are being played, by task id.
+        client: class of clients that request replies from a `Talk`.
+        samples: unfinished samples of each task, by task id.
     """
 
     where: str
@@ -123,7 +132,11 @@ class Classic:
         return Driven(play, left)
 
     async def score(self, states: Sequence[Any]) -> list[Reward]:
-        """Rewards of finished rollouts of one task, by the environment's rubric."""
+        """Rewards of finished rollouts of one task, by the environment's rubric.
+
+        Args:
+            states: their states in the library.
+        """
         rubric = self.env.rubric
         with _reward_errors() as failed:
             if rubric.has_group_rewards:
@@ -142,21 +155,24 @@ class Classic:
         return Reward(number(state["reward"]), parts=parts, weights=_weights(self.env.rubric))
 
     def _outcome(self, stop: str) -> Outcome:
-        """Outcome of a stop condition. The only turn of an environment of one turn is no limit."""
+        """Outcome of a stop condition.
+
+        An environment of one turn always stops with "max_turns_reached", which is its normal end.
+        """
         if stop == "max_turns_reached" and self.env.max_turns == 1:
             return "ended"
         return OUTCOMES.get(stop, "ended")
 
 
 def verifiers_episode(text: str) -> MakeEpisode:
-    """Episodes of the environment that `text` names.
+    """Maker of the episodes of an environment.
 
     Args:
         text: name of an installed environment (`ENV`), `path/to/file.py`, or `module:function`.
             Arguments of `load_environment` may follow: `ENV?split="train"`.
 
     Raises:
-        UserError: if there is no such environment, or it fails to load.
+        UserError: the environment does not exist, or fails to load.
     """
     return _loaded(text).episode
 
@@ -166,11 +182,14 @@ def verifiers_tasks(text: str, limit: int, heldout: int) -> tuple[list[Task], li
 
     Args:
         text: the environment, as for `verifiers_episode`.
-        limit: most tasks to train on. 0: all.
-        heldout: most tasks to evaluate on.
+        limit: most training tasks. 0: all.
+        heldout: most evaluation tasks.
+
+    Returns:
+        The training tasks and the evaluation tasks.
 
     Raises:
-        UserError: if there is no such environment, or a row has no chat prompt.
+        UserError: the environment or its data set fails to load, or a row has no chat prompt.
     """
     made = _loaded(text)
     env, where = made.env, made.where
@@ -180,7 +199,7 @@ def verifiers_tasks(text: str, limit: int, heldout: int) -> tuple[list[Task], li
         rows = (env.get_dataset if has_train else env.get_eval_dataset)(n=limit or -1)
         tested = env.get_eval_dataset(n=heldout) if has_train and has_eval and heldout else []
     except Exception as error:
-        raise UserError(f"{where}: its data set failed: {one_line(error)}") from error
+        raise UserError(f"{where}: its data set cannot be loaded: {one_line(error)}") from error
     return (
         [_task(where, "train", dict(row)) for row in rows],
         [_task(where, "eval", dict(row)) for row in tested],
@@ -191,8 +210,8 @@ def _task(where: str, split: str, row: dict[str, Any]) -> Task:
     prompt = row.get("prompt")
     if not isinstance(prompt, list) or not prompt:
         raise UserError(
-            f"{where}: example {row.get('example_id')} has no chat prompt. Sixfold plays"
-            " environments with messages (message_type = 'chat')"
+            f"{where}: example {row.get('example_id')} has no chat prompt. Use an environment with"
+            " message_type = 'chat'"
         )
     try:
         messages = tuple(canonical(dict(message)) for message in prompt)
@@ -232,7 +251,7 @@ def _loader(spec: Spec, where: str) -> Any:
         module, name = import_module(KIND, spec.module), spec.name
     elif spec.name.endswith(".py"):
         module, name = import_module(KIND, spec.name), "load_environment"
-    else:  # as the library does: the package of OWNER/my-env is my_env
+    else:  # as in the library: the package of OWNER/my-env is my_env
         module = import_module(KIND, spec.name.rpartition("/")[2].replace("-", "_"))
         name = "load_environment"
     members = vars(module)
@@ -243,7 +262,11 @@ def _loader(spec: Spec, where: str) -> Any:
 
 
 def _library() -> None:
-    """Refuse a machine without the library, or with a version without classic environments."""
+    """Check that a version of the library with classic environments is installed.
+
+    Raises:
+        UserError: it is not.
+    """
     try:
         import verifiers
     except ImportError as error:
@@ -258,12 +281,12 @@ def _library() -> None:
 
 @lru_cache(maxsize=1)
 def _client_class() -> Any:
-    """Class of clients that ask a talk. Made late, because its base is of the library."""
+    """Class of clients of a `Talk`. It is made on demand, because its base is in the library."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
     class TalkClient(Client):  # type: ignore[misc]
-        """Client that asks a `Talk` instead of a server."""
+        """Client that requests replies from a `Talk` instead of a server."""
 
         def setup_client(self, config: Any) -> Any:
             return None
@@ -330,7 +353,7 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _weights(rubric: Any) -> dict[str, float]:
-    """Weight of each reward function, by name, also of the rubrics of a group of rubrics."""
+    """Weight of each reward function, by name. Includes the members of a group of rubrics."""
     found: dict[str, float] = {}
     for inner in (rubric, *getattr(rubric, "rubrics", ())):
         for function, weight in zip(inner.funcs, inner.weights, strict=False):
@@ -343,7 +366,7 @@ _failures: ContextVar[list[str] | None] = ContextVar("verifiers_failures", defau
 
 
 class _RewardErrors(logging.Handler):
-    """Notes reward functions that raised. The library logs them and takes 0 for their reward."""
+    """Collects errors of reward functions. The library only logs them, and uses the reward 0."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message, noted = record.getMessage(), _failures.get()
@@ -356,7 +379,7 @@ _HANDLER = _RewardErrors(logging.ERROR)
 
 @contextlib.contextmanager
 def _reward_errors() -> Iterator[list[str]]:
-    """Errors of the reward functions that are called in this context."""
+    """Collect the errors of reward functions that are called in this context."""
     logger = logging.getLogger("verifiers")
     if _HANDLER not in logger.handlers:
         logger.addHandler(_HANDLER)
@@ -370,7 +393,7 @@ def _reward_errors() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Undo the signal handlers that the library installs: a run has its own."""
+    """Restore the signal handlers of the run, which the library replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
