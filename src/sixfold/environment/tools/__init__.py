@@ -1,4 +1,4 @@
-"""Tools that the policy may call in an episode, and the episode that runs them.
+"""Tools: functions that the policy may call in an episode.
 
-`tool.py` makes a tool from a function, `episode.py` has the episode.
+`tool.py` makes a tool from a function. `episode.py` has the episode that runs the calls.
 """

@@ -1,4 +1,4 @@
-"""The calculator as a tool."""
+"""The built-in tool `calculator`."""
 
 from __future__ import annotations
 

@@ -15,11 +15,14 @@ _SPHINX = re.compile(
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description of a function, and that of each argument.
+    """Read a docstring.
 
     Args:
-        text: a docstring without indentation. Arguments stand in Google's `Args:` section or in
-            lines of the form `:param NAME: TEXT`.
+        text: a docstring without indentation. Arguments are described in Google's `Args:` section
+            or in lines of the form `:param NAME: TEXT`.
+
+    Returns:
+        The description of the function, and the descriptions of its arguments by name.
     """
     sections = list(_SECTION.finditer(text))
     fields = _FIELD.search(text)
@@ -35,7 +38,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _arguments(section: str) -> dict[str, str]:
-    """Descriptions of an `Args:` section. A line that is indented further continues the last."""
+    """Descriptions of an `Args:` section. A line with more indentation continues the last one."""
     found: dict[str, str] = {}
     name, indent = "", -1
     for line in section.splitlines():

@@ -1,4 +1,4 @@
-"""Episodes with tools: the policy calls functions and reads their results, then answers."""
+"""Episodes with tools: the policy calls functions, reads their results, and then answers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .tool import Registry, Tool, as_tool
 class ToolEpisode:
     """Episode in which the policy may call tools. A reply without a call ends it.
 
-    Methods with the decorator `tool` are tools of the episode, and hold its state. A subclass
-    scores the end state in `final`. Without `final`, the run's reward functions score the reply.
+    Methods with the decorator `tool` are tools that share the episode's state. A subclass scores
+    the end state in `final`. Without `final`, the run's reward functions score the last reply.
 
-    The calls of one reply run at the same time, but those of stateful tools (methods, above all)
-    run one after the other, in the order of the reply. Everything that goes wrong in a call is a
-    structured error that the policy reads: see `observation.ErrorKind`.
+    The calls of one reply run concurrently. Calls of stateful tools, such as methods, run one after
+    the other, in the order of the reply. A call that fails gives the policy a structured error, see
+    `observation.ErrorKind`.
 
     Args:
         task: the task.
-        functions: more tools.
+        functions: further tools, besides the methods and those of the run.
 
     Attributes:
         task: the task.
-        setup: limits and tools of the run. The run sets it before `start`.
+        setup: tools and limits of the run. The run sets it before `start`.
     """
 
     def __init__(self, task: Task, functions: Sequence[Callable[..., Any]] = ()) -> None:
@@ -48,10 +48,10 @@ class ToolEpisode:
         self._before = ""
 
     async def start(self) -> Observation:
-        """The task's prompt, and the tools.
+        """The task's prompt, and the descriptions of the tools.
 
         Raises:
-            UserError: two tools have one name, or the arguments of one have no schema.
+            UserError: two tools have the same name, or a tool has no schema.
         """
         prompt = self.task.prompt
         if isinstance(prompt, str):
@@ -75,7 +75,7 @@ class ToolEpisode:
         return End()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToolEpisode:
-        """A copy for a branch: with its own state, but with the task and the tools of the run."""
+        """Copy for a branch. The state is copied; the task and the tools of the run are shared."""
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         own = {"task": self.task, "setup": self.setup, "_registry": None, "_last": None}
@@ -85,13 +85,13 @@ class ToolEpisode:
 
     @property
     def registry(self) -> Registry:
-        """The tools: methods, functions of this object, and those of the run."""
+        """All tools: methods, the functions of this object, and the tools of the run."""
         if self._registry is None:
             self._registry = Registry([*own_tools(self), *self._functions, *self.setup.tools])
         return self._registry
 
     async def _run(self, calls: Sequence[ToolCall]) -> list[Done]:
-        """Outcomes of the calls, in their order."""
+        """Run the calls. Returns their outcomes in the order of the reply."""
         most = self.setup.max_calls
         places: dict[int, Done] = {
             at: _failed(call, ToolError(f"a reply may have {most} calls", "too_many_calls"))
@@ -119,7 +119,7 @@ class ToolEpisode:
         """Run one call, or replay it.
 
         Raises:
-            ToolsFailed: the tools cannot work.
+            ToolsFailed: the tool cannot work at all, so the episode fails.
         """
         try:
             values = tool.values(call.arguments)
@@ -132,7 +132,7 @@ class ToolEpisode:
         return Done(call, await recorder.outcome(self._key(call, tool), run))
 
     def _key(self, call: ToolCall, tool: Tool) -> CallKey:
-        """What the outcome of a call depends on. It counts as an earlier call from now on."""
+        """Key of a call. For a stateful tool, it becomes part of the keys of later calls."""
         key = CallKey(tool.name, canonical(call.arguments), tool.version)
         if tool.stateful:
             key = replace(key, task=self.task.id, before=self._before)
@@ -140,10 +140,10 @@ class ToolEpisode:
         return key
 
     async def _outcome(self, tool: Tool, values: Mapping[str, Any]) -> Recorded:
-        """Run a call.
+        """Run a call and measure its time.
 
         Raises:
-            ToolsFailed: the tools cannot work.
+            ToolsFailed: the tool cannot work at all, so the episode fails.
         """
         begun = time.monotonic()
         try:
@@ -174,14 +174,14 @@ class Done:
 
     @property
     def failed(self) -> bool:
-        """True if the policy reads an error."""
+        """True if the outcome is an error."""
         return bool(self.outcome.error)
 
     def message(self, number: int, limit: int) -> Message:
-        """The message with the outcome.
+        """The message in which the policy reads the outcome.
 
         Args:
-            number: place of the call in the reply.
+            number: index of the call in the reply.
             limit: most characters of a result.
         """
         more = {"name": self.call.name, "tool_call_id": self.call.id or f"call{number:05}"}
@@ -193,7 +193,11 @@ class Done:
         return Message(role="tool", content=text, **more)  # type: ignore[typeddict-item]
 
     def event(self, limit: int) -> dict[str, Any]:
-        """The record of the call."""
+        """The event that the trajectory records.
+
+        Args:
+            limit: most characters of a result.
+        """
         done = self.outcome
         shown = (
             {"error": done.error, "message": done.message}
@@ -205,18 +209,18 @@ class Done:
 
 
 def _failed(call: ToolCall, error: ToolError) -> Done:
-    """Outcome of a call that was not run."""
+    """Outcome of a call that was refused, and not run."""
     return Done(call, Recorded(error=error.kind, message=str(error)))
 
 
 def _malformed(reason: str) -> Done:
-    """Outcome of a block that is marked as a call but cannot be read."""
+    """Outcome of a block that has the marks of a call but cannot be parsed."""
     problem = f"the tool call cannot be read: {reason}"
     return _failed(ToolCall("tool", ""), ToolError(problem, "malformed"))
 
 
 def own_tools(episode: ToolEpisode | type[ToolEpisode]) -> list[Tool]:
-    """Tools of an episode that are methods, in the order of their definition."""
+    """Methods of an episode that are tools, in the order of their definition."""
     kind = episode if isinstance(episode, type) else type(episode)
     names = dict.fromkeys(
         name
@@ -230,7 +234,7 @@ def own_tools(episode: ToolEpisode | type[ToolEpisode]) -> list[Tool]:
 
 @dataclass(frozen=True)
 class Equipped:
-    """Makes episodes, and gives those with tools the setup of the run.
+    """Makes episodes. Episodes with tools get the setup of the run.
 
     Attributes:
         make: makes an episode.
@@ -241,7 +245,7 @@ class Equipped:
     setup: ToolSetup
 
     def __call__(self, task: Task) -> Episode:
-        """The episode of a task."""
+        """A new episode of a task."""
         episode = self.make(task)
         if isinstance(episode, ToolEpisode):
             episode.setup = self.setup
@@ -249,13 +253,13 @@ class Equipped:
 
     @property
     def tool_class(self) -> type[ToolEpisode] | None:
-        """The class of the episodes, if it is one with tools."""
+        """The class of the episodes if it is a subclass of `ToolEpisode`, else None."""
         make = self.make
         return make if isinstance(make, type) and issubclass(make, ToolEpisode) else None
 
 
 async def _all(branches: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines at once. If one fails, the others are cancelled."""
+    """Run coroutines concurrently. If one fails, cancel the others."""
     tasks = [asyncio.ensure_future(branch) for branch in branches]
     try:
         await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""Tools that a recipe names: how `environment.tools.functions` becomes tools."""
+"""Load the tools that `environment.tools` names: functions and MCP servers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ BUILT_IN: dict[str, str] = {
 """Built-in tools, as `module:object`."""
 
 FILES = {"search": "environment.search.corpus", "sql": "environment.sql.database"}
-"""Built-in names whose object makes tools from a file, and the setting that names the file."""
+"""Built-in tools that need a file -> setting that names the file."""
 
 TOOLS = Named("tool", "function", BUILT_IN)
 
 
 def load_tools(specs: Sequence[str], files: Mapping[str, str]) -> tuple[Tool, ...]:
-    """The tools that a recipe names. This runs their modules and files, each once.
+    """The tools that `environment.tools.functions` names. Their modules and files are executed.
 
     Args:
         specs: built-in names, `path/to/file.py:function` or `module:function`.
-        files: values of the settings of `FILES`, by name of the tool.
+        files: values of the settings in `FILES`, by name of the tool. "" if a file is not given.
 
     Raises:
-        UserError: one does not exist or fails to load, or no schema can be derived for it. Or its
-            file is not given or cannot be used.
+        UserError: a tool does not exist, fails to load, has no schema, or needs a file that is not
+            given or cannot be used. Or a file is given without its tool.
     """
     for name, setting in FILES.items():
         if bool(files.get(name)) != (name in specs):
@@ -54,7 +54,7 @@ def load_tools(specs: Sequence[str], files: Mapping[str, str]) -> tuple[Tool, ..
                 f" environment.episode = {spec!r} if it is an episode"
             )
         tools.append(as_tool(function))
-    Registry(tools)  # refuses tools without a schema, and two of one name
+    Registry(tools)  # checks schemas and duplicate names
     return tuple(tools)
 
 
@@ -68,15 +68,15 @@ def _unpaired(name: str, setting: str, *, named: bool) -> str:
 def mcp_tools(
     specs: Sequence[str], recorder: Recorder | None, ending: ExitStack
 ) -> tuple[Tool, ...]:
-    """Tools of MCP servers. The servers start now; in a replay none does.
+    """Tools of MCP servers. The servers start now, except in a replay.
 
     Args:
         specs: command lines and URLs.
         recorder: records or replays results. None: neither.
-        ending: ends the servers.
+        ending: receives the closers of the servers.
 
     Raises:
-        UserError: a server does not start, or the recording lacks it.
+        UserError: a server does not start, or is not in the recording.
     """
     tools: list[Tool] = []
     for spec in specs:

@@ -1,7 +1,7 @@
 """Tools of MCP servers, with the official SDK (the extra `mcp`).
 
-A server is a command that speaks over its standard input and output, or a URL. Each has a thread
-with an event loop of its own: a server that hangs blocks no episode, and it ends with the run.
+A server is a command that speaks MCP over its standard input and output, or a URL. Each server has
+its own thread with an event loop, so a server that hangs does not block the run's event loop.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from .tool import Tool
 START_S = 60.0
 """Seconds within which a server must connect and list its tools."""
 END_S = 8.0
-"""Seconds to wait for the end of a server. The SDK kills it earlier."""
+"""Seconds to wait for the end of a server. The SDK kills its process earlier."""
 RESTARTS = 1
 """How often a server that has ended is started again in a run."""
 MAX_TOOLS = 1024
+"""Most tools of one server."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A tool as its server describes it.
+    """Description of a tool by its server. It is the `Arguments` of the tool.
 
     Attributes:
-        name: its name.
-        description: what it does.
-        schema: JSON schema of its arguments.
-        read_only: the server says that it changes nothing.
+        name: name of the tool.
+        description: what the tool does.
+        schema: JSON schema of the arguments.
+        read_only: True if, according to the server, the tool changes no state.
         version: name and version of the server.
     """
 
@@ -80,8 +81,8 @@ class Listed:
 class McpServer:
     """One server and its tools.
 
-    If it ends during the run, it is started again once. The call that it was running fails with a
-    structured error. If it ends again, the episodes that need it fail.
+    If the server ends during the run, it is started again once. The calls that it was running fail
+    with a structured error. If it ends again, the episodes that call it fail.
 
     Args:
         spec: a command line, or a URL that begins with http:// or https://.
@@ -114,14 +115,14 @@ class McpServer:
             ) from error
 
     def tools(self) -> list[Tool]:
-        """Its tools."""
+        """The tools of the server."""
         return [mcp_tool(one, self._function(one.name)) for one in self.listed]
 
     def close(self) -> None:
-        """End the server, and its thread."""
+        """End the server and its thread."""
         if self._loop.is_closed():
             return
-        # If it does not end in time: the thread is a daemon and ends with the process.
+        # A thread that does not end in time is a daemon: it ends with the process.
         with suppress(TimeoutError, concurrent.futures.CancelledError):
             self._soon(self._leave()).result(END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -140,7 +141,7 @@ class McpServer:
 
         return call
 
-    # What follows runs in the server's own loop.
+    # The methods below run in the server's event loop.
 
     async def _connect(self) -> list[Listed]:
         self._starts += 1
@@ -168,8 +169,11 @@ class McpServer:
     async def _again(self, ended: _Connection) -> _Connection:
         """Start the server again, unless another call has done so.
 
+        Args:
+            ended: the connection that has failed.
+
         Raises:
-            ToolsFailed: it has ended too often, or does not start.
+            ToolsFailed: the server has ended too often, or does not start.
         """
         assert self._restarting is not None
         async with self._restarting:
@@ -188,14 +192,16 @@ class McpServer:
 
 
 class _Connection:
-    """One session with a server, in a task of its own: the SDK needs one task for all of it.
+    """One session with a server.
+
+    The session runs in one asyncio task: the SDK must be entered and left in the same task.
 
     Args:
         spec: see `McpServer`.
 
     Attributes:
-        ready: its tools, once it is connected.
-        failure: why it ended, or "".
+        ready: future descriptions of the tools, set when the session is connected.
+        failure: why the session ended. "" while it is open.
     """
 
     def __init__(self, spec: str) -> None:
@@ -209,7 +215,7 @@ class _Connection:
 
     @property
     def last_words(self) -> str:
-        """The last line that the server wrote to its standard error, in brackets."""
+        """The last line that the server wrote to its standard error, in brackets, or ""."""
         self._errors.flush()
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 2000))
@@ -217,10 +223,10 @@ class _Connection:
         return f"(its last words: {lines[-1][:200]})" if lines else ""
 
     async def call(self, name: str, values: Mapping[str, Any]) -> str:
-        """Text of a call's result.
+        """Call a tool. Returns its result as text.
 
         Raises:
-            ToolError: the server refuses the call, or the tool failed.
+            ToolError: the server refused the call, or the tool failed.
             ConnectionError: the server has ended.
         """
         from mcp.shared.exceptions import MCPError
@@ -321,7 +327,7 @@ def mcp_tool(listed: Listed, function: Any) -> Tool:
 
 
 def _text(answer: Any) -> str:
-    """Text of a result. Pictures and sounds are named, not shown."""
+    """A result as text. Images and audio are replaced by a note."""
     parts = [
         part.text if part.type == "text" else f"[{part.type}: not shown]" for part in answer.content
     ]

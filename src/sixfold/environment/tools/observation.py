@@ -1,4 +1,4 @@
-"""What the policy reads after a call: the tool's result as text, or a structured error."""
+"""Observations of tool calls: the tool's result as text, or a structured error."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ ErrorKind = Literal[
 ]
 """How a call failed.
 
-- malformed: the reply marks a block as a call, but it cannot be read.
-- unknown_tool: there is no tool of this name.
+- malformed: a block with the marks of a call cannot be parsed.
+- unknown_tool: no tool has this name.
 - bad_json: the arguments are not a JSON object.
 - missing_argument, unknown_argument, wrong_argument: they do not fit the tool's schema.
 - exception: the tool raised an error.
-- timeout: it did not end within its time limit.
-- busy: an earlier call still runs, or too many calls do.
-- bad_result: its result has no JSON form.
+- timeout: the tool did not return within its time limit.
+- busy: an earlier call of the episode still runs, or all slots are in use.
+- bad_result: the result of the tool has no JSON form.
 - too_many_calls: the reply has more calls than the limit.
 """
 
 
 class ToolError(Exception):
-    """A call failed, and the policy reads why.
+    """A call failed. The policy reads the message.
 
-    A tool may raise it to choose the message. Other errors of a tool show their class, too.
+    A tool may raise it to choose the message. For other errors, the policy also reads the class.
 
     Attributes:
-        kind: how it failed.
+        kind: how the call failed, see `ErrorKind`.
     """
 
     def __init__(self, message: str, kind: str = "exception") -> None:
@@ -49,19 +49,19 @@ class ToolError(Exception):
 
 
 class ToolsFailed(Exception):
-    """The tools cannot work, for a reason that is not the policy's. The episode ends as failed."""
+    """The tools cannot work, for a reason other than the policy's call. The episode fails."""
 
 
 def error_text(kind: str, message: str) -> str:
-    """The observation of a failed call."""
+    """Text of a structured error, as the policy reads it."""
     return json.dumps({"error": {"kind": kind, "message": message}}, ensure_ascii=False)
 
 
 def result_text(result: Any) -> str:
-    """A tool's result as the policy reads it: a text as it is, other values as JSON.
+    """A tool's result as the policy reads it: text unchanged, None as "", other values as JSON.
 
     Raises:
-        ToolError: it has no JSON form.
+        ToolError: the result has no JSON form.
     """
     if isinstance(result, str):
         text = result

@@ -1,8 +1,8 @@
-"""Record the results of tools, and replay them: the same calls give the same results without tools.
+"""Record the results of tool calls. A replay returns them without running the tools.
 
-A result is found by the tool's name and version and the arguments. That of a stateful tool also
-depends on the task, and on the calls of stateful tools before it in the episode. Methods of an
-episode are not recorded: they hold its state, so they run in a replay too.
+The key of a result is the tool's name and version and the arguments. For a stateful tool, the task
+and the earlier calls of stateful tools in the episode are part of the key. Methods of an episode
+are not recorded: they hold its state, so a replay runs them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Recorded:
     """Outcome of a call.
 
     Attributes:
-        result: what the tool returned, as text.
+        result: result of the tool as text.
         error: kind of the error, or "".
         message: message of the error.
-        seconds: how long the call took.
+        seconds: duration of the call.
     """
 
     result: str = ""
@@ -58,22 +58,22 @@ class CallKey:
 
     @property
     def digest(self) -> str:
-        """Name of the record."""
+        """SHA-256 of the key, which names its record."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
 
 
 class Recorder:
     """A folder of recorded outcomes.
 
-    Equal calls that run at the same time share one run. So every sample of a task sees the same
-    result, and a replay repeats it.
+    Concurrent calls with the same key run once and share the outcome. So all samples of a task read
+    the same result, and a replay repeats it.
 
     Args:
-        folder: is made if it does not exist.
-        replay: give recorded outcomes only, and run nothing.
+        folder: the folder. To record, it is created if it does not exist.
+        replay: return recorded outcomes only, and run no tool.
 
     Raises:
-        UserError: the folder does not exist (replay), or cannot be written to.
+        UserError: the folder does not exist (replay), or is not writable (record).
     """
 
     def __init__(self, folder: Path, replay: bool) -> None:
@@ -84,8 +84,8 @@ class Recorder:
         if replay:
             if not folder.is_dir():
                 raise UserError(
-                    f"environment.tools.replay = {str(folder)!r}: there is no such folder. Record"
-                    " one first (environment.tools.record)"
+                    f"environment.tools.replay = {str(folder)!r}: the folder does not exist."
+                    " Record it first (environment.tools.record)"
                 )
             return
         try:
@@ -94,12 +94,16 @@ class Recorder:
                 pass
         except OSError as error:
             raise UserError(
-                f"environment.tools.record = {str(folder)!r}: cannot be written to"
+                f"environment.tools.record = {str(folder)!r}: the folder is not writable"
                 f" ({error.strerror}). Name another folder"
             ) from error
 
     async def outcome(self, key: CallKey, run: Callable[[], Awaitable[Recorded]]) -> Recorded:
-        """The recorded outcome of a call. If there is none: that of `run`, which is then recorded.
+        """The recorded outcome of a call. Without a record: run the call and record its outcome.
+
+        Args:
+            key: identifies the call.
+            run: runs the call.
 
         Raises:
             ToolsFailed: a replay has no record of the call, or a record is damaged.
@@ -118,7 +122,7 @@ class Recorder:
         ended = self._running[name] = asyncio.Event()
         try:
             outcome = await run()
-            if outcome.error != "busy":  # that depends on the load of the machine
+            if outcome.error != "busy":  # "busy" depends on the load of the machine
                 self._write(name, key, outcome)
                 self._known[name] = outcome
         finally:
@@ -130,7 +134,7 @@ class Recorder:
         """Recorded descriptions of the tools of an MCP server.
 
         Raises:
-            UserError: there are none.
+            UserError: they are not recorded, or the record is damaged.
         """
         path = self._server_path(server)
         try:
@@ -142,7 +146,7 @@ class Recorder:
             ) from error
 
     def record_tools(self, server: str, tools: list[dict[str, Any]]) -> None:
-        """Record the descriptions of the tools of an MCP server, for a replay without it."""
+        """Record the descriptions of an MCP server's tools, so that a replay needs no server."""
         self._put(self._server_path(server), {"server": server, "tools": tools})
 
     def _server_path(self, server: str) -> Path:
@@ -166,7 +170,11 @@ class Recorder:
 
     @staticmethod
     def _put(path: Path, record: dict[str, Any]) -> None:
-        """Write a record. It appears whole or not at all."""
+        """Write a record atomically.
+
+        Raises:
+            ToolsFailed: the disk refuses it.
+        """
         try:
             path.parent.mkdir(exist_ok=True)
             handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")

@@ -1,4 +1,4 @@
-"""What the tool episodes of a run share: extra tools, limits, and the recorded results."""
+"""Settings that the tool episodes of a run share: tools, limits, and recorded results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class ToolSetup:
     """Tools and limits of a run.
 
     Attributes:
-        tools: tools that every episode has, besides its own.
-        timeout_s: seconds that a call may take, unless its tool has a limit.
-        longest_s: most seconds of any call. The step of the episode must end before its own limit.
+        tools: tools of every episode, besides its own.
+        timeout_s: time limit of a call in seconds, unless its tool has its own limit.
+        longest_s: upper bound on every time limit. It is below the time limit of a step, so that
+            the step can still report a call that was too slow.
         max_calls: most calls of one reply that are run.
         max_result: most characters of a result. The rest is cut.
-        slots: bound on the calls that run at once.
+        slots: bound on concurrent calls.
         recorder: records or replays results. None: neither.
     """
 
@@ -32,9 +33,9 @@ class ToolSetup:
     recorder: Recorder | None = None
 
     def limit(self, tool: Tool) -> float:
-        """Seconds that a call of the tool may take."""
+        """Time limit of a call of the tool, in seconds."""
         return min(self.timeout_s if tool.timeout_s is None else tool.timeout_s, self.longest_s)
 
 
 DEFAULT = ToolSetup()
-"""Setup of an episode that no run has given one."""
+"""Setup of an episode that is used without a run."""

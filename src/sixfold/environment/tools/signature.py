@@ -1,4 +1,4 @@
-"""Schema of a function's arguments, and the check of a call's arguments. Pydantic derives both."""
+"""Schema of a function's arguments, and validation of a call's arguments, with pydantic."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Signature:
     Types are strict: the text "3" is not an integer.
 
     Args:
-        function: its parameters need annotations.
+        function: the function. Every parameter needs an annotation.
         name: name of the tool, for messages.
-        is_method: the first parameter is the object, and not an argument.
+        is_method: True if the first parameter is the object, and not an argument.
 
     Attributes:
-        description: the docstring without the part about arguments.
-        schema: JSON schema of the arguments, as an object.
+        description: the docstring without its sections.
+        schema: JSON schema of the arguments, of type "object".
 
     Raises:
         UserError: no schema can be derived.
@@ -55,7 +55,7 @@ class Signature:
         """Arguments of a call as Python values.
 
         Raises:
-            ToolError: they do not fit.
+            ToolError: they do not fit the schema.
         """
         try:
             checked = self._model.model_validate_json(arguments or "{}", strict=True)
@@ -86,7 +86,7 @@ class Signature:
             if parameter.annotation is parameter.empty:
                 raise self._unfit(name, "it has no annotation", f"Write {name}: TYPE")
             default = ... if parameter.default is parameter.empty else parameter.default
-            # The field has another name: a name such as "schema" would hide a method of the model.
+            # The field is renamed: a name such as "schema" would hide a method of the model.
             fields[name] = (
                 hints[name],
                 Field(default, alias=name, description=documented.get(name)),
@@ -94,7 +94,7 @@ class Signature:
         return fields
 
     def _made(self, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
-        """The model of all arguments, after each was tried alone to name the one that fails."""
+        """The model of all arguments. Each is tried alone first, so that an error can name it."""
         for name, field in fields.items():
             try:
                 self._json_schema(_model({name: field}))
@@ -129,7 +129,7 @@ def _model(fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
 
 
 def _untitled(schema: Any) -> Any:
-    """A schema without the titles that pydantic adds: they only repeat names."""
+    """The schema without the titles that pydantic adds. They only repeat the names."""
     if isinstance(schema, list):
         return [_untitled(one) for one in schema]
     if not isinstance(schema, dict):
@@ -147,7 +147,7 @@ def _untitled(schema: Any) -> Any:
 
 
 def _refusal(error: ValidationError) -> ToolError:
-    """The first problem of the arguments, in one line."""
+    """Error for the first problem of the arguments, in one line."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     kind = _KINDS.get(first["type"], "wrong_argument")
     where = ".".join(map(str, first["loc"]))[:60]

@@ -8,7 +8,7 @@
             city: name of the city.
         \"\"\"
 
-Methods of a `ToolEpisode` may be tools, too. They hold the state of their episode.
+Methods of a `ToolEpisode` may be tools too. They share the state of their episode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class Arguments(Protocol):
-    """Arguments of a tool: their description, and the check of a call."""
+    """Description of a tool's arguments, and validation of a call's arguments."""
 
     @property
     def description(self) -> str:
@@ -35,7 +35,7 @@ class Arguments(Protocol):
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """JSON schema of the arguments, as an object."""
+        """JSON schema of the arguments, of type "object"."""
         ...
 
     def values(self, arguments: str) -> dict[str, Any]:
@@ -44,18 +44,18 @@ class Arguments(Protocol):
 
 
 class Tool:
-    """One tool. It can be called like its function.
+    """One tool. The object can be called like its function.
 
     Args:
-        function: what a call runs. It may be async.
-        name: name for the policy. "": that of the function.
-        timeout_s: seconds that a call may take. None: the limit of the run.
-        version: raise it when the function changes, so that recorded results are not used.
-        stateful: a call may depend on earlier calls of the episode. Methods are stateful.
-        signature: its arguments. None: derive them from the function.
+        function: the function, which may be async.
+        name: name for the policy. "": the name of the function.
+        timeout_s: time limit of a call in seconds. None: the limit of the run.
+        version: part of the key of recorded results. Change it when the function changes.
+        stateful: True if a call may depend on earlier calls of the episode, as in methods.
+        signature: the arguments. None: derive them from the function.
 
     Raises:
-        UserError: the name or the time limit cannot be used.
+        UserError: the name or the time limit is invalid.
     """
 
     def __init__(
@@ -78,17 +78,19 @@ class Tool:
         self.__doc__ = inspect.getdoc(function)
         if not _NAME.fullmatch(self.name):
             raise UserError(
-                f"tool {self.name!r}: the name must be of letters, digits, '_', '.' and '-'."
-                " Give one: @tool(name=...)"
+                f"tool {self.name!r}: a name has up to 128 letters, digits, '_', '.' and '-', and"
+                " begins with a letter, a digit or '_'. Set it: @tool(name=...)"
             )
         if timeout_s is not None and not 0 < timeout_s < float("inf"):
-            raise UserError(f"tool {self.name!r}: timeout_s = {timeout_s} must be above 0")
+            raise UserError(
+                f"tool {self.name!r}: timeout_s = {timeout_s} must be positive and finite"
+            )
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._is_method, self.stateful = True, True
 
     def __get__(self, episode: object, owner: type | None = None) -> Tool:
-        """The tool of one object. Through the class: the tool itself."""
+        """The tool bound to an episode. Accessed through the class: the tool itself."""
         if episode is None or not self._is_method:
             return self
         return Tool(
@@ -106,19 +108,19 @@ class Tool:
 
     @property
     def signature(self) -> Arguments:
-        """Its arguments. Raises UserError if no schema can be derived."""
+        """The arguments. Raises UserError if no schema can be derived."""
         if self._signature is None:
             self._signature = Signature(self.function, self.name, self._is_method)
         return self._signature
 
     @property
     def is_recorded(self) -> bool:
-        """True if its results may be recorded. A method runs in a replay too: it holds state."""
+        """True if results are recorded. Methods are not: they hold state, so a replay runs them."""
         return not inspect.ismethod(self.function)
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """The tool as chat templates and OpenAI's API take it."""
+        """Description of the tool in the format of chat templates and OpenAI's API."""
         return {
             "type": "function",
             "function": {
@@ -158,12 +160,12 @@ def tool(
     """Make a tool from a function or a method: `@tool`, or `@tool(timeout_s=2.0)`.
 
     Args:
-        function: every parameter needs an annotation. The docstring describes the tool, and its
-            `Args:` section the arguments.
-        name: name for the policy. "": that of the function.
-        timeout_s: seconds that a call may take. None: the limit of the run.
-        version: raise it when the function changes, so that recorded results are not used.
-        stateful: a call may depend on earlier calls of the episode. Methods are stateful.
+        function: the function. Every parameter needs an annotation. The docstring describes the
+            tool, and its `Args:` section the arguments.
+        name: see `Tool`.
+        timeout_s: see `Tool`.
+        version: see `Tool`.
+        stateful: see `Tool`.
     """
     if function is not None:
         return Tool(function)
@@ -173,7 +175,7 @@ def tool(
 
 
 def as_tool(given: Callable[..., Any]) -> Tool:
-    """The tool, or a tool made from the function."""
+    """The argument if it is a tool, else a tool made from the function."""
     return given if isinstance(given, Tool) else Tool(given)
 
 
@@ -184,7 +186,7 @@ class Registry:
         tools: in the order in which the policy sees them.
 
     Raises:
-        UserError: two tools have one name, or no schema can be derived.
+        UserError: two tools have the same name, or a tool has no schema.
     """
 
     def __init__(self, tools: list[Tool]) -> None:
@@ -201,7 +203,7 @@ class Registry:
         """The tool of this name.
 
         Raises:
-            ToolError: there is none.
+            ToolError: no tool has this name.
         """
         if name not in self._tools:
             known = ", ".join(self._tools)

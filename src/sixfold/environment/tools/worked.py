@@ -8,11 +8,11 @@ from typing import Any
 
 
 def worked_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Text of a reply that calls a tool, in the form of Hermes and of models made from scratch.
+    """Text of a reply that calls a tool, in the format of Hermes and of models made from scratch.
 
     Args:
         name: name of the tool.
-        arguments: its arguments, which must have a JSON form.
+        arguments: the arguments. They must have a JSON form.
     """
     call = {"name": name, "arguments": dict(arguments)}
     return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
