@@ -1,4 +1,4 @@
-"""`sixfold env init`: the folder that it makes works at once."""
+"""`sixfold env init` creates a folder that works unchanged. `sixfold env list`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tools", [(), ("--tools",)])
-def test_its_test_passes_and_fails_if_the_environment_is_wrong(
+def test_the_new_test_passes_and_detects_a_wrong_environment(
     tools: tuple[str, ...], tmp_path: Path
 ) -> None:
     assert main(["env", "init", "my-walk", *tools]) == 0
@@ -48,7 +48,7 @@ def test_its_test_passes_and_fails_if_the_environment_is_wrong(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [(), ("--tools",)])
-def test_its_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_new_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:
     assert main(["env", "init", "walk", *tools]) == 0
     flags = ["run.steps=2", "sft.steps=30", "eval.every=0", "data.heldout=8", "run.threads=1"]
     settings = [part for flag in flags for part in f"--{flag}".split("=")]
@@ -59,7 +59,7 @@ def test_its_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:
     assert all(t.reward is not None and t.reward.value is not None for t in played)
 
 
-def test_what_exists_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "also").write_text("keep me")
     (tmp_path / "gone").symlink_to("nowhere")
@@ -95,13 +95,13 @@ def test_names_that_are_not_allowed(
     assert not list(tmp_path.iterdir())
 
 
-def test_arguments_that_are_missing_or_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_and_extra_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["init"], ["list", "walk"], ["list", "--tools"], ["check", "x"], []):
         assert main(["env", *argv]) == 2
         assert "sixfold env" in capsys.readouterr().err
 
 
-def test_every_environment_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_environment_is_listed_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [*EPISODES.built_in, *(f"{kind}:NAME" for kind in ADAPTERS.built_in)]

@@ -10,12 +10,12 @@ from .parsing import VerbParser
 ACTIONS = ("init", "list")
 
 TEXT = """\
-Environments of several turns.
+Create or list environments of several turns.
 
 init NAME creates the folder NAME in the current folder, with an environment, its tasks, a recipe, a
-README and a test. Everything in it works at once: `pytest NAME`, `sixfold train NAME/recipe.toml`.
+README and a test. It is ready to use: `pytest NAME`, `sixfold train NAME/recipe.toml`.
 
-list prints the built-in environments, and the kinds of environments of other libraries.
+list prints the built-in environments and the supported libraries with environments.
 """
 
 
@@ -25,13 +25,15 @@ def parser() -> VerbParser:
     arguments.add_argument("action", metavar="ACTION", choices=ACTIONS, help=" or ".join(ACTIONS))
     arguments.add_argument("name", metavar="NAME", nargs="?", help="init: name of the new folder")
     arguments.add_argument(
-        "--tools", action="store_true", help="init: an environment whose policy calls tools"
+        "--tools",
+        action="store_true",
+        help="init: create an environment in which the policy calls tools",
     )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Create an environment, or list those that there are."""
+    """Create an environment, or list the available ones."""
     given, _ = parser().parse(argv)
     if given.action == "list":
         if given.name or given.tools:

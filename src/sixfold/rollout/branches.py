@@ -1,8 +1,8 @@
 """Branches: samples of a task that share the first turns of one episode.
 
 Of B samples that share a trunk, one plays the episode from its start. At the branch, the others get
-copies of it and go on from there, each with its own sampling noise. If the episode ends before the
-branch, the next sample plays from the start. So a task always has its K samples.
+copies of the episode and continue from there, each with its own sampling noise. If the episode ends
+before the branch, the next sample plays from the start. So a task always has K samples.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Branching:
-    """Where the samples of a task part.
+    """Where the samples of a task branch.
 
     Attributes:
         count: samples that share a trunk (B). 1: every sample plays from the start.
-        turn: they part after this many replies. 0: where the environment asks for it, with
+        turn: number of replies before the branch. 0: the environment chooses the branch with
             `Observation.branch`.
     """
 
@@ -31,7 +31,7 @@ class Branching:
 
 
 class Trunk(Generic[T]):
-    """Samples that play one episode together up to the branch. For one event loop.
+    """Samples that share one episode up to its branch. All must run in the same event loop.
 
     Args:
         turn: as in `Branching`.
@@ -43,19 +43,22 @@ class Trunk(Generic[T]):
         self._waiting: deque[tuple[int, asyncio.Future[T | None]]] = deque()
 
     def parts(self, turns: int, asked: bool) -> bool:
-        """True if samples wait for a branch, and it is here.
+        """True if the episode has reached its branch and other samples wait for it.
 
         Args:
-            turns: replies so far.
-            asked: whether the environment asks for the branch.
+            turns: number of replies so far.
+            asked: True if the environment chooses this observation as the branch.
         """
         return bool(self._waiting) and (turns == self._turn if self._turn else asked)
 
     async def join(self, sample: int) -> T | None:
         """Wait for the branch, unless this sample is the first.
 
+        Args:
+            sample: index of the sample.
+
         Returns:
-            A copy of the episode at the branch. None: the sample plays from the start.
+            A copy of the episode at the branch, or None if the sample must play from the start.
         """
         if not self._played:
             self._played = True
@@ -65,19 +68,23 @@ class Trunk(Generic[T]):
         try:
             return await copy
         except asyncio.CancelledError:
-            if copy.done() and not copy.cancelled():  # cancelled after it was chosen to play
+            if copy.done() and not copy.cancelled():  # it was chosen to play from the start
                 self.leave()
             raise
 
     def split(self, copied: Callable[[int], T]) -> None:
-        """Give every waiting sample its copy of the episode: `copied(sample)`."""
+        """Give every waiting sample a copy of the episode.
+
+        Args:
+            copied: makes the copy for a sample, from its index.
+        """
         copies = [(copy, copied(sample)) for sample, copy in self._waiting if not copy.done()]
         self._waiting.clear()
         for copy, course in copies:
             copy.set_result(course)
 
     def leave(self) -> None:
-        """The playing sample has ended. If it has not parted, the next one plays from the start."""
+        """End of the playing sample. If it had not branched, the next one plays from the start."""
         while self._waiting:
             _, copy = self._waiting.popleft()
             if not copy.done():

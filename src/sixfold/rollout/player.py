@@ -1,7 +1,7 @@
-"""Plays one episode: environment and policy in turn, until the environment or a limit ends it.
+"""Play one episode: environment and policy alternate until the environment or a limit ends it.
 
-A failure of the environment ends its episode only. The trajectory is kept with its outcome, and the
-error says why it has no reward.
+If the environment fails, only its episode ends. The trajectory is kept without a reward, with its
+outcome and the error.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ CLOSE_S = 30.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an episode that its environment does not end.
+    """Limits of an episode.
 
     Attributes:
-        tokens: longest sequence, including the prompt.
+        tokens: longest sequence in tokens, including the prompt.
         turns: most replies.
-        step_s: seconds that the environment may take for one step. None: any time.
+        step_s: time limit of one step of the environment in seconds. None: no limit.
     """
 
     tokens: int
@@ -60,10 +60,11 @@ class Played:
 
     Attributes:
         trajectory: its tokens. The reward is set if the environment gave one.
-        error: how the environment failed, in one line, or "".
-        peers: episodes whose replies were sampled as one request. Only for episodes of one turn.
+        error: how the environment failed, in one line. "" if it did not.
+        peers: episodes whose replies were sampled by the same request. Only for episodes of one
+            turn.
         more: further trajectories of the episode. They get the reward of `trajectory`.
-        later: computes the reward, see `End.later`.
+        later: computes the reward after the episode, see `End.later`.
     """
 
     trajectory: Trajectory
@@ -106,7 +107,7 @@ class Plays(Protocol):
 
 
 class OneTurn:
-    """Episode of a task that is only a prompt. Reward functions score the reply."""
+    """Episode of one reply to the task's prompt, which reward functions score."""
 
     def __init__(self, task: Task) -> None:
         self._prompt = task.prompt
@@ -129,10 +130,10 @@ class Player:
     Attributes:
         generator: samples the replies.
         renderer: converts messages to tokens, and tokens to text.
-        limits: what ends an episode that the environment does not end.
+        limits: limits that end an episode before its environment does.
         make: makes the episode of a task.
         stops: strings that end a reply, besides those of an observation.
-        environment: name of the environment, which trajectories record. "" for one turn.
+        environment: name of the environment, recorded in trajectories. "" for one turn.
         meter: measures the generator.
     """
 
@@ -162,7 +163,7 @@ class Player:
             sample: index of the sample within the task.
             prompt: token ids of the task's prompt.
             params: sampling parameters of each reply.
-            trunk: the samples that share its first turns. None: it shares none.
+            trunk: the samples that share their first turns with this one. None: no branches.
         """
         if trunk is None:
             return await self._played(_Course(self, task, sample, list(prompt), params))
@@ -189,20 +190,29 @@ class Player:
 
 @dataclass
 class _Course:
-    """One episode while it is played.
+    """State of one episode while it is played.
 
     Attributes:
-        prompt: tokens of the first prompt. Before `start` has answered, those of the task.
+        player: plays it.
+        task: the task.
+        sample: index of the sample.
+        prompt: token ids of the first prompt: that of the task until `start` returns another.
+        params: sampling parameters of each reply.
+        trunk: samples that wait for a copy of this episode at its branch, or None.
+        branch: as in `Trajectory`.
+        episode: the environment's episode. None before it is made.
+        seen: the latest observation.
+        outcome: how the episode ended.
+        reward: final reward, if the environment gave one.
+        transcript: tokens, text and turns so far.
         conversation: messages before the policy's current turn.
         tools: descriptions of the functions that the policy may call.
         calls: format of the policy's tool calls. None without tools.
-        turn: index of the first token of the policy's current turn. Text of the environment may
-            continue it.
+        turn: index of the first token of the policy's current turn. Text observations extend it.
         peers: as in `Played`.
-        trunk: samples that wait for a copy of this episode at its branch.
-        branch: as in `Trajectory`.
-        episode: the environment's side. None before it has started.
-        seen: the newest observation.
+        events: recorded facts.
+        began: time of the start, in seconds since the epoch.
+        later: as in `Played`.
     """
 
     player: Player
@@ -256,10 +266,13 @@ class _Course:
             self.seen = answer
 
     def _copied(self, sample: int) -> _Course:
-        """The episode so far, for a branch that goes on as another sample.
+        """Copy of the episode so far, which continues as another sample.
+
+        Args:
+            sample: index of that sample.
 
         Raises:
-            EnvironmentFault: if the environment cannot be copied.
+            EnvironmentFault: the environment cannot be copied.
         """
         try:
             episode = copy.deepcopy(self.episode, {id(self.task): self.task})
@@ -279,7 +292,7 @@ class _Course:
         )
 
     async def close(self) -> None:
-        """Free what the episode holds. A failure is recorded as an event."""
+        """Close the environment's episode. A failure is recorded as an event."""
         if not isinstance(self.episode, Closing):
             return
         closing = called(self.episode.close)
@@ -325,11 +338,12 @@ class _Course:
         """Answer of the environment.
 
         Args:
-            call: `start`, or `step` with its action.
+            call: calls `start`, or `step` with an action.
             kinds: accepted types of the answer.
 
         Raises:
-            EnvironmentFault: if it raises, takes too long, or its answer is malformed.
+            EnvironmentFault: the environment raised an error, took too long, or returned a
+                malformed answer.
         """
         limit, answer = self.player.limits.step_s, called(call)
         try:
@@ -340,7 +354,9 @@ class _Course:
             raise EnvironmentFault(one_line(error)) from error
         if not isinstance(given, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise EnvironmentFault(f"the environment returned {type(given).__name__}, not {names}")
+            raise EnvironmentFault(
+                f"the environment returned {type(given).__name__}. Return {names}"
+            )
         if isinstance(given, Observation):
             check_observation(given)
         return given
@@ -349,8 +365,8 @@ class _Course:
         """Write the first prompt.
 
         Raises:
-            EnvironmentFault: it cannot be rendered, or leaves no room for a reply.
-            UserError: there are tools, but the form of the model's tool calls is not known.
+            EnvironmentFault: the prompt cannot be rendered, or leaves no room for a reply.
+            UserError: there are tools, but the format of the model's tool calls is not known.
         """
         renderer, said, prompt = self.player.renderer, seen.messages or seen.text, self.prompt
         self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
@@ -381,11 +397,14 @@ class _Course:
         return self.player.limits.tokens - length
 
     async def _reply(self, stops: Sequence[str]) -> tuple[Action, str]:
-        """Sample one reply and write it.
+        """Sample one reply and write it to the transcript.
+
+        Args:
+            stops: strings that end the reply, besides those of the player.
 
         Returns:
-            The action, and the text of the reply behind the action's text: the stop string, and
-            what the last token has beyond it.
+            The action, and the text of the reply after the action's text: the stop string, and
+            the characters of the last token after it.
         """
         player, tokens, params = self.player, list(self.transcript.tokens), self.params
         room = self._room(len(tokens))
@@ -395,8 +414,8 @@ class _Course:
             params if room >= params.max_tokens else replace(params, max_tokens=room),
             SampleKey(self.task.id, self.sample, origin=len(self.prompt)),
             stops=every,
-            # An episode whose tool has returned goes before those that have not come as far. Its
-            # keys and values are still in the cache, and the sooner it ends, the sooner they go.
+            # Episodes with more turns come first. Their keys and values are still in the cache,
+            # and are freed when the episode ends.
             priority=len(self.transcript.turns),
         )
         whole = player.renderer.decode(sampled.tokens)
@@ -404,7 +423,7 @@ class _Course:
         rest = whole[len(text) :]
         found = [stop for stop in every if rest.startswith(stop)]
         player.meter.count(len(tokens), sampled)
-        if player.limits.turns == 1:  # otherwise an episode goes on after a reply has ended
+        if player.limits.turns == 1:  # otherwise the episode continues after the reply
             self.peers = sampled.peers
         self.transcript.reply(sampled, text)
         return self._action(text, sampled.finish_reason, min(found, key=len, default="")), rest
@@ -417,7 +436,7 @@ class _Course:
         return Action(text, reason, stopped_by, read.calls, read.malformed, read.content)
 
     def _note(self, answer: Observation | End) -> None:
-        """Record what the answer says about the last reply."""
+        """Record the reward, tool errors and events of the last reply."""
         before = len(self.events)
         self._record(answer.events)
         try:
@@ -436,7 +455,7 @@ class _Course:
     def _end(self, end: End) -> None:
         if end.outcome not in get_args(Outcome):
             raise EnvironmentFault(
-                f"End.outcome = {end.outcome!r} is none of {', '.join(get_args(Outcome))}"
+                f"End.outcome = {end.outcome!r} is unknown. Use {', '.join(get_args(Outcome))}"
             )
         try:
             self.reward = final_reward(end)
@@ -452,7 +471,7 @@ class _Course:
         self.outcome = reason if end.outcome == "ended" and reason != "stop" else end.outcome
 
     def _cut(self, outcome: Outcome) -> None:
-        """End at a limit. The environment gave no final reward, so only those of turns count."""
+        """End the episode at a limit. Its reward is the sum of the rewards of its turns."""
         self.outcome, self.reward = outcome, Reward(0.0)
 
     def _observe(self, seen: Observation, rest: str) -> bool:
@@ -460,10 +479,10 @@ class _Course:
 
         Args:
             seen: the observation.
-            rest: text of the reply behind the action's text.
+            rest: text of the reply after the action's text, see `_reply`.
 
         Returns:
-            False if no reply would fit after it. It is then not written.
+            False if no reply fits after the observation, which is then not written.
         """
         tokens, renderer = self.transcript.tokens, self.player.renderer
         said = tokens[self.turn :]

@@ -1,6 +1,6 @@
-"""Creates the folder of a new environment, from the templates beside this file.
+"""Create the folder of a new environment from the templates in this folder.
 
-Its tasks are made by its own tasks.py.
+The tasks are made by running the new folder's tasks.py.
 """
 
 from __future__ import annotations
@@ -59,24 +59,25 @@ def create(name: str, *, tools: bool) -> Path:
 
 
 def _check(name: str) -> None:
-    """Raise UserError unless the name makes a folder, a module and a class."""
+    """Raise UserError unless the name can be that of a folder, a module and a class."""
     if not _allowed(name):
         suggested = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:40]
         suggested = suggested if _allowed(suggested) else f"{suggested}_env"
         hint = f", for example {suggested}" if _allowed(suggested) else ""
         raise UserError(
-            f"sixfold env init: {name!r} is no name of an environment. Use lower-case letters,"
-            f" digits, _ and -, beginning with a letter{hint}"
+            f"sixfold env init: {name!r} cannot be the name of an environment. Use up to"
+            f" {LONGEST_NAME} lower-case letters, digits, _ and -, and begin with a letter{hint}"
         )
 
 
 def _allowed(name: str) -> bool:
-    # A folder "sixfold" would hide the package from programs that run beside it.
+    # A folder "sixfold" would hide the package from programs that run in the same folder.
     reserved = keyword.iskeyword(name) or name == "sixfold"
     return bool(_NAME.fullmatch(name)) and len(name) <= LONGEST_NAME and not reserved
 
 
 def _filled(text: str, words: dict[str, str]) -> str:
+    """The text with every `@KEY@` replaced."""
     for key, value in words.items():
         text = text.replace(f"@{key}@", value)
     return text

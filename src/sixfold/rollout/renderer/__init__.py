@@ -1,4 +1,4 @@
 """Messages to tokens, and tokens to text: all code that tokenizes prompts or decodes completions.
 
-`renderer.py` has the class that the others serve.
+`renderer.py` has the class `Renderer`. The other modules are its parts.
 """

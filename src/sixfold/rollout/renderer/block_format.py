@@ -1,4 +1,4 @@
-"""Call formats with a mark before each block of calls and, in most families, one after it."""
+"""Call formats with a mark before each block of calls and, in most model families, one after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from .think import TAGS, closing_tag
 from .tool_calls import Pieces, Tools, Unreadable
 
 Read = Callable[[str, Tools], tuple[list[ToolCall], int]]
-"""Reads the calls at the start of a text. Returns them and the index behind them.
+"""Reader of the calls at the start of a text.
+
+Args:
+    text: the text.
+    tools: the tools that may be called.
+
+Returns:
+    The calls, and the index after the last one.
 
 Raises:
     Unreadable: the text does not begin with a call.
@@ -34,9 +41,10 @@ class BlockFormat:
         mark: text before a block.
         close: text after a block. "": a block ends with its last call.
         read: reads the calls of a block.
-        goes_on: True if a closing mark after this part of a block belongs to a value.
+        goes_on: given the part of a block before a closing mark: True if the mark belongs to a
+            value, so that the block continues.
         wrappers: marks around all blocks of a reply. They are dropped.
-        bare: a reply that begins with a JSON object is a block too, without a mark.
+        bare: True if a reply that begins with a JSON object is a block without a mark.
     """
 
     name: str
@@ -86,7 +94,14 @@ class BlockParser:
         return self._pieces.rest()
 
     def _step(self, final: bool) -> bool:
-        """Consume a part of the held text. Returns False if more text is needed."""
+        """Consume a part of the held text.
+
+        Args:
+            final: True if no text follows.
+
+        Returns:
+            False if more text is needed.
+        """
         if self._block is not None:
             return self._in_block(self._block, final)
         return self._in_thought(final) if self._thought else self._in_text(final)
@@ -124,7 +139,7 @@ class BlockParser:
         return True
 
     def _wait(self, marks: tuple[str, ...]) -> bool:
-        """Give the held text, except the start of one of `marks` at its end."""
+        """Release the held text, except the start of one of `marks` at its end."""
         keep = max((overlap(self._held, mark) for mark in marks), default=0)
         give = len(self._held) - keep
         self._text(self._held[:give])
@@ -146,10 +161,10 @@ class BlockParser:
         return final and self._end_of_text(mark)
 
     def _end_of_text(self, mark: str) -> bool:
-        """Read a block that no mark ends."""
+        """Read a block at the end of the completion, which has no closing mark."""
         form, held = self._form, self._held
         if form.close:
-            at = held.find(form.close)  # it seemed to belong to a value that has not ended
+            at = held.find(form.close)  # found before, but it seemed to belong to a value
             if at < 0:
                 return self._give_up(mark, len(held), f"it is not closed by {form.close}")
             try:
@@ -168,10 +183,10 @@ class BlockParser:
 
         Args:
             block: the text after the opening mark.
-            stop: index in the held text behind the block and its closing mark.
+            stop: index in the held text after the block and its closing mark.
 
         Raises:
-            Unreadable: the block is no call.
+            Unreadable: the block cannot be read.
         """
         calls, end = self._form.read(block, self._tools)
         if self._form.close and block[end:].strip():
@@ -184,7 +199,7 @@ class BlockParser:
         return True
 
     def _give_up(self, mark: str, at: int, problem: str) -> bool:
-        """Make a malformed block text.
+        """Count a block as malformed, and keep it as text.
 
         Args:
             mark: its opening mark.
@@ -204,5 +219,6 @@ class BlockParser:
         return True
 
     def _text(self, text: str) -> None:
+        """Append text of the completion."""
         self._begun = self._begun or bool(text.strip())
         self._pieces.add(text)

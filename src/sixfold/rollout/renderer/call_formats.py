@@ -1,7 +1,7 @@
 """Call formats: how the chat templates of model families write tool calls.
 
-The format of a model is found from its chat template: a conversation with a known call is rendered,
-and each format tries to read the call back.
+The format of a model is derived from its chat template: a conversation with a known call is
+rendered, and the first format that reads the call back is chosen.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ FORMATS: tuple[CallFormat, ...] = (
     HARMONY,
     BlockFormat("Llama", "<|python_tag|>", "", read_json_calls, inside_json, bare=True),
 )  # fmt: skip
-"""In the order in which they are tried. Llama's is last: it reads any reply that is a JSON call."""
+"""In the order in which they are tried. Llama is last: it reads any reply that is a JSON call."""
 
 _CALL = ToolCall("lookup_5819", '{"alpha": "value 2047"}')
 _TOOL = {
@@ -92,7 +92,7 @@ _TOOL = {
 def find_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat | None:
     """The format in which the chat template of a model writes calls.
 
-    A template that does not render past calls is searched for the marks of the formats.
+    If the template does not render earlier calls, its source is searched for the marks of formats.
 
     Returns:
         None if the template has none of the known formats.
@@ -107,6 +107,7 @@ def find_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat | None:
 
 
 def _reads(one: CallFormat, text: str) -> bool:
+    """True if a format reads the known call from a rendered turn."""
     parser = one.parser((_TOOL,))
     pieces = parser.push(text) + parser.finish()
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
@@ -119,8 +120,8 @@ def _rendered_call(tokenizer: PreTrainedTokenizerBase, arguments: Any) -> str:
     """The assistant's turn with a known call, as the template writes it.
 
     Args:
-        tokenizer: has the template.
-        arguments: arguments of the call. Some templates need an object, others its text.
+        tokenizer: tokenizer with the template.
+        arguments: arguments of the call. Some templates need an object, others JSON text.
 
     Returns:
         "" if the template refuses the conversation.
@@ -136,6 +137,6 @@ def _rendered_call(tokenizer: PreTrainedTokenizerBase, arguments: Any) -> str:
         return ""
     if whole.startswith(prompt):
         return whole[len(prompt) :]
-    # The start of a turn may differ, for example by an empty thought. What precedes the question
-    # does not count: it may show the form of a call.
+    # The start of a turn may differ, for example by an empty thought. The text before the question
+    # is not searched: it may show an example of a call.
     return whole.rpartition(PROBE)[2]

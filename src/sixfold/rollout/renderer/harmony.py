@@ -1,8 +1,8 @@
-"""Calls of gpt-oss: a reply is a row of messages, and a call is a message to a function.
+"""Read calls of gpt-oss: a reply is a sequence of messages, and a call is a message to a function.
 
 A message is a header and a text, `HEADER<|message|>TEXT<|end|>`. The prompt ends inside the header
-of the first one. The header of a call has `to=functions.NAME`, its text is the arguments. The token
-`<|call|>` ends a reply, so the text of a reply often ends without it.
+of the first message. The header of a call contains `to=functions.NAME`; its text is the arguments.
+The end token `<|call|>` is not part of a reply's text, so a call may have no end mark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HARMONY = Harmony()
 
 
 class HarmonyParser:
-    """Parser of one reply, see `CallParser`. Messages that are no call stay text, with marks."""
+    """Parser of one reply, see `CallParser`. Other messages than calls stay text, with marks."""
 
     def __init__(self) -> None:
         self.malformed: list[str] = []
@@ -88,7 +88,13 @@ class HarmonyParser:
         return False
 
     def _close(self, called: re.Match[str] | None, text: str, end: str) -> None:
-        """End the message. `end` is the mark behind it."""
+        """End the message.
+
+        Args:
+            called: match of the recipient in the header of a call, or None.
+            text: text of the message.
+            end: the mark after it, or "".
+        """
         header, self._header = self._header, None
         if called is None:
             self._pieces.add(text + end)

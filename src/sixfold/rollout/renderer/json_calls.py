@@ -21,7 +21,7 @@ _KIMI = re.compile(r"\s*((?:functions\.)?([\w.\-]+?)(?::\d+)?)\s*<\|tool_call_ar
 
 
 def inside_json(block: str) -> bool:
-    """True if a part of a block ends inside a JSON string."""
+    """True if the text, the first part of a block, ends inside a JSON string."""
     return _ESCAPED.sub("", block).count('"') % 2 == 1
 
 
@@ -72,7 +72,7 @@ def read_kimi(text: str, tools: Tools) -> tuple[list[ToolCall], int]:
 
 
 def decoded(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at an index of a text, and the index behind it.
+    """The JSON value at an index of a text, and the index after it.
 
     Raises:
         Unreadable: there is no JSON value, a key is given twice, or a number is not finite.

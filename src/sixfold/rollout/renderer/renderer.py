@@ -31,7 +31,7 @@ class RenderError(ValueError):
     """A conversation or a text cannot be converted to tokens.
 
     Attributes:
-        part: what is wrong.
+        part: the part that cannot be converted.
     """
 
     def __init__(self, message: str, part: Literal["messages", "tools", "prompt"]) -> None:
@@ -47,8 +47,8 @@ class Renderer:
 
     - **Prompts.** If the tokenizer has a chat template, every prompt is rendered as messages, and a
       plain text is one user message. Otherwise the text is tokenized unchanged.
-    - **Special tokens.** Only the template and the tokenizer write them. A special token that a
-      message, a tool's result, a prompt or a solution spells stays text.
+    - **Special tokens.** Only the template and the tokenizer write them. The name of a special
+      token in a message, a tool's result, a prompt or a solution stays text.
     - **Completions.** Sampled tokens are decoded and never tokenized again. The text ends before
       the first end token, and before the first stop string if there are any. Tags of thoughts and
       tool calls stay in the text. `call_format` separates the calls.
@@ -63,7 +63,7 @@ class Renderer:
         stop_token_ids: ids of the tokens that end a completion. They are not part of its text.
 
     Attributes:
-        escaped: number of task prompts that spelled a special token.
+        escaped: number of task prompts that contained the name of a special token.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class Renderer:
         """
         if reply and reply[-1] in self._ends:
             raise RenderError(
-                "text cannot continue a reply that has ended with an end token. End the episode,"
-                " or answer with messages, if Action.stopped_by is empty",
+                "text cannot continue a reply that has ended with an end token. If"
+                " Action.stopped_by is empty, end the episode or answer with messages",
                 "prompt",
             )
         suffix = self._suffixes.text(reply, text)
@@ -236,7 +236,7 @@ class Renderer:
 
     @property
     def turn_end_tokens(self) -> list[int]:
-        """Token ids that end the assistant's turn. Empty if nothing does."""
+        """Token ids that end the assistant's turn. Empty if the model has no end of turn."""
         return self._end_tokens or self.plain("".join(self._turn_end.strings))
 
     def plain(self, text: str) -> list[int]:
@@ -306,9 +306,9 @@ class Renderer:
         if self.known_call_format is None:
             name = self.tokenizer.name_or_path or "this model"
             problem = (
-                "writes tool calls in no form that Sixfold knows"
+                "writes tool calls in an unknown format"
                 if self.has_template
-                else "is missing, so tool calls have no form"
+                else "is missing, so tool calls have no format"
             )
             raise UserError(
                 f"model.chat_template: the environment has tools, but the chat template of {name}"
@@ -358,7 +358,7 @@ class Renderer:
     def _marked(self, task: Task) -> str:
         """The prompt as text.
 
-        In a rendered prompt, marks replace special tokens that the task spells.
+        In a rendered prompt, marks replace the names of special tokens in the task.
         """
         if not self.has_template:
             text = _bare(task)
@@ -433,7 +433,7 @@ class Renderer:
 
     @cached_property
     def _end_tokens(self) -> list[int]:
-        """Token that ends a turn, used if the template writes none after the last turn."""
+        """Ids of the end token, used if the template writes none after the last turn."""
         eos = self.tokenizer.eos_token_id
         return list(self._turn_end.tokens) or ([] if eos is None else [eos])
 

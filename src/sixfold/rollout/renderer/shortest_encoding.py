@@ -1,7 +1,7 @@
 """Lower bound on the number of tokens of a text, computed from its characters.
 
-Tokenizing a prompt of 60 MB takes minutes, and then the prompt is refused as too long. The bound is
-available immediately: no token has more characters than the longest entry of the vocabulary.
+Tokenizing a prompt of 60 MB takes minutes, only to find that it is too long. The bound costs almost
+nothing: no token has more characters than the longest entry of the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,31 +22,9 @@ _LETTERS_PER_CHARACTER = 3
 """Most non-ASCII letters that normalization merges into one: three Hangul jamo form a syllable."""
 
 _KNOWN = {
-    *(
-        "Sequence",
-        "NFC",
-        "NFD",
-        "NFKC",
-        "NFKD",
-        "Nmt",
-        "Precompiled",
-        "Lowercase",
-        "Strip",
-        "StripAccents",
-        "BertNormalizer",
-        "Prepend",
-    ),
-    *(
-        "ByteLevel",
-        "Metaspace",
-        "Whitespace",
-        "WhitespaceSplit",
-        "BertPreTokenizer",
-        "Digits",
-        "Punctuation",
-        "Split",
-        "UnicodeScripts",
-    ),
+    *("Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "Strip"),
+    *("StripAccents", "BertNormalizer", "Prepend", "ByteLevel", "Metaspace", "Whitespace"),
+    *("WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation", "Split", "UnicodeScripts"),
 }
 """Normalizers and pre-tokenizers that drop only blanks, accents and control characters."""
 
@@ -63,7 +41,7 @@ class ShortestEncoding:
         self._longest = longest_token(tokenizer) if keeps_characters(tokenizer) else 0
 
     def tokens(self, text: str) -> int:
-        """Number of tokens that the text has at least."""
+        """Lower bound on the number of tokens of a text."""
         if not self._longest:
             return 0
         kept = len(text.encode("utf-8", "surrogatepass").translate(None, _UNCOUNTED))

@@ -1,7 +1,7 @@
-"""Tokenize text so that a special token which it spells stays plain text.
+"""Tokenize text in which the names of special tokens stay plain text.
 
-As a special token, "<|im_end|>" in a user's message would end the user's turn, and the text after
-it could take another role.
+Otherwise "<|im_end|>" in a user's message would end the user's turn, and the text after it could
+take another role.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SpecialTexts:
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
 
     def misses(self, ids: list[int]) -> bool:
-        """True if the ids show that the text had characters which the tokenizer does not know."""
+        """True if the ids contain the unknown token: the text has unknown characters."""
         unknown = self._tokenizer.unk_token_id
         # If the unknown token is also a boundary token (GPT-2, OLMo), the tokenizer works on bytes
         # and no character is unknown.

@@ -95,7 +95,7 @@ class SuffixEncoder:
 
     Args:
         tokenizer: must have a chat template.
-        special: keeps special tokens that messages spell as text.
+        special: tokenizes the names of special tokens in messages as text.
         ends: ids of the tokens that end a turn.
     """
 
@@ -125,7 +125,7 @@ class SuffixEncoder:
             tools: descriptions of functions, as in the first prompt.
 
         Raises:
-            UserError: the template cannot do it.
+            UserError: the template cannot continue the conversation.
         """
         calls = [_call(message) for message in new if message["role"] == "tool"]
         reason = ""
@@ -353,7 +353,7 @@ def _span(
     if not found:
         raise _Unfit(f"it omits messages of role {new[index]['role']!r}")
     if not (whole.startswith(before) and whole.endswith(after)):
-        # The template decides by the content. All that it wrote counts as template.
+        # The template depends on the content. Its whole text counts as written by the template.
         return len(before), len(before)
     return len(before), max(len(before), len(whole) - len(after))
 

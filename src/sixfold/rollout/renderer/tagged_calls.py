@@ -1,7 +1,7 @@
-"""Calls in tags, as Qwen3-Coder, GLM, MiniMax-M2 and DeepSeek-V3.2 write them.
+"""Read calls in tags: the formats of Qwen3-Coder, GLM, MiniMax-M2 and DeepSeek-V3.2.
 
 A text value has no quotes, so the type of a value follows from the tool's schema. A value may
-contain closing tags: it ends at the closing tag that another tag of its kind, or the end, follows.
+contain closing tags. It ends at the closing tag that precedes the next element or the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ _WORDS = {"True": True, "False": False, "None": None, "null": None}
 
 
 def open_tags(*tags: str) -> Callable[[str], bool]:
-    """Test whether a part of a block ends inside an element of one of these names."""
+    """Make a function that tells if the first part of a block ends inside an open element.
+
+    Args:
+        tags: names of the elements that count.
+    """
     return lambda block: any(block.count(f"<{tag}") > block.count(f"</{tag}>") for tag in tags)
 
 
@@ -94,11 +98,12 @@ def _arguments(
 
 
 def _typed(text: str, types: set[str]) -> Any:
-    """A value of one of these JSON types. The text itself if it has none of them.
+    """The value of an argument: JSON if the text is JSON, or else the text itself.
 
     Args:
         text: the value as the model wrote it.
-        types: types that the schema allows. Empty: unknown.
+        types: JSON types that the schema allows. Empty if they are unknown. If the only type is
+            "string", the text is not parsed.
     """
     if types == {"string"}:
         return text

@@ -29,7 +29,7 @@ class TextStream:
         self._waiting = 0
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Add tokens. Returns the text that is now final."""
+        """Add tokens. Returns the text that has become final."""
         self._window += tokens
         text = self._decode(self._window)
         settled = max(self._given, len(text) - self._unsettled(text, len(tokens)))
@@ -75,7 +75,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Cuts a growing text before the stop string that is completed first."""
+    """Cuts a growing text before the first complete stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -138,10 +138,10 @@ class CompletionText:
         return None
 
     def finish(self) -> bool:
-        """Make the held-back text final, because no token follows.
+        """End the completion: the text that is held back becomes final.
 
         Returns:
-            True if that completes a stop string.
+            True if it completes a stop string.
         """
         settled, stopped = self._stops.push(self._stream.finish())
         self.text += settled + ("" if stopped else self._stops.finish())

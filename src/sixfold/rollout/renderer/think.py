@@ -1,8 +1,8 @@
-"""Think blocks: those that a prompt leaves open, and those that a reply contains.
+"""Think blocks that a prompt leaves open or a reply contains.
 
 The templates of DeepSeek-R1-Distill and Qwen3-Thinking end a prompt with "<think>\\n", so a
-completion only has the closing tag. Rewards must know this: otherwise an unfinished thought looks
-like an answer.
+completion has only the closing tag. Rewards need this information: otherwise an unfinished thought
+looks like an answer.
 """
 
 from __future__ import annotations
@@ -66,5 +66,5 @@ def placeholder_turn(opened: str, reply: str, thought: str, answer: str) -> str:
 
 
 def closing_tag(tag: str) -> str:
-    """The tag that ends a thought which `tag` begins."""
+    """The closing tag of an opening think tag."""
     return tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}"

@@ -1,7 +1,7 @@
 """Tool calls in replies: the contract of call formats and their parsers.
 
-A parser splits a growing completion into text and calls. The player reads whole replies with it,
-the server reads streams, so both find the same calls.
+A parser splits a growing completion into text and calls. The player parses whole replies with it,
+and the server parses streams, so both find the same calls.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Tools = Sequence[Mapping[str, Any]]
 class CallParser(Protocol):
     """Splits a growing completion into text and calls.
 
-    A malformed call stays text. A call inside a thought is text too. Nothing of the completion is
-    lost except the marks of calls and white space around calls.
+    Malformed calls and calls inside a thought stay text. Only the marks of calls and the white
+    space around calls are dropped.
 
     Attributes:
-        malformed: for each malformed call so far: the reason, in one line.
+        malformed: reason for each malformed call so far, in one line.
     """
 
     malformed: list[str]
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Add text. Returns the texts and calls that are now complete, in order."""
+        """Add text. Returns the texts and calls that have become complete, in order."""
         ...
 
     def finish(self) -> list[str | ToolCall]:
-        """End the completion. Returns the texts and calls that were still held back."""
+        """End the completion. Returns the texts and calls that were held back."""
         ...
 
 
@@ -47,7 +47,7 @@ class CallFormat(Protocol):
 
     @property
     def mark(self) -> str:
-        """Text that a chat template with this format contains."""
+        """Text that occurs in every chat template with this format."""
         ...
 
     def parser(self, tools: Tools = (), opened: str = "") -> CallParser:
@@ -62,7 +62,7 @@ class CallFormat(Protocol):
 
 
 class Unreadable(ValueError):
-    """A block is no call. The message says why, in one line."""
+    """A block cannot be read as a call. The message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ReadReply:
     Attributes:
         content: the text without the calls.
         calls: the calls, in order.
-        malformed: for each malformed call: the reason.
+        malformed: reason for each malformed call.
     """
 
     content: str
