@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..processes.child import Child, ChildError
-from ..rollout.player import EnvironmentFault
+from ..rollout.environment_fault import EnvironmentFault
 from ..types import Task
 
 HOST = "127.0.0.1"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..environment.named import Named
 from ..errors import UserError, one_line
-from ..rollout.player import EnvironmentFault
+from ..rollout.environment_fault import EnvironmentFault
 from ..types import Task
 
 AGENTS = Named("agent", "function", {})

@@ -10,9 +10,10 @@ from typing import Any
 from ..environment.rewards import checked_value
 from ..errors import one_line
 from ..recipe.schema.environment import AgentConfig
+from ..rollout.environment_fault import EnvironmentFault
 from ..rollout.generator import Generator
 from ..rollout.meter import Meter
-from ..rollout.player import EnvironmentFault, Limits, Played, Player
+from ..rollout.player import Limits, Played, Player
 from ..rollout.renderer.renderer import Renderer
 from ..server.requests import Limits as RequestLimits
 from ..types import Reward, SamplingParams, Task

@@ -27,8 +27,7 @@ from ..environment.episode import (
 from ..errors import UserError, one_line
 from ..types import PROMPT, FinishReason, Outcome, Reward, SamplingParams, Task, Trajectory
 from .branches import Trunk
-from .environment_fault import EnvironmentFault as EnvironmentFault
-from .environment_fault import called, check_observation, in_time
+from .environment_fault import EnvironmentFault, called, check_observation, in_time
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
 from .renderer.renderer import Renderer, RenderError
@@ -61,8 +60,7 @@ class Played:
     Attributes:
         trajectory: its tokens. The reward is set if the environment gave one.
         error: how the environment failed, in one line. "" if it did not.
-        peers: episodes whose replies were sampled by the same request. Only for episodes of one
-            turn.
+        peers: episodes of the same request to the generator. Only for episodes of one turn.
         more: further trajectories of the episode. They get the reward of `trajectory`.
         later: computes the reward after the episode, see `End.later`.
     """
@@ -354,9 +352,7 @@ class _Course:
             raise EnvironmentFault(one_line(error)) from error
         if not isinstance(given, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise EnvironmentFault(
-                f"the environment returned {type(given).__name__}. Return {names}"
-            )
+            raise EnvironmentFault(f"the environment returned {type(given).__name__}, not {names}")
         if isinstance(given, Observation):
             check_observation(given)
         return given
