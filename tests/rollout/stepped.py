@@ -1,4 +1,4 @@
-"""A generator whose engine the event loop steps, so that time is counted in engine steps."""
+"""A generator that steps its engine in the event loop, so that time is counted in engine steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
 
 TURNS_OF_THE_LOOP = 12
-"""Iterations in which everything that a step has woken comes to its next wait."""
+"""Event-loop iterations until every coroutine that a step has resumed waits again."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A call of `generate`, and what it took from the cache."""
+    """A call of `generate`: its key, its prompt tokens, and how many of them were in the cache."""
 
     key: SampleKey
     tokens: int
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Step:
-    """An engine step: calls that could decode, sequences that decoded, tokens that it sampled."""
+    """An engine step: open requests, sequences that decoded, and sampled tokens."""
 
     ready: int
     rows: int
@@ -44,10 +44,10 @@ class Step:
 
 
 class SteppedGenerator:
-    """Generator on an engine. Between two steps, everybody who was woken does what he can.
+    """Generator on an engine. Between two steps, all resumed coroutines run until they wait again.
 
-    So a run is a function of its inputs. If nobody has anything to decode, the clock jumps to the
-    end of the next tool.
+    So a run is a function of its inputs. If the engine is idle, the clock jumps to the end of the
+    next tool call.
 
     Args:
         engine: the engine.
@@ -89,7 +89,7 @@ class SteppedGenerator:
         return sampled
 
     async def tool(self, steps: int) -> None:
-        """Wait as long as an engine takes for so many steps."""
+        """Wait for a number of engine steps."""
         done = asyncio.get_running_loop().create_future()
         heappush(self._tools, (self.now + steps, len(self._tools) + len(self.asked), done))
         self._wind()
@@ -115,7 +115,7 @@ class SteppedGenerator:
                 return
 
     def _admit(self) -> None:
-        """Calls that differ in the sample only are one request, as for `EngineGenerator`."""
+        """Start the new calls. Calls that differ only in the sample are one request."""
         groups: dict[Any, list[tuple[Any, ...]]] = {}
         for call in self._arriving:
             tokens, params, key, priority, _ = call
@@ -144,7 +144,7 @@ class SteppedGenerator:
 
 
 class Tooled:
-    """Episode of `turns` replies, with a tool of `delay(task, turn)` engine steps between them."""
+    """Episode of `turns` replies. A tool call between them takes `delay(task, turn)` steps."""
 
     def __init__(
         self,
@@ -185,20 +185,24 @@ def play_tooled(
     branching: Branching | None = None,
     said: str = "+1=",
 ) -> list[Group]:
-    """Play episodes with tools."""
-    make = lambda task: Tooled(task, generator, turns, delay, said)  # noqa: E731
-    player = Player(generator, renderer, Limits(4000, turns, None), make, (), "tools")  # type: ignore[arg-type]
+    """Play `Tooled` episodes. Returns a group per task."""
+
+    def make(task: Task) -> Tooled:
+        return Tooled(task, generator, turns, delay, said)
+
+    limits = Limits(4000, turns, None)
+    player = Player(generator, renderer, limits, make, (), "tools")  # type: ignore[arg-type]
     driver = Driver(player, SamplingParams(max_tokens=tokens), samples, branching)
     return asyncio.run(groups_in_order(driver.play(tasks, 0), tasks))
 
 
 def endless(policy: Policy) -> Renderer:
-    """Renderer that takes an end token for text: an untrained model samples some anywhere."""
+    """Renderer without end tokens: an untrained model samples them at any place."""
     renderer = Renderer(policy.tokenizer, ())
     renderer._ends.clear()
     return renderer
 
 
 def drawn(low: int, high: int) -> Callable[..., int]:
-    """A number from `low` to `high` that depends on the arguments."""
+    """Function to a number from `low` to `high`, drawn at random from its arguments."""
     return lambda *given: random.Random(repr(given)).randint(low, high)

@@ -1,4 +1,4 @@
-"""Branches of an episode: up to the branch they share tokens, keys and values; then they differ."""
+"""Branches of an episode share tokens, keys and values up to the branch, and differ after it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def engine(policy: Policy, text: Renderer) -> Generators:
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_branches_have_one_beginning_and_go_their_own_ways(
+def test_branches_share_their_first_turns_and_then_differ(
     engine: Generators, text: Renderer, turn: int
 ) -> None:
     """The samples that play from the start are those of a run without branches, bit for bit."""
@@ -91,7 +91,7 @@ def test_branches_have_one_beginning_and_go_their_own_ways(
         assert len(branch.turns) == 3 and branch.turns[:turn] == trunk.turns[:turn]
     assert len({tuple(t.tokens) for t in branched}) == len(branched)
     assert stats["rollout/branched_frac"] == 0.5
-    # What branches share was sampled once, and nothing was thrown away.
+    # Shared tokens were sampled once, and none was discarded.
     once = sum(t.provenance[t.branch[1] if t.branch else 0 :].count("s") for t in branched)
     assert (stats["rollout/tokens"], stats["rollout/dropped_tokens"]) == (once, 0)
 
@@ -132,7 +132,7 @@ def test_branches_share_keys_and_values(policy: Policy, text: Renderer, kind: st
 def test_samples_play_from_the_start_if_the_episode_ends_before_its_branch(
     fake: tuple[Recording, Renderer],
 ) -> None:
-    """So K stays K. The second sample is the first whose episode comes to the branch."""
+    """So a task keeps K samples. Here the second sample is the first that reaches the branch."""
     lives = iter([1, 3, 3, 3])
 
     def make(task: Task) -> Scripted:
@@ -157,7 +157,7 @@ def test_an_environment_may_choose_the_branch(fake: tuple[Recording, Renderer]) 
 
 
 def test_branches_have_their_own_state_and_reward(fake: tuple[Recording, Renderer]) -> None:
-    """Each environment goes on from its own copy; the task is not copied."""
+    """Each branch continues with its own copy of the episode. The task is not copied."""
 
     class Counting(Scripted):
         seen: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def test_branches_have_their_own_state_and_reward(fake: tuple[Recording, Rendere
 
 
 class Shop(ToolEpisode):
-    """Holds a cart, a function given at its start, and a tool that is a method."""
+    """Episode with state, a tool that is a method, and a tool that is a function."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task, [lookup])
@@ -225,7 +225,7 @@ def test_a_copied_tool_episode_has_its_own_state_and_the_tools_of_the_run() -> N
 
 
 def test_episodes_in_a_browser_refuse_to_be_copied() -> None:
-    """Python shares what a closure holds: both branches would act on one site."""
+    """`deepcopy` does not copy closures, so both branches would act on the same site."""
     with pytest.raises(TypeError, match="browser"):
         copy.deepcopy(object.__new__(BrowserTools))
 
@@ -239,14 +239,14 @@ def test_an_environment_that_cannot_be_copied_fails_its_episodes(
             self.lock = threading.Lock()
 
     found, _ = playing(*fake, Locked, Branching(2))
-    # The last sample of a trunk has nobody to part from, and plays to its end.
+    # The last sample of a trunk has no branches, so it plays to its end.
     assert [t.outcome for t in found] == ["error", "length", "error", "length"]
     error = found[0].reward.error if found[0].reward else ""
     assert "__deepcopy__" in str(error) and "rollout.branches" in str(error)
 
 
-def test_cancelled_episodes_leave_nobody_waiting(fake: tuple[Recording, Renderer]) -> None:
-    """Dynamic K may give up the sample that plays while others wait for its branch."""
+def test_a_cancelled_episode_leaves_no_sample_waiting(fake: tuple[Recording, Renderer]) -> None:
+    """Dynamic K may cancel the playing sample while others wait for its branch."""
     generator, text = fake
     make = scripted(Observation(text="="), End(1.0))
 
@@ -285,6 +285,8 @@ def test_a_branch_is_recorded_and_trained_like_any_sample(
         Trajectory.from_record({**found[1].to_record(), "branch": [0, 1000]})
 
 
-def test_samples_must_fill_their_trunks(fake: tuple[Recording, Renderer]) -> None:
+def test_the_number_of_samples_must_be_a_multiple_of_the_branches(
+    fake: tuple[Recording, Renderer],
+) -> None:
     with pytest.raises(ValueError, match="multiple"):
         playing(*fake, scripted(End(1.0)), Branching(3))

@@ -1,4 +1,4 @@
-"""Episodes with tools in tokens: calls of the policy, and results in the template's form."""
+"""Tokens of episodes with tools: calls of the policy, and results in the template's format."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def play(made: Renderer, *replies: str, answer: str = "5") -> Trajectory:
 
 
 def marked(made: Renderer, done: Trajectory) -> str:
-    """The text. Sampled parts stand in [], observations in ()."""
+    """The text, with sampled parts in [] and observations in ()."""
     text = "".join(
         {"s": "[%s]", "o": "(%s)"}.get(letter, "%s") % made.piece(token)
         for token, letter in zip(done.tokens, done.provenance, strict=True)
@@ -92,7 +92,7 @@ def test_results_of_several_calls_follow_in_order(name: str) -> None:
     ) in marked(made, done)
 
 
-def test_a_call_inside_a_thought_does_not_count() -> None:
+def test_a_call_inside_a_thought_is_ignored() -> None:
     made = renderer("qwen3")
     done = play(made, f"<think>\n{CALL}\n</think>\n\n5")
     assert not done.events and done.reward is not None and done.reward.value == 1.0
@@ -112,7 +112,7 @@ def test_a_malformed_call_is_answered_by_an_error_and_counted() -> None:
     assert done.reward is not None and done.reward.value == 1.0
 
 
-def test_a_template_without_a_known_form_of_calls_is_refused() -> None:
+def test_a_template_without_a_known_format_of_calls_is_refused() -> None:
     made = renderer()
     made.tokenizer.chat_template = (
         "{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
@@ -122,14 +122,14 @@ def test_a_template_without_a_known_form_of_calls_is_refused() -> None:
 
 
 class Shows(Sum):
-    """Records what it was given."""
+    """Records the actions that it gets."""
 
     async def step(self, action: Action) -> Observation | End:
         self.task.columns["seen"].append(action)  # type: ignore[attr-defined]
         return End()
 
 
-def test_an_action_has_the_text_the_calls_and_the_rest_apart() -> None:
+def test_an_action_separates_the_calls_from_the_content() -> None:
     made = renderer()
     seen: list[Action] = []
     task = Task("1", "2+3", columns={"seen": seen})

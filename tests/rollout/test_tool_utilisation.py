@@ -1,5 +1,7 @@
-"""Episodes with tools, counted in engine steps: keys and values stay from turn to turn, and slow
-tools do not keep the engine from what is left to decode.
+"""Engine steps of episodes with tools.
+
+Keys and values are reused from turn to turn, and slow tools do not leave the engine idle while
+other episodes have tokens to decode.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def played(
 
 
 def utilisation(generator: SteppedGenerator, slots: int) -> float:
-    """Sampled tokens over the places that calls could have taken, while there was any call."""
+    """Sampled tokens, as a share of the slots that the waiting requests could have used."""
     room = sum(min(step.ready, slots) for step in generator.steps)
     return sum(step.sampled for step in generator.steps) / room
 
@@ -45,18 +47,18 @@ def utilisation(generator: SteppedGenerator, slots: int) -> float:
 def test_slow_tools_leave_the_engine_at_least_90_percent_as_busy(
     policy: Policy, slots: int
 ) -> None:
-    """R-218. Tools of 0 to 200 steps, of which a step is about 10 ms: 0 to 2 seconds."""
+    """R-218. Tools take 0 to 200 engine steps. At 10 ms per step, that is 0 to 2 seconds."""
     quick, tokens = played(policy, 32, 0, max_running=slots)
     slow, same = played(policy, 32, 200, max_running=slots)
     assert tokens == same
     assert utilisation(slow, slots) >= 0.9 * utilisation(quick, slots)
-    # No call is left out of a step that decodes, as long as there is a place for it.
+    # A step that decodes includes every request for which there is a slot.
     for step in slow.steps:
         assert step.rows in (0, min(step.ready, slots)) or step.rows < step.ready <= slots
 
 
 @pytest.mark.parametrize("kind", ["radix", "hash"])
-def test_a_further_turn_computes_only_its_new_tokens(policy: Policy, kind: str) -> None:
+def test_a_later_turn_computes_only_its_new_tokens(policy: Policy, kind: str) -> None:
     generator, rows = played(policy, 8, 30, prefix_cache=kind)
     before: dict[str, int] = {}
     for asked in generator.asked:  # in the order of time
@@ -73,8 +75,10 @@ def test_a_further_turn_computes_only_its_new_tokens(policy: Policy, kind: str) 
 
 
 def test_episodes_whose_tool_has_returned_go_first_and_keep_their_cache(policy: Policy) -> None:
-    """64 episodes, and a cache that holds two thirds of their tokens. In the order of arrival all
-    first turns would come before any second one, and evict what the second ones need.
+    """64 episodes, and a cache with room for two thirds of their tokens.
+
+    In the order of arrival, all first turns would run before the second turns, and evict the keys
+    and values that the second turns need.
     """
     large, tokens = played(policy, 64, 200)
     small, same = played(policy, 64, 200, kv_tokens=4000)

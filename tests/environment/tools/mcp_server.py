@@ -1,10 +1,10 @@
-"""MCP server for tests. The first argument says how it behaves.
+"""MCP server for tests. The first argument sets its behaviour.
 
-- good: tools `add` and `state`.
-- hangs: answers nothing.
+- good: a working server over standard input and output.
+- hangs: never answers.
 - junk: writes text that is not JSON.
-- ends: ends at once.
-- http: as good, on the port of the second argument.
+- ends: exits immediately.
+- http: a working server on the port of the second argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: real child processes that answer, hang, die or talk nonsense."""
+"""Tools of MCP servers: real child processes that answer, hang, die, or write invalid output."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ def server() -> Iterator[McpServer]:
     yield made
     made.close()
     assert not made._thread.is_alive()
-    time.sleep(0.1)
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not children(), "the server ended with the run"
 
 
 def children() -> list[str]:
+    """Behaviours of the servers that run as child processes of this one."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -60,7 +63,7 @@ def episode(server: McpServer, **more: Any) -> ToolEpisode:
     return made
 
 
-def test_tools_of_a_server_are_shown_and_called(server: McpServer) -> None:
+def test_the_tools_of_a_server_are_described_and_called(server: McpServer) -> None:
     first, second = play(
         episode(server), calls(("add", {"a": 2, "b": 3}), ("count", {"name": "x"}))
     )
@@ -89,7 +92,7 @@ def test_errors_of_a_server_are_structured(
     assert kinds(seen) == [kind]
 
 
-def test_a_server_that_dies_is_started_again_once_and_named() -> None:
+def test_a_server_that_dies_is_restarted_once_and_named_in_errors() -> None:
     made = McpServer(command("good"))
     try:
         played = episode(made)
@@ -114,7 +117,7 @@ def test_a_server_that_dies_is_started_again_once_and_named() -> None:
         ("http://127.0.0.1:9/mcp", "onnect"),
     ],
 )
-def test_a_server_that_does_not_start_is_refused_by_name(
+def test_a_server_that_does_not_start_is_refused_and_named(
     spec: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp, "START_S", 0.5 if "within" in words else 30.0)
@@ -127,7 +130,7 @@ def test_a_server_that_does_not_start_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_a_server_behind_a_url() -> None:
+def test_a_server_at_a_url_is_called() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

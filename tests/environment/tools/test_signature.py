@@ -51,7 +51,7 @@ def find(
     return f"{place.title}/{place.floor} {schema} {size.name} {count} {kind} {model_config}"
 
 
-def test_the_description_has_openai_s_form() -> None:
+def test_the_description_has_the_format_of_openai() -> None:
     made = dict(find.description)
     assert made["type"] == "function"
     function = made["function"]
@@ -71,7 +71,7 @@ def test_the_description_has_openai_s_form() -> None:
     assert "title" not in place
 
 
-def test_values_are_python_objects_and_defaults_stay_the_function_s() -> None:
+def test_values_are_python_objects_and_the_function_fills_in_defaults() -> None:
     values = find.values('{"place": {"title": "x"}, "schema": [1], "size": "l"}')
     assert find(**values) == "x/0 [1] LARGE 1 None None"
 
@@ -91,14 +91,14 @@ def test_values_are_python_objects_and_defaults_stay_the_function_s() -> None:
         ("[" * 100_000, "bad_json"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named_in_one_line(arguments: str, kind: str) -> None:
+def test_invalid_arguments_give_an_error_of_one_line(arguments: str, kind: str) -> None:
     with pytest.raises(ToolError) as error:
         find.values(arguments)
     assert error.value.kind == kind
     assert "\n" not in str(error.value) and len(str(error.value)) <= 300
 
 
-def test_sphinx_docstrings_and_none() -> None:
+def test_sphinx_docstrings_and_missing_docstrings() -> None:
     def sphinx(a: int) -> None:
         """Do it.
 
@@ -136,7 +136,7 @@ def default(a: str = object()) -> None: ...  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("function", [untyped, spread, keywords, position, unknown, odd, default])
-def test_a_function_without_a_schema_is_refused_by_name(function: Any) -> None:
+def test_a_function_without_a_schema_is_refused_and_named(function: Any) -> None:
     with pytest.raises(UserError) as refused:
         _ = Tool(function).description
     words = str(refused.value)
@@ -145,6 +145,6 @@ def test_a_function_without_a_schema_is_refused_by_name(function: Any) -> None:
 
 
 @pytest.mark.parametrize("more", [{"name": "two words"}, {"timeout_s": 0}, {"timeout_s": -1.0}])
-def test_names_and_limits_that_cannot_be_used_are_refused(more: dict[str, Any]) -> None:
+def test_invalid_names_and_limits_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         Tool(spread, **more)

@@ -29,7 +29,7 @@ def fails(how: str) -> str:
 
 
 class Counter(ToolEpisode):
-    """Has state of its own, besides functions."""
+    """An episode with functions and a method."""
 
     def __init__(self, *tools: Tool) -> None:
         super().__init__(TASK, tools)
