@@ -1,4 +1,4 @@
-"""Tool calls in the form of every family: what a template writes is read back as it was."""
+"""Tool calls in the format of every model family: what the template writes is read back."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_call_inside_a_thought_is_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gpt-oss"])
-def test_a_call_that_was_cut_is_malformed_and_stays_text(name: str) -> None:
+def test_a_truncated_call_is_malformed_and_stays_text(name: str) -> None:
     text = written(name, "", [CALL], [TOOL]).strip().rpartition("</think>")[2]
     cut = text[: text.index("add") + 3]
     found = read(name, cut, [TOOL])
@@ -236,7 +236,7 @@ def test_calls_of_llama_are_whole_replies(
     assert (len(found.calls), len(found.malformed), found.content) == (calls, malformed, content)
 
 
-def test_calls_of_gpt_oss_among_its_other_messages() -> None:
+def test_calls_of_gpt_oss_between_other_messages() -> None:
     """Both places of the recipient in a header; thoughts and answers stay as they are."""
     thought = "<|channel|>analysis<|message|>to=functions.add {}<|end|>"
     first = '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}'
@@ -252,7 +252,7 @@ def test_calls_of_gpt_oss_among_its_other_messages() -> None:
     assert read_reply(BY_NAME["gpt-oss"].parser(), thought + final).content == thought + final
 
 
-def test_numbers_beyond_floats_make_no_invalid_arguments() -> None:
+def test_numbers_too_large_for_a_float_give_no_invalid_arguments() -> None:
     gemma = BY_NAME["FunctionGemma"].parser()
     found = read_reply(gemma, "<start_function_call>call:f{a:1e999}<end_function_call>")
     assert not found.calls and "1e999 is too large" in found.malformed[0]
@@ -261,7 +261,7 @@ def test_numbers_beyond_floats_make_no_invalid_arguments() -> None:
     assert json.loads(call.arguments) == {"a": "1e999"}
 
 
-def test_texts_of_tagged_calls_take_the_type_of_the_schema() -> None:
+def test_values_of_tagged_calls_have_the_type_of_the_schema() -> None:
     properties = {
         "count": {"type": "integer"},
         "on": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},

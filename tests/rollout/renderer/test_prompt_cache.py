@@ -1,4 +1,4 @@
-"""Prompts in the cache: by what they say, not by id; compact, and within its limit."""
+"""The prompt cache: its keys are contents, not ids; its memory is compact and limited."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def tokens(task: Task) -> list[int]:
     return [ord(c) for c in task.prompt_text]
 
 
-def test_two_tasks_of_one_id_have_prompts_of_their_own() -> None:
+def test_tasks_with_the_same_id_have_different_prompts() -> None:
     renderer = Renderer(character_tokenizer("ab"))
     assert renderer.shown(renderer.encode(Task("0", "ab"))) == "<|user|>ab<|assistant|>"
     assert renderer.shown(renderer.encode(Task("0", "ba"))) == "<|user|>ba<|assistant|>"
 
 
-def test_the_key_tells_text_from_chats_and_turns_apart() -> None:
+def test_keys_of_texts_chats_and_turns_differ() -> None:
     def chat(*contents: str) -> Task:
         return Task("0", tuple(Message(role="user", content=c) for c in contents))
 
@@ -68,7 +68,7 @@ def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
 
 @pytest.mark.slow
 def test_a_cached_token_takes_four_bytes() -> None:
-    """And a prompt some 300 more: key, array and table. As Python integers a token takes 36."""
+    """A prompt takes about 300 more, for key, array and table. A Python integer takes 36."""
     cache, count, length = PromptCache(CACHED_TOKENS), 500, 1000
     tracemalloc.start()
     for n in range(count):

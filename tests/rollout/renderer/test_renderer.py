@@ -1,4 +1,4 @@
-"""Text to tokens: rendering, what is refused, and that a prompt never speaks in another role."""
+"""Text to tokens: rendering, refusals, and that a prompt never takes another role."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def chat(*turns: tuple[str, str]) -> tuple[Message, ...]:
     return tuple(Message(role=role, content=content) for role, content in turns)
 
 
-def test_text_becomes_one_user_message_where_there_is_a_template() -> None:
+def test_with_a_template_text_becomes_one_user_message() -> None:
     c = renderer()
     assert c.encode(Task("1", "a+b")) == [
         special("user", c),
@@ -69,14 +69,14 @@ def test_a_chat_keeps_its_roles() -> None:
     )
 
 
-def test_text_stays_bare_without_a_template_and_a_chat_is_refused() -> None:
+def test_without_a_template_text_is_unchanged_and_a_chat_is_refused() -> None:
     c = renderer(template=None)
     assert c.encode(Task("1", "a+b")) == ids("a+b", c)
     with pytest.raises(UserError, match=r"task 2 is a chat.*no chat template"):
         c.encode(Task("2", chat(("user", "a"))))
 
 
-def test_characters_that_the_tokenizer_lacks_are_refused_by_name_of_the_task() -> None:
+def test_unknown_characters_are_refused_and_the_task_is_named() -> None:
     with pytest.raises(
         UserError, match="task 7: the prompt has characters that the tokenizer does not know: 'a§'"
     ):
@@ -140,8 +140,9 @@ def test_special_tokens_spelled_in_any_turn_stay_text() -> None:
 
 
 def byte_tokenizer(**roles: Any) -> PreTrainedTokenizerFast:
-    """A byte-level BPE as GPT-2's and Qwen's are: it merges across words, lacks nothing, and one
-    token plays every part.
+    """A byte-level BPE as in GPT-2 and Qwen.
+
+    It merges across words and knows all characters. One token has every special role.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -162,14 +163,14 @@ def byte_tokenizer(**roles: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def test_an_honest_prompt_is_tokenized_as_transformers_does() -> None:
+def test_an_ordinary_prompt_has_the_tokens_of_transformers() -> None:
     tokenizer = byte_tokenizer()
     messages = [{"role": "user", "content": "\nhello there"}]
     theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert Renderer(tokenizer).encode(Task("1", "\nhello there")) == theirs
 
 
-def test_one_token_for_unknown_and_end_is_no_unknown_character() -> None:
+def test_a_shared_unknown_and_end_token_is_not_an_unknown_character() -> None:
     c = Renderer(byte_tokenizer(unk_token="<|im_end|>", bos_token="<|im_end|>"))
     end = c.tokenizer.eos_token_id
     assert c.encode(Task("1", "hello §")).count(end) == 1
@@ -180,7 +181,7 @@ def test_one_token_for_unknown_and_end_is_no_unknown_character() -> None:
     )
 
 
-def test_a_caller_may_change_what_encode_gives() -> None:
+def test_a_caller_may_change_the_result_of_encode() -> None:
     c = renderer()
     c.encode(Task("1", "ab")).append(99)
     assert c.encode(Task("1", "ab"))[-1] != 99
@@ -193,14 +194,14 @@ def test_solutions_end_with_the_end_token_and_fall_back_on_the_answer() -> None:
     assert c.solution(Task("1", "a", answer="zz")) == [*ids("zz", c), end]
 
 
-def test_decoding_leaves_control_tokens_out_and_spelled_ones_in() -> None:
+def test_decoding_drops_control_tokens_and_keeps_their_names_in_text() -> None:
     c = renderer()
     assert (
         c.decode([*ids("a<|end|>b", c), special("pad", c), c.tokenizer.eos_token_id]) == "a<|end|>b"
     )
 
 
-def test_other_special_tokens_are_text_and_nothing_counts_after_an_end() -> None:
+def test_other_special_tokens_are_text_and_the_text_stops_at_an_end_token() -> None:
     c = renderer()
     assert c.decode([*ids("a", c), special("user", c), *ids("b", c)]) == "a<|user|>b"
     assert c.decode([*ids("a", c), c.tokenizer.eos_token_id, *ids("b", c)]) == "a"
@@ -233,7 +234,7 @@ def test_a_template_that_refuses_system_messages_names_the_setting() -> None:
         )
 
 
-def test_a_prompt_without_tokens_is_refused_by_name_of_the_task() -> None:
+def test_a_prompt_without_tokens_is_refused_and_the_task_is_named() -> None:
     with pytest.raises(UserError, match=r"task 7: the prompt '' has no tokens"):
         renderer(template=None).encode(Task("7", ""))
 
@@ -246,7 +247,7 @@ def test_a_solution_never_spells_a_special_token() -> None:
         ]
 
 
-def test_a_solution_ends_with_what_there_is() -> None:
+def test_a_solution_ends_as_the_template_and_tokenizer_allow() -> None:
     """A tokenizer without an end token: the template's token, its text, or nothing."""
     for template, end in [
         ("{% for m in messages %}{{ m.content }}<|user|>{% endfor %}", [3]),
@@ -268,7 +269,7 @@ def test_a_solution_ends_with_what_there_is() -> None:
 
 
 def test_a_solution_is_the_turn_that_the_template_writes() -> None:
-    """With what it puts around an answer; not where it takes something away."""
+    """With the text around the answer, but not if the template removes a part of the answer."""
     c = renderer(
         "{% for m in messages %}{{ m.content if m.role == 'user' else '+' + m.content | trim +"
         " '<|end|>\n' }}{% endfor %}"

@@ -1,6 +1,4 @@
-"""A text's characters bound its tokens from below, for tokenizers of every kind, and a huge prompt
-is refused at once.
-"""
+"""The number of characters bounds the number of tokens from below, for every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def byte_level() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """As sentencepiece models are: NFKC, blanks joined, unknown characters as one token."""
+    """Like sentencepiece: NFKC, blanks joined, and one token for all unknown characters."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), "▁"), normalizers.Strip()]
@@ -88,13 +86,12 @@ def test_no_text_has_fewer_tokens(name: str, parts: list[str]) -> None:
     tokenizer, text = TOKENIZERS[name], "".join(parts)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert keeps_characters(tokenizer)
-    if (
-        tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
-    ):  # else it is refused for that
+    # A text with unknown characters is refused.
+    if tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids:
         assert ShortestEncoding(tokenizer).tokens(text) <= len(ids)
 
 
-def test_the_bound_is_the_characters_by_the_longest_token() -> None:
+def test_the_bound_is_characters_divided_by_the_longest_token() -> None:
     tokenizer = fast(byte_level())
     longest = max(map(len, tokenizer.get_vocab()))
     bound = ShortestEncoding(tokenizer)

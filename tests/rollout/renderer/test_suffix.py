@@ -1,4 +1,4 @@
-"""Suffixes after a sampled reply: equal to the template's own rendering, or refused by name."""
+"""Suffixes after a sampled reply: equal to the template's own rendering, or refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_suffix_equals_the_rendering_of_the_whole_conversation(name: str, case
 
 
 @pytest.mark.parametrize(("name", "case"), cases(REFUSED))
-def test_templates_that_cannot_continue_are_refused_by_name(name: str, case: str) -> None:
+def test_templates_that_cannot_continue_are_refused_and_named(name: str, case: str) -> None:
     family(name).tokenizer.name_or_path = f"org/{name}"
     with pytest.raises(UserError, match=rf"model\.chat_template.*org/{name}.*FILE"):
         play(name, *turns(case))
@@ -281,7 +281,7 @@ def test_an_end_of_turn_in_plain_text_is_not_repeated() -> None:
         assert suffix.conversation[1] == {"role": "assistant", "content": "r"}
 
 
-def test_what_an_environment_may_not_do() -> None:
+def test_invalid_observations_are_refused() -> None:
     renderer = family("qwen2.5-instruct")
     reply = ids(renderer, "r<|im_end|>")
     with pytest.raises(RenderError):

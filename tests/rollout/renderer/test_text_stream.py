@@ -1,5 +1,6 @@
-"""Text in pieces adds up to the text at once, wherever the pieces end: characters of several bytes,
-stop strings, tool calls.
+"""Incremental text does not depend on how it is split.
+
+Cases: characters of several bytes, stop strings, and tool calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sixfold.types import ToolCall
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte."""
+    """Byte-level tokenizer with one token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token=alphabet[0])
@@ -38,7 +39,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 @given(st.lists(st.integers(0, 255), max_size=300), st.integers(1, 7))
 @settings(deadline=None, max_examples=60)
-def test_any_bytes_decode_in_pieces_as_they_do_at_once(tokens: list[int], step: int) -> None:
+def test_bytes_decoded_in_pieces_equal_bytes_decoded_at_once(tokens: list[int], step: int) -> None:
     stream = TextStream(lambda ids: BYTES.decode(list(ids)))
     given_out = [stream.push(tokens[i : i + step]) for i in range(0, len(tokens), step)]
     assert "".join(given_out) + stream.finish() == BYTES.decode(tokens)
@@ -53,9 +54,7 @@ def byte_level(text: str) -> tuple[Tokenizer, list[int]]:
 
 
 def byte_fallback(text: str) -> tuple[Tokenizer, list[int]]:
-    """A token a byte that shows a whole run of bytes as unreadable until its last character is
-    complete.
-    """
+    """One token per byte. A run of bytes decodes to replacement characters until it is complete."""
     tokenizer = Tokenizer(
         models.WordLevel({f"<0x{i:02X}>": i for i in range(256)}, unk_token="<0x00>")
     )
@@ -64,7 +63,7 @@ def byte_fallback(text: str) -> tuple[Tokenizer, list[int]]:
 
 
 @pytest.mark.parametrize("kind", [byte_level, byte_fallback])
-def test_half_a_character_is_held_back_and_no_more_than_that(
+def test_only_an_incomplete_character_is_held_back(
     kind: Callable[[str], tuple[Tokenizer, list[int]]],
 ) -> None:
     tokenizer, tokens = kind(TEXT)
@@ -73,17 +72,15 @@ def test_half_a_character_is_held_back_and_no_more_than_that(
     for i, token in enumerate(tokens):
         seen += stream.push([token])
         assert seen == TEXT.encode()[: i + 1].decode(errors="ignore"), (
-            "every whole character, and no part of one"
+            "all complete characters, and no part of one"
         )
         longest = max(longest, len(stream._window))
     assert seen == TEXT and stream.finish() == ""
-    assert longest < 100, "the window grows with the text"
+    assert longest < 100, "the window does not grow with the text"
 
 
 def test_character_after_invalid_bytes_is_decoded_whole() -> None:
-    """Bytes that never become a character may not be held for ever, nor let out half of the next
-    one.
-    """
+    """Invalid bytes are not held back forever, and the next character is not split."""
     tokenizer, smile = byte_level("🙂")
     tokens = [BYTES.token_to_id("ÿ")] * 40 + smile  # 0xFF is in no character
     stream = TextStream(lambda ids: tokenizer.decode(list(ids)))
@@ -109,10 +106,10 @@ def stopped(text: str, stops: list[str], cuts: list[int]) -> tuple[str, bool]:
     st.lists(st.integers(0, 30), max_size=20),
 )
 @settings(max_examples=200)
-def test_the_stop_that_is_complete_first_cuts_whatever_the_pieces(
+def test_the_first_complete_stop_string_cuts_the_text_for_any_split(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    """The slow way: look at every prefix of the text for one that ends in a stop string."""
+    """Compare with a slow method: the first prefix of the text that ends with a stop string."""
     ends = (
         (n, s)
         for n in range(len(text) + 1)
@@ -156,7 +153,7 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
 
 
 @pytest.mark.parametrize(("said", "text", "calls"), CASES, ids=range(len(CASES)))
-def test_calls_and_text_come_apart_the_same_in_any_pieces(
+def test_calls_and_text_do_not_depend_on_the_split(
     said: str, text: str, calls: list[ToolCall]
 ) -> None:
     for size in (1, 2, 7, len(said)) if len(said) < 1000 else (len(said),):

@@ -1,4 +1,4 @@
-"""Results of tools after sampled calls: as the template of each family writes them."""
+"""Results of tools after sampled calls equal the template's rendering, for each model family."""
 
 from __future__ import annotations
 
