@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.environment.calculator import Calculator
+from sixfold.environment.episode import MakeEpisode
 from sixfold.environment.tools.load import load_tools
 from sixfold.errors import UserError
 from sixfold.recipe.schema.environment import EnvironmentConfig
@@ -55,7 +56,7 @@ def test_tools_for_an_environment_that_does_not_use_them_are_refused(episode: st
     config = EnvironmentConfig.model_validate(
         {"episode": episode, "tools": {"functions": ("calculator",)}}
     )
-    make = Calculator if episode == "calculator" else lambda task: Calculator(task)
+    make: MakeEpisode = Calculator if episode == "calculator" else lambda task: Calculator(task)
     with ExitStack() as ending, pytest.raises(UserError, match=rf"no effect.*{episode}.*'tools'"):
         recipe_episode(config, make, ending)
 
