@@ -7,9 +7,9 @@ import json
 from itertools import pairwise
 
 import pytest
+from tests.environment.tool_replies import play, reward
 
-from sixfold.environment.episode import Action, End, Observation
-from sixfold.environment.grade import Grade
+from sixfold.environment.episode import Observation
 from sixfold.environment.search import tools
 from sixfold.environment.search.agent import SearchAgent
 from sixfold.environment.search.fact_tasks import fact_tasks
@@ -17,46 +17,19 @@ from sixfold.environment.search.index import Document, SearchIndex
 from sixfold.environment.search.tools import search_tools
 from sixfold.environment.tools.observation import ToolError
 from sixfold.environment.tools.tool import Tool
-from sixfold.types import Task, ToolCall
 
 TASKS = fact_tasks(60, seed=0)
-
-
-def action(reply: str) -> Action:
-    """A reply as the player reads it."""
-    if not reply.startswith("<tool_call>"):
-        return Action(reply)
-    call = json.loads(reply.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    return Action(reply, calls=(ToolCall(call["name"], json.dumps(call["arguments"])),))
-
-
-def play(task: Task, *replies: str) -> list[Observation | End]:
-    """The environment's answers to the replies."""
-
-    async def answers() -> list[Observation | End]:
-        episode = SearchAgent(task)
-        given: list[Observation | End] = [await episode.start()]
-        for reply in replies:
-            given.append(await episode.step(action(reply)))
-        return given
-
-    return asyncio.run(answers())
-
-
-def reward(task: Task, *replies: str) -> float:
-    end = play(task, *replies)[-1]
-    assert isinstance(end, End) and isinstance(end.reward, Grade) and end.reward.value is not None
-    return end.reward.value
 
 
 def test_worked_solutions_earn_1_and_other_answers_0() -> None:
     every = ", ".join(task.answer for task in TASKS)
     for task, other in pairwise(TASKS):
         assert isinstance(task.trace, tuple)
-        assert reward(task, *task.trace) == 1
-        assert reward(task, every) == reward(task, "") == reward(task, task.prompt_text) == 0
+        assert reward(SearchAgent, task, *task.trace) == 1
+        for wrong in (every, "", task.prompt_text):
+            assert reward(SearchAgent, task, wrong) == 0
         if other.answer != task.answer:
-            assert reward(task, *task.trace[:-1], other.answer) == 0
+            assert reward(SearchAgent, task, *task.trace[:-1], other.answer) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +45,7 @@ def test_a_call_that_cannot_be_answered_is_a_structured_error(
     name: str, arguments: dict[str, object], message: str
 ) -> None:
     call = json.dumps({"name": name, "arguments": arguments})
-    seen = play(TASKS[0], f"<tool_call>{call}</tool_call>")[-1]
+    seen = play(SearchAgent, TASKS[0], f"<tool_call>{call}</tool_call>")[-1]
     assert isinstance(seen, Observation) and seen.tool_errors == 1
     assert message in json.loads(seen.messages[0]["content"])["error"]["message"]
 

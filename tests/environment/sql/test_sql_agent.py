@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.environment.tool_replies import play, reward
 
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.environment.grade import Grade
@@ -16,45 +17,18 @@ from sixfold.environment.sql.agent import SqlAgent
 from sixfold.environment.sql.bookshop_tasks import JOBS, bookshop_tasks
 from sixfold.environment.sql.tool import sql_tools
 from sixfold.errors import UserError
-from sixfold.types import Task, ToolCall
+from sixfold.types import ToolCall
 
 TASKS = bookshop_tasks(4 * len(JOBS), seed=3)
 QUESTION = next(task for task in TASKS if task.answer is not None)
 CHANGE = next(task for task in TASKS if task.answer is None)
 
 
-def action(reply: str) -> Action:
-    """A reply as the player reads it."""
-    if not reply.startswith("<tool_call>"):
-        return Action(reply)
-    call = json.loads(reply.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    return Action(reply, calls=(ToolCall(call["name"], json.dumps(call["arguments"])),))
-
-
-def play(task: Task, *replies: str) -> list[Observation | End]:
-    """The environment's answers to the replies."""
-
-    async def answers() -> list[Observation | End]:
-        episode = SqlAgent(task)
-        given: list[Observation | End] = [await episode.start()]
-        for reply in replies:
-            given.append(await episode.step(action(reply)))
-        return given
-
-    return asyncio.run(answers())
-
-
-def reward(task: Task, *replies: str) -> float:
-    end = play(task, *replies)[-1]
-    assert isinstance(end, End) and isinstance(end.reward, Grade) and end.reward.value is not None
-    return end.reward.value
-
-
 def test_worked_solutions_earn_1_and_their_last_reply_alone_does_not_change_anything() -> None:
     for task in TASKS:
         assert isinstance(task.trace, tuple)
-        assert reward(task, *task.trace) == 1
-        assert reward(task, "done") == 0
+        assert reward(SqlAgent, task, *task.trace) == 1
+        assert reward(SqlAgent, task, "done") == 0
 
 
 def test_a_wrong_answer_or_a_list_of_answers_earns_0() -> None:
@@ -66,7 +40,7 @@ def test_a_wrong_answer_or_a_list_of_answers_earns_0() -> None:
         others = [str(other.answer) for other in TASKS if other.answer not in (None, task.answer)]
         for wrong in ("", "-" + answer, answer + "0", others[0], ", ".join([answer, *others])):
             if wrong != "-" + answer or isinstance(task.answer, int):
-                assert reward(task, *calls, wrong) == 0
+                assert reward(SqlAgent, task, *calls, wrong) == 0
 
 
 def test_a_change_that_does_more_earns_0() -> None:
@@ -76,7 +50,7 @@ def test_a_change_that_does_more_earns_0() -> None:
         json.loads(calls[0][11:-12])["arguments"]["query"],
         "update books set stock = 0 where id = 1",
     )
-    assert reward(CHANGE, *calls, more, last) == 0
+    assert reward(SqlAgent, CHANGE, *calls, more, last) == 0
 
 
 @pytest.mark.parametrize(
@@ -99,7 +73,7 @@ def test_a_bad_statement_is_a_structured_error_and_the_episode_goes_on(
 ) -> None:
     call = json.dumps({"name": "sql", "arguments": {"query": query}})
     assert isinstance(QUESTION.trace, tuple)
-    answers = play(QUESTION, f"<tool_call>{call}</tool_call>", *QUESTION.trace)
+    answers = play(SqlAgent, QUESTION, f"<tool_call>{call}</tool_call>", *QUESTION.trace)
     seen, end = answers[1], answers[-1]
     assert isinstance(seen, Observation) and seen.tool_errors == 1
     error = json.loads(seen.messages[0]["content"])["error"]
