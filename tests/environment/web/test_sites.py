@@ -103,6 +103,19 @@ def test_pages_of_bad_sites(backend: Backend, name: str) -> None:
     assert shown == lines
 
 
+def test_malformed_addresses_and_charsets_are_shown_as_pages() -> None:
+    pages: dict[str, Any] = {
+        "/": "<link rel=stylesheet href='http://['><a href=/away>a</a><a href=/idna>b</a>",
+        "/away": (302, [("Location", "http://[")], b""),
+        "/idna": (200, [("Content-Type", "text/html; charset=idna")], b"tea \xe9"),
+    }
+    steps = (lambda s: s.click(1), Session.back, lambda s: s.click(2))
+    first, away, _, idna = asyncio.run(seen(HtmlBrowser, Pages(pages), *steps))
+    assert first == '[1] link "a"\n[2] link "b"'
+    assert "refused: this address is outside this site" in away
+    assert idna == "tea \ufffd"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_outside_the_site_is_requested(backend: Backend) -> None:
     with socket.create_server(("127.0.0.1", 0)) as outside:
@@ -150,7 +163,13 @@ def test_a_site_at_an_address_and_a_site_that_is_down() -> None:
             thread.join()
     with pytest.raises(SiteFault):
         asyncio.run(one.open(f"{url}/"))
-    for wrong in ("http://example.com", "https://127.0.0.1:8000", "http://10.0.0.1", "http://"):
+    for wrong in (
+        "http://example.com",
+        "https://127.0.0.1:8000",
+        "http://10.0.0.1",
+        "http://",
+        "http://[",
+    ):
         with pytest.raises(UserError, match=r"environment\.web\.site"):
             http_answer(wrong)
 

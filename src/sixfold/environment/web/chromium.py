@@ -12,6 +12,7 @@ import atexit
 import shutil
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -187,13 +188,11 @@ class ChromiumBrowser:
 
 
 async def _closed(context: Any) -> None:
-    """Close a context. The browser may be dead already."""
+    """Close a context. The browser may be dead, or not answer."""
     from playwright.async_api import Error
 
-    try:
-        await context.close()
-    except Error:
-        return
+    with suppress(Error, TimeoutError):
+        await asyncio.wait_for(context.close(), DEADLINE_S)
 
 
 async def _refuse(route: Any) -> None:
@@ -233,6 +232,14 @@ def chromium_path() -> str:
     return next((path for name in _NAMES if (path := shutil.which(name))), "")
 
 
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, then close it."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
 class _Host:
     """The thread with the browser."""
 
@@ -262,7 +269,7 @@ class _Host:
                 self._loop = asyncio.new_event_loop()
                 self._starting = asyncio.Lock()
                 threading.Thread(
-                    target=self._loop.run_forever, name="chromium", daemon=True
+                    target=_run_loop, args=(self._loop,), name="chromium", daemon=True
                 ).start()
                 atexit.register(self.close)
             return self._loop

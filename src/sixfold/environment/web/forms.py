@@ -218,7 +218,7 @@ def _text_problem(field: Element) -> str:
         every = value.split(",") if field.has("multiple") else [value]
         if not all(_EMAIL.fullmatch(one.strip()) for one in every):
             return "typeMismatch"
-    if kind == "url" and not urlsplit(value).scheme:
+    if kind == "url" and not _has_scheme(value):
         return "typeMismatch"
     if kind in ("text", "search", "url", "tel", "email", "password") and field.get("pattern"):
         try:
@@ -231,6 +231,13 @@ def _text_problem(field: Element) -> str:
     if least.isdecimal() and edited and len(value) < int(least):
         return "tooShort"
     return _range_problem(field) if kind in ("number", "range") else ""
+
+
+def _has_scheme(address: str) -> bool:
+    try:
+        return bool(urlsplit(address).scheme)
+    except ValueError:  # such as http://[
+        return False
 
 
 def _range_problem(field: Element) -> str:
@@ -247,6 +254,8 @@ def _range_problem(field: Element) -> str:
     size = float(step) if is_number(step) and float(step) > 0 else 1.0
     start = next((float(t) for t in (least, field.get("value")) if is_number(t)), 0.0)
     steps = (value - start) / size
+    if not math.isfinite(steps):  # too large for a remainder: browsers accept it
+        return ""
     return "stepMismatch" if abs(steps - round(steps)) > 1e-9 * max(1.0, abs(steps)) else ""
 
 

@@ -121,10 +121,7 @@ class HtmlBrowser:
         await self._go("GET", url)
 
     def _absolute(self, address: str) -> str:
-        try:
-            return urljoin(urljoin(self._page.url, self._page.base()), address)
-        except ValueError:
-            return "invalid:"
+        return _joined(_joined(self._page.url, self._page.base()), address)
 
     async def _go(self, method: str, url: str, kind: str = "", body: bytes = b"") -> None:
         """Ask for a page, follow its redirects, and show it."""
@@ -135,7 +132,7 @@ class HtmlBrowser:
             if given.status == 303 or (given.status in (301, 302) and method == "POST"):
                 method, kind, body = "GET", "", b""
             fragment = urldefrag(url).fragment
-            url = urljoin(url, given.header("location"))
+            url = _joined(url, given.header("location"))
             if fragment and not urldefrag(url).fragment:
                 url = f"{url}#{fragment}"
         if given.status in (204, 205):
@@ -208,11 +205,19 @@ class _Headers:
         return message
 
 
+def _joined(base: str, address: str) -> str:
+    """Absolute address. One that cannot be parsed becomes an address outside every site."""
+    try:
+        return urljoin(base, address)
+    except ValueError:
+        return "invalid:"
+
+
 def _sheets(url: str, root: Element) -> list[str]:
     """Addresses of the style sheets that a page links."""
-    base = urljoin(url, Document(url, root).base())
+    base = _joined(url, Document(url, root).base())
     return [
-        urljoin(base, e.get("href").strip())
+        _joined(base, e.get("href").strip())
         for e in root.elements()
         if e.tag == "link"
         and "stylesheet" in e.get("rel").lower().split()

@@ -11,6 +11,7 @@ from urllib.parse import urljoin
 from .site import Request, Response, Site, SiteFault, error_page, refusal
 
 _MOST_BODY = 10_000_000
+"""Most bytes of a request's body."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -71,7 +72,12 @@ class SiteServer:
             timeout = 30
 
             def do_GET(self) -> None:
-                self._reply(server.answer(self._request()))
+                if self._length() > _MOST_BODY:
+                    self.close_connection = True  # the unread body is not the next request
+                    message = f"the request has more than {_MOST_BODY} bytes"
+                    self._reply(error_page(413, message))
+                else:
+                    self._reply(server.answer(self._request()))
 
             do_POST = do_HEAD = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_GET
 
@@ -79,11 +85,14 @@ class SiteServer:
                 self._reply(refusal(f"https://{self.path}"))
                 self.close_connection = True
 
+            def _length(self) -> int:
+                """Bytes of the request's body."""
+                size = self.headers.get("content-length", "0")
+                return int(size) if size.isdecimal() else 0
+
             def _request(self) -> Request:
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                size = headers.get("content-length", "0")
-                length = int(size) if size.isdecimal() else 0
-                body = self.rfile.read(min(length, _MOST_BODY))
+                body = self.rfile.read(self._length())
                 headers.pop("proxy-connection", None)
                 headers["accept-encoding"] = "identity"
                 return Request(self.command, urljoin(server._site.origin, self.path), headers, body)

@@ -219,7 +219,7 @@ def decoded(made: Response) -> str:
         charset = meta.group(1).decode("ascii", "replace")
     try:
         return made.body.decode(charset or "utf-8", "replace")
-    except LookupError:
+    except (LookupError, UnicodeError):  # UnicodeError: codecs such as idna cannot replace
         return made.body.decode("utf-8", "replace")
 
 
@@ -240,5 +240,9 @@ def _in_thread(ask: Callable[[], Response], seconds: float) -> Response:
         finally:
             _threads.release()
 
-    threading.Thread(target=run, name="site", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="site", daemon=True).start()
+    except RuntimeError as error:
+        _threads.release()
+        raise SiteFault(f"no thread for a request to the site: {error}") from error
     return done.result(seconds)

@@ -116,15 +116,17 @@ def http_answer(url: str) -> Answer:
         try:
             connection.request(request.method, path, request.body or None, dict(request.headers))
             given = connection.getresponse()
-            parts: list[bytes] = []
+            chunks: list[bytes] = []
+            size = 0
             while chunk := given.read1(_CHUNK):
-                parts.append(chunk)
-                if sum(map(len, parts)) > limits.size:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limits.size:
                     raise TooLarge
                 if time.monotonic() > ends:
                     raise TimeoutError
             fields = tuple((name.lower(), value) for name, value in given.getheaders())
-            return Response(given.status, fields, b"".join(parts))
+            return Response(given.status, fields, b"".join(chunks))
         finally:
             connection.close()
 
@@ -133,8 +135,8 @@ def http_answer(url: str) -> Answer:
 
 def check_loopback(url: str) -> None:
     """Raise UserError unless an address is plain HTTP on this machine."""
-    host = urlsplit(url).hostname or ""
     try:
+        host = urlsplit(url).hostname or ""
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = False
