@@ -16,7 +16,7 @@ LAST_SYLLABLES = tuple(
 
 
 def made_up_names(rng: random.Random, count: int, *, but: Collection[str] = ()) -> list[str]:
-    """Different names in random order.
+    """Draw different names.
 
     Args:
         rng: source of randomness.

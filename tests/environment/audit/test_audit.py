@@ -235,3 +235,28 @@ def test_an_episode_that_raises_or_hangs_is_a_failed_check() -> None:
         raised, hung = trials.rewards([(TASKS[0], ""), (TASKS[1], "")])
     assert raised.value is None and "no database" in (raised.error or "")
     assert hung.value is None and "TimeoutError" in (hung.error or "")
+
+
+def test_every_episode_is_closed() -> None:
+    closed: list[str] = []
+
+    class Open:
+        def __init__(self, task: Task) -> None:
+            self.task = task
+
+        async def start(self) -> Observation:
+            return Observation(text="")
+
+        async def step(self, action: Action) -> Observation | End:
+            if self.task.id == "t1":
+                raise OSError("no database")
+            return End(1.0)
+
+        async def close(self) -> None:
+            closed.append(self.task.id)
+            raise OSError("closed already")
+
+    with Environment(["arithmetic"], metric="reward") as environment:
+        ended, raised = Trials(environment, Open).rewards([(TASKS[0], ""), (TASKS[1], "")])
+    assert closed == ["t0", "t1"]
+    assert ended.value == 1.0 and raised.value is None

@@ -86,6 +86,8 @@ def test_a_hunk_may_have_moved() -> None:
         ("diff --git a/x b/x\nGIT binary patch\nliteral 3\n", "binary"),
         ("Binary files a/x and b/x differ\n", "binary"),
         ("diff --git a/a.py b/z\nrename from a.py\nrename to ../z\n", "inside"),
+        ("diff --git a/a.py b/pkg/b.py\nrename from a.py\nrename to pkg/b.py\n", "exists"),
+        ("--- a/a.py\n@@ -1 +1 @@\n", "without"),
     ],
 )
 def test_bad_patches_are_refused(patch: str, problem: str) -> None:

@@ -144,7 +144,7 @@ def test_a_corpus_is_read(tmp_path: Path) -> None:
         ('{"id": "2", "text": " \\n"}', "'text' is empty"),
         ('{"id": "2", "text": ["x"]}', "'text' is of type list"),
         ('{"id": "2", "text": "x", "title": 5}', "'title' is of type int"),
-        ('{"id": 1, "text": "x"}', "line 2: the id '1' is that of line 1"),
+        ('{"id": 1, "text": "x"}', "line 2: the id '1' is already used in line 1"),
     ],
 )
 def test_a_malformed_line_is_named(line: str, problem: str, tmp_path: Path) -> None:

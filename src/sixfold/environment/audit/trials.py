@@ -1,32 +1,32 @@
-"""Rewards of texts that no model wrote."""
+"""Score given texts, which no model sampled, with the rewards of an environment."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ...errors import one_line
 from ...types import Group, Reward, Task, Trajectory
 from ..blocking import run_blocking
-from ..episode import Action, End, MakeEpisode, final_reward, turn_reward
+from ..episode import Action, Closing, End, Episode, MakeEpisode, final_reward, turn_reward
 from ..scorer import Environment
 
 MAX_TURNS = 16
-"""Replies after which an episode of the audit is stopped without a reward."""
+"""Most replies in an episode of the audit. A longer episode ends without a final reward."""
 
 Answer = str | Sequence[str]
-"""Text of a reply, or the replies of an episode."""
-
+"""Text of one reply, or all replies of an episode."""
 
 ReadCalls = Callable[[Action, Sequence[Mapping[str, Any]]], Action]
-"""Fills in the tool calls of a reply. The second argument describes the tools."""
+"""Parses the tool calls of a reply. The second argument has the descriptions of the tools."""
 
 
 class Trials:
-    """Scores texts by the rewards of an environment.
+    """Scores texts with the rewards of an environment.
 
     The token ids of a text are its UTF-8 bytes, because an audit has no tokenizer.
 
@@ -34,10 +34,10 @@ class Trials:
         environment: the rewards. Their error budget is not applied: failed checks are findings.
         episode: plays a task in several turns. None: one reply is the whole completion.
         timeout_s: seconds for a step of an episode.
-        read_calls: reads the tool calls of a reply, in episodes with tools. None: no reply has any.
+        read_calls: parses tool calls in episodes with tools. None: replies have no calls.
 
     Attributes:
-        seconds: time of all checks so far.
+        seconds: wall time of all checks so far.
         checked: number of texts that were scored.
     """
 
@@ -87,7 +87,7 @@ class Trials:
         return [bool(reward.solved) for reward in self.rewards(answers)]
 
     def earned(self, answers: Sequence[tuple[Task, Answer]]) -> list[float]:
-        """Share of full marks that each text earns. 0 for a failed check."""
+        """Score of each text as a share of the full score. 0 for a failed check."""
         full = self.full or 1.0
         return [(reward.score or 0.0) / full for reward in self.rewards(answers)]
 
@@ -97,7 +97,7 @@ class Trials:
         answers: Sequence[tuple[Task, Answer]],
         trajectories: Sequence[Trajectory],
     ) -> None:
-        """Play the episodes, and fill in the rewards that they give."""
+        """Play the episodes and set the rewards of their trajectories."""
         for (task, answer), trajectory in zip(answers, trajectories, strict=True):
             try:
                 trajectory.reward = await self._reward_of(make, task, answer)
@@ -107,6 +107,16 @@ class Trials:
     async def _reward_of(self, make: MakeEpisode, task: Task, answer: Answer) -> Reward | None:
         """Reward of one episode. None: the reward functions score it."""
         episode = make(task)
+        try:
+            return await self._reply(episode, answer)
+        finally:
+            if isinstance(episode, Closing):
+                # The episode is over: a failed close does not change its reward.
+                with suppress(Exception):
+                    await asyncio.wait_for(episode.close(), self._timeout_s)
+
+    async def _reply(self, episode: Episode, answer: Answer) -> Reward | None:
+        """Play an episode with given replies. None: the reward functions score it."""
         seen = await asyncio.wait_for(episode.start(), self._timeout_s)
         earned, tools = 0.0, seen.tools
         for turn in range(MAX_TURNS):
@@ -127,14 +137,14 @@ class Trials:
         return self._judged(Reward(earned))
 
     def _judged(self, reward: Reward) -> Reward:
-        """A reward that an episode gave, with its score."""
+        """A reward from an episode, with its score."""
         rule = self._environment.solved_rule
         score = rule.score(reward.value or 0.0, reward.parts)
         return replace(reward, score=score, solved=score is not None and rule.solves(score))
 
 
 def _action(text: str, stops: Sequence[str]) -> Action:
-    """The reply as the policy would have sampled it: it ends before the first stop string."""
+    """A reply as a rollout would return it: it ends before the first stop string."""
     found = [(text.index(stop), stop) for stop in stops if stop in text]
     if not found:
         return Action(text)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .packed_text import PackedTextError, unpacked
+from .packed_text import unpacked
 from .task_tests import TestsError
 
 PREFIX = """from string import *
@@ -67,7 +67,7 @@ class Format:
 
     Attributes:
         columns: columns by which it is recognised.
-        read: converts a row; may raise TestsError, KeyError, TypeError or ValueError.
+        read: converts a row. Exceptions of a malformed row become TestsError in `read_row`.
     """
 
     columns: frozenset[str]
@@ -92,10 +92,10 @@ def read_row(name: str, fields: Mapping[str, Any]) -> CodeRow:
     form = FORMATS[name]
     missing = sorted(form.columns - fields.keys())
     if missing:
-        raise TestsError(f"a row of {name} has the columns {', '.join(missing)}")
+        raise TestsError(f"the row lacks columns of the format {name}: {', '.join(missing)}")
     try:
         return form.read(fields)
-    except (KeyError, TypeError, ValueError, AttributeError, PackedTextError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, TestsError):
             raise
         raise TestsError(

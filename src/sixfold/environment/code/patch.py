@@ -1,7 +1,7 @@
 """Apply a patch in git's unified format to files in memory.
 
 Refused: paths outside the repository, symbolic links, submodules, binary files, and hunks whose
-context is not in the file. Nothing is written to disk.
+context does not occur in the file. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 LONGEST_PATCH = 1 << 20
-"""Characters."""
+"""Most characters of a patch."""
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _NO_NEWLINE = "\\ No newline at end of file"
@@ -27,9 +27,9 @@ class _Hunk:
     """Lines of one hunk.
 
     Attributes:
-        start: first old line, from 1.
-        old: lines before.
-        new: lines after.
+        start: number of the first old line, starting at 1.
+        old: old lines, context included.
+        new: new lines, context included.
     """
 
     start: int
@@ -39,7 +39,7 @@ class _Hunk:
 
 @dataclass
 class _Change:
-    """Changes of one file. `None` stands for no file."""
+    """Changes of one file. `old` is None for a new file, `new` for a deleted one."""
 
     old: str | None
     new: str | None
@@ -47,7 +47,7 @@ class _Change:
 
 
 def patched(files: Mapping[str, str], patch: str) -> dict[str, str]:
-    """The files after a patch.
+    """Apply a patch and return all files.
 
     Args:
         files: path to text. Paths are relative and use "/".
@@ -68,7 +68,7 @@ def patched(files: Mapping[str, str], patch: str) -> dict[str, str]:
             if change.old not in result:
                 raise PatchError(f"the patch changes {change.old}, which does not exist")
             before = result.pop(change.old)
-        elif change.new in result:
+        if change.new in result:
             raise PatchError(f"the patch creates {change.new}, which exists")
         after = _applied(before, change)
         if change.new is not None:
@@ -81,10 +81,10 @@ def patched(files: Mapping[str, str], patch: str) -> dict[str, str]:
 
 
 def safe_path(path: str) -> str:
-    """`path`, if it is relative and inside the repository.
+    """Check a path of a patch and return it unchanged.
 
     Raises:
-        PatchError: if it is not.
+        PatchError: if it is absolute, leaves the repository, or is not in plain form.
     """
     parts = PurePosixPath(path).parts
     wrong = not parts or path.startswith("/") or ".." in parts or ".git" in parts
@@ -104,17 +104,17 @@ def _changes(lines: list[str]) -> Iterator[_Change]:
             if names is not None:
                 yield _Change(*names)
             names = None
-        elif line.startswith("rename from ") and lines[index + 1 :][:1]:
+        elif line.startswith("rename from ") and lines[index + 1 : index + 2]:
             target = lines[index + 1]
             if not target.startswith("rename to "):
                 raise PatchError("a rename without a new name")
             names = safe_path(line[12:]), safe_path(target[10:])
             index += 1
         elif line.startswith("--- ") and lines[index + 1 : index + 2]:
-            names = None
-            change = _Change(_name(line[4:], "a/"), _name(lines[index + 1][4:], "b/"))
             if not lines[index + 1].startswith("+++ "):
                 raise PatchError("'---' without '+++'")
+            names = None
+            change = _Change(_name(line[4:], "a/"), _name(lines[index + 1][4:], "b/"))
             if change.old is None and change.new is None:
                 raise PatchError("a change from no file to no file")
             index = _read_hunks(lines, index + 2, change)
@@ -128,7 +128,7 @@ def _changes(lines: list[str]) -> Iterator[_Change]:
 
 
 def _refuse(line: str) -> None:
-    """Refuse what is no change of a plain text file."""
+    """Raise PatchError for symbolic links, submodules and binary files."""
     if re.match(r"(?:new|old|deleted)?(?: file)? ?mode (?:120000|160000)", line):
         raise PatchError("the patch makes or changes a symbolic link or a submodule")
     if line.startswith(("GIT binary patch", "Binary files ")):
@@ -157,7 +157,7 @@ def _read_hunks(lines: list[str], index: int, change: _Change) -> int:
             _read_line(lines[index], hunk)
             index += 1
         if len(hunk.old) != old or len(hunk.new) != new:
-            raise PatchError("a hunk has other line counts than its header says")
+            raise PatchError("the line counts of a hunk differ from its header")
         if lines[index : index + 1] == [_NO_NEWLINE]:
             index += 1
         change.hunks.append(hunk)
@@ -179,7 +179,7 @@ def _read_line(line: str, hunk: _Hunk) -> None:
 
 
 def _applied(before: str, change: _Change) -> str:
-    """The text of a file after its hunks."""
+    """Text of a file after its hunks are applied."""
     lines = before.split("\n")
     ends = bool(before) and lines[-1] == ""
     if ends or not before:
@@ -196,7 +196,7 @@ def _applied(before: str, change: _Change) -> str:
 
 
 def _place(lines: list[str], old: list[str], wanted: int) -> int | None:
-    """Where `old` is in `lines`, nearest to `wanted`."""
+    """Index in `lines` where `old` occurs, nearest to `wanted`. None if it does not occur."""
     if not old:
         return min(wanted, len(lines))
     found = [

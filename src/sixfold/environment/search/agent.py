@@ -1,4 +1,4 @@
-"""Agent for search: an episode with the tools `search` and `read` over made-up facts."""
+"""Episode of the search agent: the tools `search` and `read` on a corpus of made-up facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .facts import made_up_index
 from .tools import search_tools
 
 RESULTS = 1
-"""Results of a search if the call does not say how many. Names differ, so the best one is right."""
+"""Default number of results. One is enough: all names differ, so the best match is the right one."""
 
 
 class SearchAgent(ToolEpisode):
@@ -19,7 +19,7 @@ class SearchAgent(ToolEpisode):
     The reward is 1 if the last reply states the answer (`short_answer`).
 
     Args:
-        task: its columns name the world.
+        task: task of `fact_tasks`. Its columns hold the seed of the world.
     """
 
     def __init__(self, task: Task) -> None:

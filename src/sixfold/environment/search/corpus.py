@@ -1,4 +1,4 @@
-"""Corpora of users: a .jsonl file with one document per line."""
+"""Read a user's corpus: a .jsonl file with one document per line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...errors import UserError
 from .index import Document, clean
 
 _TITLE_CHARACTERS = 60
-"""Length of the title of a document that has none: the beginning of its text."""
+"""Characters of the text that become the title of a document without one."""
 
 _FORM = 'Each line is an object such as {"id": "7", "title": "Tea", "text": "Tea is ..."}'
 
 
 def read_corpus(path: Path) -> list[Document]:
-    """The documents of a file.
+    """Read the documents of a file.
 
-    A line has `id` (text or a whole number), `text`, and optionally `title`. Other fields are
+    Each line has `id` (text or an integer), `text`, and optionally `title`. Other fields are
     ignored.
 
     Raises:
@@ -34,8 +34,8 @@ def read_corpus(path: Path) -> list[Document]:
                 first, _ = documents.setdefault(document.id, (number, document))
                 if first != number:
                     raise UserError(
-                        f"{where}, line {number}: the id {document.id[:80]!r} is that of line"
-                        f" {first} too. Give each document an id of its own"
+                        f"{where}, line {number}: the id {document.id[:80]!r} is already used in"
+                        f" line {first}. Give each document a different id"
                     )
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Tasks of the agent for search: questions about made-up people and towns, of one and two hops."""
+"""Tasks of the search agent: questions about made-up people and towns, with one or two hops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tools.worked import worked_call
 from .facts import PEOPLE, TOWNS, Person, Town, World, made_up_world
 
 _Made = tuple[str, Sequence[Person | Town], str]
-"""Question, the documents that a worked solution reads, and the answer."""
+"""Question, documents that the worked solution reads, and answer."""
 
 
 def _trade(world: World, person: Person) -> _Made:
@@ -40,21 +40,21 @@ def _mayors_home(world: World, town: Town) -> _Made:
 
 
 MOST_TASKS = PEOPLE + TOWNS
-"""Each person and each town is asked about once."""
+"""Largest number of tasks: one question per person and one per town."""
 
 ABOUT_PEOPLE: tuple[Callable[[World, Person], _Made], ...] = (_trade, _home, _mayor_at_home)
 ABOUT_TOWNS: tuple[Callable[[World, Town], _Made], ...] = (_mayor, _mayors_trade, _mayors_home)
 
 
 def fact_tasks(count: int, *, seed: int) -> list[Task]:
-    """Questions, each about another person or town. The same arguments give the same list.
+    """Make questions, each about a different person or town. The same arguments give the same list.
 
     Args:
         count: number of tasks.
         seed: random seed of the world and of the questions.
 
     Raises:
-        UserError: if there are more tasks than people and towns.
+        UserError: if `count` is above `MOST_TASKS`.
     """
     if count > MOST_TASKS:
         raise UserError(f"data.limit = {count}: search_agent has {MOST_TASKS} tasks. Lower it")

@@ -1,7 +1,7 @@
 """A made-up world of people and towns: one short document each.
 
 Names are random, so no model knows an answer. People share first names and family names, so a
-search finds others too.
+search for a person also finds others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENDINGS = ("bridge", "bury", "dale", "field", "ford", "ham", "port", "ton")
 parts can be a token of a small vocabulary."""
 
 PEOPLE, TOWNS = len(FIRST_NAMES) * len(FAMILY_NAMES), len(FAMILY_NAMES) * len(ENDINGS)
-"""5,000 and 1,000 documents of a world. Their ids are four digits."""
+"""Numbers of people and towns in a world. Each has one document, with an id of four digits."""
 
 TRADES = (
     *("baker", "barber", "brewer", "builder", "butcher", "carpenter", "chemist", "clerk", "cook"),
@@ -48,7 +48,7 @@ class Person:
 
     @property
     def document(self) -> Document:
-        """What the corpus says."""
+        """Document of the corpus about this person."""
         return Document(self.id, self.name, f"{self.name} is a {self.trade} in {self.town}.")
 
 
@@ -68,7 +68,7 @@ class Town:
 
     @property
     def document(self) -> Document:
-        """What the corpus says."""
+        """Document of the corpus about this town."""
         return Document(self.id, self.name, f"the mayor of {self.name} is {self.mayor.name}.")
 
 
@@ -78,14 +78,14 @@ class World:
 
     Attributes:
         people: all people.
-        towns: all towns. A mayor may live elsewhere.
+        towns: all towns. A mayor may live in another town.
     """
 
     people: tuple[Person, ...]
     towns: tuple[Town, ...]
 
     def town_of(self, person: Person) -> Town:
-        """Where a person lives."""
+        """The town where a person lives."""
         return self._towns[person.town]
 
     @cached_property
@@ -94,14 +94,14 @@ class World:
 
     @property
     def documents(self) -> list[Document]:
-        """The corpus, in the order of the ids."""
+        """The corpus, ordered by id."""
         made = [*(person.document for person in self.people), *(t.document for t in self.towns)]
         return sorted(made, key=lambda document: document.id)
 
 
 @lru_cache(maxsize=2)
 def made_up_world(seed: int) -> World:
-    """A world. The same seed gives the same one."""
+    """Make a world. The same seed gives the same world."""
     rng = random.Random(f"facts/{seed}")
     ids = list(map(str, rng.sample(range(1000, 10_000), PEOPLE + TOWNS)))
     names = [f"{first} {family}" for first in FIRST_NAMES for family in FAMILY_NAMES]
@@ -120,5 +120,5 @@ def made_up_world(seed: int) -> World:
 
 @lru_cache(maxsize=2)
 def made_up_index(seed: int) -> SearchIndex:
-    """The index of a world's corpus."""
+    """Search index of a world's corpus."""
     return SearchIndex(made_up_world(seed).documents)

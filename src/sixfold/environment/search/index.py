@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from ...errors import UserError
 
 MAX_QUERY_WORDS = 32
-"""Words of a query that count."""
+"""Words of a query that are searched. Further words are ignored."""
 
 MAX_RESULTS = 20
+"""Most results of one search."""
 
 SEARCH_S = 5.0
-"""Seconds of one search."""
+"""Time limit of one search, in seconds."""
 
 _TITLE_WEIGHT, _TEXT_WEIGHT = 2.0, 1.0
 _WORD = re.compile(r"[^\W_]+")
 
 
 class SearchError(ValueError):
-    """A query that cannot be answered.
+    """Raised for a query that cannot be answered.
 
     Attributes:
         kind: "query" (it has no words), "count" (too many or too few results), "unknown" (no such
@@ -42,8 +43,8 @@ class Document:
 
     Attributes:
         id: unique within the corpus.
-        title: a few words, which results show.
-        text: what a reader sees.
+        title: a few words, shown in results.
+        text: content, shown by `read`.
     """
 
     id: str
@@ -52,13 +53,14 @@ class Document:
 
 
 class SearchIndex:
-    """Index of a corpus. Threads may share it.
+    """Thread-safe index of a corpus.
 
-    A query is a set of words: a document matches if it has one of them. Signs such as quotation
-    marks, `*` and `AND` have no meaning. Upper case and accents do not count.
+    A query is a set of words. A document matches if it contains at least one of them. Operators of
+    FTS5 such as quotation marks, `*` and `AND` have no special meaning. Case and accents are
+    ignored.
 
     Args:
-        documents: the corpus. Their ids differ.
+        documents: the corpus, with unique ids.
 
     Raises:
         UserError: if this Python's SQLite lacks FTS5.
@@ -93,29 +95,30 @@ class SearchIndex:
         return len(self._documents)
 
     def search(self, query: str, count: int) -> list[Document]:
-        """The documents that match best, best first. Ties are in the order of the corpus.
+        """Find the documents that match best, best first. Ties keep the order of the corpus.
 
         Args:
             query: words.
             count: most results, from 1 to `MAX_RESULTS`.
 
         Raises:
-            SearchError: if there are no words in the query, or the count is out of range.
+            SearchError: if the query has no words, the count is out of range, or the search takes
+                too long.
         """
         if not 1 <= count <= MAX_RESULTS:
             raise SearchError("count", f"k = {count} must be from 1 to {MAX_RESULTS}")
         words = list(dict.fromkeys(_WORD.findall(query.casefold())))[:MAX_QUERY_WORDS]
         if not words:
             raise SearchError("query", "the query has no words")
-        # Quoted words have no meaning for FTS5 beyond themselves.
-        wanted = " OR ".join(f'"{word}"' for word in words)
+        # In quotation marks, words such as NEAR are not operators of FTS5.
+        expression = " OR ".join(f'"{word}"' for word in words)
         with self._lock:
             self._until = time.monotonic() + SEARCH_S
             try:
                 found = self._index.execute(
                     f"SELECT rowid FROM texts WHERE texts MATCH ?"
                     f" ORDER BY bm25(texts, {_TITLE_WEIGHT}, {_TEXT_WEIGHT}), rowid LIMIT ?",
-                    (wanted, count),
+                    (expression, count),
                 ).fetchall()
             except sqlite3.OperationalError as error:
                 if "interrupted" not in str(error):
@@ -126,10 +129,10 @@ class SearchIndex:
         return [self._documents[row] for (row,) in found]
 
     def read(self, name: str) -> Document:
-        """The document with an id.
+        """Return the document with an id.
 
         Raises:
-            SearchError: if there is none.
+            SearchError: if no document has this id.
         """
         if name not in self._rows:
             raise SearchError("unknown", f"there is no document with the id {name[:80]!r}")
@@ -137,5 +140,5 @@ class SearchIndex:
 
 
 def clean(text: str) -> str:
-    """Text without what SQLite cannot store: null characters and halves of surrogate pairs."""
+    """Replace what SQLite cannot store: null characters and lone surrogates."""
     return text.replace("\0", " ").encode("utf-8", errors="replace").decode("utf-8")

@@ -12,17 +12,17 @@ from .corpus import read_corpus
 from .index import SearchError, SearchIndex
 
 READ_CHARACTERS = 4000
-"""Characters of a document that one call shows."""
+"""Most characters of a document that one call returns."""
 
 RESULTS = 5
-"""Results of a search if the call does not say how many."""
+"""Default number of results."""
 
 QUICK_DOCUMENTS = 20_000
-"""Up to this size a search takes about a millisecond, less than to start a thread for it."""
+"""Largest corpus that is searched without a thread. Such a search takes about 1 ms."""
 
 
 def corpus_tools(path: Path) -> tuple[Tool, Tool]:
-    """The tools `search` and `read` of a user's corpus.
+    """Make the tools `search` and `read` for a user's corpus.
 
     Raises:
         UserError: if the file is malformed, or this Python's SQLite has no full-text index.
@@ -32,11 +32,11 @@ def corpus_tools(path: Path) -> tuple[Tool, Tool]:
 
 @lru_cache(maxsize=4)
 def search_tools(index: SearchIndex, results: int = RESULTS) -> tuple[Tool, Tool]:
-    """The tools `search` and `read` of an index. Episodes share them.
+    """Make the tools `search` and `read` for an index. Episodes share them.
 
     Args:
         index: the corpus.
-        results: results of a search if the call does not say how many.
+        results: default number of results.
     """
 
     @tool

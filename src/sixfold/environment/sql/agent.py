@@ -1,4 +1,4 @@
-"""Agent for SQL: an episode in a bookshop of its own, with the tool `sql`."""
+"""Episode of the SQL agent: the tool `sql` on the database of a bookshop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from .tool import answered
 class SqlAgent(ToolEpisode):
     """Episode of a task of `bookshop_tasks`. A reply without a call ends it.
 
-    A question is right if the last reply states the answer (`short_answer`). Its database is
-    read-only. A change is right if the rows at the end are those that the task wants: nothing else
-    may have changed.
+    A question is solved if the last reply states the answer (`short_answer`). Its database is
+    read-only. A change is solved if the final rows are exactly the expected ones.
 
     Args:
-        task: its columns name the shop and the wanted change.
+        task: task of `bookshop_tasks`. Its columns hold the seed of the shop and the change.
     """
 
     def __init__(self, task: Task) -> None:
@@ -40,11 +39,11 @@ class SqlAgent(ToolEpisode):
         Args:
             query: the statement.
         """
-        # No thread: the limits of so small a database end a statement within milliseconds.
+        # No thread is needed: the limits of the bookshop end a statement within milliseconds.
         return answered(self._database, query)
 
     async def final(self, action: Action) -> End:
-        """Grade the last reply, or the rows."""
+        """Grade the last reply of a question, or the final rows of a change."""
         if self._change is None:
             return End(short_answer(action.content, self.task))
         return End(right_or_wrong(self._change.holds(self._shop, self._database)))

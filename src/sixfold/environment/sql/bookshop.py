@@ -1,4 +1,4 @@
-"""A bookshop in SQLite: authors and books with made-up names, and changes of its rows."""
+"""A bookshop in SQLite: authors and books with made-up names, and changes to its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..made_up_names import made_up_names
 from .database import Database, QueryLimits
 
 AUTHORS, BOOKS = 8, 32
-"""Rows of the two tables."""
+"""Number of rows of each table."""
 
 SCHEMA = """
 CREATE TABLE authors (id INTEGER PRIMARY KEY, name TEXT NOT NULL, town TEXT NOT NULL);
@@ -34,7 +34,7 @@ LIMITS = QueryLimits(
     pages=64,
     statement_characters=2000,
 )
-"""Limits of a statement on so small a database."""
+"""Limits of one statement. They are low because the database is small."""
 
 
 class Author(NamedTuple):
@@ -57,7 +57,7 @@ class Book(NamedTuple):
 
 @dataclass(frozen=True)
 class Bookshop:
-    """All rows of a shop. Titles, names, towns, ids and prices are all different.
+    """All rows of a shop. No two titles, names, towns, ids or prices are equal.
 
     Attributes:
         authors: rows of the table `authors`.
@@ -67,8 +67,8 @@ class Bookshop:
     authors: tuple[Author, ...]
     books: tuple[Book, ...]
 
-    def of(self, author: Author) -> list[Book]:
-        """The books of an author."""
+    def books_of(self, author: Author) -> list[Book]:
+        """Books by an author."""
         return [book for book in self.books if book.author == author.id]
 
     def author_of(self, book: Book) -> Author:
@@ -76,10 +76,10 @@ class Bookshop:
         return next(author for author in self.authors if author.id == book.author)
 
     def database(self, *, writable: bool) -> Database:
-        """A database in memory with these rows.
+        """Make a database in memory with these rows.
 
         Args:
-            writable: rows may be changed.
+            writable: whether statements may change rows.
         """
         rows = "".join(
             f"INSERT INTO {table} VALUES {', '.join(str(tuple(row)) for row in rows)};\n"
@@ -90,12 +90,12 @@ class Bookshop:
 
 @dataclass(frozen=True)
 class Change:
-    """What a task changes in the table `books`. All else must stay as it is.
+    """Change of the table `books` that a task asks for. All other rows must stay the same.
 
     Attributes:
         updated: books with new values.
-        removed: ids of books that are gone.
-        added: new books as (title, author, price, stock). They may get any id.
+        removed: ids of deleted books.
+        added: new books as (title, author, price, stock), with any id.
     """
 
     updated: tuple[Book, ...] = ()
@@ -120,26 +120,26 @@ class Change:
         )
 
     def holds(self, shop: Bookshop, database: Database) -> bool:
-        """True if the database has exactly this change.
+        """True if the database differs from the shop by exactly this change.
 
         Args:
             shop: rows before the change.
-            database: made from `shop`, after the policy's statements.
+            database: database of `shop` after the policy's statements.
         """
         if database.table("authors") != [tuple(author) for author in sorted(shop.authors)]:
             return False
-        wanted = {book.id: book for book in shop.books if book.id not in self.removed}
-        wanted |= {book.id: book for book in self.updated}
+        expected = {book.id: book for book in shop.books if book.id not in self.removed}
+        expected |= {book.id: book for book in self.updated}
         found = {row[0]: row for row in database.table("books")}
-        kept = {number: found.pop(number, None) for number in wanted}
-        return kept == {number: tuple(book) for number, book in wanted.items()} and Counter(
+        kept = {number: found.pop(number, None) for number in expected}
+        return kept == {number: tuple(book) for number, book in expected.items()} and Counter(
             row[1:] for row in found.values()
         ) == Counter(self.added)
 
 
 @lru_cache(maxsize=256)
 def make_bookshop(seed: str) -> Bookshop:
-    """A shop with random rows. The same seed gives the same shop."""
+    """Make a shop with random rows. The same seed gives the same shop."""
     rng = random.Random(f"bookshop/{seed}")
     names = made_up_names(rng, 2 * AUTHORS + BOOKS)
     numbers = rng.sample(range(10, 100), AUTHORS)
@@ -155,5 +155,5 @@ def make_bookshop(seed: str) -> Bookshop:
 
 
 def _author(rng: random.Random, numbers: Sequence[int], position: int) -> int:
-    """The author of a book. Each author has at least two."""
+    """Id of the author of the book at a position. Each author gets at least two books."""
     return numbers[position // 2] if position < 2 * len(numbers) else rng.choice(numbers)

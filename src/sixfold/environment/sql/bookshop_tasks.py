@@ -1,7 +1,7 @@
-"""Tasks of the agent for SQL: questions about a bookshop, and changes of its rows.
+"""Tasks of the SQL agent: questions about a bookshop, and changes to its rows.
 
-The answers and the wanted end states are computed here in Python, from the rows. No SQL of a worked
-solution takes part.
+Answers and changes are computed in Python from the rows, independently of the SQL in the worked
+solutions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .bookshop import Book, Bookshop, Change, make_bookshop
 
 @dataclass(frozen=True)
 class _Job:
-    """One thing to do in a shop.
+    """One question or change, without its shop.
 
     Attributes:
         words: prompt of the task.
-        queries: statements that a worked solution runs.
+        queries: SQL statements of the worked solution.
         answer: the answer. None for a change.
-        change: the wanted change. None for a question.
+        change: the change. None for a question.
     """
 
     words: str
@@ -80,7 +80,7 @@ def _cheapest(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
         f"select id from authors where name = '{author.name}'",
         f"select title from books where author = {author.id} order by price limit 1",
     )
-    answer = min(shop.of(author), key=lambda book: book.price).title
+    answer = min(shop.books_of(author), key=lambda book: book.price).title
     return _Job(f"what is the cheapest book of {author.name}?", queries, answer)
 
 
@@ -90,7 +90,7 @@ def _total(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
         f"select id from authors where name = '{author.name}'",
         f"select sum(price) from books where author = {author.id}",
     )
-    answer = sum(book.price for book in shop.of(author))
+    answer = sum(book.price for book in shop.books_of(author))
     return _Job(f"what do all books of {author.name} cost?", queries, answer)
 
 
@@ -119,7 +119,7 @@ def _remove_all(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
         f"select id from authors where name = '{author.name}'",
         f"delete from books where author = {author.id}",
     )
-    change = Change(removed=tuple(book.id for book in shop.of(author)))
+    change = Change(removed=tuple(book.id for book in shop.books_of(author)))
     return _Job(f"remove all books of {author.name}.", queries, change=change)
 
 
@@ -142,7 +142,7 @@ JOBS: tuple[_Make, ...] = (
 
 
 def bookshop_tasks(count: int, *, seed: int) -> list[Task]:
-    """Tasks with a shop each. The same arguments give the same list.
+    """Make tasks, each with its own shop. The same arguments give the same list.
 
     Args:
         count: number of tasks.

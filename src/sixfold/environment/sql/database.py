@@ -21,16 +21,16 @@ from ...errors import UserError
 from .guard import CHECKED_EVERY, Guard
 
 _BUSY_S = 1.0
-"""Seconds to wait for another program that writes the database."""
+"""Seconds to wait while another program locks the database."""
 
 
 class QueryError(ValueError):
-    """A statement that was refused or failed. The database is as before.
+    """Raised if a statement is refused or fails. The database is unchanged.
 
     Attributes:
-        kind: "sql" (SQLite reports an error), "refused" (not allowed), "constraint" (a rule of the
-            database), "too_long" (too many instructions or seconds) or "too_large" (a limit of
-            size).
+        kind: "sql" (SQLite reports an error), "refused" (not allowed), "constraint" (violates a
+            constraint of the schema), "too_long" (exceeds the instructions or seconds) or
+            "too_large" (exceeds a size limit).
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -43,13 +43,13 @@ class QueryLimits:
     """Limits of one statement.
 
     Attributes:
-        rows: rows of a result.
-        characters: characters of a result as JSON. Rows beyond it are left out.
-        instructions: instructions of SQLite's virtual machine.
-        seconds: wall time.
-        value_bytes: size of a value, and of a row that SQLite stores or sorts.
-        pages: pages of 4 KiB that a database in memory may have.
-        statement_characters: length of a statement.
+        rows: most rows of a result.
+        characters: most characters of a result as JSON. Rows beyond this length are left out.
+        instructions: most instructions of SQLite's virtual machine.
+        seconds: most wall time.
+        value_bytes: most bytes of a value, and of a row that SQLite stores or sorts.
+        pages: most pages (4 KiB each) of a database in memory.
+        statement_characters: most characters of a statement.
     """
 
     rows: int = 50
@@ -77,7 +77,7 @@ class Rows:
 
     @property
     def text(self) -> str:
-        """JSON of the rows, or of the number of changed rows. A second line says what is left out.
+        """JSON of the rows, or of the number of changed rows. A second line tells that rows are left out.
 
         For example `[["tea", 3]]`, or `{"changed": 1}`.
         """
@@ -90,12 +90,13 @@ class Rows:
 
 
 class Database:
-    """One SQLite database behind the rules above. Threads may share it: statements take turns.
+    """A SQLite database with the rules above. It is thread-safe: statements run one at a time.
 
     Args:
-        connection: an open connection in autocommit mode. The database owns it.
-        writable: rows may be inserted, updated and deleted. The schema is always fixed.
-        limits: limits of a statement.
+        connection: an open connection in autocommit mode. `close` closes it.
+        writable: whether statements may insert, update and delete rows. They never change the
+            schema.
+        limits: limits of each statement.
     """
 
     def __init__(
@@ -121,19 +122,19 @@ class Database:
     def in_memory(
         cls, script: str, *, writable: bool = False, limits: QueryLimits = QueryLimits()
     ) -> Self:
-        """A new database in memory.
+        """Create a database in memory.
 
         Args:
-            script: trusted SQL that fills it.
+            script: trusted SQL that creates and fills the tables.
             writable: as in the constructor.
-            limits: limits of a statement.
+            limits: limits of each statement.
         """
         connection = _in_memory()
         connection.executescript(script)
         return cls(connection, writable=writable, limits=limits)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy in memory for a branch of an episode. Nobody changes a read-only one: the same."""
+        """Copy the database for a branch of an episode. A read-only database is shared."""
         if not self._writable:
             return self
         connection = _in_memory()
@@ -146,7 +147,7 @@ class Database:
         """Open a file for reading.
 
         Raises:
-            UserError: if it cannot be read, or is not a SQLite database.
+            UserError: if the file cannot be read, or is not a SQLite database.
         """
         where = f"environment.sql.database = {str(path)!r}"
         if not path.is_file():
@@ -176,7 +177,7 @@ class Database:
         """Run one statement.
 
         Raises:
-            QueryError: if it is refused, fails or exceeds a limit.
+            QueryError: if the statement is refused, fails or exceeds a limit.
         """
         limits = self._limits
         if len(statement) > limits.statement_characters:
@@ -194,7 +195,7 @@ class Database:
                 self._guard.trusted = True
 
     def table(self, name: str) -> list[tuple[object, ...]]:
-        """All rows of a table, in the order of their keys. For the trusted side: without limits.
+        """All rows of a table, ordered by `id`. The rules and limits do not apply.
 
         Args:
             name: name of a table with the key `id`.
@@ -203,7 +204,7 @@ class Database:
             return self._connection.execute(f'SELECT * FROM "{name}" ORDER BY id').fetchall()
 
     def close(self) -> None:
-        """Close the database. One in memory is lost."""
+        """Close the connection. A database in memory is lost."""
         with self._lock:
             self._connection.close()
 
@@ -229,7 +230,7 @@ class Database:
         return Rows(tuple(rows))
 
     def _error(self, error: Exception) -> QueryError:
-        """The error in the terms of this class."""
+        """Convert an error of SQLite to a QueryError."""
         if isinstance(error, QueryError):
             return error
         if self._guard.stopped:
@@ -251,8 +252,8 @@ class Database:
 def _open_virtual_tables(connection: sqlite3.Connection) -> None:
     """Read the schema, and connect virtual tables such as full-text indexes.
 
-    To connect one, SQLite asks for the same rights as for a change of the schema, which are refused
-    later. A table whose module is missing stays unusable.
+    Connecting a virtual table needs the same permissions as changing the schema, which the
+    authoriser refuses later. A table whose module is missing stays unusable.
 
     Raises:
         sqlite3.Error: if the schema cannot be read.
@@ -267,7 +268,7 @@ def _open_virtual_tables(connection: sqlite3.Connection) -> None:
 
 
 def _bounds(limits: QueryLimits) -> dict[int, int]:
-    """SQLite's own limits."""
+    """Limits that SQLite enforces itself: code of `setlimit` -> value."""
     return {
         sqlite3.SQLITE_LIMIT_LENGTH: limits.value_bytes,
         sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * limits.statement_characters,
@@ -283,7 +284,7 @@ def _bounds(limits: QueryLimits) -> dict[int, int]:
 
 
 def _text(raw: bytes) -> str:
-    """Text of a value. A database may hold bytes that are not UTF-8."""
+    """Decode a text value, which may have bytes that are not UTF-8."""
     return raw.decode("utf-8", errors="replace")
 
 
@@ -294,7 +295,7 @@ def _in_memory() -> sqlite3.Connection:
 
 
 def _shown(value: object) -> object:
-    """A value that JSON can hold."""
+    """Convert a value to one that JSON can represent."""
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What a statement may do, and how long: SQLite asks this object while it works."""
+"""Authoriser and progress handler: what a statement may do, and how long it may run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READING = frozenset(
 _CHANGING = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 
 _REFUSED_FUNCTIONS = frozenset({"fts3_tokenizer", "load_extension", "random", "randomblob"})
-"""Functions that load code or show addresses, or that give other rows each time."""
+"""Functions that load code, reveal memory addresses or return random values."""
 
 _ACTIONS = {
     sqlite3.SQLITE_ATTACH: "ATTACH and VACUUM INTO are",
@@ -27,7 +27,7 @@ _ACTIONS = {
     sqlite3.SQLITE_UPDATE: "UPDATE is",
     sqlite3.SQLITE_DELETE: "DELETE is",
 }
-"""Refused actions in words."""
+"""Start of the error message for each refused action."""
 
 _SCHEMA = "changes of the schema and functions such as pragma_table_info are"
 
@@ -35,15 +35,15 @@ _SCHEMA = "changes of the schema and functions such as pragma_table_info are"
 class Guard:
     """Authoriser and progress handler of one connection.
 
-    It does not refer to the connection: a cycle would keep databases in memory.
+    It has no reference to the connection: a reference cycle would keep the database in memory.
 
     Args:
-        writable: rows may be inserted, updated and deleted.
+        writable: whether statements may insert, update and delete rows.
 
     Attributes:
-        trusted: True while the trusted side uses the connection. Then all is allowed.
-        refused: why the statement was refused, or "".
-        stopped: why the statement was ended, or "".
+        trusted: True while the environment itself uses the connection. Everything is allowed then.
+        refused: reason why the statement was refused, or "".
+        stopped: reason why the statement was interrupted, or "".
     """
 
     def __init__(self, *, writable: bool) -> None:
@@ -54,7 +54,7 @@ class Guard:
         self.refused = self.stopped = ""
 
     def begin(self, *, instructions: int, seconds: float) -> None:
-        """Begin a statement of the policy.
+        """Apply the rules and these limits to a statement of the policy.
 
         Args:
             instructions: most instructions of SQLite's virtual machine.

@@ -1,4 +1,4 @@
-"""The tool `sql`: queries on a SQLite file of the user, which stays as it is."""
+"""The tool `sql`: read-only queries on a SQLite file of the user."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .database import Database, QueryError
 
 
 def sql_tools(path: Path) -> tuple[Tool]:
-    """The tool `sql` of a user's file. Each call opens it anew, so calls can run at the same time.
+    """Make the tool `sql` for a file. Each call opens the file, so calls can run concurrently.
 
     Raises:
-        UserError: if it cannot be read, or is not a SQLite database.
+        UserError: if the file cannot be read, or is not a SQLite database.
     """
     Database.file(path).close()
 
@@ -29,7 +29,7 @@ def sql_tools(path: Path) -> tuple[Tool]:
         """
         try:
             database = Database.file(path)
-        except UserError as error:  # it was readable when the run began
+        except UserError as error:  # the file was readable when the run began
             raise ToolsFailed(str(error)) from error
         try:
             return answered(database, query)
@@ -40,10 +40,10 @@ def sql_tools(path: Path) -> tuple[Tool]:
 
 
 def answered(database: Database, query: str) -> str:
-    """Result of a statement as the policy reads it.
+    """Run a statement and return its result as text for the policy.
 
     Raises:
-        ToolError: the statement is refused, fails or exceeds a limit.
+        ToolError: if the statement is refused, fails or exceeds a limit.
     """
     try:
         return database.run(query).text
