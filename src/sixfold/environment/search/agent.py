@@ -10,7 +10,7 @@ from .facts import made_up_index
 from .tools import search_tools
 
 RESULTS = 1
-"""Default number of results. One is enough: all names differ, so the best match is the right one."""
+"""Default number of results. All names differ, so the best match is the right document."""
 
 
 class SearchAgent(ToolEpisode):

@@ -77,7 +77,9 @@ class Rows:
 
     @property
     def text(self) -> str:
-        """JSON of the rows, or of the number of changed rows. A second line tells that rows are left out.
+        """JSON of the rows, or of the number of changed rows.
+
+        If rows are left out, a second line says so.
 
         For example `[["tea", 3]]`, or `{"changed": 1}`.
         """

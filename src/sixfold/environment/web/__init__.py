@@ -1,5 +1,5 @@
 """Environments in a browser: a shop, and sites of the user.
 
-`tree.py` turns a page into the observation, `session.py` has the actions. `html_browser.py` and
-`chromium.py` are the two browsers; both ask `site.py` for every page.
+`tree.py` renders a page as the observation. `session.py` implements the actions. `html_browser.py`
+and `chromium.py` are the two browser backends. Both load every page through `site.py`.
 """

@@ -8,14 +8,14 @@ from .dom import Document, Element
 
 
 class BrowserFault(Exception):
-    """The browser failed: an error of the infrastructure, not of the policy."""
+    """The browser failed. This is a fault of the infrastructure, not of the policy."""
 
 
 class ActionError(ValueError):
-    """An action that cannot be done. The policy is told why.
+    """Raised for an action that is not possible. The policy reads the message.
 
     Attributes:
-        kind: what was wrong, in one word.
+        kind: the reason in one word.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -26,8 +26,9 @@ class ActionError(ValueError):
 class Browser(Protocol):
     """One tab on one site.
 
-    Elements are those of the last `document()`. Each action waits until a navigation that it starts
-    has ended. All methods raise BrowserFault or SiteFault if browser or site fail.
+    Arguments of type Element come from the last call of `document`. If an action starts a
+    navigation, it waits until the navigation has ended. Every method raises BrowserFault if the
+    browser fails, and SiteFault if the site cannot be reached.
     """
 
     async def open(self, url: str) -> None:
@@ -35,14 +36,14 @@ class Browser(Protocol):
         ...
 
     async def document(self) -> Document:
-        """The page as it is now."""
+        """Read the current page."""
         ...
 
     async def click(self, element: Element) -> None:
         """Press an element. Links and forms open in the same tab.
 
         Raises:
-            ActionError: if the backend cannot do what the element asks for.
+            ActionError: if the backend does not support the element.
         """
         ...
 
@@ -51,7 +52,7 @@ class Browser(Protocol):
         ...
 
     async def choose(self, select: Element, option: Element) -> None:
-        """Select an option. In a list that takes several, take it back if it was selected."""
+        """Select an option. With `multiple`, deselect it if it is selected."""
         ...
 
     async def submit(self, form: Element) -> None:
@@ -63,5 +64,5 @@ class Browser(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the tab. It may be called twice."""
+        """Close the tab. May be called twice."""
         ...

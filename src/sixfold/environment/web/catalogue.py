@@ -1,4 +1,4 @@
-"""What the shop sells: products drawn from a seed."""
+"""Catalogue of the shop: products drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAKES = ("tin", "clay", "glass", "wool", "oak", "silk")
 COLOURS = ("red", "green", "blue", "black", "white")
 
 KINDS_SOLD, MAKES_SOLD, COLOURS_SOLD = 4, 3, 3
-"""Kinds of a shop, products per kind, and colours per product."""
+"""Number of kinds per shop, products per kind, and colours per product."""
 
 HIGHEST_PRICE = 99
 
@@ -20,11 +20,11 @@ class Product:
     """A product.
 
     Attributes:
-        number: its number in the shop, from 1.
-        kind: what it is.
-        make: what it is made of.
-        price: price of one.
-        colours: colours to choose from.
+        number: number in the shop, starting at 1.
+        kind: one of KINDS.
+        make: material, one of MAKES.
+        price: price of one piece.
+        colours: available colours.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Product:
 
 
 def catalogue(seed: int) -> tuple[Product, ...]:
-    """The products of a shop. Prices within a kind differ."""
+    """Draw the products of a shop. Prices within a kind differ."""
     rng = random.Random(f"shop/{seed}")
     products: list[Product] = []
     for kind in rng.sample(KINDS, KINDS_SOLD):

@@ -1,8 +1,8 @@
-"""Chromium by Playwright: the real browser as a backend. Needs the extra `web`.
+"""Browser backend that drives Chromium with Playwright. Needs the extra `web`.
 
-One browser serves all episodes of the process, each in a context of its own. It runs on an event
-loop in a thread of its own, so it does not depend on the loop of an episode. Its only proxy is the
-episode's own server, so every request goes through `Site.fetch`.
+One browser serves all episodes of the process. Each episode has its own browser context. The
+browser's event loop runs in a separate thread, so it does not depend on the loop of an episode. The
+only proxy of a context is the server of its episode, so every request goes through `Site.fetch`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .site import Site, decoded, error_page, refusal
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
-"""Longest time of one action. A browser that takes longer counts as dead."""
+"""Time limit of one action, in seconds. A browser that takes longer counts as dead."""
 
 _ARGUMENTS = (
     "--disable-gpu",
@@ -69,7 +69,7 @@ class ChromiumBrowser:
         await self._run(lambda: self._open(url))
 
     async def document(self) -> Document:
-        """The page as it is now."""
+        """Read the current page."""
         return await self._run(self._read)
 
     async def click(self, element: Element) -> None:
@@ -81,7 +81,7 @@ class ChromiumBrowser:
         await self._run(lambda: self._act("fill", [field.key, text]))
 
     async def choose(self, select: Element, option: Element) -> None:
-        """Select an option, or take it back."""
+        """Select an option. With `multiple`, deselect it if it is selected."""
         await self._run(lambda: self._act("choose", [select.key, option.key]))
 
     async def submit(self, form: Element) -> None:
@@ -103,7 +103,7 @@ class ChromiumBrowser:
             await _HOST.run(lambda: _closed(context))
 
     async def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Result of `work`, on the browser's loop.
+        """Run `work` on the browser's loop and return its result.
 
         Raises:
             BrowserFault: if the browser fails.
@@ -141,13 +141,13 @@ class ChromiumBrowser:
         self._page.on("dialog", lambda dialog: asyncio.ensure_future(dialog.dismiss()))
 
     def _note(self, response: Any) -> None:
-        """Remember how the page was asked for, and the status of its answer."""
+        """Record the method of the request for the page, and the status of the response."""
         request = response.request
         if request.is_navigation_request() and request.frame == self._page.main_frame:
             self._status, self._posted = response.status, request.method == "POST"
 
     async def _act(self, name: str, argument: Any) -> None:
-        """Run an action of the script, and wait for the page that it leads to."""
+        """Run an action of the page script. If it navigates, wait for the new page."""
         page = self._page
         arrived = asyncio.ensure_future(
             page.wait_for_event("framenavigated", lambda frame: frame == page.main_frame)
@@ -162,7 +162,7 @@ class ChromiumBrowser:
         await self._loaded(page.wait_for_load_state("load"))
 
     async def _loaded(self, arriving: Awaitable[Any]) -> None:
-        """Wait for a page. One that fails to load is shown as an error page."""
+        """Wait for a page. If it fails to load, `_read` returns an error page."""
         from playwright.async_api import Error
 
         try:
@@ -175,7 +175,7 @@ class ChromiumBrowser:
         given = await self._page.evaluate(
             "most => window.__sixfold ? window.__sixfold.read(most) : null", MOST_NODES
         )
-        if given is None:  # a page of the browser's own: nothing was loaded
+        if given is None:  # an internal page of Chromium: nothing was loaded
             self._number += 1
             url = self._page.url
             page = error_page(502, "the page cannot be loaded")
@@ -196,13 +196,13 @@ async def _closed(context: Any) -> None:
 
 
 async def _refuse(route: Any) -> None:
-    """Answer a request that leaves the site."""
+    """Answer a request for an address outside the site."""
     page = refusal(route.request.url)
     await route.fulfill(status=page.status, headers=dict(page.headers), body=page.body)
 
 
 def _elements(given: list[Any]) -> Element:
-    """Elements from what the script read."""
+    """Build the elements from the nested lists of the page script."""
     root: Element | None = None
     stack: list[tuple[Any, Element | None, int]] = [(given, None, 0)]
     while stack:
@@ -241,7 +241,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Host:
-    """The thread with the browser."""
+    """The browser of the process, with its event loop in a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -252,11 +252,11 @@ class _Host:
 
     @property
     def is_alive(self) -> bool:
-        """True if the browser runs."""
+        """True if the browser is running."""
         return self._browser is not None and self._browser.is_connected()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Result of `work`, run in the thread."""
+        """Run `work` on the loop of the thread and return its result."""
 
         async def here() -> T:
             return await work()
@@ -275,7 +275,7 @@ class _Host:
             return self._loop
 
     async def browser(self) -> Any:
-        """The browser, which is started if it does not run. Called in the thread."""
+        """Return the browser. Start it if it is not running. Called on the loop of the thread."""
         try:
             from playwright.async_api import Error, async_playwright
         except ImportError as error:

@@ -45,7 +45,7 @@ class Element:
         selected: live state of an option.
         display: False if the style is `display: none`.
         visible: False if the style is `visibility: hidden`. Descendants may be visible.
-        key: what the backend knows the element by.
+        key: identifier of the element in the backend.
     """
 
     tag: str
@@ -64,7 +64,7 @@ class Element:
         return self.attributes.get(name, "")
 
     def has(self, name: str) -> bool:
-        """True if the attribute is present, also if it is empty."""
+        """True if the attribute is present, even if it is empty."""
         return name in self.attributes
 
     @property
@@ -84,7 +84,7 @@ class Element:
             stack.extend(c for c in reversed(element.children) if isinstance(c, Element))
 
     def ancestors(self) -> Iterator[Element]:
-        """The parents, from the nearest."""
+        """Ancestors, nearest first."""
         above = self.parent
         while above is not None:
             yield above
@@ -111,7 +111,7 @@ INPUT_TYPES = words(
 )
 
 TYPED = words("text search tel url email password date month week time datetime-local number")
-"""Input types into which text is typed."""
+"""Input types that take typed text."""
 
 
 @dataclass(eq=False)
@@ -121,9 +121,9 @@ class Document:
     Attributes:
         url: address.
         root: the `html` element.
-        status: HTTP status of the answer that brought the page.
-        number: counts the pages of an episode. An action that leaves it unchanged did not navigate.
-        posted: the page is the answer to a POST, so it cannot be asked for again.
+        status: HTTP status of the response.
+        number: number of the page in the episode. It changes with every navigation.
+        posted: True if the page answers a POST request, so it must not be requested again.
     """
 
     url: str
@@ -133,7 +133,7 @@ class Document:
     posted: bool = False
 
     def by_id(self) -> dict[str, Element]:
-        """Elements by their id. The first one counts if an id is repeated."""
+        """Elements by id. If an id is repeated, the first element counts."""
         found: dict[str, Element] = {}
         for element in self.root.elements():
             if identity := element.get("id"):
@@ -149,7 +149,7 @@ class Document:
         return ""
 
     def base(self) -> str:
-        """Address that links are relative to, before it is joined with the page's own."""
+        """`href` of the first base element, or "". It is relative to the page's address."""
         for element in self.root.elements():
             if element.tag == "base" and element.has("href"):
                 return element.get("href").strip()

@@ -1,4 +1,4 @@
-"""The shop as an environment: a browser as tools, a reward on the state of the server."""
+"""Episodes in the shop: browser tools, and a reward from the state of the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOP_ORIGIN = "http://shop.test"
 
 
 class WebShop(ToolEpisode):
-    """The built-in shop. The reward is 1 if its orders and carts are those that the task wants.
+    """Episode in the built-in shop. The reward is 1 if its orders and carts match the task.
 
     The first message is the task's prompt and the first page.
 
@@ -28,7 +28,7 @@ class WebShop(ToolEpisode):
         task: a task of `data.source = "web_shop"`.
 
     Attributes:
-        settings: how the run's episodes browse.
+        settings: web settings of the run.
     """
 
     settings = WebSettings()
@@ -36,7 +36,7 @@ class WebShop(ToolEpisode):
     def __init__(self, task: Task) -> None:
         self._shop: Shop = shop_of(task)
         self._wanted: Mapping[str, Any] = task.columns["shop"]["wanted"]
-        # In this process the shop answers at once, so it needs no thread.
+        # The html backend calls the shop in this process. It answers at once and needs no thread.
         quick = self.settings.browser == "html"
         site = Site(SHOP_ORIGIN, wsgi_answer(self._shop), self.settings.limits, quick=quick)
         self._browser = BrowserTools(site, self.settings)
@@ -47,7 +47,7 @@ class WebShop(ToolEpisode):
         return await self._browser.opened(await super().start(), f"{SHOP_ORIGIN}/")
 
     async def final(self, action: Action) -> End:
-        """1 if the state of the shop is the wanted one."""
+        """Reward 1 if the state of the shop is the goal of the task, else 0."""
         return End(reward=right_or_wrong(goal_met(self._shop, self._wanted)))
 
     async def close(self) -> None:

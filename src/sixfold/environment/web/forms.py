@@ -1,6 +1,6 @@
 """Forms: state of their fields, validation, and the data that a submission sends.
 
-It follows https://html.spec.whatwg.org/multipage/form-control-infrastructure.html
+Follows https://html.spec.whatwg.org/multipage/form-control-infrastructure.html
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BOUNDARY = "sixfold-form-boundary"
 
 
 def initial_state(root: Element) -> None:
-    """Set the state of all fields to that of the HTML, as a reset does."""
+    """Set all fields of a page to their initial state."""
     reset_fields(e for e in root.elements() if e.tag in FIELDS)
 
 
 def reset_fields(fields: Iterator[Element]) -> None:
-    """Set the state of some fields to that of the HTML."""
+    """Set some fields to their initial state, which the HTML defines."""
     for field in fields:
         if field.tag == "textarea":
             field.value = field.text().replace("\r\n", "\n").replace("\r", "\n")
@@ -45,7 +45,7 @@ def reset_fields(fields: Iterator[Element]) -> None:
 
 
 def sanitised(field: Element, text: str) -> str:
-    """A value as the field keeps it."""
+    """Value that a field stores for a text (HTML's value sanitization)."""
     if field.tag != "input":
         return text
     kind = field.kind
@@ -66,7 +66,7 @@ def is_number(text: str) -> bool:
 
 
 def check(field: Element) -> None:
-    """Check a checkbox or radio button. Other radio buttons of its group lose their mark."""
+    """Check a checkbox or radio button. Other radio buttons of its group are unchecked."""
     if field.kind == "radio":
         for other in radio_group(field):
             other.checked = False
@@ -104,12 +104,12 @@ def form_of(field: Element) -> Element | None:
 
 
 def fields_of(form: Element) -> list[Element]:
-    """Fields of a form, in document order. Those with a `form` attribute may be outside it."""
+    """Fields of a form, in document order. Fields with a `form` attribute may be outside it."""
     return [e for e in top(form).elements() if e.tag in FIELDS and form_of(e) is form]
 
 
 def is_disabled(element: Element) -> bool:
-    """True if an element does not react: `disabled`, its own or that of a group around it."""
+    """True if an element is disabled, by itself or by an enclosing group."""
     if element.get("aria-disabled").strip().lower() == "true":
         return True
     if element.tag in (*FIELDS, "option", "optgroup") and element.has("disabled"):
@@ -168,7 +168,7 @@ def _reset_select(select: Element) -> None:
 
 
 def choose(select: Element, option: Element) -> None:
-    """Select an option. In a list that takes several, select it or take it back."""
+    """Select an option. With `multiple`, deselect it if it is selected."""
     if select.has("multiple"):
         option.selected = not option.selected
         return
@@ -177,7 +177,7 @@ def choose(select: Element, option: Element) -> None:
 
 
 def problem_of(field: Element) -> str:
-    """Why a field's value is not valid, by the names of the standard (`ValidityState`), or ""."""
+    """Name of the `ValidityState` flag that is set for a field, or "" if its value is valid."""
     if field.tag == "button" or is_disabled(field):
         return ""
     if field.tag == "input" and field.kind in ("hidden", "reset", "button", *SUBMITS):
@@ -224,7 +224,7 @@ def _text_problem(field: Element) -> str:
         try:
             if not re.fullmatch(field.get("pattern"), value):
                 return "patternMismatch"
-        except re.error:  # a pattern that is no regular expression counts as missing
+        except re.error:  # browsers ignore a pattern that is not a valid regular expression
             pass
     least = field.get("minlength").strip()
     edited = value != (field.text() if kind == "textarea" else field.get("value"))
@@ -260,7 +260,7 @@ def _range_problem(field: Element) -> str:
 
 
 def invalid_field(form: Element) -> tuple[Element, str] | None:
-    """The first field that forbids a submission, and why."""
+    """The first invalid field of a form and its problem. None if all fields are valid."""
     for field in fields_of(form):
         if problem := problem_of(field):
             return field, problem
@@ -268,12 +268,12 @@ def invalid_field(form: Element) -> tuple[Element, str] | None:
 
 
 def skips_validation(form: Element, submitter: Element | None) -> bool:
-    """True if a submission ignores the fields' problems."""
+    """True if the form is submitted without validation."""
     return form.has("novalidate") or (submitter is not None and submitter.has("formnovalidate"))
 
 
 def default_button(form: Element) -> Element | None:
-    """The button that Enter in a field presses."""
+    """The first submit button, which Enter in a field presses. None if there is none."""
     return next((e for e in fields_of(form) if is_submit(e)), None)
 
 
@@ -293,9 +293,9 @@ class Submission:
 
     Attributes:
         method: "GET" or "POST".
-        address: where it goes, relative to the page.
+        address: target, relative to the page.
         kind: content type of the body, or "".
-        body: content.
+        body: body of the request.
     """
 
     method: str
@@ -305,12 +305,12 @@ class Submission:
 
 
 def submission(document: Document, form: Element, submitter: Element | None) -> Submission | None:
-    """What submitting a form sends. None for a form of a dialog.
+    """Build the request that submits a form. None for `method=dialog`.
 
     Args:
         document: the page.
         form: the form.
-        submitter: button that was pressed.
+        submitter: button that was pressed, or None.
     """
 
     def given(name: str) -> str:
@@ -333,7 +333,7 @@ def submission(document: Document, form: Element, submitter: Element | None) -> 
 
 
 def _entries(form: Element, submitter: Element | None) -> Iterator[tuple[str, str]]:
-    """(name, value) of everything that a submission sends."""
+    """(name, value) of each entry that a submission sends."""
     for field in fields_of(form):
         name = field.get("name")
         if is_disabled(field):

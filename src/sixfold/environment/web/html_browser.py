@@ -1,6 +1,6 @@
-"""The fast backend: pages are parsed in this process, links and forms are followed by their rules.
+"""Browser backend without scripts: it parses pages and follows links and forms in this process.
 
-It runs no scripts. Cookies are kept by `http.cookiejar`.
+`http.cookiejar` keeps the cookies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEPT = "%/:=&?~#+!$,;'@()*[]"
 """Characters of an address that are sent as they are."""
 
 SHEETS = 8
-"""Most linked style sheets of a page that are read."""
+"""Most linked style sheets that are loaded per page."""
 
 
 class HtmlBrowser:
@@ -56,11 +56,11 @@ class HtmlBrowser:
         await self._go("GET", url)
 
     async def document(self) -> Document:
-        """The page as it is now."""
+        """Return the current page."""
         return self._page
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this backend holds no resources."""
 
     async def click(self, element: Element) -> None:
         """Press an element."""
@@ -74,7 +74,7 @@ class HtmlBrowser:
             await self._press(element)
 
     async def _press(self, field: Element) -> None:
-        """Press a field, which is not disabled."""
+        """Press an enabled button, checkbox or radio button."""
         form = form_of(field)
         if field.tag == "input" and field.kind == "checkbox":
             field.checked = not field.checked
@@ -90,7 +90,7 @@ class HtmlBrowser:
         field.value = sanitised(field, text)
 
     async def choose(self, select: Element, option: Element) -> None:
-        """Select an option, or take it back."""
+        """Select an option. With `multiple`, deselect it if it is selected."""
         choose(select, option)
 
     async def submit(self, form: Element) -> None:
@@ -116,7 +116,7 @@ class HtmlBrowser:
             return
         url = self._absolute(href)
         here, there = urldefrag(self._page.url), urldefrag(url)
-        if "#" in href and here.url == there.url:  # another place of the same page
+        if "#" in href and here.url == there.url:  # a fragment of the same page
             return
         await self._go("GET", url)
 
@@ -124,7 +124,7 @@ class HtmlBrowser:
         return _joined(_joined(self._page.url, self._page.base()), address)
 
     async def _go(self, method: str, url: str, kind: str = "", body: bytes = b"") -> None:
-        """Ask for a page, follow its redirects, and show it."""
+        """Request a page, follow its redirects, and make it the current page."""
         while True:
             given = await self._fetch(method, url, kind, body)
             if not given.is_redirect:
@@ -145,7 +145,7 @@ class HtmlBrowser:
         self._page = Document(url, root, given.status, number, posted=method == "POST")
 
     async def _sheet(self, url: str) -> str:
-        """Text of a style sheet, or "" if there is none."""
+        """Text of a style sheet, or "" if it cannot be loaded."""
         given = await self._fetch("GET", url, accept="text/css,*/*;q=0.1")
         is_sheet = given.header("content-type").partition(";")[0].strip() == "text/css"
         return decoded(given) if is_sheet and given.status == 200 else ""
@@ -153,14 +153,14 @@ class HtmlBrowser:
     async def _fetch(
         self, method: str, url: str, kind: str = "", body: bytes = b"", *, accept: str = ACCEPT
     ) -> Response:
-        """One request, with the cookies of the site.
+        """Send one request, with the cookies of the site.
 
         Args:
             method: such as "GET".
             url: absolute address.
             kind: content type of the body.
-            body: content.
-            accept: what the browser asks for.
+            body: body of the request.
+            accept: the header `Accept`.
         """
         if not self._site.holds(url):
             return refusal(url)
@@ -180,12 +180,10 @@ class HtmlBrowser:
         if cookie := asked.get_header("Cookie"):
             headers["cookie"] = cookie
         request = Request(method, address, headers, body)
-        quick = self._site.quick
-        given = (
-            self._site.fetch(request)
-            if quick
-            else await asyncio.to_thread(self._site.fetch, request)
-        )
+        if self._site.quick:
+            given = self._site.fetch(request)
+        else:
+            given = await asyncio.to_thread(self._site.fetch, request)
         if given.header("set-cookie"):
             self._jar.extract_cookies(_Headers(given), asked)  # type: ignore[arg-type]
         return given
@@ -193,7 +191,7 @@ class HtmlBrowser:
 
 @dataclass
 class _Headers:
-    """The part of an answer that `CookieJar` reads."""
+    """A response in the form that `CookieJar` reads."""
 
     given: Response
 

@@ -24,14 +24,14 @@ _NOSCRIPT = re.compile(
 )
 
 MOST_NODES = 20_000
-"""Nodes of a page. What follows is left out, in both backends."""
+"""Most nodes of a page. Both backends drop further nodes."""
 
 MOST_DEPTH = 200
-"""Levels of nested elements. What is nested deeper becomes a sibling, in both backends."""
+"""Most levels of nested elements. In both backends, deeper elements become siblings."""
 
 
 def parse_page(html: str, sheets: Sequence[str] = ()) -> Element:
-    """The root of a page, with its initial form state and its visibility.
+    """Parse a page. The result has the initial state of its forms and the visibility.
 
     Args:
         html: text of the page.
@@ -48,9 +48,9 @@ def parse_page(html: str, sheets: Sequence[str] = ()) -> Element:
 
 
 def _without_noscript(html: str) -> str:
-    """A page without what is only for browsers that run no scripts.
+    """Remove the `noscript` elements of a page.
 
-    Chromium takes it for text. Lexbor would take it for elements, and may move them.
+    Chromium parses their content as text. Lexbor parses it as elements, and may move them.
     """
     if "<noscript" not in html.lower():
         return html
@@ -69,7 +69,7 @@ def _parser() -> Any:
 
 
 def _converted(source: Any) -> tuple[Element, dict[int, Element]]:
-    """Elements below a Lexbor node, and each element by the id of its Lexbor node."""
+    """Convert a Lexbor tree. Returns the root, and the elements by the id of their node."""
     root, count = Element("html"), 0
     found: dict[int, Element] = {}
     stack: list[tuple[Any, Element | None, int]] = [(source, None, 0)]

@@ -1,7 +1,7 @@
 """Roles and accessible names of elements.
 
 Names follow https://www.w3.org/TR/accname-1.2/ and https://www.w3.org/TR/html-aam-1.0/. Text that
-style sheets insert (`::before`) is not part of them.
+style sheets insert (`::before`) is ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ CONTROLS = words(
     "button checkbox color combobox file link listbox menuitem menuitemcheckbox menuitemradio"
     " option radio searchbox slider spinbutton summary switch tab textbox treeitem"
 )
-"""Roles of elements that an action can name."""
+"""Roles of elements that an action can target."""
+
+_GIVEN_ROLES = CONTROLS | {"heading", "img"}
+"""Roles that are read from the attribute `role`. Others are ignored."""
 
 _FROM_CONTENT = words(
     "button checkbox heading link menuitem menuitemcheckbox menuitemradio option radio summary"
@@ -60,7 +63,7 @@ _LABELLED = frozenset({"input", "select", "textarea", "button"})
 def role_of(element: Element) -> str:
     """Role of an element: that of a control, "heading", "img", or "" for anything else."""
     given = element.get("role").split()
-    if given and given[0].lower() in (*CONTROLS, "heading", "img"):
+    if given and given[0].lower() in _GIVEN_ROLES:
         return given[0].lower()
     tag = element.tag
     if tag in ("a", "area"):
@@ -91,7 +94,7 @@ def is_left_out(element: Element) -> bool:
 
 
 def shown_children(element: Element) -> list[Element | Text]:
-    """Children that are shown: of closed details only the summary that opens them."""
+    """Visible children. A closed details element shows only its summary."""
     if element.tag != "details" or element.has("open"):
         return element.children
     return [c for c in element.children if isinstance(c, Element) and _is_handle(c)]
@@ -132,14 +135,14 @@ class Names:
         return collapsed(self._name(element, frozenset(), False)).strip()
 
     def labels_only(self, element: Element) -> bool:
-        """True if the labels of a field are all of its name."""
+        """True if the name of a field comes from its labels alone."""
         own = self.labels.get(element, ())
         return bool(own) and not any(
             element.get(name).strip() for name in ("aria-labelledby", "aria-label")
         )
 
     def _name(self, element: Element, seen: frozenset[Element], referenced: bool) -> str:
-        """Name of an element that is asked for itself or by `aria-labelledby`.
+        """Name of an element, for itself or as the target of `aria-labelledby`.
 
         Args:
             element: the element.
@@ -168,7 +171,7 @@ class Names:
         return " ".join(text.strip() for text in texts if text.strip())
 
     def _native(self, element: Element, seen: frozenset[Element]) -> str | None:
-        """Name by HTML's own means. None: there is none."""
+        """Name from HTML: labels, `alt` or the value of a button. None if it has none."""
         if labels := self.labels.get(element):
             texts = [collapsed(self.content(label, seen)).strip() for label in labels]
             if joined := " ".join(filter(None, texts)):

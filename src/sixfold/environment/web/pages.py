@@ -42,7 +42,7 @@ def _problem(text: str) -> str:
 
 
 def home_page(pieces: int) -> str:
-    """The page with the search form. pieces: how many are in the cart."""
+    """The page with the search form. `pieces` is the number of pieces in the cart."""
     return _page("Shop", _SEARCH, _cart_link(pieces))
 
 
@@ -69,11 +69,11 @@ def product_page(product: Product, pieces: int, problem: str = "") -> str:
 
 
 def cart_page(lines: Sequence[tuple[Product, str, int]], problem: str = "") -> str:
-    """The cart: count of each product, and the way to the checkout.
+    """The cart, with a form per line and a link to the checkout.
 
     Args:
         lines: (product, colour, count).
-        problem: what was wrong with the last change.
+        problem: why the last change was refused, or "".
     """
     rows = "\n".join(_row(number, *line) for number, line in enumerate(lines))
     total = sum(product.price * count for product, _, count in lines)
@@ -91,7 +91,7 @@ def _row(number: int, product: Product, colour: str, count: int) -> str:
 
 
 def checkout_page(total: int, name: str = "", gift: bool = False, problem: str = "") -> str:
-    """The form that places the order, with what was given before."""
+    """The form that places the order, filled with the values of the last attempt."""
     checked = " checked" if gift else ""
     body = f"""<p>total {total}</p>{_problem(problem)}
 <form action="/order" method="post">
@@ -110,5 +110,5 @@ def order_page(number: int, name: str) -> str:
 
 
 def problem_page(title: str) -> str:
-    """A page that does not exist, or a request that is not understood."""
+    """Page for an unknown address or a method that is not allowed."""
     return _page(title, "", '<a href="/">Shop</a>')

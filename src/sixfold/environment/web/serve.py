@@ -1,4 +1,4 @@
-"""A site over HTTP on this machine: for a browser, as a server or as its proxy."""
+"""Serve a site over HTTP on this machine, as a web server or as the proxy of a browser."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its connection is no error."""
+        """Ignore errors of connections that the browser has closed."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class SiteServer:
-    """Serves a site on a free port of 127.0.0.1, until it is closed.
+    """Serves a site on a free port of 127.0.0.1 until `close`.
 
-    A browser may open the port, or use it as its proxy. As a proxy it answers for the site's own
-    origin alone, so nothing that a page asks for leaves this machine.
+    A browser may open the port, or use it as its proxy. As a proxy it answers only for the site's
+    own origin, so no request of a page leaves this machine.
 
     Args:
         site: the site.
 
     Attributes:
-        fault: why the site could not be reached, if it could not.
+        fault: the error if the site could not be reached, else None.
     """
 
     def __init__(self, site: Site) -> None:
@@ -51,13 +51,13 @@ class SiteServer:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server and free its port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(1.0)
 
     def answer(self, request: Request) -> Response:
-        """Answer to one request."""
+        """Answer one request."""
         try:
             return self._site.fetch(request)
         except SiteFault as fault:
@@ -107,6 +107,6 @@ class SiteServer:
                     self.wfile.write(given.body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """No lines on standard error."""
+                """Write no log to standard error."""
 
         return Handler

@@ -1,7 +1,7 @@
 """One browsing session: actions by element number, and what the policy sees after each.
 
-A new page is shown whole. After an action that stays on the page, only the lines that changed are
-shown. Both backends get the same actions and the same checks.
+A new page is shown in full. After an action that stays on the page, only changed lines are shown.
+Actions and checks are the same for both backends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .names import role_of
 from .tree import Tree, quoted, tree_of
 
 TYPED_CHARACTERS = 10_000
-"""Longest text that is typed."""
+"""Most characters of a typed text."""
 
 _UNTYPED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters except line breaks, and halves of surrogate pairs."""
@@ -36,11 +36,11 @@ UNCHANGED = "nothing changed"
 
 
 class Session:
-    """The policy's side of a browser.
+    """Numbers the elements of a page, checks actions and renders observations.
 
     Args:
         browser: the tab.
-        characters: longest part of a page that is shown at once.
+        characters: most characters of a page that are shown at once.
     """
 
     def __init__(self, browser: Browser, characters: int) -> None:
@@ -68,7 +68,7 @@ class Session:
         return seen
 
     async def type(self, element: int, text: str, submit: bool = False) -> str:
-        """Replace the text of a field. submit: then press Enter."""
+        """Replace the text of a field. With `submit`, press Enter afterwards."""
         field = self._control(element)
         await self._browser.fill(field, _typed(field, text))
         if not submit:
@@ -134,7 +134,7 @@ class Session:
             raise ActionError("submit", "the text is typed, but Enter does not submit this form")
 
     def _check_form(self, form: Element | None, submitter: Element | None) -> None:
-        """Say why a form was not sent, if its fields forbid it."""
+        """Raise ActionError if an invalid field kept a form from being sent."""
         if form is None or skips_validation(form, submitter):
             return
         found = invalid_field(form)
@@ -146,10 +146,10 @@ class Session:
         raise ActionError("invalid", f"{place} {problem}: the form was not sent")
 
     async def _seen(self, returning: bool = False) -> str:
-        """Read the page, and say what is new.
+        """Read the page and render what is new.
 
         Args:
-            returning: the page before this one is not remembered.
+            returning: True after `back`. The page before is then not added to the history.
         """
         old, before = self._document, self._tree.lines
         self._document = await self._browser.document()
@@ -170,7 +170,7 @@ class Session:
         return self._cut(changed)
 
     def _part(self) -> str:
-        """Lines from where the last part ended."""
+        """The next lines of the page, up to the limit of characters."""
         rest = self._tree.lines[self._shown :]
         if not rest:
             return "the page is empty"
@@ -191,10 +191,10 @@ class Session:
 
 
 def _typed(field: Element, text: str) -> str:
-    """Text as a field takes it.
+    """Check a text and convert it to the form that a field accepts.
 
     Raises:
-        ActionError: if it takes no such text.
+        ActionError: if the field does not accept the text.
     """
     role = role_of(field)
     typed = field.tag == "textarea" or (field.tag == "input" and field.kind in (*TYPED, "range"))
@@ -218,10 +218,10 @@ def _typed(field: Element, text: str) -> str:
 
 
 def _option(field: Element, wanted: str) -> Element:
-    """The option with a text or value.
+    """Find the option with a text or value.
 
     Raises:
-        ActionError: if there is none, or if it is disabled.
+        ActionError: if no option matches, or if all matching options are disabled.
     """
     options = [o for o in options_of(field) if o.display]
     plain = wanted.strip()

@@ -14,15 +14,15 @@ from .site import Limits, Site
 
 @dataclass(frozen=True)
 class WebSettings:
-    """How an episode browses.
+    """Settings of `environment.web`.
 
     Attributes:
         browser: "html" or "chromium".
-        page_characters: longest part of a page that is shown at once.
-        answer_s: seconds that a site may take for an answer.
+        page_characters: most characters of a page that are shown at once.
+        answer_s: time limit of a response of the site, in seconds.
         site: the user's own site: `module:object` or `path.py:object` of a WSGI application, or an
             address on this machine.
-        goals: the functions that tasks name as their goal, as `path.py:function`.
+        goals: goal functions as `path.py:function`. A task names one of them.
     """
 
     browser: Literal["html", "chromium"] = "html"
@@ -37,7 +37,7 @@ class WebSettings:
         return Limits(seconds=self.answer_s)
 
     def open(self, site: Site) -> Browser:
-        """A tab of the chosen browser."""
+        """Make a tab of the configured browser."""
         backends: dict[str, Callable[[Site], Browser]] = {
             "html": HtmlBrowser,
             "chromium": ChromiumBrowser,

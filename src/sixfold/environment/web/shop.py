@@ -42,9 +42,9 @@ class Order:
     """An order.
 
     Attributes:
-        lines: what was bought, in the order in which it was put into the cart.
-        name: whom it is for.
-        gift: whether it is a gift.
+        lines: lines of the cart, in the order in which they were added.
+        name: name of the recipient.
+        gift: whether the order is a gift.
     """
 
     lines: tuple[Line, ...]
@@ -54,12 +54,12 @@ class Order:
 
 @dataclass
 class Answer:
-    """An answer of the shop.
+    """A response of the shop.
 
     Attributes:
         status: HTTP status.
-        page: the page, or "" for a redirect.
-        location: where a redirect goes.
+        page: HTML of the page, or "" for a redirect.
+        location: target of a redirect, or "".
     """
 
     status: int
@@ -69,11 +69,11 @@ class Answer:
 
 @dataclass
 class Visitor:
-    """What the shop knows of one visitor.
+    """State of one visitor.
 
     Attributes:
         cart: lines of the cart.
-        orders: numbers of the visitor's orders, from 1.
+        orders: numbers of the visitor's orders, starting at 1.
     """
 
     cart: list[Line] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Shop:
 
     Args:
         seed: seed of the catalogue.
-        cart: what the cart of every visitor holds at first.
+        cart: initial cart of every visitor.
     """
 
     def __init__(self, seed: int, cart: Iterable[Line] = ()) -> None:
@@ -125,7 +125,7 @@ class Shop:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     def _visitor(self, cookies: str) -> tuple[Visitor, str]:
-        """The visitor of a request, and the cookie that a new one gets."""
+        """The visitor of a request, and the cookie of a new visitor or ""."""
         try:
             named = SimpleCookie(cookies).get("visitor")
         except CookieError:
@@ -164,7 +164,7 @@ class Shop:
         return Answer(200, home_page(visitor.pieces))
 
     def _search(self, visitor: Visitor, asked: Fields) -> Answer:
-        """Products whose name has every word of the search. A plural finds the singular."""
+        """Find products whose name has every word of the search, also as a plural."""
         words = " ".join(asked.get("q", "").lower().split())
         found = [
             product

@@ -1,8 +1,8 @@
-"""The site of an episode: requests to answers, within limits.
+"""The site of an episode, with limits on its responses.
 
-Both backends send every request through `Site.fetch`, so a site that fails, hangs, sends too much
-or redirects for ever gives both the same page, one that says so. Nothing outside the site's origin
-is requested.
+Both backends send every request through `Site.fetch`. So both get the same error page from a site
+that fails, hangs, sends too much or redirects without end. No address outside the site's origin is
+requested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .dom import words
 HTML = "text/html; charset=utf-8"
 
 MOST_THREADS = 64
-"""Answers of sites that may be under way in threads. A site that hangs holds its thread."""
+"""Most requests that wait in threads at the same time. A site that hangs keeps its thread."""
 
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -32,7 +32,7 @@ _DROPPED = words(
 
 
 class SiteFault(Exception):
-    """The site cannot be reached at all: an error of the infrastructure, not of the policy."""
+    """The site cannot be reached. This is a fault of the infrastructure, not of the policy."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Limits:
     """Limits of one request.
 
     Attributes:
-        seconds: time until the whole answer must have come.
-        size: most bytes of an answer.
+        seconds: time limit of the whole response.
+        size: most bytes of a response.
         redirects: most redirects in a row.
     """
 
@@ -58,7 +58,7 @@ class Request:
         method: such as "GET".
         url: absolute address.
         headers: headers by lower-case name.
-        body: content.
+        body: body of the request.
     """
 
     method: str
@@ -68,18 +68,18 @@ class Request:
 
     @property
     def is_page(self) -> bool:
-        """True if a page is asked for, and not an image or a style sheet."""
+        """True if the request is for a page, not for an image or a style sheet."""
         return "text/html" in self.headers.get("accept", "")
 
 
 @dataclass(frozen=True)
 class Response:
-    """An answer of a site.
+    """A response of a site.
 
     Attributes:
         status: HTTP status.
         headers: (lower-case name, value).
-        body: content.
+        body: body of the response.
     """
 
     status: int
@@ -87,25 +87,27 @@ class Response:
     body: bytes = b""
 
     def header(self, name: str) -> str:
-        """The first header of that name, or ""."""
+        """The first header with a name, or ""."""
         return next((value for key, value in self.headers if key == name), "")
 
     @property
     def is_redirect(self) -> bool:
-        """True if the answer sends the browser to another address."""
+        """True if the response redirects the browser to another address."""
         return self.status in _REDIRECTS and bool(self.header("location"))
 
 
 Answer = Callable[[Request, Limits], Response]
-"""Asks the site. It blocks, and stops reading at the limits.
+"""Sends a request to the site and blocks until it has the response.
 
 Raises:
-    TooLarge, TimeoutError, SiteFault: as their names say. Others are failures of the site.
+    TooLarge: if the response exceeds `Limits.size`.
+    TimeoutError: if it takes longer than `Limits.seconds`.
+    SiteFault: if the site cannot be reached. Any other exception counts as an error of the site.
 """
 
 
 class TooLarge(Exception):
-    """An answer is larger than the limit."""
+    """A response is larger than the limit."""
 
 
 class Site:
@@ -113,9 +115,9 @@ class Site:
 
     Args:
         origin: scheme, host and port of its addresses.
-        answer: asks the site.
+        answer: sends a request to the site.
         limits: limits of a request.
-        quick: the site answers at once, and needs no thread.
+        quick: True if the site answers at once. Requests then run without a thread.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Site:
         return origin_of(url) == self.origin
 
     def fetch(self, request: Request) -> Response:
-        """Answer of the site, or a page that says why there is none.
+        """Send a request. Returns the response of the site, or an error page.
 
         Raises:
             SiteFault: if the site cannot be reached.
@@ -178,18 +180,18 @@ def origin_of(url: str) -> str:
 
 
 def error_page(status: int, message: str) -> Response:
-    """A page that says why there is no other."""
+    """An error page with a message."""
     text = f"<!doctype html><title>Error</title><h1>Error</h1><p>{html.escape(message)}</p>"
     return Response(status, (("content-type", HTML),), text.encode())
 
 
 def refusal(url: str) -> Response:
-    """The page behind an address outside the site."""
+    """The error page for an address outside the site."""
     return error_page(403, f"refused: {origin_of(url) or 'this address'} is outside this site")
 
 
 def _page(made: Response) -> Response:
-    """An answer as a page in UTF-8. Text becomes a page; other content is refused."""
+    """Convert a response to an HTML page in UTF-8. Content that is not text is refused."""
     if made.is_redirect or made.status in (204, 205):
         return replace(made, headers=_headers(made, ""), body=b"")
     kind = made.header("content-type").partition(";")[0].strip().lower()
@@ -203,14 +205,14 @@ def _page(made: Response) -> Response:
 
 
 def _headers(made: Response, kind: str) -> tuple[tuple[str, str], ...]:
-    """Headers without those of the connection. A page is never kept: going back asks again."""
+    """Headers without those of the connection. Caching is off: `back` requests the page again."""
     kept = [(name, value) for name, value in made.headers if name not in _DROPPED]
     shown = (("content-type", kind),) if kind else ()
     return (*kept, *shown, ("cache-control", "no-store"))
 
 
 def decoded(made: Response) -> str:
-    """Text of an answer: by its header, its byte order mark, its meta element, or as UTF-8."""
+    """Decode a response by its byte order mark, header or meta element, or as UTF-8."""
     found = re.search(r"charset=[\"']?([\w.:-]+)", made.header("content-type"), re.IGNORECASE)
     charset = found.group(1) if found else ""
     if made.body.startswith(b"\xef\xbb\xbf"):
@@ -227,7 +229,7 @@ _threads = threading.BoundedSemaphore(MOST_THREADS)
 
 
 def _in_thread(ask: Callable[[], Response], seconds: float) -> Response:
-    """Result of `ask`, which runs in a thread of its own. After its time, nobody waits for it."""
+    """Run `ask` in a new thread, and wait at most `seconds` for its result."""
     if not _threads.acquire(timeout=seconds):
         raise SiteFault(f"{MOST_THREADS} requests to the site hang")
     done: Future[Response] = Future()

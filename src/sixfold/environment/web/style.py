@@ -70,7 +70,7 @@ def apply_styles(
 
 
 def _show(element: Element, style: Mapping[str, str]) -> None:
-    """Set the state of one element, whose parent has been set."""
+    """Set `display` and `visible` of an element. Those of its parent must be set already."""
     display = style.get("display")
     if display is None or display in ("initial", "revert", "unset", "inherit"):
         element.display = not _hidden_by_browser(element)
@@ -98,15 +98,15 @@ def _hidden_by_browser(element: Element) -> bool:
 
 
 def _matching(source: Any, selector: str) -> list[int]:
-    """Keys of the elements that a selector matches. None for a selector that Lexbor refuses."""
+    """Keys of the elements that a selector matches. Empty for a selector that is not valid."""
     try:
         return [node.mem_id for node in source.css(selector)]
-    except Exception:  # noqa: BLE001  boundary: browsers skip rules that they cannot read, too
+    except Exception:  # noqa: BLE001  boundary: browsers also skip rules that are not valid
         return []
 
 
 def _rules(sheet: str) -> Iterator[_Rule]:
-    """The declarations of a sheet that decide what is shown, in order."""
+    """The declarations of `display` and `visibility` in a style sheet, in order."""
     text = _COMMENT.sub("", sheet)
     if "display" not in text and "visibility" not in text:
         return
@@ -134,12 +134,12 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _declarations(body: str) -> Iterator[tuple[str, str, bool]]:
-    """(name, value, important) of the declarations that decide what is shown."""
+    """(name, value, important) of the declarations of `display` and `visibility`."""
     for declaration in _split(body, ";"):
         name, _, value = declaration.partition(":")
-        words = value.lower().replace("!", " !").replace("! important", "!important").split()
-        if name.strip().lower() in ("display", "visibility") and words:
-            yield name.strip().lower(), words[0], "!important" in words
+        parts = value.lower().replace("!", " !").replace("! important", "!important").split()
+        if name.strip().lower() in ("display", "visibility") and parts:
+            yield name.strip().lower(), parts[0], "!important" in parts
 
 
 def _split(text: str, separator: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Tasks of the shop: what is to be bought, the state that is wanted, and worked actions.
+"""Tasks of the shop: prompts, goal states and worked solutions.
 
-A task is solved by the state of the shop's server alone: the orders, or the carts, are exactly
-those that are wanted. What a page or a reply says does not count.
+Only the state of the shop's server counts: its orders and carts must be exactly those of the goal.
+The text of pages and replies does not count.
 """
 
 from __future__ import annotations
@@ -20,24 +20,31 @@ from .shop import Line, Order, Shop
 NAMES = ("ann", "bob", "eva", "ian", "joe", "kim", "leo", "max")
 
 COUNTS = range(1, 6)
-"""Pieces that a task asks for."""
+"""Numbers of pieces that a task may ask for."""
 
 SHARES = {"buy": 6, "put": 2, "remove": 1, "change": 1}
-"""How often each sort of task is drawn."""
+"""Relative frequency of each kind of task."""
 
 DONE = "done"
-"""The last reply of the worked actions. Any reply without a call ends the episode."""
+"""Last reply of a worked solution. Any reply without a call ends the episode."""
 
 _DRAWS = 1000
-"""Draws without a new task, after which there are probably no others."""
+"""Drawing stops after this many draws in a row without a new task."""
 
 Call = tuple[str, dict[str, Any]]
-"""A tool and its arguments."""
+"""Name of a tool and its arguments."""
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A task: its words, the carts at the start, the state that is wanted, and the actions."""
+    """Content of one task.
+
+    Attributes:
+        words: prompt.
+        wanted: goal state, as for `goal_met`.
+        calls: actions that solve the task.
+        cart: initial cart.
+    """
 
     words: str
     wanted: dict[str, Any]
@@ -46,11 +53,12 @@ class _Drawn:
 
 
 def goal_met(shop: Shop, wanted: Mapping[str, Any]) -> bool:
-    """True if the state of the server is the wanted one.
+    """True if the state of the server is the goal state.
 
     Args:
         shop: the shop after the episode.
-        wanted: `lines` as (product, colour, count), and for an order `name` and `gift`.
+        wanted: goal state: `lines` as (product, colour, count), for an order also `name` and
+            `gift`.
     """
     lines = tuple(Line(*line) for line in wanted["lines"])
     if "name" in wanted:
@@ -60,10 +68,10 @@ def goal_met(shop: Shop, wanted: Mapping[str, Any]) -> bool:
 
 
 def shop_of(task: Task) -> Shop:
-    """The shop of a task, as it is before the first action.
+    """Make the shop of a task, in its initial state.
 
     Raises:
-        ValueError: if the task is not one of the shop.
+        ValueError: if the task does not belong to the shop.
     """
     given = task.columns.get("shop")
     if not isinstance(given, Mapping) or not {"seed", "cart", "wanted"} <= set(given):
@@ -75,7 +83,7 @@ def shop_of(task: Task) -> Shop:
 
 
 def shop_tasks(count: int, *, seed: int) -> list[Task]:
-    """Different tasks with worked replies, as `shop_calls`."""
+    """Make different tasks with worked solutions. Arguments and errors as for `shop_calls`."""
     return [
         replace(task, trace=(*(worked_call(*call) for call in calls), DONE))
         for task, calls in shop_calls(count, seed=seed)
@@ -83,10 +91,12 @@ def shop_tasks(count: int, *, seed: int) -> list[Task]:
 
 
 def shop_calls(count: int, *, seed: int) -> list[tuple[Task, list[Call]]]:
-    """Different tasks, each with the actions that solve it. The same arguments give the same list.
+    """Make different tasks, each with the actions that solve it.
+
+    The same arguments give the same list.
 
     Args:
-        count: number of tasks. Each has a shop of its own.
+        count: number of tasks. Each has its own shop.
         seed: random seed.
 
     Raises:
@@ -118,13 +128,13 @@ def _plain(lines: Iterable[Line]) -> list[list[Any]]:
 
 
 def _put(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
-    """Put pieces of a product into the cart."""
+    """A task to put pieces of a product into the cart."""
     line, words, calls = _chosen(rng, products)
     return _Drawn(f"put {words} into the cart", {"lines": _plain([line])}, calls)
 
 
 def _buy(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
-    """Order pieces of a product for somebody."""
+    """A task to order pieces of a product for a person."""
     line, words, calls = _chosen(rng, products)
     name, gift = rng.choice(NAMES), rng.random() < 0.5
     calls.append(("click", {"element": 5}))
@@ -136,7 +146,7 @@ def _buy(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
 
 
 def _chosen(rng: random.Random, products: tuple[Product, ...]) -> tuple[Line, str, list[Call]]:
-    """A product to put into the cart: the line, its words, and the actions."""
+    """Draw a product to put into the cart. Returns its line, its description and the actions."""
     product, count, cheapest = rng.choice(products), rng.choice(COUNTS), rng.random() < 0.5
     same = [other for other in products if other.kind == product.kind]
     if cheapest:
@@ -158,7 +168,7 @@ def _chosen(rng: random.Random, products: tuple[Product, ...]) -> tuple[Line, st
 
 
 def _filled(rng: random.Random, products: tuple[Product, ...]) -> tuple[list[Line], int]:
-    """A cart of two products, and the index of the line that the task is about."""
+    """Draw a cart of two products, and the index of the line that the task changes."""
     lines = [
         Line(product.number, rng.choice(product.colours), rng.choice(COUNTS))
         for product in rng.sample(products, 2)
@@ -167,7 +177,7 @@ def _filled(rng: random.Random, products: tuple[Product, ...]) -> tuple[list[Lin
 
 
 def _remove(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
-    """Take a product out of the cart."""
+    """A task to remove a product from the cart."""
     lines, at = _filled(rng, products)
     name = products[lines[at].product - 1].name
     left = lines[:at] + lines[at + 1 :]
@@ -177,7 +187,7 @@ def _remove(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
 
 
 def _change(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
-    """Change how many pieces of a product the cart has."""
+    """A task to change the number of pieces of a product in the cart."""
     lines, at = _filled(rng, products)
     line = lines[at]
     name = products[line.product - 1].name

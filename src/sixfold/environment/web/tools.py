@@ -1,4 +1,4 @@
-"""The tools of a browser: the policy acts by element number and sees the accessibility tree."""
+"""Browser tools: the policy sees the accessibility tree and names elements by their number."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .site import Site, SiteFault
 
 
 class BrowserTools:
-    """A browser on one site, as tools.
+    """Tools of a browser on one site.
 
     Args:
         site: the site.
-        settings: how the episode browses.
+        settings: web settings of the run.
     """
 
     def __init__(self, site: Site, settings: WebSettings) -> None:
@@ -30,7 +30,7 @@ class BrowserTools:
         self._session = Session(self._browser, settings.page_characters)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Never:
-        """Refuse a branch: both would act on the same site."""
+        """Refuse a branch: both episodes would act on the same site."""
         raise TypeError("a browser and its site cannot be copied")
 
     @property
@@ -39,10 +39,10 @@ class BrowserTools:
         return (self.click, self.type, self.select, self.back, self.more)
 
     async def opened(self, first: Observation, url: str) -> Observation:
-        """The first observation with the first page at the end of its last message.
+        """Open the first page and append it to the last message of the first observation.
 
         Args:
-            first: the task's prompt and the tools.
+            first: observation with the task's prompt and the tools.
             url: address of the page.
         """
         page = await self._session.open(url)
@@ -99,11 +99,11 @@ class BrowserTools:
         return await self._act(self._session.more())
 
     async def _act(self, acting: Awaitable[str]) -> str:
-        """What the policy sees after an action.
+        """Run an action and return what the policy sees.
 
         Raises:
-            ToolError: the action cannot be done.
-            ToolsFailed: browser or site failed. That is not the policy's fault.
+            ToolError: if the action is not possible.
+            ToolsFailed: if the browser or the site fails, which is not the fault of the policy.
         """
         try:
             return await acting

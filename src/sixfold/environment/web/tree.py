@@ -6,8 +6,8 @@
     [2] checkbox "Gift"
     [3] button "Place order"
 
-Every element that an action can name has a number. A line of text that would look like one begins
-with a backslash.
+Every element that an action can target has a number. A line of text that would look like an
+element starts with a backslash.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .forms import is_disabled, option_label, options_of
 from .names import BLOCKS, CONTROLS, OPAQUE, Names, is_left_out, role_of, shown_children
 
 NAME_CHARACTERS = 200
-"""Longest name or value that is shown."""
+"""Most characters of a name or value."""
 
 TEXT_CHARACTERS = 1000
-"""Longest line of text that is shown."""
+"""Most characters of a line of text."""
 
 OPTIONS = 50
 """Most options of a field that are shown."""
@@ -37,7 +37,7 @@ class Tree:
 
     Attributes:
         lines: lines of the observation.
-        controls: elements that actions name. Number 1 is the first.
+        controls: elements that actions can target. The first one has the number 1.
     """
 
     lines: tuple[str, ...]
@@ -76,7 +76,7 @@ class _Walk:
         controls: elements with a number.
         text: parts of the unfinished line of text.
         first_heading: name of the first heading.
-        silent: elements inside labels of shown fields. Their text is the field's name already.
+        silent: elements inside labels of visible fields. Their text appears as the field's name.
     """
 
     names: Names
@@ -114,14 +114,14 @@ class _Walk:
                 stack.extend(reversed(self._below(node)))
 
     def _break(self, tag: str) -> None:
-        """The edge of an element ends the line of text."""
+        """End the line of text at the edge of a block element."""
         if tag in ("td", "th"):
             self.text.append(" ")
         elif tag in BLOCKS:
             self.flush()
 
     def _below(self, element: Element) -> list[Element | Text]:
-        """Add an element. Return the children that are still to be added."""
+        """Add an element. Returns the children that remain to be added."""
         role = role_of(element) if element.visible else ""
         if role in CONTROLS:
             self._control(element, role)
@@ -177,7 +177,7 @@ def _is_hidden(element: Element) -> bool:
 
 
 def _states(element: Element, role: str) -> list[str]:
-    """State of a control: value, marks, and what forbids to use it."""
+    """State of a control: its value and options, and flags such as `checked`."""
     states = []
     if element.tag == "select":
         options = [o for o in options_of(element) if o.display]
@@ -194,7 +194,7 @@ def _states(element: Element, role: str) -> list[str]:
         states.append("checked")
     if element.get("aria-selected") == "true":
         states.append("selected")
-    if is_expanded(element):
+    if _is_expanded(element):
         states.append("expanded")
     if is_disabled(element):
         states.append("disabled")
@@ -205,7 +205,7 @@ def _states(element: Element, role: str) -> list[str]:
     return states
 
 
-def is_expanded(element: Element) -> bool:
+def _is_expanded(element: Element) -> bool:
     """True for a summary whose details are shown, and for `aria-expanded`."""
     opened = element.tag == "summary" and element.parent is not None and element.parent.has("open")
     return opened or element.get("aria-expanded") == "true"

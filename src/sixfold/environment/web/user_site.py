@@ -1,4 +1,4 @@
-"""Episodes on a site of the user: a WSGI application, or a server on this machine."""
+"""Episodes on a user's site: a WSGI application, or a server on this machine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..episode import Action, End, MakeEpisode, Observation
 from ..grade import Grade
 from ..named import Named
 from ..tools.episode import ToolEpisode
+from ..values import number
 from .episode import WebShop
 from .settings import WebSettings
 from .site import Site
@@ -23,7 +24,7 @@ from .tools import BrowserTools
 from .wsgi import check_loopback, http_answer, wsgi_answer
 
 SITE_ORIGIN = "http://site.test"
-"""Origin of a WSGI application. The name is reserved and resolves nowhere."""
+"""Origin of a WSGI application. The top-level domain `test` is reserved and never resolves."""
 
 SITES = Named("site", "application", {})
 GOALS = Named("goal", "function", {})
@@ -31,7 +32,7 @@ GOALS = Named("goal", "function", {})
 
 @dataclass(frozen=True)
 class Visit:
-    """What a goal looks at: the state behind the pages.
+    """Argument of a goal function: the state at the end of an episode.
 
     Attributes:
         task: the task.
@@ -50,18 +51,18 @@ Goal = Callable[[Visit], "bool | float | Grade"]
 class Web(ToolEpisode):
     """An episode on the site that `environment.web.site` names.
 
-    The task's column `start` is the path of the first page, `/` without it. The column `goal` names
-    one of `environment.web.goals`; with a single goal it may be missing. The goal's value for the
-    state at the end is the reward.
+    The task's column `start` is the path of the first page (default `/`). The column `goal` names
+    one of `environment.web.goals`. It may be missing if there is only one goal. The reward is the
+    value of the goal function for the final state.
 
     Args:
         task: the task.
 
     Attributes:
-        settings: how the run's episodes browse.
+        settings: web settings of the run.
 
     Raises:
-        ValueError: if the task names no goal of the run.
+        ValueError: if the task does not name a goal of the run.
     """
 
     settings = WebSettings()
@@ -86,10 +87,10 @@ class Web(ToolEpisode):
         return await self._browser.opened(await super().start(), self._start)
 
     async def final(self, action: Action) -> End:
-        """The goal's value for the state of the site."""
+        """Reward of the goal function for the state of the site."""
         visit = Visit(self.task, self._served, await self._browser.cookies())
         value = await asyncio.to_thread(self._goal, visit)
-        return End(reward=value if isinstance(value, Grade) else float(value))
+        return End(reward=value if isinstance(value, Grade) else number(value))
 
     async def close(self) -> None:
         """Close the tab."""
@@ -97,10 +98,10 @@ class Web(ToolEpisode):
 
 
 def with_web(make: MakeEpisode, settings: WebSettings) -> MakeEpisode:
-    """The class `make` with the settings of the run, if it is one of this package.
+    """Apply the web settings of the run to `make`, if it is `WebShop` or `Web`.
 
     Raises:
-        UserError: if the settings name a site or goal that cannot be used.
+        UserError: if the settings of `Web` name no site or goal, or one that cannot be loaded.
     """
     if make is WebShop:
         return type("WebShop", (WebShop,), {"settings": settings})
@@ -140,7 +141,7 @@ def _loaded_goal(spec: str) -> Callable[..., Any]:
 
 
 def _application(spec: str, task: Task) -> Any:
-    """The WSGI application, or the one that a function makes for this task."""
+    """The WSGI application. If the object takes one argument, it makes one for the task."""
     found = _loaded_site(spec)
     try:
         inspect.signature(found).bind(task)
@@ -154,7 +155,7 @@ def _goal_of(task: Task, goals: tuple[str, ...]) -> Goal:
     wanted = task.columns.get("goal", next(iter(named)) if len(named) == 1 else None)
     if not isinstance(wanted, str) or wanted not in named:
         raise ValueError(
-            f"task {task.id}: its column 'goal' is {wanted!r}, which is none of"
+            f"task {task.id}: its column 'goal' is {wanted!r}, which is not in"
             f" environment.web.goals ({', '.join(named)})"
         )
     return _loaded_goal(named[wanted])

@@ -1,4 +1,4 @@
-"""Sites that run in this process (WSGI), or at an address on this machine."""
+"""Send requests to a WSGI application in this process, or to a server on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK = 65_536
 
 
 def wsgi_answer(app: WsgiApp) -> Answer:
-    """Asks a WSGI application in this process."""
+    """Make the function that sends requests to a WSGI application."""
 
     def answer(request: Request, limits: Limits) -> Response:
         status: list[str] = []
@@ -79,7 +79,7 @@ def _environ(request: Request) -> dict[str, Any]:
 
 
 def _read(chunks: Iterable[bytes], limits: Limits, written: list[bytes]) -> bytes:
-    """The body, within the limits. An endless answer ends here."""
+    """Read the body. Raises TooLarge or TimeoutError at the limits."""
     ends, size, parts = time.monotonic() + limits.seconds, 0, written
     for chunk in chunks:
         size += len(chunk)
@@ -95,10 +95,10 @@ def _read(chunks: Iterable[bytes], limits: Limits, written: list[bytes]) -> byte
 
 
 def http_answer(url: str) -> Answer:
-    """Asks a server on this machine.
+    """Make the function that sends requests to a server on this machine.
 
     Raises:
-        UserError: if the address is not one of this machine.
+        UserError: if the address is not on this machine.
     """
     check_loopback(url)
     parts = urlsplit(url)
@@ -134,7 +134,7 @@ def http_answer(url: str) -> Answer:
 
 
 def check_loopback(url: str) -> None:
-    """Raise UserError unless an address is plain HTTP on this machine."""
+    """Raise UserError unless the address is plain HTTP on this machine."""
     try:
         host = urlsplit(url).hostname or ""
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
