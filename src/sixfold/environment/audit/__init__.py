@@ -1,1 +1,1 @@
-"""Audit of an environment before anybody trains on it."""
+"""Audit of tasks and rewards before training."""

@@ -1,4 +1,4 @@
-"""Texts that the audit gives to the rewards: right answers in several forms, and wrong ones."""
+"""Texts that the audit scores: right answers in several forms, and wrong answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FORMS = (
     "#{answer}",
     "```\n{answer}\n```",
 )
-"""Forms in which a final answer may be expected. The audit uses the one that earns most.
+"""Forms of a final answer. The audit uses the one that earns most.
 
-The last is for programs and patches: a block without a tag is taken for the task's language.
+The last form is for programs and patches. A code block without a tag counts as the task's language.
 """
 
 _INTEGER = re.compile(r"[+-]?\d{1,15}")
@@ -32,7 +32,7 @@ _DECIMAL = re.compile(r"[+-]?\d{1,15}\.\d{1,9}")
 _LATEX_FRACTION = re.compile(r"(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 
 Variant = Callable[[str], str | None]
-"""An answer in another form. None: the answer has no such form."""
+"""Rewrites an answer in another form. Returns None if the answer has no such form."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Right:
 
 
 def answer_of(task: Task) -> str:
-    """The reference answer as text, or ""."""
+    """The reference answer as text, or "" if the task has none."""
     return "" if task.answer is None else str(task.answer)
 
 
 def worked(task: Task) -> Answer:
-    """The worked solution: a text, or the replies of an episode. Empty if there is none."""
+    """The worked solution: one text, or the replies of an episode. Empty if there is none."""
     return task.trace or ""
 
 
@@ -72,12 +72,12 @@ def frequent_answers(tasks: Sequence[Task], count: int) -> list[str]:
 
 
 def other_answer(task: Task, tasks: Sequence[Task], number: int) -> str | None:
-    """The answer of another task, which is wrong for this one. None: there is none.
+    """An answer of another task that is wrong for this task. None if there is none.
 
     Args:
         task: the task.
         tasks: tasks to take an answer from.
-        number: where the search begins.
+        number: index in `tasks` after which the search begins.
     """
     own = answer_of(task)
     for step in range(1, len(tasks)):
@@ -88,7 +88,7 @@ def other_answer(task: Task, tasks: Sequence[Task], number: int) -> str | None:
 
 
 def near_misses(answer: str) -> list[str]:
-    """Numbers that are near a number, or look like it. Empty for other answers."""
+    """Wrong numbers that are close to an integer or look like it. Empty for other answers."""
     if not _INTEGER.fullmatch(answer):
         return []
     value = int(answer)
@@ -96,9 +96,9 @@ def near_misses(answer: str) -> list[str]:
 
 
 def paraphrases(right: Right) -> list[str]:
-    """The same answer with other words around it. Every verifier should accept it.
+    """The right answer with other words around it. Every verifier should accept it.
 
-    Replies of an episode have none: other words would be other replies.
+    Empty for the replies of an episode, because other words would be other actions.
     """
     text = right.text
     if not isinstance(text, str):
@@ -128,7 +128,7 @@ def _grouped(answer: str) -> str | None:
 
 
 def _cased(change: Callable[[str], str]) -> Variant:
-    """Change the case of words. LaTeX commands and code would become others."""
+    """Variant with another case. None for LaTeX and code, where the case has a meaning."""
 
     def variant(answer: str) -> str | None:
         made = change(answer)

@@ -1,4 +1,4 @@
-"""All checks of an environment that need no model, in order."""
+"""Run all checks of an environment that need no model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .finding import Finding
 from .trials import Trials
 
 EXPLOIT_TASKS = 16
-"""Tasks on which the search for exploits tries each text."""
+"""Number of tasks on which the search for exploits tries each text."""
 
 
 def audit_environment(
@@ -40,19 +40,19 @@ def audit_environment(
     strict: Trials | None = None,
     attacks: Sequence[str] = (),
 ) -> Iterator[Finding]:
-    """Findings, each as soon as its check has ended.
+    """Run the checks in order, and yield each finding as soon as its check has ended.
 
     Args:
         trials: scores texts.
         tasks: all tasks.
-        drawn: tasks on which texts are tried.
-        key: what is equal for prompts that mean the same.
-        timeout_s: time limit of a check.
+        drawn: tasks on which texts are tried. Not empty.
+        key: key of a task. Tasks with equal keys have the same prompt.
+        timeout_s: time limit of a reward's check, in seconds.
         workers: number of reward processes.
         per_step: completions per training step.
-        step_s: seconds of a training step; None if they are not known.
+        step_s: seconds of a training step, or None if unknown.
         seed: seed of the random texts.
-        strict: scores texts by a stricter verifier. None: there is none.
+        strict: scores texts with a stricter verifier, or None.
         attacks: further texts that must earn nothing.
     """
     yield check_duplicates(tasks, key)

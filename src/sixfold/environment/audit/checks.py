@@ -23,19 +23,19 @@ from .finding import Finding, Level
 from .trials import Answer, Trials
 
 SHOWN = 5
-"""Examples in a finding."""
+"""Most examples in a finding."""
 
 SHOWN_CHARACTERS = 70
-"""Characters of a text in a finding."""
+"""Most characters of a text in a finding."""
 
 MOST_WRONG = 0.02
-"""Share of tasks that may be wrong before a check fails. Fewer give a warning."""
+"""Largest share of tasks that may be wrong. A larger share fails; a smaller one gives a warning."""
 
 MOST_GAP = 0.05
-"""Share of paid texts that a stricter verifier may refuse."""
+"""Largest share of texts that a stricter verifier may refuse without a warning."""
 
 LEAST_ACCEPTED = 0.5
-"""Share of right answers below which a form counts as refused."""
+"""A form counts as refused if a smaller share of its right answers is accepted."""
 
 
 class Rights(NamedTuple):
@@ -59,11 +59,11 @@ def right_answers(trials: Trials, tasks: Sequence[Task]) -> Rights:
     form = FORMS[0]
     if answered:
         sample = answered[:16]
-        liked = {
-            form: _liking(trials, [(t, in_form(form, answer_of(t))) for t in sample])
+        ranks = {
+            form: _form_rank(trials, [(t, in_form(form, answer_of(t))) for t in sample])
             for form in FORMS
         }
-        form = max(FORMS, key=lambda f: liked[f])
+        form = max(FORMS, key=lambda f: ranks[f])
     found = []
     for task in tasks:
         answer = answer_of(task)
@@ -74,7 +74,7 @@ def right_answers(trials: Trials, tasks: Sequence[Task]) -> Rights:
 
 
 def check_reference(trials: Trials, rights: Rights, tasks: Sequence[Task]) -> Finding:
-    """The reference answer earns full marks (R-077)."""
+    """The reference answer earns full marks."""
     if not rights.found:
         return Finding(
             "reference answer",
@@ -102,7 +102,7 @@ def check_reference(trials: Trials, rights: Rights, tasks: Sequence[Task]) -> Fi
 
 
 def check_paraphrases(trials: Trials, rights: Rights) -> Finding:
-    """The same answer with other words around it earns full marks (R-077)."""
+    """The same answer with other words around it earns full marks."""
     answers = [(right.task, text) for right in rights.found for text in paraphrases(right)]
     return _must_solve(
         trials,
@@ -113,7 +113,7 @@ def check_paraphrases(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_distractors(trials: Trials, rights: Rights) -> Finding:
-    """Wrong answers in the right form earn nothing (R-077)."""
+    """Wrong answers in the right form earn nothing."""
     tasks = [right.task for right in rights.found]
     answers: list[tuple[Task, Answer]] = []
     for i, right in enumerate(rights.found):
@@ -133,7 +133,7 @@ def check_distractors(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_variants(trials: Trials, rights: Rights) -> Finding:
-    """Which forms of a right answer are accepted (R-078). A refused form is a warning.
+    """Which forms of a right answer are accepted. A refused form is a warning.
 
     Long answers and programs have no such forms.
     """
@@ -155,12 +155,12 @@ def check_variants(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_strict(trials: Trials, strict: Trials, rights: Rights) -> Finding:
-    """Answers that the training rewards pay, and the stricter held-out verifier refuses (R-080).
+    """The stricter held-out verifier accepts what the training rewards pay.
 
     Args:
-        trials: scores texts by the training rewards.
-        strict: scores texts by `eval.strict`.
-        rights: right answers, which are tried as they are, in other words and in other forms.
+        trials: scores texts with the training rewards.
+        strict: scores texts with `eval.strict`.
+        rights: right answers. They are tried unchanged, paraphrased and in other forms.
     """
     answers: list[tuple[Task, Answer]] = [(right.task, right.text) for right in rights.found]
     answers += [(right.task, text) for right in rights.found for text in paraphrases(right)]
@@ -178,7 +178,7 @@ def check_strict(trials: Trials, strict: Trials, rights: Rights) -> Finding:
 
 
 def exploit_finding(exploits: Sequence[Exploit], tried: int, tasks: Sequence[Task]) -> Finding:
-    """Texts without knowledge of the task earn about nothing (R-076, R-081).
+    """Texts that need no knowledge of the task earn almost nothing.
 
     Args:
         exploits: texts that earn something, the best first.
@@ -201,7 +201,7 @@ def exploit_finding(exploits: Sequence[Exploit], tried: int, tasks: Sequence[Tas
 
 
 def check_hard_texts(trials: Trials, rights: Rights, timeout_s: float) -> Finding:
-    """Long and deeply nested texts are answered within the time limit."""
+    """Long and deeply nested texts are checked within the time limit, and earn nothing."""
     form, task = rights.form, rights.found[0].task
     hard = {
         "100,000 characters": "a" * 100_000,
@@ -235,14 +235,14 @@ def check_hard_texts(trials: Trials, rights: Rights, timeout_s: float) -> Findin
 def check_throughput(
     trials: Trials, rights: Rights, *, workers: int, per_step: int, step_s: float | None
 ) -> Finding:
-    """Time of the checks of a step, beside the time of a step (R-079).
+    """The checks of a step take no longer than the step.
 
     Args:
         trials: scores texts.
-        rights: right answers, which take longest to check.
+        rights: right answers, whose checks take longest.
         workers: number of reward processes.
         per_step: completions per training step.
-        step_s: seconds of a training step; None if they are not known.
+        step_s: seconds of a training step, or None if unknown.
     """
     answers = [
         (r.task, f"{r.text}{' ' * i}" if isinstance(r.text, str) else r.text)
@@ -271,25 +271,26 @@ def check_throughput(
 
 
 def check_duplicates(tasks: Sequence[Task], key: Callable[[Task], object]) -> Finding:
-    """No prompt occurs twice, least of all with different answers.
+    """No prompt occurs twice, or with different answers.
 
     Args:
         tasks: all tasks.
-        key: what is equal for prompts that mean the same.
+        key: key of a task. Tasks with equal keys have the same prompt.
     """
     groups: dict[object, list[Task]] = {}
     for task in tasks:
         groups.setdefault(key(task), []).append(task)
     repeated = [group for group in groups.values() if len(group) > 1]
-    torn = [g for g in repeated if len({answer_of(t) for t in g}) > 1]
+    mixed = [g for g in repeated if len({answer_of(t) for t in g}) > 1]
     extra = sum(len(group) - 1 for group in repeated)
-    lines = [f"different answers: {', '.join(t.id for t in g[:4])}" for g in torn]
-    lines += [f"repeated: {', '.join(t.id for t in g[:4])}" for g in repeated if g not in torn]
-    level: Level = "failure" if torn else "warning" if extra > MOST_WRONG * len(tasks) else "ok"
+    lines = [f"different answers: {', '.join(t.id for t in g[:4])}" for g in mixed]
+    lines += [f"repeated: {', '.join(t.id for t in g[:4])}" for g in repeated if g not in mixed]
+    level: Level = "failure" if mixed else "warning" if extra > MOST_WRONG * len(tasks) else "ok"
     return Finding(
         "duplicates",
         level,
-        f"{extra} of {len(tasks)} tasks repeat a prompt, {len(torn)} prompts with other answers",
+        f"{extra} of {len(tasks)} tasks repeat a prompt;"
+        f" {len(mixed)} prompts have different answers",
         tuple(lines[:SHOWN]),
         "drop the repeated tasks" if level != "ok" else "",
     )
@@ -319,7 +320,7 @@ def check_vacuous(trials: Trials, tasks: Sequence[Task]) -> Finding:
 
 
 def _variants(rights: Rights) -> Iterator[tuple[str, list[tuple[Task, Answer]]]]:
-    """Name of each form, and the texts of the tasks that have it. Long answers have none."""
+    """Each form by name, with the tasks and texts that have it. Long answers are left out."""
     for name, variant in VARIANTS.items():
         made: list[tuple[Task, Answer]] = [
             (right.task, in_form(rights.form, text))
@@ -365,7 +366,7 @@ def _must_not_solve(
 
 
 def _level(share: float) -> Level:
-    """Level for a share of tasks that are wrong."""
+    """Level of a finding for the share of tasks that are wrong."""
     return "failure" if share > MOST_WRONG else "warning" if share else "ok"
 
 
@@ -374,15 +375,15 @@ def _share(flags: Iterable[bool]) -> float:
     return sum(found) / len(found)
 
 
-def _liking(trials: Trials, answers: Sequence[tuple[Task, Answer]]) -> tuple[float, int]:
-    """How well the rewards like a form: what its answers earn, and how many were read at all."""
+def _form_rank(trials: Trials, answers: Sequence[tuple[Task, Answer]]) -> tuple[float, int]:
+    """Rank of a form: total score of its answers, then how many were not rejected."""
     rewards = trials.rewards(answers)
     earned = sum(reward.score or 0.0 for reward in rewards)
     return earned, sum(reward.verdict != "rejected" for reward in rewards)
 
 
 def _said(reward: Reward) -> str:
-    """What the verifier said about a text."""
+    """The result of a check in words."""
     if reward.error:
         return f"the check failed: {reward.error}"
     verdict = f", {reward.verdict}" if reward.verdict else ""

@@ -15,9 +15,9 @@ class Finding:
 
     Attributes:
         check: name of the check.
-        level: "failure" if nobody should train on this environment, "warning" if the user should
-            look, "skipped" if the check does not apply.
-        result: the result, one line with its figures.
+        level: "failure" if the environment is not fit for training, "warning" if the user should
+            look at it, "skipped" if the check does not apply.
+        result: one line with the figures.
         details: tasks or texts concerned, one line each.
         remedy: what to do, or "".
     """

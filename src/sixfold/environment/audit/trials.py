@@ -73,7 +73,7 @@ class Trials:
         made = []
         for (task, _), text in zip(answers, texts, strict=True):
             group = groups.setdefault(task.id, Group(task, []))
-            made.append(_trajectory(task, len(group.trajectories), text))
+            made.append(text_trajectory(task, len(group.trajectories), text))
             group.trajectories.append(made[-1])
         if self._episode:
             run_blocking(self._play(self._episode, answers, made))
@@ -152,7 +152,8 @@ def _action(text: str, stops: Sequence[str]) -> Action:
     return Action(text[:at], stopped_by=stop)
 
 
-def _trajectory(task: Task, number: int, text: str) -> Trajectory:
+def text_trajectory(task: Task, sample: int, text: str) -> Trajectory:
+    """Trajectory of a text that no model sampled. Its token ids are UTF-8 bytes."""
     prompt, ids = list(task.prompt_text.encode()) or [0], list(text.encode(errors="replace"))
     logp, version = [0.0] * len(ids), [-1] * len(ids)
-    return Trajectory.one_turn(task.id, number, prompt, ids, logp, version, "stop", text=text)
+    return Trajectory.one_turn(task.id, sample, prompt, ids, logp, version, "stop", text=text)

@@ -20,10 +20,10 @@ from .program import joined
 from .results import Judged, Result
 
 ROUNDS = 6
-"""Most runs of the tests."""
+"""Most times that the tests run."""
 
 SHORTEST_S = 0.05
-"""Wall limit of a run if no time is left, in seconds."""
+"""Least wall limit of a run, in seconds, even if no time is left."""
 
 _NO_CALL = "the tests never call the candidate's code"
 
@@ -87,7 +87,10 @@ async def _run_tests(
 
 
 def _without_reply(ended: Ended, program: Program, answered: bool) -> Result:
-    """Result of tests that ended without a reply. Only answers of the candidate can be to blame."""
+    """Result of tests that ended without a reply.
+
+    The candidate is to blame only if the tests have read answers of it.
+    """
     if not answered:
         detail = f"the tests do not run ({ended.verdict}): {last_line(ended.stderr)}"
         return Result((), ended.isolation, "infrastructure_error", detail)
@@ -99,7 +102,7 @@ def _without_reply(ended: Ended, program: Program, answered: bool) -> Result:
 
 
 def _entry(answer: Answer) -> dict[str, Any]:
-    """The answer to a call, for the table of the tests."""
+    """An answer of the candidate, in the form that `test_program` reads."""
     if answer.failure is None:
         return {"value": answer.value}
     name, _, text = answer.detail.partition(":")

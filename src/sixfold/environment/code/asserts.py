@@ -1,8 +1,8 @@
 """Assert tests: `assert f(1, 2) == 3`, and programs such as HumanEval's `check(candidate)`.
 
 Most asserts compare a call that has literal arguments with a literal. Those become function cases:
-the candidate gets the call, and the trusted side compares. All other tests run in a sandbox of
-their own, without the candidate (`test_program`).
+the candidate gets the call, and the trusted side compares. All other tests run in a separate
+sandbox, without the candidate (`test_program`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Program(NamedTuple):
 
 
 def parsed_asserts(tests: Tests) -> tuple[FunctionCase, ...] | Program:
-    """The cases of assert tests, as function cases if all of them have that form.
+    """Parse assert tests: as function cases if all of them have that form, else as a program.
 
     Raises:
         TestsError: if the tests do not compile, assert nothing, or use no name of the candidate.
@@ -96,7 +96,7 @@ def _names_of_candidate(trees: Iterable[ast.Module], entry: str) -> set[str]:
 
 
 def _function_cases(unit: ast.Module, names: set[str], entry: str) -> list[FunctionCase] | None:
-    """Function cases of a test; None if it has another form."""
+    """Function cases of a test, or None if it has another form."""
     body: Sequence[ast.stmt] = unit.body
     aliases = dict(zip(names, names, strict=True))
     check = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == "check"]
@@ -174,7 +174,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _literal(node: ast.expr) -> tuple[object] | None:
-    """The value of a literal in a tuple; None if it is no literal."""
+    """The value of a literal in a tuple, or None if the node is not a literal."""
     try:
         return (ast.literal_eval(node),)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):

@@ -1,6 +1,6 @@
 """The program of a model, run on calls or on standard inputs inside the sandbox.
 
-The trusted side sends inputs and reads claims about outputs. It judges nothing by an exit status,
+The trusted side sends inputs and reads claims about outputs. It does not judge by the exit status,
 and it does not trust the program that sends the claims (`harness`).
 """
 
@@ -22,7 +22,7 @@ LONGEST_REPLY = 4 << 20
 """Largest JSON of one value, in bytes. Parsing it takes memory and time on the trusted side."""
 
 _PRINTED = re.compile(rb'\{"case": ([0-9]{1,9}), "text": (".*")\}')
-"""The reply with a printed text. A text may be longer than other values: parsing it is cheap."""
+"""A reply with printed text. It may be longer than other replies, because it is cheap to parse."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         value: JSON of `wire`, or the printed text. Meaningless if there is a failure.
-        failure: why there is no value. None: there is one.
+        failure: verdict if there is no value, else None.
         detail: one line about the failure.
     """
 
@@ -80,7 +80,7 @@ class Candidate:
     binary: bytes | None = field(default=None, repr=False)
 
     async def built(self) -> tuple[Candidate, Answers | None]:
-        """This candidate, compiled; or the reason why it does not compile."""
+        """Compile the candidate. Returns it, and a failure if it does not compile."""
         if self.binary is not None or not self.language.compiler:
             return self, None
         ended = await self.sandbox.run_python(self.language.build_job(self.code))
@@ -182,11 +182,11 @@ _FAILURES = frozenset(
 """Failures that the harness may report. The sandbox reports all others itself."""
 
 _NOT_THE_SOURCE = ("infrastructure_error", "timeout", "out_of_memory", "output_limit")
-"""Ends of a compiler that are no error in the source."""
+"""Verdicts on a compiler run that are not the fault of the source."""
 
 
 def _rest(ended: Ended) -> Answer:
-    """The answer of cases without a reply."""
+    """The answer for cases without a reply."""
     if ended.verdict not in ("passed", "runtime_error"):
         return Answer(failure=ended.verdict, detail=ended.detail)
     detail = f"the program ended early with status {ended.exit_code}"
@@ -210,7 +210,7 @@ def _reply(line: bytes) -> dict[str, Any] | None:
 
 
 def last_line(text: bytes) -> str:
-    """A line of an error output that says most: the first error of a compiler, or the last line."""
+    """Most informative line of an error output: the first with "error", else the last line."""
     lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors[0] if errors else lines[-1] if lines else "")[:200]

@@ -1,4 +1,4 @@
-"""Run cases of files that check verifiers: the code cases of verifier cases, and sandbox attacks.
+"""Run the code cases of files that test verifiers: verifier cases and sandbox attacks.
 
 A verifier case has the kind "code", a "completion" and "tests". A sandbox attack has "lang", "code"
 (a program without fences) and "tests". `sixfold audit --cases` reads both.
@@ -17,7 +17,7 @@ from .task_tests import TestsError, read_tests
 from .verifier import CodeVerifier
 
 COMPLETION_LIMITS = Limits(wall_s=1.2)
-"""Limits of a verifier case: its verdict must be there within 2 s."""
+"""Limits of a verifier case, whose verdict must arrive within 2 s."""
 
 
 class CaseResult(NamedTuple):
@@ -25,7 +25,7 @@ class CaseResult(NamedTuple):
 
     Attributes:
         verdict: how the check ended.
-        value: the reward. None: the check failed.
+        value: the reward, or None if the check failed.
         seconds: duration.
         detail: one line.
     """
@@ -46,13 +46,13 @@ async def run_case(case: Mapping[str, Any], sandbox: Sandbox) -> CaseResult:
 
     Args:
         case: an object of such a file.
-        sandbox: where its program runs.
+        sandbox: sandbox for its program.
     """
     start = time.monotonic()
     try:
         tests = read_tests({"language": case.get("lang"), **case["tests"]})
     except TestsError as error:
-        # A task without tests pays nothing, whatever the program is.
+        # Without tests nothing is known about the program, so it earns nothing.
         return CaseResult("rejected", 0.0, time.monotonic() - start, str(error))
     if "completion" in case:
         verifier = CodeVerifier(sandbox, COMPLETION_LIMITS)

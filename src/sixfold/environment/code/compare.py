@@ -38,8 +38,8 @@ class Rules:
     """How values are compared.
 
     Args:
-        tolerance: largest difference of two numbers, relative to the expected one and at least
-            absolute. None: exact.
+        tolerance: largest difference of two numbers, times the size of the expected number or 1,
+            whichever is larger. None: numbers must be equal.
         as_python: types are compared as Python's == does.
     """
 
@@ -48,7 +48,7 @@ class Rules:
         self._as_python = as_python
 
     def same(self, expected: Any, found: Any) -> bool:
-        """True if the JSON `found` stands for a value that equals `expected`."""
+        """True if the JSON `found` represents a value that equals `expected`."""
         number = _number(found)
         if isinstance(expected, bool) or isinstance(found, bool):
             return self._same_bool(expected, found if number is None else number)
@@ -193,7 +193,7 @@ def _within(expected: int | float, found: int | float, tolerance: float) -> bool
 
 
 def _number(found: Any) -> int | float | None:
-    """The number that the JSON stands for. None if it stands for something else."""
+    """The number that the JSON represents, or None if it represents something else."""
     if type(found) is int:
         return found
     if isinstance(found, dict):
@@ -208,7 +208,7 @@ def _number(found: Any) -> int | float | None:
 
 
 def _shape(found: Any) -> Any:
-    """The key that the JSON stands for, if it is text, a number or a tuple of these."""
+    """The key that the JSON represents, if it is text, a number or a tuple of these."""
     number = None if isinstance(found, bool) else _number(found)
     if number is not None:
         return number

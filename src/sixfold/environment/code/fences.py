@@ -3,7 +3,7 @@
 The code is a fenced block of the answer part (the text after the last thought). Its fences are
 lines of at least three backticks or tildes.
 
-1. If the last fence is not closed, the answer is not finished: there is no code.
+1. If the last fence is not closed, the answer is unfinished: there is no code.
 2. Blocks tagged with another language than the task's are ignored.
 3. The last block tagged with the task's language counts. Without one, the last untagged block.
 4. Without a block there is no code: text around code is not a program.
@@ -37,7 +37,7 @@ class Extracted(NamedTuple):
 
     Attributes:
         code: the program, or None.
-        problem: why there is no program, for people.
+        problem: why there is no program, or "".
     """
 
     code: str | None

@@ -11,7 +11,7 @@ from .javascript import HARNESS
 from .program import joined
 
 BUILD_LIMITS = Limits(wall_s=15.0, memory_mb=2048)
-"""A large header takes g++ seconds, whatever the program."""
+"""Limits of a compiler. A large header takes g++ several seconds."""
 
 SEARCHED = "/usr/local/bin:/usr/bin:/bin"
 """Folders with programs that the sandbox can see."""
@@ -34,12 +34,12 @@ class Language:
     Attributes:
         name: the language.
         source: file name of the source.
-        tool: program that must be installed; "" if none.
-        package: what installs the tool, for messages.
-        compiler: command that checks `source`, or compiles it to `solution`; empty: none.
-        interpreter: command that runs the harness of function tests; empty: Python.
-        argv: command that runs the candidate on standard input; empty: the harness runs it.
-        memory_mb: least memory limit that the runtime needs.
+        tool: program that must be installed, or "".
+        package: system package with the tool, for messages.
+        compiler: command that checks `source` or compiles it to `solution`. Empty if none.
+        interpreter: command that runs the harness of function tests. Empty for Python.
+        argv: command that runs the candidate on standard input. Empty if the harness runs it.
+        memory_mb: least memory limit with which the runtime works.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Language:
 
     @property
     def missing(self) -> str:
-        """What is missing on this machine and the remedy; "" if the language works."""
+        """What this machine lacks and the remedy, or "" if the language works."""
         if not self.tool or shutil.which(self.tool, path=SEARCHED):
             return ""
         return (

@@ -1,7 +1,7 @@
 """LiveCodeBench's private tests: base64 of zlib of a pickle of one text.
 
-The pickle is not loaded. Its few instructions are read as data: only those that make one text are
-accepted, so nothing can run.
+The pickle is not loaded. Its instructions are read as data, and only those that build one text are
+accepted. So no code can run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickletools
 import zlib
 
 LARGEST = 256 << 20
-"""Largest text, in bytes. Compressed data may be far smaller."""
+"""Most bytes of the decompressed text."""
 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}

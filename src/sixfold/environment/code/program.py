@@ -10,11 +10,11 @@ from pathlib import Path
 def joined(*modules: str) -> bytes:
     """Source of one program that contains `modules`.
 
-    The sandbox has no `sixfold` package. So the imports among the modules are left out: later ones
-    see the names of earlier ones.
+    The sandbox has no `sixfold` package. So the imports among the modules are left out: later
+    modules see the names of earlier ones.
 
     Args:
-        modules: names of modules of this package, in the order of their dependence.
+        modules: names of modules of this package, each after the modules that it imports.
     """
     lines = ["from __future__ import annotations"]
     for module in modules:

@@ -10,7 +10,7 @@ from ..tools.tool import tool
 from .shared import shared_sandbox
 
 SHOWN_CHARACTERS = 2000
-"""Characters of each output stream that the policy sees."""
+"""Most characters of each output stream that the policy sees."""
 
 LIMITS = Limits(output_bytes=1 << 20)
 
@@ -36,7 +36,7 @@ async def python(code: str) -> dict[str, Any]:
 
 
 def _shown(raw: bytes, *, end: bool = False) -> str:
-    """Output as text, cut to its beginning, or to its end, where a traceback names the error."""
+    """Decode an output and cut it. With `end`, keep the end, where a traceback names the error."""
     text = raw.decode("utf-8", errors="replace")
     left_out = len(text) - SHOWN_CHARACTERS
     if left_out <= 0:

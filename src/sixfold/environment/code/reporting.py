@@ -1,4 +1,4 @@
-"""Test files whose asserts report instead of failing. The trusted side compares the reports."""
+"""Rewrite test files so that asserts report values, which the trusted side compares."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .compare import Rules
 from .task_tests import TestsError
 
 REPORT = "__sixfold_report__"
-"""Built-in function of the harness: takes the id of an assert and a value."""
+"""Name of the harness's function that takes the id of an assert and a value."""
 
 _RULES = Rules(as_python=True)
 
 
 @dataclass
 class ReportingFile:
-    """A test file whose asserts report.
+    """A test file with asserts that report.
 
     Attributes:
-        source: the changed source. Literals that asserts compare with are not in it.
+        source: the rewritten source, without the literals that asserts compare with.
         expected: id of an assert -> ("value", literal) or ("truth", flag).
-        required: test -> ids of the asserts that it reaches if it ends.
+        required: test -> ids of the asserts that it always reaches.
     """
 
     source: str
@@ -31,7 +31,7 @@ class ReportingFile:
     required: dict[str, set[str]] = field(default_factory=dict)
 
     def as_expected(self, key: str, value: Any) -> bool:
-        """True if an assert reported what it should.
+        """True if an assert reported the expected value.
 
         Args:
             key: id of the assert.
@@ -44,7 +44,7 @@ class ReportingFile:
 
 
 def reporting(source: str, flipped: frozenset[int]) -> ReportingFile:
-    """Convert a test file.
+    """Rewrite a test file.
 
     Args:
         source: Python source.

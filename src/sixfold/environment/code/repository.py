@@ -1,21 +1,20 @@
-"""Tests of a repository: apply a patch, then run failing and old tests. All must pass.
+"""Tests of a repository: apply a patch, then run its tests, all of which must pass.
 
 The tests of a row are {"type": "repository", "files": {path: text}, "test_patch": patch,
 "fail_to_pass": [names], "pass_to_pass": [names]}, with "time_limit_s" and "memory_mb" as in
-`task_tests`. A name is `path.py::test_name` or
-`path.py::Class::test_name`. Tests are functions without arguments, or methods of
-`unittest.TestCase`.
+`task_tests`. A name is `path.py::test_name` or `path.py::Class::test_name`. Tests are functions
+without arguments, or methods of `unittest.TestCase`.
 
-Here the tests run in the process of the patched code, as they import it. So the patch could change
-what the tests use. Three things make forging hard:
+The tests import the patched code, so they run in the same process, and the patch could change what
+they use. Three rules make forging hard:
 
-- Test files are those of the task, whatever the patch does to them.
-- `assert x == literal` and `assertEqual(x, literal)` send x. The trusted side compares: the literal
-  is not in the sandbox.
-- Every other assert sends its truth, which is negated at random. Only the trusted side knows which
-  ones, so nothing constant passes.
+- The test files of the task replace those of the patch.
+- `assert x == literal` and `assertEqual(x, literal)` send x. The trusted side compares it: the
+  literal is not in the sandbox.
+- Every other assert sends its truth value. Some are negated at random, and only the trusted side
+  knows which. So no constant value passes.
 
-A patch that reads the source of the running tests could still answer correctly without being right.
+A patch that reads the source of the running tests could still forge the right values.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from .results import Judged, Result
 from .task_tests import TestsError, positive
 
 MOST_ASSERTS = 4096
-"""Asserts of one file whose truth may be negated."""
+"""Most asserts per file whose truth value may be negated."""
 
 LONGEST_RESULT = 8 << 20
-"""Bytes of all reports of the tests."""
+"""Most bytes of all reports of the tests."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class RepositoryTests:
         files: path to text of the repository, with the files of the tests.
         names: names of all tests that must pass.
         test_files: paths of the files that contain them.
-        time_limit_s: seconds for all tests together; None: the default limit.
-        memory_mb: memory limit; None: the default limit.
+        time_limit_s: seconds for all tests together. None: the default limit.
+        memory_mb: memory limit. None: the default limit.
     """
 
     __test__ = False
@@ -64,7 +63,7 @@ class RepositoryTests:
 
 
 def read_repository_tests(value: Mapping[str, Any]) -> RepositoryTests:
-    """Tests of a repository from a column of a data row.
+    """Read the tests of a repository from a column of a data row.
 
     Args:
         value: an object as described above.
@@ -127,7 +126,7 @@ async def check_patch(
     Args:
         patch: patch in git's unified format.
         tests: tests of the repository.
-        sandbox: where the tests run.
+        sandbox: sandbox for the tests.
         limits: limits of all tests together.
     """
     try:

@@ -29,8 +29,8 @@ class Result:
         cases: one per case, in the order of the tests.
         isolation: level of the sandbox.
         failure: verdict if no case could run.
-        detail: one line about it.
-        seconds: time that the program ran, without waiting for a sandbox.
+        detail: one line about the failure.
+        seconds: run time of the program, without the wait for a sandbox.
     """
 
     cases: tuple[Judged, ...] = ()

@@ -14,10 +14,10 @@ from .task_tests import TestsError
 from .verifier import CodeVerifier, task_tests
 
 ROOM_S = 0.5
-"""Part of the time limit of a check that is left for the sandbox and the comparison."""
+"""Seconds of a check's time limit that are reserved for the sandbox and the comparison."""
 
 VERSION = "1"
-"""Change it if a verdict may change: outcomes are reused by it (`versions.cached`)."""
+"""Part of the key of cached outcomes (`versions.cached`). Change it when verdicts may change."""
 
 
 @cached(VERSION)

@@ -15,7 +15,7 @@ def shared_sandbox() -> Sandbox:
     """The sandbox of the running event loop. The first call starts it.
 
     Raises:
-        UserError: if the machine is weaker than `environment.sandbox.isolation` asks for.
+        UserError: if the machine cannot isolate as `environment.sandbox.isolation` requires.
     """
     loop = asyncio.get_running_loop()
     if loop not in _sandboxes:

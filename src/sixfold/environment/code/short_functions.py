@@ -16,7 +16,7 @@ from ...errors import UserError
 from ...types import Task
 
 LENGTHS = (0, 4, 6, 7, 8, 9)
-"""Length of `xs` in each hidden test."""
+"""Lengths of `xs` in the hidden tests of a task."""
 
 SPREAD = 40
 """Numbers of the tests are between -SPREAD and SPREAD."""
@@ -94,7 +94,7 @@ RETURNED = (
 
 @dataclass(frozen=True)
 class ShortFunction:
-    """A function: the numbers that it keeps, what it computes from each, and what it returns.
+    """A function: it keeps some numbers, computes a value from each, and returns a summary.
 
     Attributes:
         kept: condition, with `limit` as its constant.
@@ -148,7 +148,7 @@ class ShortFunction:
 
 
 def function_tasks(count: int, *, seed: int) -> list[Task]:
-    """Different functions. The same arguments give the same list.
+    """Make tasks of different functions. The same arguments give the same list.
 
     Args:
         count: number of tasks.

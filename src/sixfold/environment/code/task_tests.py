@@ -1,4 +1,4 @@
-"""Tests of a task: three kinds, and how they are read from a data row.
+"""Tests of a task: their three kinds, and how to read them from a data row.
 
 A row has them in the column `tests`, an object or its JSON text:
 
@@ -42,7 +42,7 @@ CASE_KEYS = {
 
 
 class TestsError(ValueError):
-    """The tests of a task are missing or malformed. The answer is not to blame."""
+    """The tests of a task are missing or malformed. The completion is not at fault."""
 
     __test__ = False
 
@@ -116,9 +116,9 @@ class Tests:
         cases: all cases, the public ones first.
         public: number of public cases.
         language: language of the candidate.
-        tolerance: largest difference of two numbers; None: exact.
-        time_limit_s: seconds for all cases together; None: the default limit.
-        memory_mb: memory limit; None: the default limit.
+        tolerance: largest difference of two numbers, as in `compare.Rules`. None: exact.
+        time_limit_s: seconds for all cases together. None: the default limit.
+        memory_mb: memory limit. None: the default limit.
         setup: source that runs before the cases of kind "assert".
         prefix: source that runs before the candidate, such as the code in the prompt.
         entry: the function that is tested, or "".
@@ -139,13 +139,13 @@ class Tests:
 
 
 def tests_object(value: Any) -> Mapping[str, Any]:
-    """The object in a column `tests`.
+    """Read the object in a column `tests`.
 
     Args:
         value: an object, or its JSON text.
 
     Raises:
-        TestsError: if it is neither.
+        TestsError: if the value is neither.
     """
     if isinstance(value, str):
         try:
@@ -158,13 +158,13 @@ def tests_object(value: Any) -> Mapping[str, Any]:
 
 
 def read_tests(value: Mapping[str, Any]) -> Tests:
-    """Tests of a program from a column of a data row.
+    """Read the tests of a program from a column of a data row.
 
     Args:
         value: an object as described above.
 
     Raises:
-        TestsError: if there are no tests, or if they are malformed.
+        TestsError: if the tests are missing or malformed.
     """
     kind = {"stdio": "stdin", "stdin": "stdin", "function": "function", "assert": "assert"}.get(
         str(value.get("type"))
@@ -229,7 +229,7 @@ def _setup(value: Mapping[str, Any]) -> str:
 
 
 def positive(value: Mapping[str, Any], key: str) -> float | None:
-    """A positive number of the tests, or None if it is not given."""
+    """A positive number among the keys of the tests, or None if the key is missing."""
     found = value.get(key)
     if found is None:
         return None

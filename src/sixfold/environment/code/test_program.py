@@ -37,7 +37,7 @@ class Kept:
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception that is no built-in one."""
+    """The candidate raised an exception of a class that is not built in."""
 
 
 class Placeholder:

@@ -1,4 +1,4 @@
-"""Verdict on one program: run it on the inputs of the tests, and compare its outputs here."""
+"""Verify a program: run it on the inputs of the tests, and compare its outputs."""
 
 from __future__ import annotations
 
@@ -30,26 +30,28 @@ from .task_tests import (
 )
 
 REPEATS = 8
-"""Times that the cases run again if a program that passed may be random. A coin that is right half
-the time then passes three cases with a probability of 2**-27."""
+"""Extra runs of all cases if a program that passed may be random.
+
+A program that is right half of the time then passes three cases with a probability of 2**-27.
+"""
 
 _RANDOM = re.compile(
-    r"\b(?:rand\w*|choices?|shuffle|sample|secrets|uuid\w*|urandom|getrandom|srand|mt19937\w*|time\w*|clock\w*"
-    r"|chrono|perf_counter\w*|monotonic\w*|datetime|Date|performance|getpid|id|hash|__hash__"
-    r"|__import__|importlib|eval|exec|getattr)\b|/dev/u?random|/proc/",
+    r"\b(?:rand\w*|choices?|shuffle|sample|secrets|uuid\w*|urandom|getrandom|srand|mt19937\w*"
+    r"|time\w*|clock\w*|chrono|perf_counter\w*|monotonic\w*|datetime|Date|performance|getpid"
+    r"|id|hash|__hash__|__import__|importlib|eval|exec|getattr)\b|/dev/u?random|/proc/",
     re.ASCII,
 )
-"""Words without which a program can hardly be random."""
+"""A program without any of these words is taken for deterministic."""
 
 
 def task_tests(value: Any) -> Tests | RepositoryTests:
-    """The tests of a task, from its column `tests`.
+    """Read the tests of a task from its column `tests`.
 
     Args:
         value: an object, or its JSON text.
 
     Raises:
-        TestsError: if there are no tests, or if they are malformed.
+        TestsError: if the tests are missing or malformed.
     """
     found = tests_object(value)
     if found.get("type") == "repository":
@@ -64,8 +66,9 @@ class CodeVerifier:
     """Checks programs in a sandbox.
 
     Args:
-        sandbox: where programs run.
-        limits: limits of a program on all cases of its task together, unless the task has its own.
+        sandbox: sandbox for the programs.
+        limits: limits of a program on all cases of a task together. Those of the task override
+            them.
     """
 
     def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
@@ -86,7 +89,7 @@ class CodeVerifier:
             completion: text of the policy.
             tests: tests of the task.
             fraction: pay the share of hidden cases that pass. False: 1 if all pass, else 0.
-            longest_s: most seconds that the program may run, whatever the task says.
+            longest_s: upper bound of the time limit, also of the task's own. None: no bound.
         """
         language = tests.language if isinstance(tests, Tests) else "diff"
         extracted = extract_code(completion, language)
@@ -106,7 +109,7 @@ class CodeVerifier:
         Args:
             patch: patch in git's unified format.
             tests: tests of the repository.
-            longest_s: most seconds that all tests may run, whatever the task says.
+            longest_s: upper bound of the time limit, also of the task's own. None: no bound.
         """
         limits = self._limits_of(tests.time_limit_s, tests.memory_mb, longest_s)
         return await check_patch(patch, tests, self._sandbox, limits)
@@ -117,7 +120,7 @@ class CodeVerifier:
         Args:
             code: source of the program.
             tests: tests of the task.
-            longest_s: most seconds that the program may run, whatever the task says.
+            longest_s: upper bound of the time limit, also of the task's own. None: no bound.
         """
         language = LANGUAGES[tests.language]
         if language.missing:
@@ -126,7 +129,7 @@ class CodeVerifier:
         candidate = Candidate(code, language, self._sandbox, limits, tests.prefix)
         candidate, failed = await candidate.built()
         if failed is not None:
-            return _unbuilt(failed)
+            return _without_cases(failed)
         cases: Sequence[Case] | Program = tests.cases
         if tests.kind == "assert":
             try:
@@ -160,7 +163,7 @@ class CodeVerifier:
         seconds: float,
         repeats: int,
     ) -> Result:
-        """Run all cases `repeats` times. A case passes if it passes every time."""
+        """Run all cases `repeats` times. A case must pass every time."""
         if isinstance(cases, Program):
             return await judge_program(candidate, cases, seconds)
         try:
@@ -173,12 +176,13 @@ class CodeVerifier:
         else:
             answers = await candidate.read(inputs, seconds=seconds)
         if answers.failure is not None:
-            return _unbuilt(answers)
+            return _without_cases(answers)
         judged_cases = await asyncio.to_thread(_judged_all, tests, cases, answers.answers)
         return Result(judged_cases, answers.isolation, seconds=answers.seconds)
 
 
-def _unbuilt(answers: Answers) -> Result:
+def _without_cases(answers: Answers) -> Result:
+    """Result of a program that failed before any case could run."""
     return Result((), answers.isolation, answers.failure, answers.detail)
 
 
@@ -211,7 +215,7 @@ def _judged(case: Case, answer: Answer, rules: Rules, tests: Tests) -> Judged:
 
 
 def _both(first: Result, again: Result) -> Result:
-    """The first result, unless the program failed when it ran again."""
+    """Combine the first result with that of the extra runs. A case must pass in both."""
     if again.failure == "infrastructure_error":
         return first
     if again.failure is not None:

@@ -12,7 +12,7 @@ This file also runs inside the sandbox, so it imports only the standard library.
 | bytes, complex | {"b": hexadecimal}, {"c": [real, imaginary]} as float.hex |
 | an object of the candidate | {"r": number}: only the candidate can use it |
 
-A subclass of a plain type is not plain: it may compare as it likes.
+A subclass of a plain type is not plain, because it may override comparison.
 """
 
 from __future__ import annotations

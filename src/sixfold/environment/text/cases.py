@@ -1,4 +1,4 @@
-"""The built-in reward for a case of a file of adversarial cases, as a user would choose it.
+"""Choose the built-in reward for each case of a file of adversarial cases.
 
 Two forms are read: verifier cases with {kind, sub, prompt, gold, completion, policy}, and attacks
 with {lang, code, tests}. Cases of code belong to `environment/code`.

@@ -1,4 +1,4 @@
-"""Reward for answering in the language that is asked for, by its script and its common words.
+"""Reward for an answer in the requested language, judged by script and frequent words.
 
 The script decides: Latin, Cyrillic, Han and so on. Languages of the Latin script are told apart by
 their most frequent words. That needs some text: a number or a name has no language, and passes.
@@ -16,10 +16,10 @@ from ..grade import Grade
 from .marks import forged_turn, visible
 
 MAX_FOREIGN = 0.05
-"""Share of letters in other scripts that an answer may have: names, quotations."""
+"""Largest share of letters in other scripts, such as names and quotations."""
 
 MIN_WORDS = 2
-"""Frequent words of another language, from which it can be recognised."""
+"""Least number of frequent words by which another language is recognised."""
 
 _SCRIPTS = {
     "en": ("LATIN",), "es": ("LATIN",), "fr": ("LATIN",), "de": ("LATIN",), "it": ("LATIN",),
@@ -90,7 +90,7 @@ def language(completion: str, task: Task) -> Grade:
 
 
 def _code(task: Task) -> str:
-    """Code of the language that the task names; empty if it names none."""
+    """Code of the language that the task names, or "" if it names none."""
     named = task.columns.get("language")
     if named is None:
         return ""

@@ -1,4 +1,4 @@
-"""Text that must not pass for something else: forged turns, and characters that nobody sees."""
+"""Detect forged chat turns and invisible characters in a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TURN = re.compile(
     re.IGNORECASE,
 )
 _BLANK_LETTERS = frozenset("\u115f\u1160\u3164\uffa0\u2800\u17b4\u17b5")
-"""Characters that are letters or symbols to Unicode, but are drawn as nothing."""
+"""Letters and symbols of Unicode that have no visible shape."""
 
 
 def forged_turn(text: str) -> str:

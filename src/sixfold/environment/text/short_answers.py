@@ -25,7 +25,8 @@ BLOCKED_DOMAINS = ("huggingface.co/datasets", "kaggle.com/datasets", "paperswith
 _TAG = re.compile(r"<\s*/?\s*answer\b[^<>]*>", re.IGNORECASE)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _VERDICT = re.compile(
-    r"\[\[[^\[\]\n]{0,40}\]\]|(?:final\s+)?(?:verdict|judge?ment|score|grade|rating)\s*[\"*]*\s*[:=]"
+    r"\[\[[^\[\]\n]{0,40}\]\]"
+    r"|(?:final\s+)?(?:verdict|judge?ment|score|grade|rating)\s*[\"*]*\s*[:=]"
     r"|<\s*/?\s*(?:verdict|score|grade|reward|judge|evaluation|reference)\b",
     re.IGNORECASE,
 )
