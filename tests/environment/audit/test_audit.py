@@ -1,4 +1,4 @@
-"""The audit finds the fault of each faulty environment, and none in a sound one."""
+"""The audit finds the fault in each faulty environment, and none in a sound one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sixfold.environment.audit.answers import Right
 from sixfold.environment.audit.audit import audit_environment
 from sixfold.environment.audit.checks import Rights, check_strict, check_throughput, right_answers
 from sixfold.environment.audit.finding import Finding, worst
@@ -169,7 +170,7 @@ def test_a_worked_solution_is_the_reference() -> None:
     assert found["distractor"].level == "ok", "the solution of another task"
 
 
-def test_failed_checks_are_told() -> None:
+def test_failed_checks_are_reported() -> None:
     def broken(text: str, task: Task) -> float:
         raise RuntimeError("no server")
 
@@ -199,9 +200,7 @@ def test_slow_checks_warn_beside_the_time_of_a_step() -> None:
     assert "environment.workers" in made[1].remedy
 
 
-def _rights() -> list:  # type: ignore[type-arg]
-    from sixfold.environment.audit.answers import Right
-
+def _rights() -> list[Right]:
     return [Right(task, str(task.answer), str(task.answer)) for task in TASKS[:3]]
 
 
@@ -211,7 +210,7 @@ def test_episodes_are_played() -> None:
         trials = Trials(environment, Calculator)
         right = [(task, task.trace or "") for task in tasks]
         assert trials.solved(right) == [True] * len(tasks)
-        assert not any(trials.solved([(task, "c(1+1)") for task in tasks])), "calls for ever"
+        assert not any(trials.solved([(task, "c(1+1)") for task in tasks])), "endless calls"
         wrong = [(task, str(task.answer + 1)) for task in tasks]
         assert not any(trials.solved(wrong))
 

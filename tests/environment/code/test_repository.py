@@ -1,4 +1,4 @@
-"""Patches of a repository, judged by failing and old tests."""
+"""Patches of a repository, judged by tests that failed before and tests that passed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fix(*lines: str) -> str:
 
 
 def at_import(code: str) -> str:
-    """A patch that puts lines before the whole module, and mends nothing."""
+    """A patch that inserts lines at the top of the module and fixes nothing."""
     lines = code.splitlines()
     head = f"--- a/shop/price.py\n+++ b/shop/price.py\n@@ -1 +1,{1 + len(lines)} @@\n"
     return head + "".join(f"+{line}\n" for line in lines) + " def total(prices):\n"
@@ -126,7 +126,7 @@ FORGERIES = {
 
 
 def test_a_patch_that_forges_the_results_is_not_paid() -> None:
-    """Each forgery twice: some reports are negated at random."""
+    """Each forgery runs twice, because reports are negated at random."""
     found = check(*FORGERIES.values(), *FORGERIES.values())
     paid = [name for name, result in zip([*FORGERIES] * 2, found, strict=True) if result.passed]
     assert paid == []

@@ -46,7 +46,7 @@ def test_the_solution_of_every_function_computes_what_the_tests_expect() -> None
             assert f(*case["args"]) == case["expected"], function.words
 
 
-def test_by_hand() -> None:
+def test_values_computed_by_hand() -> None:
     function = ShortFunction(KEPT[3], COMPUTED[1], RETURNED[0], 9, 12)
     assert function.words == "f(xs, k): the sum of x plus 12 for x above k"
     assert function.solution == "def f(xs, k):\n    return sum(x + 12 for x in xs if x > k)"

@@ -104,7 +104,7 @@ def test_wrong_programs_get_the_verdict_that_says_why() -> None:
         ("def add(a, b): return str(a + b)", "wrong_answer"): ADD,
         ("def add(a, b): return {0: False}.get(a + b, a + b)", "wrong_answer"): ADD,
         (
-            "import random\ndef add(a, b): return a + b + (random.random() < 0.3)",
+            "import random\ndef add(a, b): return a + b + (random.random() < 0.5)",
             "wrong_answer",
         ): ADD,
         ("def add(a, b): return (a + b for _ in [1])", "protocol_error"): ADD,

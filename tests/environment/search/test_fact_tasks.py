@@ -1,4 +1,4 @@
-"""Questions about made-up facts: a search finds what they need, and nothing else knows it."""
+"""Questions about made-up facts: the worked searches find the answers."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def test_no_answer_is_frequent() -> None:
     assert max(answers.values()) <= 0.02 * len(TASKS)
 
 
-def test_there_are_only_so_many_tasks() -> None:
+def test_more_tasks_than_exist_are_refused() -> None:
     with pytest.raises(UserError, match=r"data\.limit = 6001: .*6000.*Lower"):
         fact_tasks(MOST_TASKS + 1, seed=0)

@@ -1,4 +1,4 @@
-"""The agent for search as an episode, and its tools."""
+"""Episodes of the search agent, and its tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks about bookshops: SQL finds the answers that Python computes."""
+"""Tasks about bookshops: the worked SQL finds the answers that Python computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases for agents: what a statement may do, and the limits that end it."""
+"""Databases for agents: which statements are allowed, and their limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.sql.bookshop import make_bookshop
+from sixfold.environment.sql.bookshop import Change, make_bookshop
 from sixfold.environment.sql.database import Database, QueryError, QueryLimits
 from sixfold.errors import UserError
 
@@ -26,7 +26,7 @@ def cups(writable: bool = False, **limits: float) -> Database:
 
 
 def kind(database: Database, statement: str) -> str:
-    """Kind of the error of a statement. The table must stay as it is, and usable."""
+    """Kind of a statement's error. The table must be unchanged, and the database usable."""
     before = database.table("cups")
     with pytest.raises(QueryError) as caught:
         database.run(statement)
@@ -117,7 +117,7 @@ def test_the_number_of_changed_rows_is_returned() -> None:
         "SELECT * FROM dbstat",
     ],
 )
-def test_what_is_never_allowed(statement: str, writable: bool) -> None:
+def test_statements_that_are_never_allowed(statement: str, writable: bool) -> None:
     assert kind(cups(writable), statement) == "refused"
 
 
@@ -239,8 +239,6 @@ def test_a_file_that_is_no_database(content: bytes | None, tmp_path: Path) -> No
 
 
 def test_a_change_holds_only_if_nothing_else_has_changed() -> None:
-    from sixfold.environment.sql.bookshop import Change
-
     shop = make_bookshop("0")
     first, second = shop.books[:2]
     sold = Change(updated=(first._replace(price=1),), removed=(second.id,), added=(("x", 1, 2, 3),))

@@ -1,4 +1,4 @@
-"""The agent for SQL as an episode: worked solutions earn 1, and nothing else does."""
+"""Episodes of the SQL agent: worked solutions earn 1, and nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forms send, and what forbids to send them. Chromium is the oracle where it is installed."""
+"""What forms send, and which are not sent. Chromium is the oracle if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[Session], Any]
 
 
 def sent(backend: Backend, page: str, *steps: Step) -> list[tuple[str, str, bytes]]:
-    """Requests that the steps cause, after that of the first page."""
+    """Requests of the steps, without the request for the first page."""
     app = Pages({"/": page, "/to": "<h1>there</h1>"})
 
     async def requests() -> list[tuple[str, str, bytes]]:

@@ -23,7 +23,7 @@ Backend = Callable[[Site], Browser]
 
 
 async def played(backend: Backend, task: Task, calls: list[Any]) -> tuple[bool, list[str]]:
-    """Whether the goal is met after the actions, and everything that was seen."""
+    """Whether the goal is met after the actions, and all observations."""
     shop = shop_of(task)
     one, browser = session(backend, shop)
     try:

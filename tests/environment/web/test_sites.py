@@ -1,4 +1,4 @@
-"""Sites that fail, hang, send too much, redirect for ever or lead away: a page says so."""
+"""Error pages for sites that fail, hang, send too much, redirect without end or lead away."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def _posted(one: Session, url: str) -> str:
 
 
 def test_a_site_served_over_http() -> None:
-    """A person may open the site in a browser of their own."""
+    """A user may open the site in any browser."""
     import http.client
 
     server = SiteServer(Site(ORIGIN, wsgi_answer(Pages({"/": "<h1>Hello</h1>"}))))

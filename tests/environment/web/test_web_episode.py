@@ -1,4 +1,4 @@
-"""Episodes in a browser: tools, observations, rewards, and failures that are not the policy's."""
+"""Episodes in a browser: tools, observations, rewards, and failures of the infrastructure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def call(name: str, arguments: dict[str, Any] | str) -> ToolCall:
 
 
 async def played(episode: Episode, *replies: list[ToolCall]) -> list[Observation | End]:
-    """Answers to replies, of which an empty one ends the episode."""
+    """The first observation and those after each reply. An empty reply ends the episode."""
     found: list[Observation | End] = [await episode.start()]
     try:
         for calls in replies:
@@ -135,7 +135,7 @@ from sixfold.environment.web.user_site import Visit
 
 
 class Notes:
-    """A site with a state of its own per task."""
+    """A site with one state per task."""
 
     def __init__(self, task):
         self.notes = [task.prompt_text]
@@ -161,8 +161,8 @@ def half(visit: Visit):
     return 0.5
 
 
-def hangs(visit: Visit):
-    raise RuntimeError("no")
+def text(visit: Visit):
+    return "1"
 '''
 
 
@@ -189,6 +189,9 @@ def test_a_site_of_the_user(site: Path) -> None:
     assert isinstance(end, End) and end.reward == 1.0
     assert asyncio.run(played(make(noted), []))[-1] == End(reward=0.0)
     assert asyncio.run(played(make(_task(goal="half")), []))[-1] == End(reward=0.5)
+    no_number = with_web(Web, WebSettings(site=f"{site}:Notes", goals=(f"{site}:text",)))
+    with pytest.raises(TypeError, match="returned str, not a number"):
+        asyncio.run(played(no_number(_task()), []))
     for wrong in (_task(), _task(goal="other"), _task(goal=["noted"])):
         with pytest.raises(ValueError, match=r"environment\.web\.goals"):
             make(wrong)
