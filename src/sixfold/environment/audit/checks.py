@@ -53,7 +53,7 @@ class Rights(NamedTuple):
 def right_answers(trials: Trials, tasks: Sequence[Task]) -> Rights:
     """The right answer of each task that has one.
 
-    A worked solution is used as it is. A reference answer is put into the form that earns most.
+    A worked solution is used unchanged. A reference answer is put into the form that earns most.
     """
     answered = [task for task in tasks if answer_of(task)]
     form = FORMS[0]

@@ -1,6 +1,6 @@
 """Rewards for the format of a completion: 1 if the format is exact, otherwise 0.
 
-Each is a reward of its own, beside the one for the answer, so that both are logged as parts. A
+Each is a separate reward beside the one for the answer, so that both are logged as parts. A
 completion with a forged turn (`marks`) is rejected.
 """
 

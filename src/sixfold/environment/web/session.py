@@ -116,7 +116,7 @@ class Session:
         return controls[number - 1]
 
     def _same(self, number: int, element: Element) -> Element:
-        """The element with a number in the page as it is now. `element` if there is none."""
+        """The element with a number on the current page. `element` if there is no such number."""
         controls = self._tree.controls
         return controls[number - 1] if number <= len(controls) else element
 
