@@ -1,7 +1,6 @@
-"""One HTTP request over a connection of its own, for clients in one event loop.
+"""Asynchronous HTTP requests. Each request has its own connection.
 
-Closing the connection tells the server that nobody waits for the answer any more: so a request that
-is cancelled ends on both sides.
+If a request is cancelled, its connection is closed, so the server can stop working on it.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-MOST_HEADERS = 256
+MAX_HEADERS = 256
 
 
 class Reply(NamedTuple):
-    """Answer of a server.
+    """Answer of a server to a request.
 
     Attributes:
         status: HTTP status.
-        headers: header fields by name in lower case.
-        body: the body, decoded if it came in chunks.
+        headers: header fields, by lower-case name.
+        body: the body, without chunk headers.
     """
 
     status: int
@@ -38,12 +37,12 @@ async def http_request(
         url: address with scheme http or https.
         body: content of the request.
         headers: header fields besides Host, Content-Length and Connection.
-        limit: most bytes of the answer. 0: no limit.
+        limit: maximum bytes of the body. 0: no limit.
 
     Raises:
-        OSError: if the server cannot be reached.
-        asyncio.IncompleteReadError: if the connection ends before the answer does.
-        ValueError, IndexError: if the answer is not HTTP, or longer than `limit`.
+        OSError: if the server cannot be reached, or closes the connection without an answer.
+        asyncio.IncompleteReadError: if the connection ends in the middle of the body.
+        ValueError: if the answer is not HTTP, or its body is longer than `limit`.
     """
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -58,11 +57,22 @@ async def http_request(
         head += [f"Content-Length: {len(body)}", "", ""]
         writer.write("\r\n".join(head).encode() + body)
         await writer.drain()
-        status = int((await reader.readline()).split()[1])
+        status = _status(await reader.readline())
         found = await _headers(reader)
         return Reply(status, found, await _body(reader, found, limit))
     finally:
         writer.close()
+
+
+def _status(line: bytes) -> int:
+    """Status code in the first line of an answer."""
+    if not line:
+        raise ConnectionError("the server closed the connection without an answer")
+    version, _, rest = line.partition(b" ")
+    code = rest[:3]
+    if not version.startswith(b"HTTP/") or not code.isdigit():
+        raise ValueError(f"the answer is not HTTP: {line[:60]!r}")
+    return int(code)
 
 
 async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
@@ -70,13 +80,13 @@ async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
     while line := (await reader.readline()).strip():
         name, _, value = line.decode("latin-1").partition(":")
         found[name.strip().lower()] = value.strip()
-        if len(found) > MOST_HEADERS:
+        if len(found) > MAX_HEADERS:
             raise ValueError("the answer has too many header fields")
     return found
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str], limit: int) -> bytes:
-    """Body of an answer: in chunks, of a stated length, or up to the end of the connection."""
+    """Read the body: in chunks, by its Content-Length, or until the connection is closed."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
         return await _chunks(reader, limit)
     if "content-length" in headers:
@@ -101,4 +111,4 @@ async def _chunks(reader: asyncio.StreamReader, limit: int) -> bytes:
 
 def _check(length: int, limit: int) -> None:
     if length < 0 or (limit and length > limit):
-        raise ValueError(f"the answer has {length} bytes, more than {limit}")
+        raise ValueError(f"the answer has {length} bytes. At most {limit} are allowed")

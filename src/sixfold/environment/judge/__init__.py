@@ -1,6 +1,6 @@
-"""Rewards that a judging model gives.
+"""Rewards from a judging model.
 
-`judge.py` asks the model, through `client.py`, and remembers its answers (`store.py`). The forms of
-judging are `rubric.py`, `reference.py`, `pairwise.py` and `constitution.py`; `critique.py` makes
-preference pairs. `defence.py` treats a completion as data that may be hostile.
+`judge.py` sends questions to the model through `client.py` and stores the answers (`store.py`). The
+rewards are in `rubric.py`, `reference.py`, `pairwise.py` and `constitution.py`. `critique.py` makes
+preference pairs. `defence.py` protects the judge from hostile completions.
 """

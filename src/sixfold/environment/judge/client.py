@@ -1,6 +1,7 @@
-"""Client of an OpenAI-compatible endpoint: repetitions, time limits, and what the endpoint accepts.
+"""Client for the judge's OpenAI-compatible endpoint: retries, time limits, supported parameters.
 
-The API key comes from an environment variable. It is sent in one header, and in no message.
+The API key comes from an environment variable. It is only sent in the Authorization header, and
+never appears in a message.
 """
 
 from __future__ import annotations
@@ -18,28 +19,31 @@ from ...http_request import Reply, http_request
 from .prompts import Messages
 from .settings import JudgeSettings
 
-REPEATED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
-"""Statuses after which a request is sent again."""
-UNKNOWN = (400, 422)
-"""Statuses of an endpoint that does not know a parameter of the request."""
-CLOSED = (401, 403, 404)
-"""Statuses of an endpoint that cannot be used with these settings."""
+RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
+"""HTTP statuses after which a request is sent again."""
+UNSUPPORTED = (400, 422)
+"""HTTP statuses of an endpoint that does not support a parameter of the request."""
+REJECTED = (401, 403, 404)
+"""HTTP statuses of an endpoint that rejects the key, the URL or the model."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-MOST_BYTES = 1 << 24
-_SAID = 300  # characters of the endpoint's answer in a message
+"""Wait before the first retry, and the longest wait. The wait doubles with each retry."""
+MAX_BYTES = 1 << 24
+"""Maximum size of an answer."""
+_SHOWN_BYTES = 300
+"""Bytes of an error answer that are shown in a message."""
 
 
 class JudgeFailed(RuntimeError):
-    """The judge gave no verdict: nothing is known about the completion."""
+    """The judge gave no verdict, so the completion has no score."""
 
 
 class Said(NamedTuple):
-    """What the judge wrote.
+    """A reply of the judge.
 
     Attributes:
-        content: text of the reply.
-        prompt_tokens: tokens of the prompt; None if the endpoint does not count.
-        completion_tokens: tokens of the reply; None if the endpoint does not count.
+        content: its text.
+        prompt_tokens: number of prompt tokens. None if the endpoint does not report it.
+        completion_tokens: number of reply tokens. None if the endpoint does not report it.
         complete: False if the reply reached its token limit.
     """
 
@@ -51,12 +55,12 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How this endpoint wants to be asked. It is found out from its refusals.
+    """Request parameters that the endpoint supports. They are learned from its error answers.
 
     Attributes:
-        structured: response_format of a request.
-        limit: name of the parameter with the token limit.
-        tempered: whether the temperature is sent.
+        structured: kind of `response_format`: JSON schema, any JSON object, or none.
+        limit: name of the parameter for the token limit.
+        tempered: whether `temperature` is sent.
     """
 
     structured: Literal["schema", "json", "none"]
@@ -65,17 +69,18 @@ class Dialect:
 
 
 class JudgeClient:
-    """Asks one model at one endpoint.
+    """Sends requests for one model to one endpoint.
 
     Args:
         settings: endpoint, model and limits.
-        base_url: gives the base URL. It may wait until a local model is loaded.
+        base_url: returns the base URL. It may wait until a local model is loaded.
 
     Attributes:
         repeated: number of requests that were sent again.
 
     Raises:
-        UserError: if the environment variable that the user named has no key.
+        UserError: if the variable that the user named is not set, or its key contains characters
+            that are not allowed in an HTTP header.
     """
 
     def __init__(self, settings: JudgeSettings, base_url: Callable[[], Awaitable[str]]) -> None:
@@ -85,13 +90,13 @@ class JudgeClient:
         self._key = os.environ.get(settings.key_variable, "").strip()
         if not self._key and settings.key_variable != JudgeSettings().key_variable:
             raise UserError(
-                f"environment.judge.key_variable = '{settings.key_variable}': the environment has"
-                " no such variable. Export the API key under this name"
+                f"environment.judge.key_variable = '{settings.key_variable}': this environment"
+                " variable is not set. Export the API key under this name"
             )
         if not (self._key.isascii() and self._key.isprintable()):
             raise UserError(
-                f"the API key in the variable {settings.key_variable} has characters that no header"
-                " can carry. Export it again"
+                f"the API key in the variable {settings.key_variable} has characters that are not"
+                " allowed in an HTTP header. Export it again"
             )
         self._dialect = Dialect("schema" if settings.structured == "auto" else settings.structured)
         self._works = False
@@ -100,16 +105,17 @@ class JudgeClient:
     async def say(
         self, messages: Messages, schema: Mapping[str, Any], sending: Callable[[], None]
     ) -> Said:
-        """The judge's reply to a conversation.
+        """Send a conversation and return the judge's reply.
 
         Args:
             messages: the conversation.
-            schema: JSON schema that the reply should have.
-            sending: called before the request is sent.
+            schema: JSON schema of the reply.
+            sending: called right before the first request is sent, when a slot is free. If it
+                raises an exception, nothing is sent.
 
         Raises:
             JudgeFailed: if the endpoint refuses, or gives no reply within the time limit.
-            UserError: if the endpoint refuses the key or the model, and has never replied.
+            UserError: if the endpoint rejects the key or the model and has never replied before.
         """
         base = await self._base_url()
         async with self._slot():
@@ -133,7 +139,11 @@ class JudgeClient:
                 ) from error
 
     async def _answered(self, base: str, body: bytes) -> Reply:
-        """The answer to a request, which is sent again while the endpoint fails."""
+        """Send a request, with retries while the endpoint fails.
+
+        Raises:
+            JudgeFailed: if all attempts fail.
+        """
         url = f"{base}/chat/completions"
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -143,8 +153,8 @@ class JudgeClient:
             wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.75, 1.25)
             try:
                 async with asyncio.timeout(self.settings.request_timeout_s):
-                    reply = await http_request("POST", url, body, headers, MOST_BYTES)
-                if reply.status not in REPEATED:
+                    reply = await http_request("POST", url, body, headers, MAX_BYTES)
+                if reply.status not in RETRIED:
                     return reply
                 problem = self._refusal(base, reply)
                 wait = max(wait, _asked_wait(reply))
@@ -153,8 +163,8 @@ class JudgeClient:
                     f"the judge at {base} did not answer within"
                     f" {self.settings.request_timeout_s:g} s"
                 )
-            except (OSError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
-                problem = f"no judge at {base}: {type(error).__name__}: {error}"
+            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                problem = f"no answer from the judge at {base}: {type(error).__name__}: {error}"
             late = loop.time() + wait > deadline
             if attempt == self.settings.retries or late:
                 break
@@ -176,17 +186,18 @@ class JudgeClient:
         return json.dumps(body).encode()
 
     def _refused(self, base: str, reply: Reply) -> Exception:
-        """Error for a status that no repetition mends.
+        """Error for a status after which a retry does not help.
 
-        Once the endpoint has replied, a refusal may be due to the text that is judged: a firewall
-        refuses hostile texts with 403. A policy must not be able to end the run.
+        Once the endpoint has replied, the judged text itself may cause the refusal: a firewall
+        answers hostile texts with 403. The policy must not be able to end the run this way.
         """
         text = self._refusal(base, reply)
-        return UserError(text) if reply.status in CLOSED and not self._works else JudgeFailed(text)
+        ends_run = reply.status in REJECTED and not self._works
+        return UserError(text) if ends_run else JudgeFailed(text)
 
     def _refusal(self, base: str, reply: Reply) -> str:
-        """What an error status means, without the key."""
-        said = " ".join(reply.body[:_SAID].decode(errors="replace").split())
+        """Error message for a status. The key is masked."""
+        said = " ".join(reply.body[:_SHOWN_BYTES].decode(errors="replace").split())
         if self._key:
             said = said.replace(self._key, "***")
         hint = {
@@ -197,7 +208,7 @@ class JudgeClient:
         return f"the judge at {base} answered with status {reply.status}: {said}{hint}"
 
     def _slot(self) -> asyncio.Semaphore:
-        """Bound of the requests at a time in the running event loop."""
+        """Limits the number of concurrent requests in the running event loop."""
         loop = asyncio.get_running_loop()
         if self._slots is None or self._slots[0] is not loop:
             self._slots = loop, asyncio.Semaphore(self.settings.concurrency)
@@ -205,7 +216,7 @@ class JudgeClient:
 
 
 def _said(body: bytes) -> Said:
-    """The reply in the body of an answer.
+    """Parse the body of an answer.
 
     Raises:
         JudgeFailed: if the body is not a chat completion.
@@ -234,14 +245,14 @@ def _count(value: Any) -> int | None:
 
 
 def _simpler(dialect: Dialect, reply: Reply, auto: bool) -> Dialect | None:
-    """The next dialect to try after a refusal, or None.
+    """The next dialect to try after a refusal. None if no other dialect may help.
 
     Args:
         dialect: dialect of the refused request.
         reply: the refusal.
         auto: whether the response_format may change.
     """
-    if reply.status not in UNKNOWN:
+    if reply.status not in UNSUPPORTED:
         return None
     said = reply.body.decode(errors="replace").lower()
     if "max_completion_tokens" in said and dialect.limit == "max_tokens":
@@ -254,7 +265,7 @@ def _simpler(dialect: Dialect, reply: Reply, auto: bool) -> Dialect | None:
 
 
 def _asked_wait(reply: Reply) -> float:
-    """Seconds that the endpoint asks for with Retry-After. 0 if it does not."""
+    """Seconds in the Retry-After header. 0 if it is missing or not a number."""
     try:
         return max(0.0, float(reply.headers.get("retry-after", "0")))
     except ValueError:

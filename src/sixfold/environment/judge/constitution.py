@@ -11,14 +11,14 @@ from ..grade import Grade
 from .client import JudgeFailed
 from .judge import Judge, answer_text, failed, question_text
 from .named_texts import NamedText, named_texts
-from .prompts import Question, Template, choice, numbered, template
+from .prompts import Question, Template, choice, listed, template
 from .rubric import SingleReward
 
 FOLLOWS, VIOLATES, NOT_APPLICABLE = "follows", "violates", "not_applicable"
 
 
 def principles_of(judge: Judge) -> list[NamedText]:
-    """The principles of the judge's settings.
+    """Parse the principles in the judge's settings.
 
     Raises:
         UserError: if they are malformed.
@@ -31,9 +31,10 @@ def principles_of(judge: Judge) -> list[NamedText]:
 
 
 def constitution_reward(judge: Judge) -> SingleReward:
-    """The reward `judge_constitution`: share of the principles that the answer follows.
+    """Make the reward `judge_constitution`: share of the principles that the answer follows.
 
-    A principle that does not apply is left out. If none applies, the reward is 1.
+    Principles that do not apply are left out. If none applies, the reward is 1. With
+    `aggregate = "min"`, the reward is 1 only if the answer follows all principles that apply.
 
     Raises:
         UserError: for malformed principles, or a template with wrong placeholders.
@@ -72,15 +73,18 @@ async def principle_verdicts(
     answer: str,
     together: bool,
 ) -> tuple[dict[str, str], str]:
-    """The verdict on each principle, and the reasons.
+    """Ask whether an answer follows each principle.
 
     Args:
-        judge: who decides.
+        judge: the judge.
         prompt: template of the question.
         principles: the principles.
         task: task of the answer.
         answer: the answer.
         together: ask about all principles in one question.
+
+    Returns:
+        The verdict on each principle by name, and the judge's reasons.
 
     Raises:
         JudgeFailed: if the judge gives no verdict.
@@ -91,7 +95,7 @@ async def principle_verdicts(
     questions = [
         Question(
             prompt,
-            {"principles": numbered([(each.name, each.text) for each in part])},
+            {"principles": listed(part)},
             data,
             {each.name: choice(meaning, FOLLOWS, VIOLATES, NOT_APPLICABLE) for each in part},
         )

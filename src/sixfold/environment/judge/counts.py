@@ -1,4 +1,4 @@
-"""What a judge did in a step, as counts that can be added over ranks, and the metrics from them."""
+"""Counts of a judge, which can be summed over ranks, and the metrics `judge/*`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .spending import Cost
 
 @dataclass
 class Moments:
-    """Sums from which a correlation follows.
+    """Sums over pairs of values, for their correlation.
 
     Attributes:
         n: number of pairs.
@@ -31,14 +31,16 @@ class Moments:
 
     def add(self, x: float, y: float) -> None:
         """Add one pair."""
-        for name, value in zip(
-            ("n", "x", "y", "xx", "yy", "xy"), (1, x, y, x * x, y * y, x * y), strict=True
-        ):
-            setattr(self, name, getattr(self, name) + value)
+        self.n += 1
+        self.x += x
+        self.y += y
+        self.xx += x * x
+        self.yy += y * y
+        self.xy += x * y
 
     @property
     def correlation(self) -> float | None:
-        """Pearson's correlation. None if one of the values does not vary."""
+        """Pearson's r. None for fewer than 3 pairs, or if one of the values is constant."""
         if self.n < 3:
             return None
         vx = self.xx / self.n - (self.x / self.n) ** 2
@@ -50,25 +52,25 @@ class Moments:
 
 @dataclass
 class Counts:
-    """Counts of one process since they were last taken.
+    """Counts of one process since the last `Judge.take`.
 
     Attributes:
-        asked: questions, cached ones included.
-        cached: questions whose answer was known.
+        asked: questions, including cached ones.
+        cached: questions whose answer was stored, or that were being asked already.
         calls: answered requests.
-        prompt_tokens: tokens of their prompts.
-        completion_tokens: tokens of the replies.
-        usd: their price.
-        repeated: requests sent again after a failure of the endpoint.
-        unreadable: replies that had no verdict.
-        failed: questions without an answer.
-        judged: completions that should be judged.
-        refused: completions that were refused before the judge was asked.
-        first: comparisons that the completion shown first won.
-        second: comparisons that the completion shown second won.
-        pairs: pairs asked in both orders.
-        unstable: pairs among them whose verdict changed with the order.
-        usd_total: price of the whole run.
+        prompt_tokens: prompt tokens of these requests.
+        completion_tokens: reply tokens of these requests.
+        usd: price of these requests, in US dollars.
+        repeated: requests that were sent again after a failure of the endpoint.
+        unreadable: replies without a readable verdict.
+        failed: questions without a verdict.
+        judged: completions given to a judge reward, including refused ones.
+        refused: completions that were refused without asking the judge.
+        first: comparisons won by the completion that was shown first.
+        second: comparisons won by the completion that was shown second.
+        pairs: pairs that were compared in both orders.
+        unstable: those of them whose verdict changed with the order.
+        usd_total: price of the whole run, in US dollars.
         calls_total: answered requests of the whole run.
     """
 
@@ -100,11 +102,11 @@ class Counts:
 
 @dataclass
 class Meter:
-    """Counts of a judge, and how its verdicts go with length.
+    """Counts of a judge, and sums for the correlation of its verdicts with length.
 
     Attributes:
         counts: the counts.
-        lengths: characters of completions against their values.
+        lengths: sums over (characters of a completion, its value).
     """
 
     counts: Counts
@@ -112,7 +114,7 @@ class Meter:
 
 
 def judge_metrics(meters: Sequence[Meter]) -> dict[str, float]:
-    """judge/* of a step.
+    """The metrics `judge/*` of a step. A ratio is absent if its denominator is 0.
 
     Args:
         meters: one per rank. Empty: the run has no judge.

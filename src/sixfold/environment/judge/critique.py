@@ -1,7 +1,8 @@
-"""Critique and revision by principles, which gives preference pairs (constitutional AI).
+"""Preference pairs by critique and revision (constitutional AI, arXiv:2212.08073).
 
-A draft that violates a principle is criticised and rewritten. The revision is preferred to the
-draft if it differs, is an answer, and follows the principle by a verdict of its own.
+The judge criticises and rewrites a draft that violates a principle. The revision is preferred to
+the draft if it differs from the draft and is an answer, and if the judge, in a separate question,
+does not find that it violates the principle.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Draft(NamedTuple):
 
 @dataclass
 class Pairs:
-    """Preference pairs, and what became of the other drafts.
+    """Preference pairs, and the outcomes for all drafts.
 
     Attributes:
         records: pairs with prompt, chosen, rejected, principle and critique.
-        outcomes: how many pairs of draft and principle ended in each way.
+        outcomes: outcome -> number of combinations of a draft and a principle.
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +57,7 @@ async def preference_pairs(
         principles: the principles.
 
     Raises:
-        BudgetSpent: if the judge's budget is used up. Its answers so far are in its store.
+        BudgetSpent: if the judge's budget is used up. Its answers so far are stored.
     """
     made = Pairs()
     todo = [
@@ -81,7 +82,7 @@ async def preference_pairs(
 
 
 async def _pair(judge: Judge, draft: Draft, principle: NamedText) -> dict[str, Any] | str:
-    """The preference pair of a draft, or why there is none."""
+    """The preference pair for a draft and a principle, or the reason why there is none."""
     answer = answer_text(draft.text).strip()
     if judge.refuse(answer, draft.task, (principle.text,)):
         return "no answer to revise"
@@ -121,6 +122,17 @@ async def _pair(judge: Judge, draft: Draft, principle: NamedText) -> dict[str, A
 
 
 async def _revised(judge: Judge, asked: dict[str, str], principle: NamedText, critique: str) -> str:
+    """Ask for a revision of an answer.
+
+    Args:
+        judge: writes the revision.
+        asked: question and answer, cleaned for the judge.
+        principle: the violated principle.
+        critique: what is wrong with the answer.
+
+    Raises:
+        JudgeFailed: if the judge gives no revision.
+    """
     said = await judge.ask(
         Question(
             template("revision", ""),

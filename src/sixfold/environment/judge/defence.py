@@ -1,7 +1,8 @@
-"""A completion is data: how the judge is shown it, and which completions it is not asked about.
+"""Protection of the judge against hostile completions.
 
-A text is refused only if no honest answer looks like it. Everything else is the judge's decision,
-who sees the text between marks that it cannot forge.
+`refusal` rejects a text without asking the judge, but only if no honest answer looks like it. The
+judge decides about all other texts. It sees them cleaned (`shown`), between marks with a random
+number that their writer could not know (`marked`).
 """
 
 from __future__ import annotations
@@ -94,11 +95,8 @@ _OPENERS_TEXT = """
     الجواب
     الحل
 """
-_OPENERS = frozenset(
-    line.strip() for line in unicodedata.normalize("NFKC", _OPENERS_TEXT).splitlines() if line
-)
 _POLITE = frozenset(("sure", "certainly", "of course", "okay", "ok", "yes", "great question"))
-"""What may stand before an announcement. Alone it may be an answer."""
+"""Phrases that may precede an announcement. Alone, they may be an answer."""
 _OPENER = re.compile(
     r"(?:(?:ok|okay|alright|sure|certainly|of course|first) )?"
     r"(?:let's|let us|let me|i will|i'll|we will|we'll)"
@@ -159,13 +157,19 @@ _SELF = re.compile(r"\b(?:my|this|the) (?:answer|response|solution|reply)\b", re
 
 
 def refusal(text: str, question: str, reference: str = "", known: Iterable[str] = ()) -> str:
-    """Why a completion earns nothing without asking the judge. Empty if the judge has to decide.
+    """Check whether a completion is refused without asking the judge.
 
     Args:
         text: answer part of the completion.
-        question: question of the task. What it speaks of is not held against an answer.
-        reference: reference answer, or several with "or: " between them, or "". None is refused.
-        known: texts of the rubric or the principles. An answer in their words alone is an echo.
+        question: question of the task. A suspicious phrase is allowed if the question has a word
+            of it.
+        reference: reference answers, one per line, the others after "or: ". "" if there is none.
+            An answer that equals one of them is always allowed.
+        known: texts of the criteria or principles. A text about itself that has no words except
+            theirs and words of praise is refused.
+
+    Returns:
+        The reason of the refusal, or "" if the judge must be asked.
     """
     if hidden_message(text):
         return "has invisible characters that spell a text"
@@ -187,10 +191,14 @@ def refusal(text: str, question: str, reference: str = "", known: Iterable[str] 
 
 
 def shown(text: str, limit: int) -> str:
-    """The text as a judge sees it: nothing hidden, no control token, and not too long.
+    """A text as the judge sees it.
 
-    An invisible character becomes its number, such as <U+200B>. The middle of a long text is left
-    out.
+    An invisible character is replaced by its code point, such as <U+200B>. A space is inserted into
+    control tokens of chat templates.
+
+    Args:
+        text: the text.
+        limit: maximum characters. The middle of a longer text is replaced by a note.
     """
     if len(text) > limit:
         half = limit // 2
@@ -200,43 +208,31 @@ def shown(text: str, limit: int) -> str:
 
 
 def marked(name: str, text: str, nonce: str) -> str:
-    """A text between marks with a number that its writer could not know."""
+    """A text between marks with a random number that its writer could not know."""
     return f"[BEGIN {name} {nonce}]\n{text}\n[END {name} {nonce}]"
 
 
 def _forged(text: str, question: frozenset[str]) -> str:
+    """Reason of a refusal if the text forges a verdict or instructs the judge, otherwise "".
+
+    Args:
+        text: the text.
+        question: words of the question and of the reference answer.
+    """
     for what, pattern in _FORGED.items():
         for found in pattern.finditer(unicodedata.normalize("NFKC", text)):
-            if not _words(found[0]) - _PLAIN_WORDS & question:
+            if not (_words(found[0]) - _PLAIN_WORDS) & question:
                 return f"writes {what}: {_short(found[0])}"
     return ""
 
 
-_PLAIN_WORDS = frozenset(
-    [
-        "a",
-        "the",
-        "this",
-        "my",
-        "it",
-        "you",
-        "to",
-        "of",
-        "all",
-        "any",
-        "for",
-        "final",
-        "true",
-        "false",
-        "yes",
-        "no",
-    ]
-)
-"""Words that say nothing about whether a question asks for a verdict."""
+_PLAIN_TEXT = "a the this my it you to of all any for final true false yes no"
+_PLAIN_WORDS = frozenset(_PLAIN_TEXT.split())
+"""Words of a suspicious phrase that do not justify it if the question has them too."""
 
 
 def _same(text: str, reference: str) -> bool:
-    """True if a text is the reference answer, but for case and punctuation."""
+    """True if a text equals the reference answer, apart from case and punctuation."""
     plain = _plain(reference)
     return text.strip() == reference.strip() or (bool(plain) and _plain(text) == plain)
 
@@ -249,24 +245,28 @@ def _only_openers(text: str) -> bool:
 
 
 def _is_echo(text: str, question: frozenset[str], known: Iterable[str]) -> bool:
-    """True for a text about itself whose words all are praise, or words of the rubric."""
+    """True for a text about itself that has only words of praise or of the rubric."""
     if not _SELF.search(text):
         return False
     allowed = _PRAISE.union(*(_words(line) for line in known))
     said = _words(text)
-    # A word of the question that the rubric does not use may be the content of an answer.
+    # A word of the question that is no praise may be the content of an answer.
     return said <= allowed and not (said & question - _PRAISE)
 
 
 def _words(text: str) -> frozenset[str]:
-    normal = unicodedata.normalize("NFKC", visible(text)).replace("’", "'").casefold()
-    return frozenset(_WORD.findall(normal))
+    """The distinct words of a text, in lower case."""
+    return frozenset(_plain(text).split())
 
 
 def _plain(text: str) -> str:
-    """Words of a text in lower case, without marks and punctuation."""
+    """The words of a text in lower case, separated by spaces, without punctuation."""
     normal = unicodedata.normalize("NFKC", visible(text)).replace("’", "'").casefold()
     return " ".join(_WORD.findall(normal))
+
+
+_OPENERS = frozenset(map(_plain, _OPENERS_TEXT.strip().splitlines()))
+"""Texts that announce an answer and give none, in the form of `_plain`."""
 
 
 def _short(text: str) -> str:

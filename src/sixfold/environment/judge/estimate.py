@@ -1,4 +1,4 @@
-"""What questions to a judge will cost, before they are asked."""
+"""Estimate of the judge's cost before a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .settings import JudgeSettings
 from .spending import Cost, cost_of, estimated_tokens
 
 REPLY_TOKENS = 80
-"""Tokens of a usual reply: a few sentences and the verdict."""
+"""Tokens of a typical reply: a few sentences and the verdict."""
 PROMPT_TOKENS = 150
-"""Tokens of a form's own words."""
+"""Tokens of a typical template without its placeholders."""
 
 
 def questions_per_text(settings: JudgeSettings, rewards: Sequence[str]) -> int:
-    """Questions about one completion.
+    """Number of questions about one completion.
 
     Args:
         settings: settings of the judge.
@@ -33,10 +33,10 @@ def questions_per_text(settings: JudgeSettings, rewards: Sequence[str]) -> int:
 
 
 def estimated(settings: JudgeSettings, tasks: Sequence[Task], questions: int) -> Cost:
-    """Estimated cost of questions about tasks.
+    """Estimated cost of questions about completions of tasks.
 
     Args:
-        settings: prices, and the longest reply.
+        settings: prices, and the maximum length of a reply.
         tasks: tasks of the questions.
         questions: number of questions.
     """

@@ -1,4 +1,4 @@
-"""Families of models: a judge prefers texts of its own family."""
+"""Families of models. A judge tends to prefer texts of its own family."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _FAMILIES = {
     "internlm": r"internlm",
     "yi": r"\byi[-_]",
 }
-"""Label -> pattern in the name of a model. A model that was distilled from another one into this
-family keeps the name of the family.
+"""Label -> pattern in the name of a model.
+
+The first match counts: DeepSeek-R1-Distill-Qwen is a Qwen model.
 """
 
 
 def family_of(model: str) -> str:
-    """Label of the family of a model, from its name or its config.json. "" if it is not known.
+    """Label of a model's family, from its name or its config.json. "" if it is unknown.
 
     Args:
         model: name, hub id or folder.
@@ -55,7 +56,7 @@ def family_of(model: str) -> str:
 
 
 def same_family(judge: str, policy: str) -> str:
-    """A warning if judge and policy are of one family, or "".
+    """A warning if judge and policy belong to the same family, otherwise "".
 
     Args:
         judge: label of the judge's family.
@@ -64,6 +65,6 @@ def same_family(judge: str, policy: str) -> str:
     if not judge or judge.casefold() != policy.casefold():
         return ""
     return (
-        f"judge and policy are both of the family '{judge}': judges prefer texts of their own"
-        " family. Compare with a judge of another family (environment.judge.model)"
+        f"judge and policy both belong to the family '{judge}'. Judges tend to prefer texts of"
+        " their own family. Compare with a judge of another family (environment.judge.model)"
     )

@@ -1,4 +1,4 @@
-"""The judge: asks questions, reads verdicts, remembers them, and keeps to its budget."""
+"""The judge: asks questions, reads and caches verdicts, and stays within its budget."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from .counts import Counts, Meter, Moments
 from .defence import refusal, shown
 from .family import family_of
 from .local_model import LocalModel
-from .prompts import Question
+from .prompts import Messages, Question
 from .reply import Unreadable, read_reply
 from .settings import JudgeSettings
 from .spending import Cost, Spending, cost_of, estimated_tokens
 from .store import AnswerStore
 
 ATTEMPTS = 2
-"""Requests per question: a reply that cannot be read is followed by one reminder."""
+"""Maximum requests per question. After an unreadable reply, the judge is reminded once."""
 
 END_S = 10.0
-"""Seconds that requests under way get when a run ends: they are paid for."""
+"""Seconds to wait for running requests when a run ends. They have to be paid anyway."""
 
 QUESTION_CHARACTERS = 32_000
-"""Characters of a question or a reference answer that the judge sees."""
+"""Maximum characters of a question or a reference answer that the judge sees."""
 
 
 class Judge:
-    """One judging model with its cache, budget and counts. Use it in one event loop at a time.
+    """A judging model with its cache, budget and counts. Use it in one event loop at a time.
 
     Args:
-        settings: the model and how it is asked.
+        settings: the model, its endpoint and its limits.
         share: part of the budgets that this process may use.
 
     Attributes:
         settings: as given.
-        spending: what the judge has cost so far.
-        counts: what it has done since `take`.
-        lengths: characters of the judged completions against their values, since `take`.
+        spending: cost so far.
+        counts: counts since the last `take`.
+        lengths: length and value of each judged completion since the last `take`.
 
     Raises:
-        UserError: if the API key is missing.
+        UserError: if the API key is missing or invalid.
     """
 
     def __init__(self, settings: JudgeSettings, share: float = 1.0) -> None:
@@ -69,16 +69,16 @@ class Judge:
         return self.settings.family or family_of(self.settings.model)
 
     def start(self) -> None:
-        """Start to load a local model, without waiting."""
+        """Start to load a local model, without waiting for it."""
         if self._local:
             self._local.start()
 
     def read(self, folder: Path) -> None:
-        """Know the answers in a folder, and write nothing there."""
+        """Read the answers in a folder. Nothing is written there."""
         self._store.read(folder)
 
     def keep_in(self, folder: Path, name: str = "answers.jsonl") -> None:
-        """Use the answers in a folder, and write further ones there.
+        """Read the answers in a folder, and write new ones there.
 
         Args:
             folder: folder of the answers. It is created.
@@ -87,56 +87,37 @@ class Judge:
         self.spending.spent += self._store.keep_in(folder, name)
 
     async def ask(self, question: Question) -> dict[str, Any]:
-        """The fields of the judge's verdict.
+        """Ask a question. Equal questions are asked once, even if they arrive at the same time.
 
-        Equal questions are asked once, also if they arrive together.
+        Returns:
+            The fields of the judge's reply, without the nonce.
 
         Raises:
             JudgeFailed: if the judge gives no verdict.
             BudgetSpent: if the budget is used up.
         """
         self.counts.asked += 1
-        key = self._key(question)
-        if known := self._store.get(key):
-            self.counts.cached += 1
-            return known
-        while running := self._running.get(key):
-            await asyncio.wait([running])
-            if not running.cancelled():  # otherwise who asked first does not wait any more
-                self.counts.cached += 1
-                return running.result()
-        self._loop = asyncio.get_running_loop()
-        self._running[key] = task = self._loop.create_task(self._asked(key, question))
-        task.add_done_callback(lambda _: self._ended(key))
         try:
-            # A request that is under way is paid for: its answer is kept also if nobody waits.
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if key not in self._sent:
-                task.cancel()
-            raise
+            return await self._answer(question)
         except JudgeFailed:
             self.counts.failed += 1
             raise
 
     async def settled(self) -> None:
-        """Wait until requests under way have ended, so that their answers are kept."""
+        """Wait until the requests that were sent have ended, so that their answers are stored."""
         if sent := [self._running[key] for key in self._sent]:
             await asyncio.wait(sent, timeout=END_S)
 
-    def _ended(self, key: str) -> None:
-        task = self._running.pop(key)
-        self._sent.discard(key)
-        if not task.cancelled():
-            task.exception()  # who asked may not wait any more
-
     def refuse(self, text: str, task: Task, known: tuple[str, ...] = ()) -> str:
-        """Why the answer in a completion earns nothing without being judged, or "".
+        """Check whether an answer is refused without asking the judge.
 
         Args:
             text: answer part of the completion.
             task: its task.
-            known: texts of the rubric.
+            known: texts of the criteria or principles.
+
+        Returns:
+            The reason of the refusal, or "" if the judge must be asked.
         """
         self.counts.judged += 1
         why = refusal(text, task.prompt_text, reference_text(task), known)
@@ -144,23 +125,23 @@ class Judge:
         return why
 
     def shown(self, text: str) -> str:
-        """A completion as the judge sees it."""
+        """A completion, cleaned and shortened for the judge (`defence.shown`)."""
         return shown(text, self.settings.max_chars)
 
     def graded(self, value: float, text: str, reason: str) -> Grade:
-        """Grade of a judged completion, which counts for `judge/length_corr`.
+        """Grade of a judged completion. It is counted in `judge/length_corr`.
 
         Args:
             value: the reward.
             text: answer part of the completion.
-            reason: what the judge said.
+            reason: the judge's reasons.
         """
         self.lengths.add(float(len(text)), value)
         passed = value >= self.settings.solved_at - 1e-9
         return Grade(value, "passed" if passed else "wrong_answer", reason)
 
     def take(self) -> Meter:
-        """Counts since the last call."""
+        """Return the counts since the last call, and reset them."""
         taken = Meter(self.counts, self.lengths)
         taken.counts.repeated, self._client.repeated = self._client.repeated, 0
         taken.counts.usd_total = self.spending.spent.usd
@@ -169,9 +150,9 @@ class Judge:
         return taken
 
     def close(self) -> None:
-        """Keep the answers under way, end a local model, and close the file of answers.
+        """Wait for running requests, close the file of answers, and end a local model.
 
-        Call it outside of the judge's event loop. A second call does nothing.
+        Call this outside the judge's event loop. A second call does nothing.
         """
         if self._sent and self._loop and self._loop.is_running():
             waiting = asyncio.run_coroutine_threadsafe(self.settled(), self._loop)
@@ -181,21 +162,45 @@ class Judge:
         if self._local:
             self._local.close()
 
+    async def _answer(self, question: Question) -> dict[str, Any]:
+        """The stored answer, that of an equal question in progress, or a new one."""
+        key = self._key(question)
+        if known := self._store.get(key):
+            self.counts.cached += 1
+            return known
+        while running := self._running.get(key):
+            await asyncio.wait([running])
+            if not running.cancelled():  # it is cancelled if its own caller was cancelled
+                answer = running.result()
+                self.counts.cached += 1
+                return answer
+        self._loop = asyncio.get_running_loop()
+        self._running[key] = task = self._loop.create_task(self._asked(key, question))
+        task.add_done_callback(lambda _: self._ended(key))
+        try:
+            # A sent request must be paid: store its answer even if the caller is cancelled.
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if key not in self._sent:
+                task.cancel()
+            raise
+
+    def _ended(self, key: str) -> None:
+        """Forget the task of a question."""
+        task = self._running.pop(key)
+        self._sent.discard(key)
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: the caller may have been cancelled
+
     async def _asked(self, key: str, question: Question) -> dict[str, Any]:
-        """Ask until the reply can be read, and record what each request has cost."""
+        """Ask until a reply can be read. Every reply is stored with its cost."""
         problem = ""
         for _ in range(ATTEMPTS):
             nonce = secrets.token_hex(8)
+            answer: dict[str, Any] | None = None
             messages = question.messages(nonce, problem)
-            prompt = "".join(message["content"] for message in messages)
-            reserved = self.spending.reserve(prompt)
-            paid, answer = Cost(), None
-            try:
-                schema = question.schema_for(nonce) if self._local else question.schema
-                said = await self._client.say(messages, schema, lambda: self._sent.add(key))
-                paid = self._cost(prompt, said)
-            finally:
-                self.spending.settle(reserved, paid)
+            schema = question.schema_for(nonce) if self._local else question.schema
+            said, paid = await self._sent_request(key, messages, schema)
             try:
                 found = read_reply(said.content, question, nonce)
                 answer = {name: value for name, value in found.items() if name != "nonce"}
@@ -211,6 +216,26 @@ class Judge:
             f"the judge {self.settings.model} gave no verdict: {problem}, {ATTEMPTS} times"
         )
 
+    async def _sent_request(
+        self, key: str, messages: Messages, schema: dict[str, Any]
+    ) -> tuple[Said, Cost]:
+        """Send one request within the budget. Returns the reply and its cost."""
+        prompt = "".join(message["content"] for message in messages)
+        reserved = paid = Cost()
+
+        def sending() -> None:
+            # Not earlier: questions that wait for a slot must not use up the budget.
+            nonlocal reserved
+            reserved = self.spending.reserve(prompt)
+            self._sent.add(key)
+
+        try:
+            said = await self._client.say(messages, schema, sending)
+            paid = self._cost(prompt, said)
+        finally:
+            self.spending.settle(reserved, paid)
+        return said, paid
+
     def _cost(self, prompt: str, said: Said) -> Cost:
         given, made = said.prompt_tokens, said.completion_tokens
         return cost_of(
@@ -220,7 +245,7 @@ class Judge:
         )
 
     def _key(self, question: Question) -> str:
-        """Key of a question: the model, how it is asked, and the prompt without a nonce."""
+        """Hash of the model, the temperature, the prompt without nonce, and the reply's schema."""
         settings = self.settings
         asked = (
             settings.model,
@@ -235,7 +260,7 @@ class Judge:
 
 
 def question_text(task: Task) -> str:
-    """The task's prompt as the judge sees it: all messages of a chat."""
+    """The task's prompt for the judge. A chat is shown with all messages and their roles."""
     if isinstance(task.prompt, str):
         return shown(task.prompt, QUESTION_CHARACTERS)
     if len(task.prompt) == 1:
@@ -245,7 +270,7 @@ def question_text(task: Task) -> str:
 
 
 def reference_text(task: Task) -> str:
-    """The reference answer as text, or several, one per line. "" if the task has none."""
+    """The task's reference answer as text. Several are separated by "or: ". "" without one."""
     if task.answer is None:
         return ""
     several = task.answer if isinstance(task.answer, list | tuple) else [task.answer]
@@ -253,10 +278,10 @@ def reference_text(task: Task) -> str:
 
 
 def answer_text(completion: str) -> str:
-    """What is judged of a completion: the text after its last thought."""
+    """The judged part of a completion: the text after its last thought."""
     return answer_part(completion)
 
 
 def failed(error: JudgeFailed) -> Grade:
-    """Grade of a completion about which the judge gave no verdict."""
+    """Grade of a completion without a verdict: a failed check."""
     return Grade(None, "infrastructure_error", str(error))

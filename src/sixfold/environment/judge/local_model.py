@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from concurrent.futures import Future
 
 from ...errors import UserError
 from ...processes.child import Child, ChildError
@@ -12,11 +14,11 @@ from .client import JudgeFailed
 SERVER = "sixfold.commands.judge_server"
 """Program of the child. It needs torch, which this package does not import."""
 START_S = 600.0
-"""Longest time to load the model."""
+"""Time limit for loading the model, in seconds."""
 
 
 class LocalModel:
-    """A model folder that a child process serves on loopback.
+    """Model that a child process serves on a loopback address.
 
     Args:
         model: a run, a checkpoint, a model folder or a hub id.
@@ -24,59 +26,67 @@ class LocalModel:
     """
 
     def __init__(self, model: str, device: str) -> None:
-        self._start = {"model": model, "device": device}
+        self._model = model
+        self._device = device
         self._child: Child | None = None
-        self._url = ""
-        self._problem = ""
-        self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._url: Future[str] = Future()
 
     def start(self) -> None:
-        """Start the child without waiting."""
-        if self._child is None:
-            self._child = Child(SERVER, keeps_output=True)
-            self._child.post(json.dumps(self._start).encode())
+        """Start the child without waiting. A second call does nothing."""
+        if self._child is not None:
+            return
+        child = self._child = Child(SERVER, keeps_output=True)
+        child.post(json.dumps({"model": self._model, "device": self._device}).encode())
+        url = self._url = Future()
+        # A running future ignores the cancellation of a question that waits for it. The thread
+        # reads the child's only answer, also if that question is cancelled.
+        url.set_running_or_notify_cancel()
+        threading.Thread(target=self._load, args=(child, url), daemon=True).start()
 
     async def url(self) -> str:
-        """Base URL of the server, as soon as the model is loaded.
+        """Base URL of the server. Waits until the model is loaded.
 
         Raises:
             UserError: if the model cannot be loaded.
             JudgeFailed: if the server has ended.
         """
-        loop = asyncio.get_running_loop()
-        if self._lock is None or self._lock[0] is not loop:
-            self._lock = loop, asyncio.Lock()
-        async with self._lock[1]:
-            if self._problem:
-                raise UserError(self._problem)
-            if not self._url:
-                self.start()
-                await self._loaded()
-        assert self._child is not None
-        if self._child.process.poll() is not None:
-            raise JudgeFailed(
-                "the local judge has ended. Its last output:\n" + self._child.last_words()
-            )
-        return self._url
-
-    async def _loaded(self) -> None:
-        assert self._child is not None
-        try:
-            answer = json.loads(await asyncio.to_thread(self._child.receive, START_S))
-            self._url = answer.get("url", "")
-            self._problem = answer.get("fatal", "")
-        except ChildError as error:
-            last = self._child.last_words()
-            self._problem = f"the process {error}. Its last output:\n{last}"
-        if self._problem:
-            self._problem = (
-                f"environment.judge.model = '{self._start['model']}': {self._problem}. Set"
-                " environment.judge.url if it is a model of an endpoint"
-            )
-            raise UserError(self._problem)
+        self.start()
+        child = self._child
+        assert child is not None
+        url = await asyncio.wrap_future(self._url)
+        if child.closed:
+            raise JudgeFailed("the local judge was closed")
+        if child.process.poll() is not None:
+            raise JudgeFailed(f"the local judge has ended. Its last output:\n{child.last_words()}")
+        return url
 
     def close(self) -> None:
         """End the child. A second call does nothing."""
-        child, self._child, self._url = self._child, None, ""
+        child, self._child = self._child, None
         if child:
             child.close()
+
+    def _load(self, child: Child, url: Future[str]) -> None:
+        """Set the base URL, or the error if the model cannot be loaded."""
+        try:
+            url.set_result(self._address(child))
+        except Exception as error:  # noqa: BLE001  boundary: the questions that wait raise it
+            url.set_exception(error)
+
+    def _address(self, child: Child) -> str:
+        """Wait for the answer of the child.
+
+        Raises:
+            UserError: if the model cannot be loaded.
+        """
+        try:
+            answer = json.loads(child.receive(START_S))
+            problem = answer.get("fatal", "")
+        except ChildError as error:
+            problem = f"the process {error}. Its last output:\n{child.last_words()}"
+        if problem:
+            raise UserError(
+                f"environment.judge.model = '{self._model}': {problem}. If it is a model of an"
+                " endpoint, set environment.judge.url"
+            )
+        return str(answer["url"])

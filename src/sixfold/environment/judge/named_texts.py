@@ -1,4 +1,4 @@
-"""Criteria and principles as users write them: "NAME: TEXT" or "NAME * WEIGHT: TEXT"."""
+"""Parse criteria and principles of the form "NAME: TEXT" or "NAME * WEIGHT: TEXT"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NamedText(NamedTuple):
 
     Attributes:
         name: its key in the judge's reply.
-        text: what it asks for.
+        text: what it requires of an answer.
         weight: its weight in the reward.
     """
 
@@ -24,22 +24,25 @@ class NamedText(NamedTuple):
 
 
 def named_texts(given: Any, what: str, source: str) -> list[NamedText]:
-    """Criteria or principles. One without a name is called by its place, such as "principle_2".
+    """Parse criteria or principles. The second one gets the name "principle_2" if it has none.
 
     Args:
         given: a list of texts.
-        what: noun for names: "criterion" or "principle".
+        what: "criterion" or "principle".
         source: where they come from, for messages.
 
     Raises:
-        ValueError: if it is no list of texts, if two have one name, or if all weights are 0.
+        ValueError: if `given` is not a list of texts or is empty, if two entries have the same
+            name, or if all weights are 0.
     """
-    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+    if isinstance(given, str) or not isinstance(given, Sequence):
         raise ValueError(f"{source} must be a list of texts, not {type(given).__name__}")
+    if not given:
+        raise ValueError(f"{source} is empty: at least one {what} is needed")
     found = []
     for number, line in enumerate(given, 1):
         if not isinstance(line, str) or not line.strip():
-            raise ValueError(f"{source}: entry {number} is not a text")
+            raise ValueError(f"{source}: entry {number} is empty or not a text")
         match = _NAMED.fullmatch(line)
         name, weight, text = match.groups() if match else (f"{what}_{number}", None, line)
         weight = 1.0 if weight is None else float(weight)
@@ -47,7 +50,7 @@ def named_texts(given: Any, what: str, source: str) -> list[NamedText]:
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1 or name in ("nonce", "reason"):
-            raise ValueError(f"{source}: the name {name!r} is taken. Give each entry its own")
+            raise ValueError(f"{source}: the name {name!r} is already used. Choose another name")
     if not any(each.weight for each in found):
         raise ValueError(f"{source}: all weights are 0")
     return found

@@ -1,9 +1,9 @@
 """`judge_pairwise`: share of comparisons that a completion wins within its group.
 
-Judges prefer a position. With both orders, a verdict counts only if it survives the swap; otherwise
-the pair is a tie. With one order, the order of each pair is drawn from the seed.
+Judges have a position bias. If each pair is asked in both orders, a pair whose verdict changes with
+the order is a tie. If it is asked in one order, the seed decides which completion comes first.
 
-Judges prefer length. `length_correction` subtracts a fitted preference for longer completions.
+Judges have a length bias. `length_correction` subtracts a fitted preference for longer completions.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Pair(NamedTuple):
     """Result of one comparison.
 
     Attributes:
-        a: index of one completion.
-        b: index of the other one.
-        share: 1 if `a` is better, 0 if `b` is, 0.5 for a tie. None if the judge failed.
-        reason: what the judge said.
+        a: index of the first completion.
+        b: index of the second completion.
+        share: 1 if `a` is better, 0 if `b` is better, 0.5 for a tie. None if the judge failed.
+        reason: the judge's reasons.
     """
 
     a: int
@@ -44,9 +44,9 @@ class Pair(NamedTuple):
 
 
 def pairwise_reward(judge: Judge) -> GroupReward:
-    """The reward `judge_pairwise`. A group of one completion earns 0.5.
+    """Make the reward `judge_pairwise`. The only completion of a group earns 0.5.
 
-    A completion that is refused earns 0, and loses every comparison unasked.
+    A refused completion earns 0. It loses every comparison without a question.
 
     Raises:
         UserError: for a template with wrong placeholders.
@@ -57,18 +57,18 @@ def pairwise_reward(judge: Judge) -> GroupReward:
     async def judge_pairwise(group: Sequence[Member], task: Task) -> list[Grade]:
         answers = [answer_text(member.text) for member in group]
         refused = [judge.refuse(answer, task) for answer in answers]
-        open_ = [i for i, why in enumerate(refused) if not why]
+        accepted = [i for i, why in enumerate(refused) if not why]
         rng = random.Random(_seed(judge.settings.seed, task, answers))
         compared = await asyncio.gather(
             *(
                 _compared(judge, prompt, task, answers, pair, swap=rng.random() < 0.5)
-                for pair in chosen_pairs(open_, settings.opponents, rng)
+                for pair in chosen_pairs(accepted, settings.opponents, rng)
             )
         )
-        lost = [Pair(i, j, 1.0, "") for i in open_ for j in set(range(len(group))) - set(open_)]
+        lost = [Pair(i, j, 1.0, "") for i in accepted for j, why in enumerate(refused) if why]
         every = [*compared, *lost]
         rates = [_rate(i, every) for i in range(len(group))]
-        known = [i for i in open_ if rates[i] is not None]
+        known = [i for i in accepted if rates[i] is not None]
         values = length_correction(
             [rates[i] or 0.0 for i in known],
             [len(answers[i]) for i in known],
@@ -93,15 +93,16 @@ def pairwise_reward(judge: Judge) -> GroupReward:
 def chosen_pairs(
     indices: Sequence[int], opponents: int, rng: random.Random
 ) -> list[tuple[int, int]]:
-    """Pairs that are compared.
+    """Choose the pairs that are compared.
 
-    With fewer opponents than there are, the completions form a circle in random order, and each is
-    compared with its neighbours. So every completion has about the same number of comparisons.
+    If not all pairs are compared, the completions are placed on a circle in random order. Each is
+    compared with its nearest neighbours, the same number on both sides. So all completions have the
+    same number of comparisons; an odd `opponents` is rounded up.
 
     Args:
-        indices: completions that may be compared.
+        indices: indices of the completions.
         opponents: comparisons per completion. 0: with all others.
-        rng: draws the order.
+        rng: draws the order on the circle.
     """
     count = len(indices)
     if not opponents or opponents >= count - 1:
@@ -118,16 +119,16 @@ def chosen_pairs(
 def length_correction(
     rates: Sequence[float], lengths: Sequence[int], strength: float
 ) -> list[float]:
-    """Win rates without the part that length explains.
+    """Subtract the part of the win rates that length explains.
 
-    x = standardised log(1 + length) in the group; b = max(0, mean(x * rate)), the slope of the
+    x = log(1 + length), standardised within the group; b = max(0, mean(x * rate)), the slope of the
     least-squares line; corrected rate = clip(rate - strength * b * x, 0, 1). Only a preference for
-    longer completions is removed.
+    longer completions is removed, not one for shorter completions.
 
     Args:
         rates: win rate of each completion.
         lengths: characters of each completion.
-        strength: 0 leaves the rates as they are, 1 removes the whole slope.
+        strength: from 0 (no correction) to 1 (the whole slope is removed).
     """
     logs = [log(1 + length) for length in lengths]
     mean = sum(logs) / max(1, len(logs))
@@ -153,12 +154,12 @@ async def _compared(
     """Compare two completions, in both orders or in one.
 
     Args:
-        judge: who decides.
+        judge: the judge.
         prompt: template of the question.
-        task: their task.
+        task: task of the group.
         answers: all answers of the group.
-        pair: indices of the two.
-        swap: with one order: show the second one first.
+        pair: indices of the two completions.
+        swap: show the second completion first. It has no effect if both orders are asked.
     """
     a, b = pair
     if answers[a].strip() == answers[b].strip():
@@ -201,7 +202,7 @@ def _question(judge: Judge, prompt: Template, task: Task, first: str, second: st
 
 
 def _rate(i: int, pairs: Sequence[Pair]) -> float | None:
-    """Mean result of the comparisons of completion `i`. None if all of them failed."""
+    """Win rate of completion `i`. 0.5 without comparisons, None if all of them failed."""
     shares = [
         pair.share if pair.a == i else 1.0 - pair.share
         for pair in pairs
@@ -213,6 +214,6 @@ def _rate(i: int, pairs: Sequence[Pair]) -> float | None:
 
 
 def _seed(seed: int, task: Task, answers: Sequence[str]) -> int:
-    """Seed of a group: a function of its content, so that a resumed run asks the same."""
+    """Seed of a group. It depends only on its content, so a resumed run asks the same questions."""
     text = "\0".join((str(seed), task.id, *answers))
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:8], "big")

@@ -1,4 +1,4 @@
-"""Prompts of the judge: templates with checked placeholders, and the form of its reply."""
+"""Prompts for the judge: templates with placeholders, and the fields of its reply."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import UserError, nearest
 from .defence import marked
+from .named_texts import NamedText
 
 Messages = list[dict[str, str]]
 
@@ -25,7 +26,7 @@ Reply with one JSON object and nothing else, with these keys in this order:
 {keys}"""
 
 LONGEST_REASON = 200
-"""Characters of the reasons of a small model."""
+"""Maximum characters of the reasons of a local model."""
 
 REMINDER = """\
 Your last reply could not be read: {problem}. Reply with the JSON object alone: no other text, no \
@@ -38,10 +39,10 @@ class Template:
 
     Attributes:
         text: the prompt, with placeholders in braces.
-        source: where it comes from, for messages.
-        setting: setting that names its file.
-        fields: placeholders that may occur.
-        needed: placeholders that must occur.
+        source: its file, for messages. "" for a built-in template.
+        setting: setting that names the file.
+        fields: allowed placeholders.
+        needed: required placeholders.
 
     Raises:
         UserError: for an unknown, malformed or missing placeholder.
@@ -60,7 +61,7 @@ class Template:
             parsed = list(string.Formatter().parse(self.text))
         except ValueError as error:
             raise UserError(
-                f"{where}: {error}. Write {{{{ and }}}} for braces that are no placeholder"
+                f"{where}: {error}. Write {{{{ and }}}} for braces that are not placeholders"
             ) from error
         found = [
             (name, spec, conversion) for _, name, spec, conversion in parsed if name is not None
@@ -81,14 +82,14 @@ class Template:
 
 
 def template(form: str, file: str) -> Template:
-    """The prompt of a form.
+    """Load a template.
 
     Args:
         form: name of a built-in template.
-        file: file of the user's own prompt. "": the built-in one.
+        file: file that replaces it. "": use the built-in template.
 
     Raises:
-        UserError: if the file cannot be read, or for wrong placeholders.
+        UserError: if the file cannot be read or has wrong placeholders.
     """
     text, fields, needed = _BUILT_IN[form]
     setting = f"environment.judge.{form}.template"
@@ -102,11 +103,11 @@ def template(form: str, file: str) -> Template:
 
 @dataclass(frozen=True)
 class Field:
-    """One entry of the judge's reply.
+    """One field of the judge's reply.
 
     Attributes:
-        meaning: what it is, for the judge.
-        schema: its JSON schema.
+        meaning: description for the judge.
+        schema: JSON schema of the value.
     """
 
     meaning: str
@@ -115,14 +116,15 @@ class Field:
 
 @dataclass(frozen=True)
 class Question:
-    """One question to the judge. Its nonce is drawn when it is asked.
+    """One question to the judge. Each request draws a new nonce for it.
 
     Attributes:
         template: the prompt.
-        texts: values of its placeholders that are not data, such as criteria.
-        data: values that are shown between marks, already cleaned.
-        fields: the reply, besides nonce and reason.
-        reasoned: the reply begins with the reasons.
+        texts: values of placeholders for trusted texts, such as criteria.
+        data: values of placeholders for untrusted texts, already cleaned. They are put between
+            marks.
+        fields: fields of the reply besides nonce and reason.
+        reasoned: ask for the reasons before the other fields.
     """
 
     template: Template
@@ -132,10 +134,10 @@ class Question:
     reasoned: bool = True
 
     def messages(self, nonce: str, problem: str = "") -> Messages:
-        """The conversation that asks the question.
+        """The messages of a request.
 
         Args:
-            nonce: number that marks the data and that the reply must repeat.
+            nonce: random number in the marks around the data. The reply must repeat it.
             problem: why the last reply could not be read, or "".
         """
         keys = "\n".join(f'- "{name}": {field.meaning}' for name, field in self._all(nonce).items())
@@ -151,7 +153,7 @@ class Question:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON schema of the reply. It is the same for every nonce, so that servers keep it."""
+        """JSON schema of the reply. It has no nonce, so servers can cache the compiled grammar."""
         properties = {name: dict(field.schema) for name, field in self._all("").items()}
         return {
             "type": "object",
@@ -161,10 +163,10 @@ class Question:
         }
 
     def schema_for(self, nonce: str) -> dict[str, Any]:
-        """As `schema`, with the nonce and a longest text: for a small model on this machine.
+        """Stricter schema for a small local model: it fixes the nonce and limits the reason.
 
-        It would copy the nonce wrongly, or never end. An endpoint far away would compile a new
-        grammar for every request.
+        Without it, a small model copies the nonce wrongly or does not end. A remote endpoint would
+        have to compile a new grammar for every request.
         """
         schema = self.schema
         for name, field in schema["properties"].items():
@@ -183,22 +185,22 @@ class Question:
 
 
 def choice(meaning: str, *values: str) -> Field:
-    """A field with one of several texts."""
+    """A field whose value is one of several texts."""
     said = " or ".join(f'"{value}"' for value in values)
     return Field(f"{said}: {meaning}", {"type": "string", "enum": list(values)})
 
 
 def score(meaning: str, highest: int) -> Field:
-    """A field with an integer from 0 to `highest`."""
+    """A field whose value is an integer from 0 to `highest`."""
     return Field(
         f"an integer from 0 to {highest}: {meaning}",
         {"type": "integer", "minimum": 0, "maximum": highest},
     )
 
 
-def numbered(lines: Sequence[tuple[str, str]]) -> str:
-    """A list of (name, text) for a prompt."""
-    return "\n".join(f"- {name}: {text}" for name, text in lines)
+def listed(texts: Sequence[NamedText]) -> str:
+    """Criteria or principles as lines of a prompt."""
+    return "\n".join(f"- {each.name}: {each.text}" for each in texts)
 
 
 _RUBRIC = """\
@@ -300,4 +302,4 @@ _BUILT_IN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "critique": (_CRITIQUE, ("principle", "question", "answer"), ()),
     "revision": (_REVISION, ("principle", "question", "answer", "critique"), ()),
 }
-"""Form -> text, placeholders, and those that must occur."""
+"""Name of a template -> text, allowed placeholders, required placeholders."""

@@ -1,4 +1,4 @@
-"""`judge_reference`: right or wrong, against the reference answer of the task."""
+"""`judge_reference`: whether an answer agrees with the task's reference answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RIGHT, WRONG = "right", "wrong"
 
 
 def reference_reward(judge: Judge) -> SingleReward:
-    """The reward `judge_reference`: 1 if the answer says the same as `task.answer`, else 0.
+    """Make the reward `judge_reference`: 1 if the answer agrees with `task.answer`, else 0.
 
     Raises:
         UserError: for a template with wrong placeholders.

@@ -1,4 +1,4 @@
-"""Reading a judge's reply: one JSON object with the nonce, and nothing else."""
+"""Read a judge's reply, which must be one JSON object with the nonce."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from .prompts import Question
 
 _FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
 
-MOST_TEXT = 20_000
-"""Characters of a text in a reply."""
+MAX_TEXT = 20_000
+"""Maximum characters of a text in a reply."""
 
 
 class Unreadable(ValueError):
-    """The reply has no verdict. The text says why, for the judge and for the user."""
+    """The reply has no readable verdict. The message continues "the reply could not be read:"."""
 
 
 def read_reply(content: str, question: Question, nonce: str) -> dict[str, Any]:
-    """The fields of a reply.
+    """Parse and check a reply.
 
-    A thought before the reply and a code fence around it are allowed. Text beside the object is
-    not: a verdict is never searched for.
+    A finished thought before the object and a code fence around it are allowed. Any other text is
+    not: otherwise an object that the judge only quotes could be taken for its verdict.
 
     Args:
-        content: what the judge wrote.
-        question: what it was asked.
+        content: text of the reply.
+        question: the question.
         nonce: number that the reply must repeat.
 
+    Returns:
+        The fields of the object.
+
     Raises:
-        Unreadable: if it is anything else.
+        Unreadable: if the reply is not such an object.
     """
     text = answer_part(content)
     fenced = _FENCE.fullmatch(text)
@@ -49,7 +52,7 @@ def read_reply(content: str, question: Question, nonce: str) -> dict[str, Any]:
     schema = question.schema
     expected = schema["properties"]
     for name in schema["required"]:
-        # Reasons help the judge to decide, but a verdict without them is a verdict.
+        # The reason is only for the judge's own use, so it may be missing.
         if name not in found and name != "reason":
             raise Unreadable(f"it has no {name!r}")
     if unknown := sorted(set(found) - set(expected)):
@@ -60,7 +63,7 @@ def read_reply(content: str, question: Question, nonce: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are all different: two verdicts in one object are none."""
+    """Make an object. Repeated keys are refused: which of two verdicts counts is not clear."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise Unreadable("it repeats a key")
@@ -70,8 +73,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check(name: str, value: Any, schema: Mapping[str, Any]) -> None:
     if schema["type"] == "string":
         allowed = schema.get("enum")
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
+        if not isinstance(value, str):
             raise Unreadable(f"{name!r} is not a text")
+        if len(value) > MAX_TEXT:
+            raise Unreadable(f"{name!r} has more than {MAX_TEXT} characters")
         if allowed and value not in allowed:
             raise Unreadable(f"{name!r} is not one of {', '.join(map(repr, allowed))}")
         return

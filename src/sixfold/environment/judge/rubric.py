@@ -11,18 +11,18 @@ from ..grade import Grade
 from .client import JudgeFailed
 from .judge import Judge, answer_text, failed, question_text, reference_text
 from .named_texts import NamedText, named_texts
-from .prompts import Question, numbered, score, template
+from .prompts import Question, listed, score, template
 
 SingleReward = Callable[[str, Task], Awaitable[Grade]]
 COLUMN = "criteria"
-"""Column of a task with criteria of its own."""
+"""Column of a task whose criteria replace those of the recipe."""
 
 
 def rubric_reward(judge: Judge) -> SingleReward:
-    """The reward `judge_rubric`.
+    """Make the reward `judge_rubric`.
 
-    Each criterion gets a score from 0 to the scale. The reward is their weighted mean, or the
-    lowest one, over the scale.
+    The judge gives each criterion a score from 0 to `scale`. The reward is the weighted mean of the
+    scores, or the lowest score, divided by `scale`. Criteria of weight 0 do not count.
 
     Raises:
         UserError: for malformed criteria, or a template with wrong placeholders.
@@ -37,10 +37,7 @@ def rubric_reward(judge: Judge) -> SingleReward:
     def question(task: Task, answer: str, criteria: Sequence[NamedText]) -> Question:
         return Question(
             prompt,
-            {
-                "criteria": numbered([(each.name, each.text) for each in criteria]),
-                "scale": str(settings.scale),
-            },
+            {"criteria": listed(criteria), "scale": str(settings.scale)},
             {
                 "question": question_text(task),
                 "answer": judge.shown(answer),
@@ -51,7 +48,8 @@ def rubric_reward(judge: Judge) -> SingleReward:
 
     async def judge_rubric(completion: str, task: Task) -> Grade:
         own = task.columns.get(COLUMN)
-        criteria = usual if own is None else named_texts(own, "criterion", f"column {COLUMN!r}")
+        source = f"task {task.id!r}, column {COLUMN!r}"
+        criteria = usual if own is None else named_texts(own, "criterion", source)
         answer = answer_text(completion)
         if why := judge.refuse(answer, task, tuple(each.text for each in criteria)):
             return Grade(0.0, "rejected", why)

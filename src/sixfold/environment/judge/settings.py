@@ -1,4 +1,4 @@
-"""Settings of a judge, as plain data. A recipe has the same fields in `environment.judge`."""
+"""Settings of a judge. The section `environment.judge` of a recipe has the same fields."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class RubricSettings:
     """Settings of `judge_rubric`.
 
     Attributes:
-        criteria: what is judged, each as "NAME: TEXT" or "NAME * WEIGHT: TEXT".
+        criteria: the criteria, each as "NAME: TEXT" or "NAME * WEIGHT: TEXT".
         scale: highest score of a criterion. The lowest is 0.
-        aggregate: weighted mean of the scores, or the lowest one.
+        aggregate: "mean": weighted mean of the scores. "min": the lowest score.
         together: ask about all criteria in one question.
-        template: file of the user's own prompt. "": the built-in one.
+        template: file with a prompt. "": use the built-in prompt.
     """
 
     criteria: tuple[str, ...] = (
@@ -47,7 +47,8 @@ class PairwiseSettings:
     """Settings of `judge_pairwise`.
 
     Attributes:
-        orders: "both": each pair is asked in both orders. "one": in one order, drawn by the seed.
+        orders: "both": ask about each pair in both orders. "one": in one order, which the seed
+            decides.
         opponents: comparisons per completion. 0: with every other completion of the group.
         length_control: strength of the length correction, from 0 (off) to 1.
         template: as in `RubricSettings`.
@@ -64,8 +65,9 @@ class ConstitutionSettings:
     """Settings of `judge_constitution` and of critiques.
 
     Attributes:
-        principles: the principles, each as TEXT or "NAME: TEXT".
-        aggregate: share of the principles that are followed, or 1 only if all are.
+        principles: the principles, each as "TEXT" or "NAME: TEXT".
+        aggregate: "mean": share of the principles that are followed. "min": 1 if all are followed,
+            else 0.
         together: as in `RubricSettings`.
         template: as in `RubricSettings`.
     """
@@ -82,29 +84,30 @@ class ConstitutionSettings:
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """Which model judges, how it is asked, and what it may cost.
+    """The judging model, its endpoint, its prompts and its budget.
 
     Attributes:
         url: base URL of an OpenAI-compatible endpoint, such as https://api.openai.com/v1. "": a
-            local model, which a child process serves.
+            child process serves a local model.
         model: name of the model at the endpoint, or the folder of a local model.
         key_variable: environment variable that holds the API key.
         family: label of the model's family. "": derived from its name.
         device: device of a local model.
-        timeout_s: seconds for one question, with all repetitions.
-        request_timeout_s: seconds for one request.
-        retries: how often a request is repeated after a failure of the endpoint.
-        concurrency: most requests at a time.
-        max_tokens: most tokens of a reply.
+        timeout_s: time limit for the requests and retries of one question, in seconds.
+        request_timeout_s: time limit for one request, in seconds.
+        retries: maximum retries of a request after failures of the endpoint.
+        concurrency: maximum concurrent requests.
+        max_tokens: maximum length of a reply, in tokens.
         temperature: sampling temperature of the judge.
-        max_chars: characters of a completion that the judge sees.
-        structured: how the reply is constrained. "auto": the strictest way that the endpoint has.
-        input_price: US dollars per million tokens of prompts.
-        output_price: US dollars per million tokens of replies.
-        budget_usd: most dollars of a run. 0: no limit.
-        budget_calls: most answered requests of a run. 0: no limit.
-        solved_at: value from which a verdict is "passed".
-        seed: seed of the order and the choice of pairs.
+        max_chars: maximum characters of a completion that the judge sees.
+        structured: `response_format` of requests: a JSON schema, any JSON object, or none. "auto":
+            the strictest one that the endpoint supports.
+        input_price: US dollars per million prompt tokens.
+        output_price: US dollars per million reply tokens.
+        budget_usd: maximum cost of a run in US dollars. 0: no limit.
+        budget_calls: maximum number of answered requests of a run. 0: no limit.
+        solved_at: lowest reward whose verdict is "passed".
+        seed: seed for the choice and the order of pairs.
         rubric: settings of `judge_rubric`.
         reference: settings of `judge_reference`.
         pairwise: settings of `judge_pairwise`.

@@ -1,4 +1,4 @@
-"""What a judge has cost, and the budget that it must not exceed."""
+"""Cost and budget of a judge."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ...errors import BudgetSpent
 from .settings import JudgeSettings
 
 CHARACTERS_PER_TOKEN = 4
-"""Estimate of tokens before a request, and for an endpoint that counts none."""
+"""Ratio for estimates: before a request, and if the endpoint reports no token counts."""
 
 
 def estimated_tokens(text: str) -> int:
     """Estimated number of tokens of a text."""
-    # In UTF-8: a character of Chinese has three bytes, and is about a token.
+    # Count bytes of UTF-8: a Chinese character has three bytes and is about one token.
     return 1 + len(text.encode("utf-8", "replace")) // CHARACTERS_PER_TOKEN
 
 
@@ -25,7 +25,7 @@ class Cost:
         calls: number of answered requests.
         prompt_tokens: tokens of their prompts.
         completion_tokens: tokens of the replies.
-        usd: their price in dollars.
+        usd: price in US dollars.
     """
 
     calls: int = 0
@@ -50,12 +50,12 @@ def cost_of(settings: JudgeSettings, prompt_tokens: int, completion_tokens: int)
 
 @dataclass
 class Spending:
-    """Cost of a run so far, with requests that are under way.
+    """Cost of a run so far, and the reserved cost of running requests.
 
     Attributes:
         settings: prices and budgets.
-        share: part of the budgets that this process may use: 1 over the number of ranks.
-        spent: cost of answered requests, those of earlier processes of the run included.
+        share: part of the budgets that this process may use: 1 / number of ranks.
+        spent: cost of answered requests, including those before a resume.
     """
 
     settings: JudgeSettings
@@ -65,13 +65,13 @@ class Spending:
     _stopped_by: str = field(default="", init=False)
 
     def reserve(self, prompt: str) -> Cost:
-        """Set aside the largest likely cost of a request.
+        """Reserve the maximum cost of a request: the estimated prompt and the longest reply.
 
         Args:
-            prompt: its text.
+            prompt: text of the prompt.
 
         Raises:
-            BudgetSpent: if it does not fit into a budget any more.
+            BudgetSpent: if the request would exceed a budget, or an earlier one would have.
         """
         asked = cost_of(self.settings, estimated_tokens(prompt), self.settings.max_tokens)
         total = self.spent + self._reserved + asked
@@ -80,7 +80,8 @@ class Spending:
             ("budget_usd", self.settings.budget_usd, total.usd),
         ):
             if self._stopped_by == name or (limit and used > limit * self.share):
-                self._stopped_by = name  # a request that turns out cheaper must not start another
+                # Stay stopped, even if a running request turns out cheaper than its reservation.
+                self._stopped_by = name
                 raise BudgetSpent(
                     f"the judge has used its budget: environment.judge.{name} = {limit:g},"
                     f" {self.spent.calls} requests for ${self.spent.usd:.4g} so far."
@@ -90,7 +91,7 @@ class Spending:
         return asked
 
     def settle(self, reserved: Cost, paid: Cost) -> None:
-        """Replace a reservation by what was paid."""
+        """Replace a reservation by the cost that was paid."""
         minus = Cost(
             -reserved.calls, -reserved.prompt_tokens, -reserved.completion_tokens, -reserved.usd
         )

@@ -1,4 +1,4 @@
-"""Answers of a judge, in memory and in a file of the run: a resume asks nothing twice."""
+"""Store of a judge's answers in memory and in a file, so that no question is asked twice."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .spending import Cost
 
 
 class AnswerStore:
-    """Readable answers by key, and what each request has cost.
+    """Answers by key of the question. The file also has unreadable replies and all costs.
 
-    The file has one JSON line per answered request. A line that a crash has cut is ignored.
+    The file has one JSON line per answered request. A line that a crash has cut off is ignored.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class AnswerStore:
         self._file: int | None = None
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Answer of an earlier question, or None."""
+        """Stored answer to a question, or None."""
         return self._known.get(key)
 
     def add(self, key: str, answer: dict[str, Any] | None, cost: Cost) -> None:
@@ -31,7 +31,7 @@ class AnswerStore:
 
         Args:
             key: key of the question.
-            answer: fields of the reply; None if it could not be read.
+            answer: fields of the reply. None if it could not be read.
             cost: cost of the request.
         """
         record: dict[str, Any] = {
@@ -53,7 +53,7 @@ class AnswerStore:
         """Read the answers of all processes of a run.
 
         Args:
-            folder: folder of the answers.
+            folder: folder with the files of answers.
             name: file of this process, or "".
 
         Returns:
@@ -64,25 +64,25 @@ class AnswerStore:
             for record, cost in _records(path):
                 spent = spent + cost if path.name == name else spent
                 if record.get("answer") is not None:
-                    self._known.setdefault(str(record["key"]), record["answer"])
+                    self._known.setdefault(record["key"], record["answer"])
         return spent
 
     def keep_in(self, folder: Path, name: str) -> Cost:
-        """Read the answers in a folder, and write all further ones there.
+        """Read the answers in a folder, and write all new ones there.
 
         Args:
-            folder: folder of all processes of the run.
+            folder: folder with the files of all processes of the run. It is created.
             name: file of this process.
 
         Returns:
-            Cost of the answers that this process' file had.
+            Cost of the answers in the file of this process, before anything is added to it.
         """
         folder.mkdir(parents=True, exist_ok=True)
         own, spent = folder / name, self.read(folder, name)
         self.close()
         self._file = os.open(own, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if own.stat().st_size and not own.read_bytes().endswith(b"\n"):
-            os.write(self._file, b"\n")  # after a line that a crash has cut
+            os.write(self._file, b"\n")  # end the line that a crash has cut off
         for line in self._unwritten:
             os.write(self._file, line)
         self._unwritten.clear()
@@ -96,17 +96,13 @@ class AnswerStore:
 
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], Cost]]:
+    """Lines of a file with their costs. Damaged lines are skipped."""
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
-            yield (
-                record,
-                Cost(
-                    1,
-                    int(record["prompt_tokens"]),
-                    int(record["completion_tokens"]),
-                    float(record["usd"]),
-                ),
-            )
+            tokens = int(record["prompt_tokens"]), int(record["completion_tokens"])
+            cost = Cost(1, *tokens, float(record["usd"]))
+            record["key"] = str(record["key"])
         except (ValueError, KeyError, TypeError):
             continue
+        yield record, cost
