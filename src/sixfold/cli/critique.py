@@ -12,12 +12,12 @@ from .parsing import RECIPE_HELP, VerbParser, at_least
 TEXT = """\
 Make preference pairs by critique and revision (constitutional AI).
 
-Answers of the recipe's model, or of --drafts, are criticised by each principle. An answer that
-violates one is rewritten. If the revision follows the principle, one JSON line is written:
+The judge of environment.judge checks each answer against each principle. It rewrites an answer that
+violates a principle. If the revision does not violate it, one JSON line is written:
 {"prompt", "chosen": revision, "rejected": answer, "principle", "critique"}.
 
-The judge of environment.judge criticises and rewrites. Its answers are kept in FILE.judge/, so that
-a run after a spent budget asks nothing twice.
+The answers come from --drafts, or are sampled from the recipe's model. The judge's replies are
+stored in FILE.judge/, so a second run after a spent budget asks no question twice.
 """
 
 
@@ -26,7 +26,7 @@ def parser() -> VerbParser:
     arguments = VerbParser("critique", TEXT, takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     arguments.add_argument(
-        "--out", metavar="FILE", type=Path, required=True, help="file for the pairs; a new one"
+        "--out", metavar="FILE", type=Path, required=True, help="new file for the pairs"
     )
     arguments.add_argument(
         "--principles",
@@ -39,17 +39,19 @@ def parser() -> VerbParser:
         "--drafts",
         metavar="FILE",
         type=Path,
-        help="JSON lines with prompt and completion (default: sample from the model)",
+        help="answers as JSON lines with prompt and completion (default: sample them)",
     )
     arguments.add_argument(
-        "--model", metavar="DIR", help="checkpoint, run or model that writes the answers"
+        "--model",
+        metavar="DIR",
+        help="checkpoint, run or model to sample from (default: the recipe's model)",
     )
     arguments.add_argument(
         "--tasks",
         metavar="N",
         type=at_least(1),
         default=64,
-        help="number of training tasks that are answered (default 64)",
+        help="number of training tasks to sample answers for (default 64)",
     )
     return arguments
 
@@ -64,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
             " or environment.judge.model alone for a local folder"
         )
     if given.drafts and given.model:
-        raise UserError("sixfold critique: give either --drafts or --model")
+        raise UserError("sixfold critique: --drafts and --model exclude each other. Give one")
     from ..commands.critique import CritiqueOptions, critique_command
 
     options = CritiqueOptions(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from .parsing import VerbParser, at_least, run_folder
 
 TEXT = """\
-Print trajectories of a step, token by token: who wrote each token, turns, tool calls, rewards.
+Print trajectories of a step: the origin of each token, turns, tool calls and rewards.
 
-Without --task and --sample it shows the trajectory with the best reward, the one with the worst,
-and one that failed. The trajectories of the step must be recorded (log.rollouts_every). The run may
-go on meanwhile.
+Without --task it shows the trajectory with the best reward, the one with the worst reward, and one
+that failed. The trajectories of the step must be recorded (log.rollouts_every). The run may
+continue meanwhile.
 """
 
 
@@ -30,7 +30,7 @@ def parser() -> VerbParser:
         "--limit",
         metavar="N",
         type=at_least(1),
-        help="largest number of trajectories (default 3, or all samples of --task)",
+        help="maximum number of trajectories (default 3, or all samples of --task)",
     )
     arguments.add_argument(
         "--tokens",

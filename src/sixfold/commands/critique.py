@@ -20,19 +20,19 @@ from ..run.recipe_judge import judge_settings
 from ..types import Task
 
 QUESTIONS = 3
-"""Most questions per draft and principle: critique, revision and check."""
+"""Maximum questions per draft and principle: critique, revision and check."""
 
 
 @dataclass(frozen=True)
 class CritiqueOptions:
-    """Options of the command.
+    """Command-line options of `sixfold critique`.
 
     Attributes:
         out: file for the pairs.
-        principles: file with the principles. None: those of the recipe.
-        drafts: file with prompts and completions. None: sample them.
-        model: checkpoint, run or model that writes the drafts. "": the recipe's model.
-        tasks: number of tasks to answer.
+        principles: file with the principles. None: use the principles of the recipe.
+        drafts: file with prompts and completions. None: sample completions.
+        model: checkpoint, run or model that is sampled. "": the recipe's model.
+        tasks: number of tasks to sample completions for.
     """
 
     out: Path
@@ -43,10 +43,10 @@ class CritiqueOptions:
 
 
 def critique_command(recipe: Recipe, options: CritiqueOptions) -> int:
-    """Make the pairs, write them, and print what became of the drafts. Returns the exit code.
+    """Make the pairs, write them, and print the outcomes. Returns the exit code, 0.
 
     Raises:
-        UserError: for a file that exists or cannot be read.
+        UserError: if the output file exists, or an input file cannot be read.
         BudgetSpent: if the judge's budget is used up.
     """
     if options.out.exists():
@@ -81,36 +81,48 @@ def _shown(made: Pairs, drafts: int, principles: int) -> str:
 
 
 def _principles(file: Path) -> list[NamedText]:
-    """The principles in a file.
+    """Read the principles in a file.
 
     Raises:
-        UserError: if it cannot be read, or has none.
+        UserError: if the file cannot be read or has no principles.
     """
+    source = f"--principles {file}"
+    lines = [line.strip() for line in _text(file, source).splitlines()]
+    given = [line for line in lines if line and not line.startswith("#")]
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        given = [line for line in lines if line and not line.startswith("#")]
-        return named_texts(given, "principle", f"--principles {file}")
-    except (OSError, ValueError) as error:
-        raise UserError(f"--principles {file}: {error}. Write one principle per line") from error
+        return named_texts(given, "principle", source)
+    except ValueError as error:
+        raise UserError(f"{error}. Write one principle per line") from error
 
 
 def _read_drafts(file: Path) -> list[Draft]:
-    """Prompts and completions in a file of JSON lines.
+    """Read prompts and completions in a file of JSON lines.
 
     Raises:
-        UserError: if it cannot be read, or a line has another form.
+        UserError: if the file cannot be read, or a line does not have the right form.
     """
+    lines = _text(file, f"--drafts {file}").splitlines()
+    drafts = [_draft(file, n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    if not drafts:
+        raise UserError(
+            f"--drafts {file}: the file is empty. Give lines with 'prompt' and 'completion'"
+        )
+    return drafts
+
+
+def _text(file: Path, source: str) -> str:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"--drafts {file}: cannot read it as JSON lines: {error}") from error
-    if not rows:
-        raise UserError(f"--drafts {file}: it is empty. Give lines with prompt and completion")
-    return [_draft(file, number, row) for number, row in enumerate(rows, 1)]
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{source}: cannot read the file: {error}") from error
 
 
-def _draft(file: Path, number: int, row: Any) -> Draft:
+def _draft(file: Path, number: int, line: str) -> Draft:
+    """Parse a line of drafts. Lines are numbered from 1."""
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"--drafts {file}: line {number} is not JSON: {error}") from error
     prompt = row.get("prompt") if isinstance(row, dict) else None
     text = row.get("completion") if isinstance(row, dict) else None
     if isinstance(prompt, list) and all(

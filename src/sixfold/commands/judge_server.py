@@ -1,7 +1,7 @@
-"""The program of a local judge: serves a model on loopback until its parent hangs up.
+"""Program of a local judge: serves a model on a loopback address until its parent ends.
 
-The first request is JSON with "model" and "device". The answer is {"url": base URL}, or {"fatal":
-message} if the model cannot be served.
+The only request is JSON with "model" and "device". The answer is {"url": base URL}, or
+{"fatal": message} if the model cannot be served.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from ..processes.program import Requests
 from ..run.sampling_model import load_for_sampling
 from .serve import ServeOptions, listen, make_served, uvicorn_config
 
-KV_TOKENS, MAX_RUNNING, MAX_QUEUE = 65_536, 32, 4096
 END_S = 1
-"""Seconds for running requests when the run ends: nobody waits for them."""
+"""Seconds for running requests when the run ends. Nobody waits for their answers."""
 
 
 def serve(requests: Requests) -> None:
-    """Load the model, tell its address, and serve it."""
+    """Load the model, answer with its address, and serve it."""
     asked = json.loads(next(requests))
     try:
         options = ServeOptions(
-            asked["model"],
-            "127.0.0.1",
-            0,
-            asked["model"],
-            "",
-            MAX_QUEUE,
-            None,
-            1024,
-            KV_TOKENS,
-            MAX_RUNNING,
-            "auto",
-            "none",
-            "",
-            asked["device"],
-            END_S,
+            model=asked["model"],
+            host="127.0.0.1",
+            port=0,
+            name=asked["model"],
+            key="",
+            max_queue=4096,
+            record=None,
+            max_tokens=1024,
+            kv_tokens=65_536,
+            max_running=32,
+            kv_dtype="auto",
+            speculation="none",
+            draft="",
+            device=asked["device"],
+            grace=END_S,
         )
         listener = listen(options.host, options.port)
         policy = load_for_sampling(
@@ -53,7 +52,7 @@ def serve(requests: Requests) -> None:
     host, port = listener.getsockname()[:2]
 
     def end_with_parent() -> None:
-        for _ in requests:  # the parent sends nothing more: this ends when it hangs up
+        for _ in requests:  # the parent sends nothing more: this loop ends with the parent
             pass
         server.should_exit = True
 

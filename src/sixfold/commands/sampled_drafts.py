@@ -1,4 +1,4 @@
-"""Answers of a recipe's model, as drafts for `sixfold critique`."""
+"""Sample completions of a model as drafts for `sixfold critique`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..types import Task
 
 
 def sampled_drafts(recipe: Recipe, model: str, count: int) -> list[Draft]:
-    """One answer per task.
+    """Sample one completion per task.
 
     Args:
-        recipe: sets model, tasks and sampling.
+        recipe: defines the tasks and the sampling parameters.
         model: checkpoint, run or model. "": the recipe's model.
         count: number of training tasks.
 
@@ -33,5 +33,5 @@ def sampled_drafts(recipe: Recipe, model: str, count: int) -> list[Draft]:
 
 
 def _unscored(completion: str, task: Task) -> float:
-    """Stands in for the recipe's rewards: drafts are not scored."""
+    """Replaces the recipe's rewards, because drafts are not scored."""
     return 0.0

@@ -21,7 +21,7 @@ from ..report.untrusted import one_line
 from .recorded_step import steps_text
 
 SHOWN = 3
-"""Trajectories that are shown if nothing was chosen: the best, the worst, and one that failed."""
+"""Number of trajectories shown by default: the best, the worst, and one that failed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Choice:
     Attributes:
         task: id of the task. "" for all.
         sample: index of the sample. None for all.
-        limit: largest number of trajectories. None: SHOWN, or all samples of `task`.
+        limit: maximum number of trajectories. None: SHOWN, or all samples of `task`.
     """
 
     task: str = ""
@@ -52,11 +52,11 @@ def show_command(
 
     Args:
         folder: folder of the run.
-        step: the step. None: the last one that was recorded.
-        choice: which of its trajectories.
+        step: the step. None: the last recorded one.
+        choice: which of its trajectories to show.
         tokens: list their tokens one by one.
         colour: auto, always or never.
-        as_json: print JSON instead.
+        as_json: print the records as JSON.
 
     Returns:
         The exit code, 0.
@@ -74,7 +74,7 @@ def show_command(
         print(json.dumps({"step": number, "recorded_steps": recorded, "trajectories": shown}))
         return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal may not use UTF-8
     screen = Screen(sys.stdout, _coloured(colour))
     screen.show(_headline(folder, number, recorded, records), legend(screen.colour), "")
     for record, why in chosen:
@@ -87,9 +87,9 @@ def show_command(
 def chosen_records(
     records: Sequence[Record], choice: Choice, step: int
 ) -> list[tuple[Record, str]]:
-    """The chosen trajectories, and why each is shown.
+    """The chosen trajectories, each with the reason why it is shown, or "".
 
-    Without a task or a sample these are the best, the worst and one that failed, and then the rest.
+    Without a task, the best, the worst and one that failed come first, and then the others.
 
     Raises:
         UserError: if the step has no such task or sample.
@@ -115,9 +115,9 @@ def chosen_records(
 
 
 def _interesting(records: Sequence[Record]) -> list[tuple[Record, str]]:
-    """All records: the best, the worst and one that failed come first.
+    """All records with reasons. The best, the worst and one that failed come first.
 
-    Of records with equal rewards, the one with the largest advantage stands for them.
+    Among records with equal rewards, the one with the largest absolute advantage is chosen.
     """
     size = {id(r): max(map(abs, advantages(r)), default=0.0) for r in records}
     known = [(value, r) for r in records if (value := total_reward(r)) is not None]
@@ -142,14 +142,14 @@ _FAILURES: tuple[tuple[str, Callable[[Record], bool]], ...] = (
     ("a tool call failed", lambda r: any(turn["tool_errors"] for turn in r["turns"])),
     ("a limit ended it", lambda r: r["outcome"] in ("length", "turns", "context")),
 )
-"""What counts as a failure, the most serious first."""
+"""Kinds of failures, the most serious first: description, and test of a record."""
 
 
 def _step(run: RunFolder, recorded: Sequence[int], step: int | None) -> int:
     """The step to show.
 
     Raises:
-        UserError: if it is not recorded. The message says which steps are, and what to set.
+        UserError: if it is not recorded. The message lists the recorded steps and the reason.
     """
     every = _rollouts_every(run)
     if not recorded:
@@ -188,7 +188,7 @@ def _rollouts_every(run: RunFolder) -> int:
 
 
 def _coloured(colour: str) -> bool:
-    """Whether to write colours. auto: to a terminal that has them, unless NO_COLOR is set."""
+    """Whether to write colours. auto: only to a terminal, unless NO_COLOR is set."""
     if colour != "auto":
         return colour == "always"
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -196,7 +196,7 @@ def _coloured(colour: str) -> bool:
 
 
 def _headline(folder: Path, step: int, recorded: Sequence[int], records: Sequence[Record]) -> str:
-    """One line about the step."""
+    """One line with the number of trajectories, the mean reward and the recorded steps."""
     tasks = len({r["task_id"] for r in records})
     rewards = [value for r in records if (value := total_reward(r)) is not None]
     mean = sum(rewards) / len(rewards) if rewards else None

@@ -1,4 +1,4 @@
-"""The judge of a recipe: its settings, where its answers are kept, and its cost."""
+"""The judge of a recipe: its settings, the folder of its answers, and its cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recipe_judge(
         ranks: number of processes that share its budgets.
 
     Raises:
-        UserError: if the API key is missing.
+        UserError: if the API key is missing or invalid.
     """
     named = () if reward is not None else recipe.environment.rewards
     if not JUDGES.intersection((*named, recipe.eval.strict)):
@@ -45,7 +45,7 @@ def recipe_judge(
 
 
 def judge_settings(recipe: Recipe) -> JudgeSettings:
-    """The section `environment.judge`, with the seed and what counts as solved."""
+    """Settings of the judge: `environment.judge`, `eval.solved_at` and `run.seed`."""
     given = recipe.environment.judge.model_dump()
     return JudgeSettings(
         **{
@@ -61,7 +61,7 @@ def judge_settings(recipe: Recipe) -> JudgeSettings:
 
 
 def judge_notes(judge: Judge | None, policy: str) -> list[str]:
-    """Lines for the start of a run: who judges, and whether it is of the policy's family.
+    """Lines for the start of a run: the judge, and a warning if it is of the policy's family.
 
     Args:
         judge: the judge, or None.
@@ -78,7 +78,7 @@ def judge_notes(judge: Judge | None, policy: str) -> list[str]:
 
 
 def keep_answers(judge: Judge | None, run: Path, rank: int) -> None:
-    """Read the judge's earlier answers in a run's folder, and write further ones there.
+    """Read the judge's earlier answers in a run's folder, and write new ones there.
 
     Args:
         judge: the judge, or None.
@@ -90,7 +90,7 @@ def keep_answers(judge: Judge | None, run: Path, rank: int) -> None:
 
 
 def judge_summary(judge: Judge | None, ranks: Ranks) -> dict[str, Any]:
-    """Entry for summary.json: the judge, and what it has cost on all ranks.
+    """Entry for summary.json: the judge, and its cost on all ranks.
 
     Args:
         judge: the judge, or None.

@@ -61,8 +61,14 @@ def load_tools(specs: Sequence[str], files: Mapping[str, str]) -> tuple[Tool, ..
 def _unpaired(name: str, setting: str, *, named: bool) -> str:
     """Message for a tool without its file, or for a file without its tool."""
     if named:
-        return f"environment.tools.functions has {name!r}, but {setting} is empty. Name a file"
-    return f"{setting} has no effect without {name!r} in environment.tools.functions. Add it"
+        return (
+            f"the tool {name!r} in environment.tools.functions needs a file. Set {setting} to its"
+            " path"
+        )
+    return (
+        f"{setting} has no effect without {name!r} in environment.tools.functions. Add {name!r}"
+        f" there, or remove {setting}"
+    )
 
 
 def mcp_tools(
