@@ -1,6 +1,6 @@
-"""Agents: programs that speak to an OpenAI-compatible endpoint, and are trained unchanged.
+"""Training of existing agents: programs that send requests to an OpenAI-compatible endpoint.
 
-Every episode is a session with a base URL of its own (`endpoint`). The agent is a program or a
-Python function (`command`, `function`). Its requests become trajectories (`session`) with the
-tokens that were sampled. `player` puts these together for the driver of a rollout.
+Each episode is a session of the endpoint with its own base URL (`endpoint`). The agent is a program
+(`command`) or a Python function (`function`). The requests of a session become trajectories with
+the sampled tokens (`session`). `player` runs the agent for the driver of a rollout.
 """

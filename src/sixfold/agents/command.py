@@ -1,4 +1,4 @@
-"""Agents that are programs: each episode starts the command in a process of its own."""
+"""Agents that are programs. Each episode starts the command in a new process."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..types import Task
 
 HOST = "127.0.0.1"
 SHOWN_LINES, SHOWN_CHARACTERS = 3, 400
-"""How much of an agent's output is shown if it fails."""
+"""Maximum lines and characters of a failed agent's output in the error."""
 
 
 class CommandRunner:
-    """Runs a command per episode.
+    """Runs a command once per episode.
 
-    The command gets these variables: OPENAI_BASE_URL and OPENAI_API_KEY, for clients; SIXFOLD_TASK,
-    the task as JSON; SIXFOLD_REWARD_URL, to which it may post the reward. `python` is the
-    interpreter of the run, unless the command gives a path.
+    The command gets these environment variables: OPENAI_BASE_URL and OPENAI_API_KEY for its client;
+    SIXFOLD_TASK, the task as JSON; SIXFOLD_REWARD_URL, to which it may post the reward. `python`
+    means the interpreter of the run, unless the command contains a path.
 
-    Launchers (`launcher`) start the programs. They are used again, and everything that a program
-    has started ends with it.
+    Launchers (`launcher`) start the programs and are reused. When a program ends, its launcher also
+    ends all processes that the program has started.
 
     Args:
-        command: the command line. No shell reads it.
-        answers: pass the task's answer and columns too.
+        command: the command line. It is not passed to a shell.
+        answers: also pass the task's answer and columns.
 
     Raises:
-        UserError: if the command cannot be read, or its program does not exist.
+        UserError: if the command cannot be parsed, or its program does not exist.
     """
 
     def __init__(self, command: str, answers: bool = True) -> None:
@@ -47,7 +47,7 @@ class CommandRunner:
             raise UserError(f"environment.agent.command = {command!r}: {error}") from error
         own = Path(sys.executable).parent
         path = os.pathsep.join([str(own), os.environ.get("PATH", os.defpath)])
-        # A proxy of the machine cannot reach the endpoint.
+        # Do not send requests for the endpoint to a proxy: it cannot reach a loopback address.
         direct = {
             name: _without_proxy(os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")
         }
@@ -55,14 +55,14 @@ class CommandRunner:
         if not self._words or shutil.which(self._words[0], path=path) is None:
             name = self._words[0] if self._words else ""
             raise UserError(
-                f"environment.agent.command = {command!r}: there is no program {name!r}. Give a"
-                " command line such as 'python my_agent.py', or module:function"
+                f"environment.agent.command = {command!r}: the program {name!r} does not exist."
+                " Give a command line such as 'python my_agent.py', or module:function"
             )
         self._answers = answers
         self._idle: list[Child] = []
 
     async def run(self, task: Task, address: str) -> None:
-        """Run the command for one episode. See `Runner.run`."""
+        """Run the command for one episode, see `Runner.run`."""
         variables = {
             **self._variables,
             "OPENAI_BASE_URL": f"{address}/v1",
@@ -79,7 +79,7 @@ class CommandRunner:
         except BaseException as problem:
             await asyncio.shield(asyncio.to_thread(child.close, 0.0))
             if isinstance(problem, ChildError):
-                raise EnvironmentFault(f"its launcher {problem}") from problem
+                raise EnvironmentFault(f"the launcher of the agent {problem}") from problem
             raise
         self._idle.append(child)
         if ended["code"] != 0:
@@ -96,19 +96,19 @@ def task_record(task: Task, answers: bool = True) -> dict[str, Any]:
 
     Args:
         task: the task.
-        answers: with the answer and the columns of its row.
+        answers: include the answer and the columns.
     """
     record = {"id": task.id, "prompt": task.prompt, "source": task.source}
     return record | ({"answer": task.answer, "columns": dict(task.columns)} if answers else {})
 
 
 def _without_proxy(hosts: str) -> str:
-    """The hosts of NO_PROXY, with the endpoint's."""
+    """Value of NO_PROXY that includes the endpoint's host."""
     return ",".join([*filter(None, [hosts]), HOST, "localhost"])
 
 
 async def _answer(child: Child) -> bytes:
-    """The next answer of a child.
+    """Wait for the next answer of a child.
 
     Raises:
         ChildError: the child has ended or failed.
@@ -127,7 +127,7 @@ async def _answer(child: Child) -> bytes:
 
     loop.add_reader(child.replies, read)
     try:
-        while not child.flush():  # a task may be larger than the pipe
+        while not child.flush():  # a task may be larger than the pipe's buffer
             await asyncio.sleep(0.001)
         return await done
     finally:
@@ -135,14 +135,18 @@ async def _answer(child: Child) -> bytes:
 
 
 def _failure(code: int | None, output: str) -> str:
-    """One line about an agent that failed."""
+    """Describe in one line how an agent failed.
+
+    Args:
+        code: exit code, minus the number of the signal that ended it, or None if it did not start.
+        output: end of its output.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     said = " | ".join(lines[-SHOWN_LINES:])[-SHOWN_CHARACTERS:]
-    how = (
-        "it could not be started"
-        if code is None
-        else f"exit code {code}"
-        if code > 0
-        else f"it was ended by {signal.Signals(-code).name}"
-    )
+    if code is None:
+        how = "it could not be started"
+    elif code > 0:
+        how = f"exit code {code}"
+    else:
+        how = f"it was ended by {signal.Signals(-code).name}"
     return f"{how}{f': {said}' if said else ''}"

@@ -1,7 +1,7 @@
-"""The endpoint of agents: OpenAI's interface to a generator, with one base URL per session.
+"""The endpoint for agents: an OpenAI-compatible server of a generator, with a base URL per session.
 
 It listens on a loopback address, in the event loop of the run. The id in a session's base URL is
-secret, so a program cannot use the session of another one by mistake.
+random, so other programs cannot guess it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from .requests import Settings, unforced
 from .session import RewardRefused, Session
 
 IDLE_SECONDS = 3600
-"""An agent may keep a connection open without requests for this long."""
+"""Time for which an agent may keep a connection open without requests."""
 MODEL = "policy"
-"""Name of the policy in `/models`. Requests may use any name."""
+"""Name of the policy in `/models`. Requests may use any name for it."""
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the run."""
+    """Server that does not install signal handlers: the run handles signals itself."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -59,12 +59,12 @@ class _Server(uvicorn.Server):
 
 
 class Endpoint:
-    """Serves sessions. It starts with the first one.
+    """Serves the sessions of agents. The server starts when the first session is opened.
 
     Args:
         generator: samples the replies.
         renderer: converts messages to tokens, and tokens to text.
-        stops: strings that end a reply, besides those of a request.
+        stops: stop strings in addition to those of a request.
         limits: limits that requests are checked against.
         meter: counts the replies.
     """
@@ -89,15 +89,15 @@ class Endpoint:
         self._port = 0
 
     async def open(self, session: Session) -> str:
-        """Open a session. Returns its address, to which "/v1" is added for the base URL."""
+        """Open a session. Returns its address, which is the base URL without "/v1"."""
         await self._start()
         self._sessions[session.id] = session
         return f"http://{HOST}:{self._port}/sessions/{session.id}"
 
     async def end(self, session: Session) -> None:
-        """End a session: its requests are cancelled, and later ones refused."""
-        await session.close()
+        """End a session: running requests are cancelled, later ones are refused."""
         del self._sessions[session.id]
+        await session.close()
 
     async def close(self) -> None:
         """Stop the server."""
@@ -124,6 +124,7 @@ class Endpoint:
             timeout_keep_alive=IDLE_SECONDS,
         )
         self._server = _Server(config)
+        # No await up to here: a second session must find the task and not start a second server.
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
@@ -152,12 +153,12 @@ class _Turn:
     """One request for a reply.
 
     Attributes:
-        endpoint: samples the reply.
-        session: its session.
-        ask: the request.
-        prompt: what the policy continues.
+        endpoint: has the generator.
+        session: session of the request.
+        ask: the body of the request.
+        prompt: the prompt that the policy continues.
         params: sampling parameters.
-        told: the reply has been written, or the request was given up.
+        done: True once the reply was written to the session, or the request was given up.
     """
 
     endpoint: Endpoint
@@ -165,12 +166,13 @@ class _Turn:
     ask: Ask
     prompt: Prompt
     params: SamplingParams
-    told: bool = False
+    done: bool = False
 
     def exchange(self, kind: str) -> Exchange:
-        """The request in the form that the server's replies read.
+        """The request as an `Exchange`, which the server's reply formats need.
 
-        Ids follow from the tokens, because templates may show the ids of calls to the policy.
+        Its id is a hash of the prompt and the seed. A random id would make runs differ, because
+        templates may show ids of tool calls to the policy.
         """
         key, params = self.prompt.key, self.params
         words = repr((params.seed, key, self.prompt.tokens))
@@ -189,7 +191,7 @@ class _Turn:
         return Exchange(name, job, inbox, time.time())
 
     async def sample(self) -> Delta:
-        """Sample the reply, and write it to the session.
+        """Sample the reply and write it to the session.
 
         Raises:
             ApiError: the session has ended, the prompt does not fit, or the generator has failed.
@@ -201,7 +203,7 @@ class _Turn:
                 self.params,
                 prompt.key,
                 stops=tuple(dict.fromkeys((*endpoint.stops, *self.ask.stops))),
-                # As in the player: a session that has come far goes before those that have not.
+                # As in the player: episodes with more turns go first.
                 priority=self.ask.priority or len(prompt.conversation.marks),
             )
         )
@@ -216,7 +218,7 @@ class _Turn:
             if session.ended and task is not None and not task.cancelling():
                 raise _ended() from None
             raise
-        except ValueError as error:  # the request can never run
+        except ValueError as error:  # the request does not fit into the engine
             self.give_up()
             raise bad_request(str(error), "max_tokens") from error
         except Exception as error:
@@ -238,20 +240,20 @@ class _Turn:
             finish_reason=sampled.finish_reason,
             stopped=sampled.text is not None,
         )
-        self.told = True
+        self.done = True
         session.conversations.reply(prompt, sampled, text, self._message(delta))
         session.left, session.limit = False, None
         return delta
 
     def give_up(self) -> None:
-        """Forget the request, unless it has its reply."""
-        if not self.told:
-            self.told = True
+        """Remove the request from its session, unless its reply was written."""
+        if not self.done:
+            self.done = True
             self.session.replies -= 1
             self.session.conversations.drop(self.prompt)
 
     def _message(self, delta: Delta) -> dict[str, object]:
-        """The reply as the client sends it back."""
+        """The reply as a message, as the client sends it back in later requests."""
         if not isinstance(self.ask, ChatAsk):
             return {}
         reply = ChatReply(self.exchange("chatcmpl"), self.ask, self.endpoint.renderer)
@@ -297,15 +299,10 @@ class _Handlers:
         session = self._session(request)
         ask = parse_ask(TextAsk, await self._bodies.json(request))
         (given, *_) = ask.prompts()
-        vocabulary = self._endpoint.limits.vocabulary
         if isinstance(given, str):
             self._endpoint.limits.check_length(len(given), "prompt")
-        elif max(given) >= vocabulary:
-            raise bad_request(
-                f"prompt: {max(given)} is not a token id; the vocabulary has {vocabulary} tokens."
-                " Use ids below that",
-                "prompt",
-            )
+        else:
+            self._endpoint.limits.check_token_ids(given, "prompt")
         turn = self._turn(session, ask, lambda: session.conversations.plain(given))
         reply = TextReply(turn.exchange("cmpl"), ask, self._endpoint.renderer)
         return await _answer(request, turn, reply)
@@ -315,14 +312,14 @@ class _Handlers:
         return JSONResponse({"object": "list", "data": [_card(self._session(request), MODEL)]})
 
     async def model(self, request: Request) -> Response:
-        """GET models/NAME. Every name is that of the policy."""
+        """GET models/NAME. Every name stands for the policy."""
         return JSONResponse(_card(self._session(request), request.path_params["model"]))
 
     async def reward(self, request: Request) -> Response:
         """POST reward."""
         session = self._session(request)
         ask = check_form(RewardAsk, await self._bodies.json(request))
-        self._session(request)  # it may have ended meanwhile
+        self._session(request)  # the session may have ended while the body arrived
         try:
             session.post(ask.reward, ask.parts)
         except RewardRefused as error:
@@ -337,14 +334,11 @@ class _Handlers:
         return session
 
     def _chat_turn(self, session: Session, asked: ChatAsk) -> tuple[_Turn, ChatAsk]:
-        """Begin a turn of a chat. Also returns the request without what has no effect."""
+        """Begin a turn of a chat. Returns it with the request that does not force tools."""
         self._endpoint.settings.check(asked, session.params)
         ask = unforced(asked)
         messages, tools = ask.shown_messages(), ask.shown_tools()
-        renderer, limits = self._endpoint.renderer, self._endpoint.limits
-        if not renderer.has_template:
-            raise bad_request("the model has no chat template. Use /v1/completions", "messages")
-        limits.check_length(sum(len(message["content"]) for message in messages), "messages")
+        self._endpoint.limits.check_chat(messages, self._endpoint.renderer)
         turn = self._turn(session, ask, lambda: session.conversations.chat(messages, tools))
         return turn, ask
 
@@ -352,7 +346,7 @@ class _Handlers:
         """Begin a turn of the policy.
 
         Args:
-            session: its session.
+            session: the session.
             ask: the request.
             make: makes the prompt.
 
@@ -388,13 +382,14 @@ async def _answer(request: Request, turn: _Turn, reply: Reply) -> Response:
     try:
         delta = await unless_gone(request, turn.sample())
     finally:
-        # Nothing happens after a reply. If the client left early, the call may not have begun.
+        # If the client disconnects at once, `sample` never starts and cannot give up the request.
+        # Later, so that a `sample` that has started handles its own cancellation first.
         asyncio.get_running_loop().call_soon(turn.give_up)
     return JSONResponse(reply.whole([delta]))
 
 
 class _TurnStream(StreamingResponse):
-    """Server-sent events of a turn. Sampling is cancelled when the sending ends for any reason.
+    """Server-sent events of a turn. Sampling is cancelled if the events cannot be sent any more.
 
     Args:
         turn: the turn.
@@ -410,7 +405,7 @@ class _TurnStream(StreamingResponse):
         self._turn = turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events, then give up what was not sampled."""
+        """Send the events. Give up the request if its reply was not sampled."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -431,7 +426,7 @@ class _TurnStream(StreamingResponse):
 
 
 def _card(session: Session, name: str) -> dict[str, object]:
-    """Description of the policy."""
+    """Description of the policy as a model in OpenAI's format."""
     card = {"id": name, "object": "model", "created": int(session.began)}
     return card | {"owned_by": "sixfold", "max_model_len": session.limits.tokens}
 

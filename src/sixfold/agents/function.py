@@ -1,11 +1,11 @@
-"""Agents that are Python functions of a task and a base URL."""
+"""Agents that are Python functions. They are called with a task and a base URL."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from contextvars import copy_context
@@ -18,21 +18,21 @@ from ..types import Task
 
 AGENTS = Named("agent", "function", {})
 
-LEFT = 64
-"""Most calls that may still run after their time limit."""
+MAX_LEFT = 64
+"""Maximum number of calls that still run after their episode has ended."""
 
-_FORM = "a function (task, base_url) that returns None, a reward or a text; it may be async"
+_FORM = "a function (task, base_url), possibly async, that returns None, a reward or a text"
 
 
 class FunctionRunner:
-    """Calls a function per episode, each in a thread of its own.
+    """Calls a function once per episode, each time in a new thread.
 
-    An async function runs in an event loop of its own. So a function may block: it waits for the
-    endpoint, which is in the event loop of the run.
+    The function may block: the endpoint that it waits for runs in another thread, in the event loop
+    of the run. An async function gets a new event loop in its thread.
 
     Args:
         function: called with the task and the base URL.
-        name: how the user gave it, for messages.
+        name: value of the setting, for messages.
 
     Raises:
         UserError: if it cannot be called with two arguments.
@@ -50,12 +50,12 @@ class FunctionRunner:
         self._left: set[threading.Thread] = set()
 
     async def run(self, task: Task, address: str) -> object:
-        """Call the function for one episode. See `Runner.run`."""
+        """Call the function for one episode, see `Runner.run`."""
         self._left = {thread for thread in self._left if thread.is_alive()}
-        if len(self._left) >= LEFT:
+        if len(self._left) >= MAX_LEFT:
             raise EnvironmentFault(
-                f"{LEFT} calls of the function still run after their time limit. Make it end when"
-                " its requests are refused"
+                f"{MAX_LEFT} calls of the function still run although their episodes have ended."
+                " Let the function end when its requests are refused"
             )
         call = _Call(self._function, task, f"{address}/v1")
         call.thread.start()
@@ -69,15 +69,15 @@ class FunctionRunner:
             raise EnvironmentFault(one_line(error)) from error
 
     async def close(self) -> None:
-        """Nothing to do: threads that are left end with the process."""
+        """Do nothing: threads that still run end with the process."""
 
 
 class _Call:
-    """One call in a thread.
+    """One call of the function in a thread.
 
     Attributes:
-        result: what the function returns or raises.
-        thread: runs the call. It does not delay the end of the process.
+        result: return value or exception of the function.
+        thread: runs the call. It is a daemon, so it does not delay the end of the process.
     """
 
     def __init__(self, function: Callable[..., Any], task: Task, base_url: str) -> None:
@@ -91,26 +91,32 @@ class _Call:
         )
 
     def cancel(self) -> None:
-        """Cancel an async function. Another one goes on, until its requests are refused."""
+        """Cancel an async function. Other functions continue until their requests are refused."""
         loop, task = self._loop, self._task
-        if loop is not None and task is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(task.cancel)
+        if loop is not None and task is not None:
+            with suppress(RuntimeError):  # the loop has closed meanwhile
+                loop.call_soon_threadsafe(task.cancel)
 
     def _run(self) -> None:
         function, task, base_url = self._work
+        returned: object = None
+        error: BaseException | None = None
         try:
-            given = function(task, base_url)
-            if inspect.isawaitable(given):
-                given = asyncio.run(self._awaited(given))
-            outcome, error = given, None
+            returned = function(task, base_url)
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(self._awaited(returned))
+        except (asyncio.CancelledError, StopIteration) as problem:
+            # asyncio would not deliver these two as failures of the agent.
+            error = RuntimeError(f"the function raised {type(problem).__name__}")
         except BaseException as problem:  # noqa: BLE001  the caller raises it
-            outcome, error = None, problem
-        with suppress(InvalidStateError):  # nobody waits for it any more
+            error = problem
+        with suppress(InvalidStateError):  # the caller was cancelled
             if error is None:
-                self.result.set_result(outcome)
+                self.result.set_result(returned)
             else:
                 self.result.set_exception(error)
 
-    async def _awaited(self, given: Any) -> object:
+    async def _awaited(self, returned: Awaitable[object]) -> object:
+        """Await the result of an async function, as a task that `cancel` can find."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        return await given
+        return await returned

@@ -1,8 +1,9 @@
-"""The program of a process that starts agents, one after another (`processes/program.py`).
+"""Program that starts agents, one after another, for its parent process (`processes/program.py`).
 
-A request is JSON: {"command": words, "environment": variables, "folder": path}. Its answer, when
-the agent has ended, is {"code": exit code, "output": the end of what it wrote}. A code below 0 is
-the number of the signal that ended it. Whatever the agent has started then ends too.
+A request is JSON: {"command": words, "environment": variables, "folder": path}. When the agent has
+ended, the answer is {"code": exit code, "output": end of its output}. The code is null if the agent
+could not be started, and -N if signal N ended it. All processes that the agent has started are
+ended before the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LAST_BYTES = 4096
 
 
 def serve(requests: Requests) -> None:
-    """Start agents until the parent closes its end."""
+    """Start agents until the parent closes its end of the pipe."""
     adopt_orphans()
     for body in requests:
         requests.answer(json.dumps(_run(json.loads(body))).encode())

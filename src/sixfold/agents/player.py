@@ -29,8 +29,8 @@ class _Ended:
     """How an agent has ended.
 
     Attributes:
-        given: what it returned.
-        fault: how it failed, or None.
+        given: the value that it returned.
+        fault: its failure, or None.
     """
 
     given: object = None
@@ -38,14 +38,15 @@ class _Ended:
 
 
 class AgentPlayer:
-    """Plays episodes with an agent. The driver uses it as it uses a `Player`.
+    """Plays episodes with an agent. The driver uses it like a `Player`.
 
     Args:
-        player: its generator, renderer, limits and stop strings are used.
+        player: has the generator, renderer, limits and stop strings.
         runner: runs the agent.
         vocabulary: number of token ids.
-        concurrency: most agents that run at the same time.
-        timeout_s: seconds that an agent may take itself, without waiting for replies.
+        concurrency: maximum number of agents that run at the same time.
+        timeout_s: time limit for an agent, in seconds. Time in which it waits for replies does not
+            count.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class AgentPlayer:
 
     @property
     def limits(self) -> Limits:
-        """What ends an episode that the agent does not end."""
+        """Limits of an episode that the agent does not end."""
         return self._player.limits
 
     async def play(
         self, task: Task, sample: int, prompt: Sequence[int], params: SamplingParams
     ) -> Played:
-        """Play one episode, see `Plays.play`. The agent ends it, or a limit."""
+        """Play one episode until the agent or a limit ends it, see `Plays.play`."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a semaphore belongs to one event loop
             self._loop, self._slots = loop, asyncio.Semaphore(self._concurrency)
@@ -106,12 +107,12 @@ class AgentPlayer:
             return _played(session, prompt, ended)
 
     async def close(self) -> None:
-        """Stop the endpoint, and end what is left of agents."""
+        """Stop the endpoint and end the agents' processes."""
         await self._endpoint.close()
         await self._runner.close()
 
     async def _run(self, session: Session, address: str) -> _Ended:
-        """Run the agent to its end or its time limit."""
+        """Run the agent until it ends or reaches its time limit."""
         agent = asyncio.ensure_future(self._runner.run(session.task, address))
         try:
             while not agent.done():
@@ -119,7 +120,7 @@ class AgentPlayer:
                 if left <= 0:
                     raise EnvironmentFault(
                         f"it took longer than environment.agent.timeout_s = {self._timeout_s:g} s,"
-                        " without waiting for replies",
+                        " not counting the time in which it waited for replies",
                         "timeout",
                     )
                 waiting: set[asyncio.Future[Any]] = {agent, session.failure}
@@ -151,7 +152,7 @@ def _played(session: Session, prompt: Sequence[int], ended: _Ended) -> Played:
     stopped_at = session.limit
     unscored = known is None and answer is None
     if stopped_at and (unscored or fault) and not (fault and fault.outcome == "timeout"):
-        # As for an environment that a limit ends: it gave no final reward.
+        # As in the player: an episode that a limit ends has a final reward of 0.
         session.reward = known = Reward(0.0)
         fault = None
     if fault is None:
@@ -163,10 +164,11 @@ def _played(session: Session, prompt: Sequence[int], ended: _Ended) -> Played:
 
 
 def _scored(session: Session, given: object) -> tuple[str | None, EnvironmentFault | None]:
-    """Take what a function returned: a reward, a text that reward functions score, or None.
+    """Process the return value of an agent: a reward, a text for the reward functions, or None.
 
     Returns:
-        The text, and the fault if the value cannot be used.
+        The text or None, and a fault or None. A value that is neither a finite number nor a text is
+        a fault.
     """
     if given is None:
         return None, None
@@ -180,11 +182,11 @@ def _scored(session: Session, given: object) -> tuple[str | None, EnvironmentFau
 
 
 def _unfinished(session: Session, unscored: bool) -> EnvironmentFault | None:
-    """Why an agent that ended by itself has no episode that can be scored, or None.
+    """Fault of an agent that ended by itself but left no episode that can be scored, or None.
 
     Args:
         session: its session.
-        unscored: the agent gave neither a reward nor a text.
+        unscored: True if the agent gave neither a reward nor a text.
     """
     if not session.conversations.played and session.limit:
         return EnvironmentFault(
@@ -192,7 +194,9 @@ def _unfinished(session: Session, unscored: bool) -> EnvironmentFault | None:
             session.limit,
         )
     if not session.conversations.played:
-        return EnvironmentFault("it ended without a reply of the policy. Does it use its base URL?")
+        return EnvironmentFault(
+            "it ended without a reply of the policy. Check that it sends requests to its base URL"
+        )
     if session.left and unscored and not session.limit:
         return EnvironmentFault(
             "its client disconnected in the middle of a reply, and it gave no reward", "aborted"
@@ -201,7 +205,7 @@ def _unfinished(session: Session, unscored: bool) -> EnvironmentFault | None:
 
 
 def make_agent(config: AgentConfig, player: Player, vocabulary: int) -> AgentPlayer:
-    """The player of the recipe's agent.
+    """Make the player for the recipe's agent.
 
     Args:
         config: settings of the agent.

@@ -1,9 +1,9 @@
-"""What a request of an agent means for sampling.
+"""Sampling parameters of an agent's request.
 
-The recipe decides how the policy is sampled, because log-probs must be those of the policy that is
-trained. So most sampling settings of a request have no effect, and a warning names them once. What
-only ends a reply earlier is respected: `stop`, `stop_token_ids`, `max_tokens`. What an agent could
-not do without is refused.
+The recipe sets the sampling distribution, because log-probs must be those of the trained policy.
+So the sampling settings of a request have no effect, and each causes one warning. Settings that
+only end a reply earlier are respected: `stop`, `stop_token_ids` and `max_tokens`. Requests whose
+answers would have a wrong form are refused, such as n > 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAMPLING = (
 
 
 class Settings:
-    """Converts requests to sampling parameters. It warns once about each setting without effect.
+    """Converts requests to sampling parameters. Warns once about each setting without effect.
 
     Args:
         limits: limits that requests are checked against.
@@ -37,22 +37,17 @@ class Settings:
         self._told: set[str] = set()
 
     def check(self, ask: Ask, own: SamplingParams) -> None:
-        """Check a request before anything is recorded.
+        """Check a request before its prompt is made.
 
         Args:
             ask: the request.
             own: the recipe's parameters.
 
         Raises:
-            ApiError: the request asks for something that is not supported here.
+            ApiError: the request has a setting that is not supported in training.
         """
         _check(ask)
-        if any(token >= self._limits.vocabulary for token in ask.stop_token_ids):
-            raise bad_request(
-                f"stop_token_ids: the vocabulary has {self._limits.vocabulary} tokens. Use ids"
-                " below that",
-                "stop_token_ids",
-            )
+        self._limits.check_token_ids(ask.stop_token_ids, "stop_token_ids")
         self._tell(ask, own)
 
     def params(self, ask: Ask, own: SamplingParams, room: int) -> SamplingParams:
@@ -61,7 +56,7 @@ class Settings:
         Args:
             ask: the request.
             own: the recipe's parameters.
-            room: most tokens that fit after the prompt.
+            room: maximum number of tokens that fit after the prompt.
         """
         longest = min(own.max_tokens, room, ask.token_limit or own.max_tokens)
         ends = (*own.stop_token_ids, *ask.stop_token_ids)
@@ -93,24 +88,26 @@ class Settings:
 
 
 def unforced(ask: ChatAsk) -> ChatAsk:
-    """The request with a free choice of tools and format: nothing constrains the sampling."""
+    """The request without a forced tool or format, so that nothing constrains the sampling."""
     choice = "none" if ask.tool_choice == "none" else "auto"
     return ask.model_copy(update={"tool_choice": choice, "response_format": None})
 
 
 def _check(ask: Ask) -> None:
-    """Refuse what an answer could not deliver."""
+    """Refuse requests whose answers the endpoint cannot give."""
     if ask.n > 1:
         raise bad_request(
-            f"n = {ask.n}: an agent in training gets one reply per request. Set n = 1, and"
-            " rollout.samples_per_prompt for the number of episodes",
+            f"n = {ask.n}: an agent in training gets one reply per request. Set n = 1;"
+            " rollout.samples_per_prompt sets the number of episodes",
             "n",
             "unsupported_value",
         )
     if ask.alternatives:
+        field = "top_logprobs" if isinstance(ask, ChatAsk) else "logprobs"
         raise bad_request(
-            "the likeliest tokens are not known in training. Leave out top_logprobs",
-            "top_logprobs" if isinstance(ask, ChatAsk) else "logprobs",
+            f"{field} is not supported in training: the generator does not return the most likely"
+            " tokens. Leave it out",
+            field,
             "unsupported_value",
         )
     if not isinstance(ask, TextAsk):

@@ -1,4 +1,4 @@
-"""Contract of runners, which run an agent for one episode."""
+"""Contract of runners, which run the agent of an episode."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..types import Task
 
 
 class Runner(Protocol):
-    """Runs agents, several at the same time."""
+    """Runs agents. Several calls of `run` may be in progress at the same time."""
 
     async def run(self, task: Task, address: str) -> object:
-        """Run the agent for one episode, until it ends. If the call is cancelled, it is ended.
+        """Run the agent for one episode until it ends. Cancelling the call ends the agent.
 
         Args:
             task: the task.
-            address: address of the session. "/v1" is added for the base URL.
+            address: address of the session: the base URL without "/v1".
 
         Returns:
-            A reward, or the text that reward functions score, or None.
+            A reward, a text for the reward functions, or None.
 
         Raises:
             EnvironmentFault: the agent has failed.
@@ -26,5 +26,5 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what is left."""
+        """End all processes of the runner."""
         ...

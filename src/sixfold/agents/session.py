@@ -1,4 +1,4 @@
-"""One session: the requests of an agent in one episode, its reward, and its trajectories."""
+"""One session: the requests of an agent in one episode, its reward and its trajectories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "agent"
 
 
 class RewardRefused(ValueError):
-    """A posted reward that cannot be taken. The message says why."""
+    """A posted reward is not accepted. The message says why."""
 
 
 @dataclass(eq=False)
@@ -32,16 +32,18 @@ class Session:
         task: the task.
         sample: index of the sample within the task.
         params: sampling parameters of each reply.
-        limits: longest sequence and most replies.
+        limits: maximum length of a sequence and maximum number of replies.
         renderer: converts messages to tokens.
-        id: secret name of the session, part of its base URL.
-        conversations: what was said.
+        id: random id of the session, part of its base URL.
+        conversations: the conversations of the session.
         reward: the posted reward, or None.
-        limit: the limit at which the last request was refused, or "".
-        left: True if the client of the last request has not waited for its reply.
+        limit: the limit because of which the last request was refused, or None.
+        left: True if the client of the last request disconnected before its reply.
         ended: True once the agent has ended.
         running: calls of the generator that are in progress.
-        failure: set if the generator fails.
+        failure: gets the exception if the generator fails.
+        began: start time, in seconds since the epoch.
+        replies: number of replies, including those in progress.
     """
 
     task: Task
@@ -59,6 +61,8 @@ class Session:
     failure: asyncio.Future[None] = field(init=False)
     began: float = field(default_factory=time.time)
     replies: int = 0
+    # While the agent works: the time at which it started, plus the time that it has waited.
+    # While it waits for replies: minus the time that it has used itself.
     _clock: float = field(default_factory=time.monotonic)
     _waiting: int = 0
 
@@ -66,36 +70,36 @@ class Session:
         self.conversations = Conversations(self.renderer, self.task, self.sample)
         self.failure = asyncio.get_running_loop().create_future()
 
-    # The agent's time.
-
     def ask(self) -> None:
-        """A request has arrived: the agent waits for the policy."""
+        """Count a request that waits for its reply. The agent's clock stops."""
         if not self._waiting:
             self._clock -= time.monotonic()
         self._waiting += 1
 
     def answered(self) -> None:
-        """A request has its answer."""
+        """Count an answered request. The agent's clock continues after the last one."""
         self._waiting -= 1
         if not self._waiting:
             self._clock += time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Seconds that the agent has used itself, without waiting for replies."""
+        """Time that the agent has used itself, in seconds, without waiting for replies."""
         return -self._clock if self._waiting else time.monotonic() - self._clock
 
-    # The reward.
-
     def post(self, value: Any, parts: Mapping[str, Any]) -> None:
-        """Take the reward of the session.
+        """Set the reward of the session.
+
+        Args:
+            value: the reward.
+            parts: named components, which are only logged.
 
         Raises:
-            RewardRefused: there is a reward already, or a value is no finite number.
+            RewardRefused: the session has a reward, or a value is not a finite number.
         """
         if self.reward is not None:
             raise RewardRefused(
-                f"this session has a reward already ({self.reward.value:g}). Post it once"
+                f"this session already has a reward ({self.reward.value:g}). Post only one"
             )
         try:
             given = {name: checked_value(part) for name, part in parts.items()}
@@ -103,10 +107,8 @@ class Session:
         except (TypeError, ValueError, OverflowError) as error:
             raise RewardRefused(f"the reward {error}. Use a finite number") from error
 
-    # The end.
-
     async def close(self) -> None:
-        """End the session: running requests are cancelled, later ones refused."""
+        """End the session: running requests are cancelled, later ones are refused."""
         self.ended = True
         running = [*self.running]
         self.left = self.left or bool(running)
@@ -122,16 +124,16 @@ class Session:
         Args:
             prompt: token ids of the task's prompt, for a session without a reply.
             outcome: how the episode ended.
-            answer: text that rewards read. None: the last reply.
+            answer: text for the reward functions. None: the last reply.
         """
         played = self.conversations.played
         if not played:
             return [self._trajectory(None, prompt, outcome, answer)]
         found = [self._trajectory(c, prompt, outcome, answer) for c in played]
-        for other in found[1:]:  # they get the reward of the first
+        for other in found[1:]:  # all trajectories get the reward of the first
             other.graded = found[0].graded_text
         if self.reward is not None:
-            # Every trajectory has the event: it is what `sixfold replay` reads.
+            # `sixfold replay` reads the reward from this event, which every trajectory needs.
             posted = {"value": self.reward.value, "parts": dict(self.reward.parts)}
             for trajectory in found:
                 *turns, last = trajectory.turns
@@ -146,7 +148,14 @@ class Session:
         outcome: Outcome,
         answer: str | None,
     ) -> Trajectory:
-        """One conversation as a trajectory. None: a session without a reply."""
+        """Make the trajectory of a conversation.
+
+        Args:
+            conversation: the conversation. None for a session without a reply.
+            prompt: token ids of the task's prompt, for a session without a reply.
+            outcome: how the episode ended.
+            answer: text for the reward functions. None: the last reply.
+        """
         if conversation is None:
             conversation = Conversation("", len(prompt))
             conversation.transcript.write(prompt, PROMPT * len(prompt))

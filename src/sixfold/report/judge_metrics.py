@@ -1,4 +1,4 @@
-"""Metrics of the judging model. They are absent in a run without one."""
+"""Metrics of the judging model. They are absent in a run without a judge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .metric import Metric
 
 JUDGE = (
     Metric(
-        "judge/calls", "count", "requests that the judge answered", "answered requests of the step"
+        "judge/calls", "count", "requests that the judge answered", "answered requests in the step"
     ),
     Metric(
         "judge/calls_total",
@@ -18,7 +18,7 @@ JUDGE = (
         "judge/prompt_tokens",
         "tokens",
         "tokens of the prompts to the judge",
-        "sum of the endpoint's counts; characters / 4 where it counts none",
+        "sum of the endpoint's counts; if it reports none, estimated as UTF-8 bytes / 4",
     ),
     Metric(
         "judge/completion_tokens",
@@ -32,53 +32,56 @@ JUDGE = (
         "price of the step's requests",
         "tokens times environment.judge.input_price and output_price",
     ),
-    Metric("judge/cost_total_usd", "USD", "price of the whole run", "as judge/calls_total"),
+    Metric(
+        "judge/cost_total_usd", "USD", "price of the requests of the run", "as judge/calls_total"
+    ),
     Metric(
         "judge/retries",
         "count",
-        "requests sent again after an error of the endpoint",
-        "repeated requests of the step",
+        "requests sent again after a failure of the endpoint",
+        "retries in the step",
     ),
     Metric(
         "judge/cached_frac",
         "share",
-        "questions whose answer was known; absent without questions",
-        "questions answered from the cache / questions",
+        "questions that needed no request; absent without questions",
+        "questions answered from the cache or by an equal running question / questions",
     ),
     Metric(
         "judge/refused_frac",
         "share",
-        "completions that earn 0 without being judged: empty, master keys, forged verdicts",
-        "refused completions / completions that a judge reward scored",
+        "completions that earn 0 without a question: empty answers, master keys, forged verdicts",
+        "refused completions / completions scored by a judge reward",
     ),
     Metric(
         "judge/unreadable_frac",
         "share",
-        "replies without a readable verdict; each is followed by one reminder",
+        "replies without a readable verdict; the judge is reminded once per question",
         "unreadable replies / replies",
     ),
     Metric(
         "judge/failed_frac",
         "share",
-        "questions that the judge did not answer",
+        "questions without a verdict",
         "questions without a verdict / questions",
     ),
     Metric(
         "judge/position_bias",
         "share",
-        "preference of the judge for the completion that it sees first: 1 always, 0 none, -1 never",
-        "(comparisons won by the first - by the second) / both; absent without comparisons",
+        "bias towards the completion that is shown first: 1 it always wins, 0 no bias, -1 it never"
+        " wins",
+        "(wins of the first - wins of the second) / (wins of both); absent without wins",
     ),
     Metric(
         "judge/unstable_frac",
         "share",
         "pairs whose verdict changes with the order; they count as ties",
-        "pairs with different verdicts / pairs asked in both orders",
+        "pairs with different verdicts / pairs compared in both orders",
     ),
     Metric(
         "judge/length_corr",
         "correlation",
-        "correlation of the judged value with the length of the completion",
-        "Pearson's r over judged completions, length in characters; absent if one does not vary",
+        "correlation of the reward with the length of the completion",
+        "Pearson's r over judged completions, length in characters; absent if one is constant",
     ),
 )

@@ -1,9 +1,9 @@
 """Trajectories on a terminal, token by token: `sixfold show`.
 
-Each row has tokens of one origin, with its name on the left. Colour shows the origin, and the
-probability of sampled tokens. Tokens are underlined alternately, so that their borders can be seen.
-Without colour the names remain, and no escape sequence is written. Text of the dump is spelled out
-(`untrusted.visible`).
+Each row has tokens of one origin, with its name on the left. The colour shows the origin, and for
+sampled tokens the probability. Every second token is underlined, so that token borders are visible.
+Without colour, no escape sequence is written. Control characters and invisible characters of the
+dump are replaced by visible ones (`untrusted.visible`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .untrusted import one_line, visible
 
 EVENT_CHARACTERS = 400
 PLAIN_WIDTH = 100
-"""Columns if the output is not a terminal, unless COLUMNS says otherwise."""
+"""Width if the output is not a terminal and COLUMNS is not set."""
 
 _LEVELS = ("color(34)", "color(106)", "color(178)", "color(208)", "color(196)")
 """Colours of a sampled token, from likely to unlikely."""
@@ -66,17 +66,17 @@ class Screen:
         )
 
     def show(self, *rows: RenderableType) -> None:
-        """Print rows. Tables are wrapped to the width; single lines are left to the terminal."""
+        """Print rows. Only tables are wrapped at the width; the terminal wraps other rows."""
         for row in rows:
             with self._console.capture() as captured:
                 self._console.print(row, soft_wrap=not isinstance(row, Table))
             lines = captured.get().splitlines() or [""]
-            # Tables pad their cells, which would be noise in a file.
+            # Remove the padding of table cells.
             self._file.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def legend(colour: bool) -> Text:
-    """One line that explains the rows and, if there are any, the colours."""
+    """One line that explains the colours, or without colours the rows."""
     if not colour:
         return Text(
             "Each row has tokens of one origin: prompt, turn (sampled by the policy), template,"
@@ -93,12 +93,12 @@ def legend(colour: bool) -> Text:
 
 
 def trajectory_rows(record: Record, why: str, *, tokens: bool) -> Iterator[RenderableType]:
-    """What is printed about one trajectory.
+    """Rows for one trajectory.
 
     Args:
         record: record of a dump.
-        why: why it is shown, or "".
-        tokens: list the tokens one by one, with their numbers.
+        why: reason why it is shown, or "".
+        tokens: list the tokens one by one, with log-prob, advantage and version.
     """
     name = f"task {record['task_id']} · sample {record['sample']}"
     yield Text(one_line(name, 200) + (f" · {why}" if why else ""), "bold")
@@ -126,7 +126,7 @@ def _rows(found: Sequence[Part]) -> Table:
 
 
 def _text(part: Part) -> Text:
-    """The tokens of a part. Newlines of a template do not break the line."""
+    """The tokens of a part. A newline of the template is shown as a sign without a line break."""
     text = Text()
     for number, token in enumerate(part.tokens):
         newline = "⏎" if part.origin == TEMPLATE else "⏎\n"
@@ -136,7 +136,7 @@ def _text(part: Part) -> Text:
 
 
 def _list(found: Sequence[Part]) -> Table:
-    """One row per token, with its numbers."""
+    """One row per token, with id, log-prob, probability, advantage and version."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("index", "origin", "id", "text", "log-prob", "p", "advantage", "version"):
         right = name not in ("origin", "text")

@@ -1,6 +1,6 @@
-"""A dumped trajectory in the parts that people read: its turns, their tokens and their tool calls.
+"""A dumped trajectory as a list of parts: prompt, turns, observations, with tokens and events.
 
-`token_view.py` shows them in the report, `terminal.py` on a terminal.
+`token_view.py` shows the parts in the report, `terminal.py` on a terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ORIGINS = {
     TEMPLATE: "template",
     OBSERVATION: "observation",
 }
-"""Provenance -> who wrote a token, in one word."""
+"""Letter of the provenance -> origin of a token, in one word."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class Token:
     Attributes:
         index: index in the trajectory.
         id: token id.
-        text: its text. None if the dump has none.
+        text: text of the token. None if the dump has none.
         origin: letter of its provenance.
-        logp: log-prob when it was sampled. None if it was not sampled, or was not finite.
-        version: version of the weights that sampled it; -1 if it was not sampled.
+        logp: log-prob at sampling. None if the token was not sampled, or if it was not finite.
+        version: version of the weights that sampled it. -1 if it was not sampled.
         advantage: its advantage. None if unknown.
-        kept: with truncated sampling: number and probability of the tokens that could be drawn.
+        kept: with truncated sampling: number of tokens that could be drawn, and their total
+            probability. Otherwise None.
     """
 
     index: int
@@ -52,7 +53,7 @@ class Token:
 
     @property
     def shown(self) -> str:
-        """Its text. A token without text shows its id."""
+        """The text, or the id if the token has no text."""
         if self.text is None:
             return f"{self.id} "
         return self.text or f"⟨{self.id}⟩"
@@ -60,12 +61,12 @@ class Token:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the environment recorded, in words.
+    """An event of the environment as text.
 
     Attributes:
         label: "tool call", or the kind of the event.
-        text: what happened.
-        failed: whether it is a tool call that failed.
+        text: fields of the event.
+        failed: True for a failed tool call.
     """
 
     label: str
@@ -75,14 +76,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive tokens of a trajectory: its prompt, one reply, or what stands between replies.
+    """Consecutive tokens of one origin: the prompt, a reply, template tokens or an observation.
 
     Attributes:
-        turn: number of the reply, from 1. 0: the tokens are no reply.
+        turn: number of the reply, starting at 1. 0 if it is not a reply.
         origin: letter of the provenance of all its tokens.
         tokens: the tokens. A reply may be empty.
-        facts: facts about the reply: its reward, why it ended, its duration.
-        events: what the environment recorded after the reply.
+        facts: texts about the reply: reward, number of tokens, finish reason, duration.
+        events: events that the environment recorded after the reply.
     """
 
     turn: int
@@ -98,10 +99,11 @@ class Part:
 
 
 def parts(record: Record) -> list[Part]:
-    """The parts of a trajectory, in order. Together they have all its tokens."""
+    """The parts of a trajectory, in order. Each token is in exactly one part."""
     tokens, events = _tokens(record), list(_events(record))
     counts = [int(turn.get("events", 0)) for turn in record["turns"]]
-    # Events before the first reply. Records of earlier releases do not say where events belong.
+    # Index of the first event after a reply. Records of earlier releases have no counts: all their
+    # events are shown at the end (`other_events`).
     at = len(events) - sum(counts) if any(counts) else len(events)
     found, end, differ = list[Part](), 0, len(advantages(record)) > 1
     for n, turn in enumerate(record["turns"], start=1):
@@ -116,13 +118,13 @@ def parts(record: Record) -> list[Part]:
 
 
 def other_events(record: Record) -> list[Event]:
-    """Events that belong to no reply: those of the start, and all of records without counts."""
+    """Events before the first reply. In records without counts, all events."""
     events = list(_events(record))
     return events[: len(events) - sum(int(turn.get("events", 0)) for turn in record["turns"])]
 
 
 def turn_facts(turn: Mapping[str, Any]) -> list[str]:
-    """Facts about one reply."""
+    """Texts about one reply: reward, number of tokens, finish reason, duration, failed calls."""
     facts = [f"reward {turn['reward']:+.3g}"] if turn["reward"] else []
     facts += [f"{turn['stop'] - turn['start']} tokens", str(turn["finish_reason"])]
     facts += [f"{turn['seconds']:.2g} s"] if turn["seconds"] else []
@@ -132,7 +134,7 @@ def turn_facts(turn: Mapping[str, Any]) -> list[str]:
 
 
 def facts(record: Record) -> list[str]:
-    """Facts about a trajectory: reward, verdict, advantage, length, how it ended, its episode."""
+    """Texts about a trajectory: reward, verdict, advantage, length, finish reason, episode."""
     reward = record.get("reward") or {}
     found = [f"reward {figure(total_reward(record))}"]
     found += [str(fact) for fact in (reward.get("verdict"), reward.get("isolation")) if fact]
@@ -152,13 +154,13 @@ def facts(record: Record) -> list[str]:
 
 
 def problem(record: Record) -> str:
-    """Error of the check, or detail of the verdict. Empty if there is none."""
+    """Error of the check, or detail of the verdict, or ""."""
     reward = record.get("reward") or {}
     return str(reward.get("error") or reward.get("detail") or "")
 
 
 def final_reward(record: Record) -> float | None:
-    """The final reward, without rewards of turns and steps. None if there is none."""
+    """The final reward, without rewards of turns and steps. None if the check failed."""
     reward = record.get("reward")
     value = reward.get("value") if isinstance(reward, Mapping) else None
     return float(value) if isinstance(value, float | int) else None
@@ -174,7 +176,7 @@ def total_reward(record: Record) -> float | None:
 
 
 def advantages(record: Record) -> list[float]:
-    """One advantage for the completion, or one per token. Empty if missing or containing null."""
+    """One advantage for the completion, or one per token. Empty if missing, or if one is null."""
     value = record.get("advantage")
     values = value if isinstance(value, list) else [value]
     numbers = [float(v) for v in values if isinstance(v, float | int)]
@@ -182,12 +184,12 @@ def advantages(record: Record) -> list[float]:
 
 
 def figure(value: object) -> str:
-    """A number as text; a dash for anything else."""
+    """A number with three significant digits, or a dash for any other value."""
     return f"{value:.3g}" if isinstance(value, float | int) else "—"
 
 
 def _episode(record: Record) -> list[str]:
-    """Facts about an episode. Empty for one turn that ended by itself or at its length limit."""
+    """Texts about an episode. Empty for one turn that ended by itself or at its token limit."""
     turns, outcome = record["turns"], str(record.get("outcome", ""))
     found = [f"{len(turns)} turns"] if len(turns) > 1 else []
     calls = sum(event.get("kind") == "tool_call" for event in record.get("events", ()))
@@ -227,7 +229,10 @@ def _tokens(record: Record) -> list[Token]:
 
 
 def _kept(record: Record) -> dict[int, tuple[int, float]]:
-    """Token index -> what truncated sampling kept. Empty without truncation."""
+    """Token index -> number of tokens that could be drawn, and their total probability.
+
+    Empty without truncated sampling.
+    """
     kept = record.get("kept")
     if not kept:
         return {}
@@ -236,7 +241,7 @@ def _kept(record: Record) -> dict[int, tuple[int, float]]:
 
 
 def _between(tokens: Sequence[Token]) -> Iterator[Part]:
-    """One part for each run of tokens of one origin."""
+    """One part per run of consecutive tokens of the same origin."""
     for origin, run in groupby(tokens, key=lambda token: token.origin):
         yield Part(0, origin, list(run))
 

@@ -1,26 +1,25 @@
-"""Conversations of a session: which request continues which sampled reply.
+"""Match the requests of a session with the replies that they continue.
 
-A program that speaks to an endpoint sends its whole conversation with every request. If a request
-continues a reply that was sampled here, its prompt is the sampled tokens and a suffix
-(`renderer.suffix`). So what the policy said is never tokenized again. Any other request begins a
-new conversation:
+A client sends the whole conversation with every request. If a request continues a reply that was
+sampled here, its prompt consists of the sampled tokens and a suffix (`renderer.suffix`). So a reply
+of the policy is never tokenized again. A request begins a new conversation in three cases:
 
-- its messages continue no reply, for example because the program has shortened its history;
-- it continues an earlier reply, which another request has continued before (a branch), or the
-  newest one while another request continues it. Its prompt is the sampled tokens up to there;
-- the chat template cannot continue the conversation, for example because it removes thoughts.
+- Its messages do not continue a reply, for example because the client has shortened the history.
+- Another request has already continued the reply, or is continuing it now (a branch). The prompt
+  then begins with the sampled tokens up to the end of the reply.
+- The chat template cannot continue the conversation, for example because it removes thoughts.
 
 **Noise.** The noise of a token depends on the seed, the conversation's name, the index of the
-sample and the position. The conversation with the task's own prompt has the task's id as its name,
-as an episode of the player has. The name of any other is a hash of its prompt. So the tokens do not
-depend on the order in which concurrent requests arrive.
+sample and the position. The conversation with the task's prompt is named after the task, like an
+episode of the player. The name of any other conversation contains a hash of its prompt. So the
+tokens do not depend on the order in which concurrent requests arrive.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain, count
 from typing import Any
@@ -37,16 +36,17 @@ Messages = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True)
 class Mark:
-    """A point at which a conversation can be continued: the end of a reply.
+    """The end of a reply, where a request may continue the conversation.
 
     Attributes:
-        seen: the conversation as the client knows it, with the reply. Empty for plain text.
-        text: prompt and completion as text, for plain text. None for a chat.
-        before: messages before the reply, as the renderer needs them.
+        seen: messages up to and including the reply, as the client knows them. Empty for plain
+            text.
+        text: prompt and completion of plain text. None for a chat.
+        before: messages before the reply, in the form that the renderer needs.
         tools: descriptions of functions.
-        length: number of tokens.
-        turn: index of the first token of the policy's current turn.
-        rest: text of the reply behind the text that the client got.
+        length: number of tokens up to the end of the reply.
+        turn: index of the first token of the policy's turn.
+        rest: end of the reply that the client did not get: the stop string and what follows it.
     """
 
     seen: Messages
@@ -60,15 +60,15 @@ class Mark:
 
 @dataclass(eq=False)
 class Conversation:
-    """Requests that continue one another: one trajectory.
+    """Requests that continue one another. They become one trajectory.
 
     Attributes:
         name: name of its sampling noise.
-        origin: length of its first prompt.
-        busy: a request of it is being answered.
+        origin: length of its first prompt, in tokens.
+        busy: True while one of its requests waits for the reply.
         transcript: tokens so far. Empty before the first reply.
         marks: one per reply.
-        events: tool calls with the results that the client sent, as an environment records them.
+        events: tool calls with the results that the client sent, in the form of environment events.
     """
 
     name: str
@@ -81,17 +81,17 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the policy continues for one request.
+    """Prompt of one request.
 
     Attributes:
         conversation: the conversation of the request.
         tokens: all token ids.
         key: names the sampling noise.
-        suffix: tokens that follow the conversation's last reply. None at its first prompt.
-        said: what the suffix says, as text.
+        suffix: tokens after the conversation's last reply. None for its first prompt.
+        said: text of the suffix.
         seen: messages of the request, in the form of `Mark.seen`.
         text: the prompt as text, for plain text. None for a chat.
-        before: messages of the request, as the renderer needs them.
+        before: messages of the request, in the form that the renderer needs.
         tools: descriptions of functions.
         turn: index of the first token of the policy's turn.
     """
@@ -109,21 +109,19 @@ class Prompt:
 
 
 class Conversations:
-    """Conversations of one session.
+    """The conversations of one session.
 
     Args:
         renderer: converts messages to tokens.
-        task: its prompt marks the main conversation.
+        task: task of the session. The conversation that begins with its prompt is the main one.
         sample: index of the sample within the task.
 
     Attributes:
         all: conversations with at least one reply, or with a request in progress.
-        refusal: why the chat template could not continue a conversation, or "".
     """
 
     def __init__(self, renderer: Renderer, task: Task, sample: int) -> None:
         self.all: list[Conversation] = []
-        self.refusal = ""
         self._renderer = renderer
         self._task = task
         self._sample = sample
@@ -131,10 +129,10 @@ class Conversations:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Prompt:
-        """Prompt of a chat request.
+        """Make the prompt of a chat request.
 
         Args:
-            messages: the whole conversation, as the chat template expects it.
+            messages: the whole conversation, in the form that the chat template expects.
             tools: descriptions of functions.
 
         Raises:
@@ -154,8 +152,8 @@ class Conversations:
             said = conversation.transcript.tokens[mark.turn : mark.length]
             try:
                 suffix = self._renderer.suffix(mark.before, said, new, tools)
-            except UserError as refusal:
-                self.refusal = str(refusal)
+            except UserError:  # the template cannot continue it: begin a new conversation
+                pass
             else:
                 text = mark.rest + observed(new)
                 return self._continued(conversation, mark, suffix, text, seen, None)
@@ -164,7 +162,7 @@ class Conversations:
         return self._begun(tokens, main, seen, None, named, tools)
 
     def plain(self, given: str | list[int]) -> Prompt:
-        """Prompt of a request without a template.
+        """Make the prompt of a request without a chat template.
 
         Args:
             given: text or token ids to continue.
@@ -185,8 +183,8 @@ class Conversations:
             said = "" if text is None else text[len(mark.text or "") :]
             try:
                 suffix = renderer.suffix_text(before[mark.turn :], said)
-            except RenderError as refusal:  # the reply has ended: nothing can continue it
-                self.refusal = str(refusal)
+            except RenderError:  # the policy's turn has ended: begin a new conversation
+                pass
             else:
                 if not isinstance(given, str):
                     ids = given[mark.length :]
@@ -202,12 +200,12 @@ class Conversations:
     def reply(
         self, prompt: Prompt, sampled: Sampled, text: str, message: Mapping[str, Any]
     ) -> None:
-        """Write a sampled reply.
+        """Write a sampled reply to its conversation.
 
         Args:
-            prompt: the prompt that it continues.
+            prompt: the prompt of the request.
             sampled: the reply.
-            text: the reply as text, before the stop string that ended it.
+            text: text of the reply, up to the stop string that ended it.
             message: the reply as the client gets it. Ignored for plain text.
         """
         conversation, done = prompt.conversation, prompt.conversation.transcript
@@ -234,21 +232,24 @@ class Conversations:
         )
 
     def drop(self, prompt: Prompt) -> None:
-        """Forget a request that got no reply."""
+        """Remove a request that gets no reply."""
         prompt.conversation.busy = False
         if not prompt.conversation.marks:
             self.all.remove(prompt.conversation)
 
     @property
     def played(self) -> list[Conversation]:
-        """Conversations with replies: the main one, or else the first, then the others by name."""
+        """Conversations with replies, the main one first and the others by name.
+
+        Without a main one, the conversation that began first comes first.
+        """
         done = [conversation for conversation in self.all if conversation.marks]
         first = next((c for c in done if c.name == self._task.id), done[0] if done else None)
         others = sorted((c for c in done if c is not first), key=lambda c: c.name)
         return [first, *others] if first else []
 
     def _longest(self, found: Sequence[tuple[Conversation, Mark]]) -> tuple[Conversation, Mark]:
-        """The longest match. Of equal ones, the first that no other request has continued."""
+        """The longest match. Among equal ones, one that no other request has continued."""
 
         def order(pair: tuple[Conversation, Mark]) -> tuple[int, int, bool]:
             conversation, mark = pair
@@ -271,20 +272,21 @@ class Conversations:
         seen: Messages,
         text: str | None,
     ) -> Prompt:
-        """Prompt that continues a conversation at a mark, or a branch of it.
+        """Prompt that continues a conversation at a mark, or begins a branch there.
 
         Args:
             conversation: the conversation.
             mark: where it is continued.
-            suffix: tokens that follow the mark.
-            said: what they say, as text.
-            seen: messages of the request.
-            text: the prompt as text, for plain text.
+            suffix: tokens after the mark.
+            said: text of these tokens.
+            seen: messages of the request, in the form of `Mark.seen`.
+            text: the prompt as text, for plain text. None for a chat.
         """
         tokens = [*conversation.transcript.tokens[: mark.length], *suffix.tokens]
         if not _is_free(conversation, mark):
             branch = self._begun(tokens, False, seen, text, suffix.conversation, mark.tools)
-            return branch if text is None else _with_turn(branch, mark.turn)
+            # The turn of plain text began before the branch.
+            return branch if text is None else replace(branch, turn=mark.turn)
         conversation.busy = True
         return Prompt(
             conversation,
@@ -312,10 +314,10 @@ class Conversations:
 
         Args:
             tokens: token ids of the prompt.
-            main: its prompt is the task's.
-            seen: messages of the request.
-            text: the prompt as text, for plain text.
-            before: messages of the request, as the renderer needs them.
+            main: True if it is the task's prompt.
+            seen: messages of the request, in the form of `Mark.seen`.
+            text: the prompt as text, for plain text. None for a chat.
+            before: messages of the request, in the form that the renderer needs.
             tools: descriptions of functions.
         """
         conversation = Conversation(self._name(tokens, main), len(tokens))
@@ -324,7 +326,7 @@ class Conversations:
         return Prompt(conversation, tokens, key, None, "", seen, text, before, tools, len(tokens))
 
     def _name(self, tokens: Sequence[int], main: bool) -> str:
-        """Name of a new conversation's noise."""
+        """Name for the noise of a new conversation, which no other conversation has."""
         taken = {conversation.name for conversation in self.all}
         name = self._task.id
         if not main or name in taken:
@@ -337,17 +339,12 @@ class Conversations:
 
 
 def _is_free(conversation: Conversation, mark: Mark) -> bool:
-    """True if a request may continue the conversation itself at this mark."""
+    """True if no request has continued, or is continuing, the conversation after this mark."""
     return mark is conversation.marks[-1] and not conversation.busy
 
 
-def _with_turn(prompt: Prompt, turn: int) -> Prompt:
-    """A branch of plain text, whose turn began before the branch."""
-    return Prompt(**{**vars(prompt), "turn": turn})
-
-
 def _continues(seen: Messages, known: Messages) -> bool:
-    """True if messages of others follow a known conversation."""
+    """True if messages are a known conversation plus new messages, none of the assistant."""
     new = seen[len(known) :]
     return (
         bool(new)
@@ -357,9 +354,10 @@ def _continues(seen: Messages, known: Messages) -> bool:
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """True if two messages are equal to a client.
+    """True if two messages are equal.
 
-    Clients may strip the text of a reply, and write the arguments and ids of its calls anew.
+    For replies, ids of calls, white space around the text and the order of keys in arguments are
+    ignored, because clients may change them.
     """
     if a["role"] != "assistant" or b["role"] != "assistant":
         return a == b
@@ -369,6 +367,7 @@ def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _calls(message: Mapping[str, Any]) -> list[str]:
+    """Names and arguments of a message's tool calls, in a form that can be compared."""
     found = []
     for call in message.get("tool_calls") or ():
         function = call["function"]
@@ -377,7 +376,7 @@ def _calls(message: Mapping[str, Any]) -> list[str]:
 
 
 def _merged(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """The messages, with consecutive ones of the assistant as one."""
+    """Merge consecutive messages of the assistant into one."""
     found: list[Mapping[str, Any]] = []
     for message in messages:
         if not (found and message["role"] == found[-1]["role"] == "assistant"):
@@ -391,7 +390,7 @@ def _merged(messages: Sequence[Mapping[str, Any]]) -> Messages:
 
 
 def _results(seen: Messages) -> list[dict[str, Any]]:
-    """Results of tools at the end of a conversation, as events."""
+    """Events for the results of tools after the last message of the assistant."""
     made: dict[str, str] = {}
     found: list[dict[str, Any]] = []
     for message in seen:
@@ -408,7 +407,7 @@ def _results(seen: Messages) -> list[dict[str, Any]]:
 
 
 def _with_names(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """The messages, in which each result of a tool has the tool's name. Templates may need it."""
+    """Add the tool's name to each result of a tool, because chat templates may need it."""
     names: dict[str, str] = {}
     found = []
     for message in messages:

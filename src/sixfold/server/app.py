@@ -68,7 +68,7 @@ class Served:
         stop_strings: the model's stop strings, for all completions.
         turn_ends: stop strings for chats, if the chat template marks turns with plain text.
         recorder: records completions; None for no record.
-        sessions: sessions of a server that records, or None.
+        sessions: sessions, if the server records completions; otherwise None.
     """
 
     name: str
@@ -128,7 +128,7 @@ def make_app(served: Served) -> ASGIApp:
 
 
 def _session_routes(endpoints: Endpoints) -> list[Route]:
-    """Routes of sessions: the interface under a name, and the reward."""
+    """Routes of sessions: the API under the name of a session, and its reward."""
     session = "/sessions/{session}"
     return [
         Route("/sessions", endpoints.new_session, methods=["POST"]),
@@ -181,17 +181,19 @@ class Endpoints:
                 " n or send fewer prompts",
                 "n",
             )
+        asked = {"endpoint": "text", "prompt": ask.prompt}
         name, sessions = _session(request), self.served.sessions
-        if name and sessions and len(given) == 1:
-            await self._tokens(given[0])  # checks it
+        if name and sessions:
+            if len(given) > 1:
+                raise bad_request(
+                    f"prompt: {len(given)} prompts, but a request of a session may have only one."
+                    " Send one prompt per request",
+                    "prompt",
+                )
             turn = await sessions.plain(name, ask, given[0])
-            asked = {"endpoint": "text", "prompt": ask.prompt}
             exchange = await self._session_exchange("cmpl", ask, turn, asked)
-        elif name:
-            raise bad_request("prompt: a request of a session has one prompt", "prompt")
         else:
             prompts = [await self._tokens(prompt) for prompt in given]
-            asked = {"endpoint": "text", "prompt": ask.prompt}
             exchange = await self._exchange("cmpl", ask, prompts, asked)
         echoed = (
             [p if isinstance(p, str) else self.served.renderer.shown(p) for p in given]
@@ -202,14 +204,14 @@ class Endpoints:
         return await self._answer(request, exchange, reply)
 
     async def new_session(self, request: Request) -> Response:
-        """POST /sessions: a base URL for requests that belong together."""
+        """POST /sessions: make a session and answer with its base URL."""
         assert self.served.sessions is not None
         name = self.served.sessions.create()
         url = f"{request.base_url}sessions/{name}"
         return JSONResponse({"id": name, "base_url": f"{url}/v1", "reward_url": f"{url}/reward"})
 
     async def reward(self, request: Request) -> Response:
-        """POST /sessions/NAME/reward: the reward of a session, which ends it."""
+        """POST /sessions/NAME/reward: record the reward of a session and end the session."""
         assert self.served.sessions is not None
         ask = check_form(RewardAsk, await self._bodies.json(request))
         self.served.sessions.reward(_session(request), ask)
@@ -305,19 +307,14 @@ class Endpoints:
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return await self._encoder.text(prompt)
-        if max(prompt) >= self.served.limits.vocabulary:
-            raise bad_request(
-                f"prompt: {max(prompt)} is not a token id; the vocabulary has"
-                f" {self.served.limits.vocabulary} tokens. Use ids below that",
-                "prompt",
-            )
+        self.served.limits.check_token_ids(prompt, "prompt")
         return prompt
 
     async def _chat_exchange(self, kind: str, ask: ChatAsk, session: str) -> Exchange:
         """Exchange for a chat.
 
         Args:
-            kind: beginning of its id.
+            kind: prefix of its id.
             ask: the request.
             session: name of its session, or "".
         """

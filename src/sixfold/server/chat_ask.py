@@ -43,7 +43,7 @@ class PastCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn of the conversation.
+    """One message of the conversation.
 
     Fields of this server's answers are accepted, because clients send answers back.
     `reasoning_content` is passed to the template, which may show it.

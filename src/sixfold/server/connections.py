@@ -9,14 +9,14 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-"""Longest time for the headers of a request, from the connection or from their first byte."""
+"""Time limit for the headers of a request, from the connection or from their first byte."""
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """Listening socket whose connections send at once.
+    """Make a listening socket with TCP_NODELAY.
 
-    asyncio sets TCP_NODELAY only on sockets with an explicit protocol number, which those of
-    `socket.create_server` lack. Without it, each answer would wait 40 ms for an acknowledgement.
+    asyncio sets this option only on sockets with an explicit protocol number, which the sockets of
+    `socket.create_server` lack. Without it, Nagle's algorithm would delay each answer by 40 ms.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.create_server((host, port), family=family, backlog=2048)

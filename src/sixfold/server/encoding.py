@@ -38,13 +38,9 @@ class PromptEncoder:
                 or it does not support tools.
         """
 
-        def encode(renderer: Renderer) -> list[int]:
-            if not renderer.has_template:
-                raise bad_request("the model has no chat template. Use /v1/completions", "messages")
-            return renderer.encode_messages(messages, tools)
-
+        self._limits.check_chat(messages, self._lanes[0][0])
         size = sum(len(message["content"]) for message in messages)
-        return await self._run(encode, size, "messages")
+        return await self._run(lambda renderer: renderer.encode_messages(messages, tools), size)
 
     async def text(self, prompt: str) -> list[int]:
         """Token ids of a prompt without a template.
@@ -52,26 +48,21 @@ class PromptEncoder:
         Raises:
             ApiError: the prompt is too long, or has no tokens.
         """
-        tokens = await self._run(
-            lambda renderer: renderer.encode_text(prompt), len(prompt), "prompt"
-        )
+        self._limits.check_length(len(prompt), "prompt")
+        tokens = await self._run(lambda renderer: renderer.encode_text(prompt), len(prompt))
         if not tokens:
             raise bad_request(
                 "prompt is empty. Give at least one token for the model to continue", "prompt"
             )
         return tokens
 
-    async def _run(
-        self, encode: Callable[[Renderer], list[int]], characters: int, param: str
-    ) -> list[int]:
+    async def _run(self, encode: Callable[[Renderer], list[int]], characters: int) -> list[int]:
         """Encode in another thread, after the prompts that are already waiting.
 
         Args:
             encode: converts the prompt.
             characters: length of the prompt.
-            param: field of the prompt, for the error.
         """
-        self._limits.check_length(characters, param)
         renderer, limiter = self._lanes[characters >= LONG_TEXT]
         try:
             return await run_sync(encode, renderer, limiter=limiter)

@@ -1,4 +1,4 @@
-"""One HTTP request for completions, with its job for the engine's thread and its answers."""
+"""One HTTP request for completions, with its job for the engine's thread and its deltas."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Exchange:
 
     Attributes:
         id: id of the answer.
-        job: what the engine's thread does. Its deltas go to the inbox.
+        job: job for the engine's thread, which puts the deltas into the inbox.
         inbox: deltas, or the error that ended the job.
         created: creation time, in seconds since the epoch.
-        turn: turn of the session that the request belongs to, or None.
-        shown: the reply as a message, from its last delta with the whole text. None for plain text.
+        turn: the request's turn in its session. None for a request without a session.
+        shown: function that makes a chat message of the last delta with the whole text. None for
+            plain text.
         open: number of choices whose last delta has not been read.
     """
 
@@ -47,7 +48,7 @@ class Exchange:
         return choice // len(self.job.samples)
 
     def call_id(self, choice: int, number: int) -> str:
-        """Id of a tool call: nine characters, because some chat templates refuse others.
+        """Id of a tool call: nine characters, because some chat templates require this length.
 
         Args:
             choice: index of the choice.
@@ -94,7 +95,7 @@ class Exchange:
             yield item
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Remove an unanswered request from its session."""
         if self.turn:
             self.turn.give_up()
 

@@ -1,8 +1,9 @@
-"""Record of exchanges as trajectories, with one JSON line per completion.
+"""Record of completions as trajectories, and of the rewards of sessions, as JSON lines.
 
-With a record, the completions of an agent that only knows a base_url can be used for training. A
-line is `Trajectory.to_record()` plus fields of the request. Only the engine's thread writes. A line
-is passed to the operating system before the client sees the answer.
+With a record, the completions of an agent that only knows a base_url can be used for training. The
+line of a completion is `Trajectory.to_record()` plus fields of the request. The engine's thread
+writes it, and passes it to the operating system before the client sees the answer. The event loop
+writes the rewards of sessions.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Recorder:
         self._file.flush()
 
     def reward(self, session: str, value: float, parts: Mapping[str, float]) -> None:
-        """Append the reward of a session. Any thread may call this.
+        """Append the reward of a session. Any thread may call this: a line is one write.
 
         Args:
             session: name of the session.
@@ -130,21 +131,22 @@ class Recorder:
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Read the trajectories of a record that can be used for training.
 
-    Requests of a session that continue one another are joined to one trajectory, and all
-    trajectories of a session have its reward. Other requests are trajectories without a reward.
+    If a request of a session continues an earlier one, both are joined to one trajectory. All
+    trajectories of a session have the reward of the session. Requests without a session are
+    trajectories without a reward.
 
     Three kinds of lines are left out:
 
-    - Aborted completions, whose ends the client caused.
-    - Completions with penalties or a grammar. The trainer cannot compute log-probs under that
+    - Aborted completions: the client disconnected before they had ended.
+    - Completions with penalties or a grammar: the trainer cannot compute log-probs under that
       sampling distribution.
-    - A last line that is incomplete because the server was killed.
+    - An incomplete last line, if the server was killed.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]
     rewards = {r["session"]: r for r in records if "tokens" not in r}
     found: list[Trajectory] = []
-    sessions: dict[str, list[int]] = {}  # places in `found`
+    sessions: dict[str, list[int]] = {}  # name -> indices in `found`
     for record in records:
         if "tokens" not in record or not record.get("trainable", True):
             continue
@@ -169,7 +171,8 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 def _continues(later: Trajectory, earlier: Trajectory) -> bool:
     """True if a request can be joined to an earlier one.
 
-    Its prompt begins with all tokens of the earlier one, and both or none had truncated sampling.
+    Its prompt must begin with all tokens of the earlier one. Either both or none of them must have
+    used truncated sampling.
     """
     length = len(earlier.tokens)
     starts = later.prompt_length >= length and later.tokens[:length] == earlier.tokens
@@ -177,11 +180,11 @@ def _continues(later: Trajectory, earlier: Trajectory) -> bool:
 
 
 def _joined(earlier: Trajectory, later: Trajectory, suffix: str) -> Trajectory:
-    """Two requests as one trajectory.
+    """Join two requests to one trajectory.
 
     Args:
-        earlier: the first one.
-        later: the one that continues it.
+        earlier: the first request.
+        later: the request that continues it.
         suffix: provenance of the tokens between the two replies.
     """
     start, stop = len(earlier.tokens), later.prompt_length

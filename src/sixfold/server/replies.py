@@ -24,7 +24,7 @@ class Reply:
 
     Args:
         exchange: the request that is answered.
-        ask: its request.
+        ask: its body.
         renderer: shows tokens as text.
 
     Attributes:
@@ -124,7 +124,7 @@ class TextReply(Reply):
 
     Args:
         exchange: the request that is answered.
-        ask: its request.
+        ask: its body.
         renderer: shows tokens as text.
         echoed: the prompts as texts; empty without `echo`.
     """
@@ -235,8 +235,8 @@ class TokenLogprobs:
 def call_parser(ask: ChatAsk, renderer: Renderer, exchange: Exchange) -> CallParser:
     """Parser of tool calls in one answer.
 
-    Under a grammar, calls have the format of the grammar. A template of an unknown format is read
-    as Hermes, which most models write.
+    Under a grammar, calls have the format of the grammar. If the format of the model's template is
+    unknown, the Hermes format is used, because most models write it.
     """
     if not ask.form().is_free:
         return HERMES.parser(ask.shown_tools())
@@ -334,7 +334,7 @@ class ChatReply(Reply):
 
 
 def shown_reply(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A reply in the format of chats, as the messages of a later request show it."""
+    """Convert the message of an answer to the form of `ChatAsk.shown_messages`."""
     calls = [
         {
             "id": call["id"],

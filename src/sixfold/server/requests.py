@@ -6,12 +6,13 @@ fields that would change the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, PlainValidator
 
+from ..rollout.renderer.renderer import Renderer
 from ..types import SamplingParams
 from .api_error import ApiError, bad_request
 from .form import STRICT, check_form
@@ -273,11 +274,7 @@ class Limits:
             ApiError: a stop token does not exist, the completion does not fit into the context, or
                 the request needs too many tokens.
         """
-        if any(token >= self.vocabulary for token in ask.stop_token_ids):
-            raise bad_request(
-                f"stop_token_ids: the vocabulary has {self.vocabulary} tokens. Use ids below that",
-                "stop_token_ids",
-            )
+        self.check_token_ids(ask.stop_token_ids, "stop_token_ids")
         room = self.context - longest_prompt
         wanted = (
             ask.token_limit
@@ -297,6 +294,37 @@ class Limits:
                 "n",
             )
         return wanted
+
+    def check_token_ids(self, ids: Sequence[int], param: str) -> None:
+        """Check that token ids are in the vocabulary.
+
+        Args:
+            ids: the token ids.
+            param: field that holds them, for the error.
+
+        Raises:
+            ApiError: an id is too large.
+        """
+        if ids and max(ids) >= self.vocabulary:
+            raise bad_request(
+                f"{param}: {max(ids)} is not a token id; the vocabulary has {self.vocabulary}"
+                " tokens. Use ids below that",
+                param,
+            )
+
+    def check_chat(self, messages: Sequence[Mapping[str, Any]], renderer: Renderer) -> None:
+        """Check a conversation before it is tokenized.
+
+        Args:
+            messages: the conversation.
+            renderer: has the model's chat template.
+
+        Raises:
+            ApiError: the model has no chat template, or the messages are too long.
+        """
+        if not renderer.has_template:
+            raise bad_request("the model has no chat template. Use /v1/completions", "messages")
+        self.check_length(sum(len(message["content"]) for message in messages), "messages")
 
     def check_length(self, characters: int, param: str) -> None:
         """Check the length of a text before it is tokenized.

@@ -21,10 +21,10 @@ class ResponsesReply(Reply):
     Items are numbered in the order in which they begin.
 
     Args:
-        job: the job that is answered.
+        exchange: the request that is answered.
         ask: the equivalent chat request.
         renderer: shows tokens as text.
-        asked: the request.
+        asked: the body of the request.
     """
 
     last_event = ""
@@ -51,11 +51,10 @@ class ResponsesReply(Reply):
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before the first token."""
-        events = [
+        return [
             self._event(f"response.{name}", response=self._response("in_progress"))
             for name in ("created", "in_progress")
         ]
-        return events
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """The events of a delta."""

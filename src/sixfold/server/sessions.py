@@ -1,12 +1,13 @@
 """Sessions of a server that records: requests that belong together, and their reward.
 
-A session has a base URL of its own, `/sessions/NAME/v1`. A request that continues a reply of its
-session gets the sampled tokens and a suffix as its prompt (`rollout/conversations.py`). So the
-record joins both to one trajectory (`record.read_trajectories`).
+Each session has its own base URL, `/sessions/NAME/v1`. If a request continues a reply of its
+session, its prompt consists of the sampled tokens and a suffix (`rollout/conversations.py`). So
+`record.read_trajectories` can join both to one trajectory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +27,19 @@ from .api_error import ApiError, bad_request
 from .form import STRICT
 from .requests import Ask, Limits
 
-MOST_SESSIONS = 4096
-"""Most sessions whose conversations are kept. The oldest one is then forgotten: its next request
-begins a new trajectory.
+MAX_SESSIONS = 4096
+"""Maximum number of sessions whose conversations are kept.
+
+If there are more, the oldest one is removed: its next request begins a new trajectory.
 """
-MOST_ENDED = 1 << 16
-"""Most names of ended sessions that are kept."""
+MAX_ENDED = 1 << 16
+"""Maximum number of ended sessions whose names are kept."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class RewardAsk(BaseModel):
-    """The body of POST /sessions/NAME/reward. `parts` are recorded, and not added."""
+    """The body of POST /sessions/NAME/reward. `parts` are recorded, but not added to the reward."""
 
     model_config = STRICT
 
@@ -52,7 +54,7 @@ class SessionTurn:
         sessions: the sessions of the server.
         name: name of the session.
         conversations: conversations of the session.
-        prompt: what the policy continues.
+        prompt: the prompt that the policy continues.
     """
 
     def __init__(
@@ -62,11 +64,11 @@ class SessionTurn:
         self.name = name
         self._sessions = sessions
         self._conversations = conversations
-        self._told = False
+        self._done = False
 
     @property
     def recorded(self) -> dict[str, str]:
-        """Fields of the request's line in the record."""
+        """Fields for the request's line in the record."""
         suffix = self.prompt.suffix
         return {"session": self.name, "suffix": suffix.provenance if suffix else ""}
 
@@ -80,7 +82,6 @@ class SessionTurn:
             text: the reply as text, before the stop string that ended it.
             message: the reply as the client gets it. None for plain text.
         """
-        self._told = True
         sampled = Sampled(
             sequence.tokens[len(self.prompt.tokens) :],
             sequence.logp,
@@ -89,24 +90,28 @@ class SessionTurn:
             sequence.reused,
             sequence.seconds,
         )
-        await self._sessions.run(
-            lambda: self._conversations.reply(self.prompt, sampled, text, message or {})
+        self._done = True
+        # Shielded: if the client leaves now, an unwritten reply would leave the conversation busy.
+        await asyncio.shield(
+            self._sessions.run(
+                lambda: self._conversations.reply(self.prompt, sampled, text, message or {})
+            )
         )
 
     def give_up(self) -> None:
-        """Forget the request, unless it has its reply."""
-        if not self._told:
-            self._told = True
+        """Remove the request from its conversation, unless its reply was written."""
+        if not self._done:
+            self._done = True
             self._conversations.drop(self.prompt)
 
 
 class Sessions:
-    """Sessions of a server, by name. A session begins with its first request.
+    """The sessions of a server, by name. A session begins with its first request.
 
     Args:
         renderer: converts messages to tokens. Used only by the threads of `run`.
         limits: limits that prompts are checked against.
-        record: records a reward: name of the session, value, parts.
+        record: function that records a reward. Arguments: name of the session, value, parts.
     """
 
     def __init__(
@@ -123,11 +128,11 @@ class Sessions:
         self._lane = anyio.CapacityLimiter(1)  # renderers are not thread-safe
 
     def create(self) -> str:
-        """Name of a new session that cannot be guessed."""
+        """Make a name for a new session that cannot be guessed."""
         return secrets.token_urlsafe(24)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Run work that needs the renderer, in another thread."""
+        """Run a function that needs the renderer in another thread, one at a time."""
         return await run_sync(work, limiter=self._lane)
 
     async def chat(
@@ -148,32 +153,52 @@ class Sessions:
         Raises:
             ApiError: the session has ended, or the prompt cannot be converted to tokens.
         """
-        if not self._renderer.has_template:
-            raise bad_request("the model has no chat template. Use /v1/completions", "messages")
-        self._limits.check_length(sum(len(m["content"]) for m in messages), "messages")
+        self._limits.check_chat(messages, self._renderer)
         return await self._turn(name, ask, lambda of: of.chat(messages, tools))
 
     async def plain(self, name: str, ask: Ask, given: str | list[int]) -> SessionTurn:
-        """Begin a turn of plain text. The arguments are those of `chat`."""
-        self._limits.check_length(len(given), "prompt")
+        """Begin a turn of plain text.
+
+        Args:
+            name: name of the session.
+            ask: the request.
+            given: text or token ids to continue.
+
+        Raises:
+            ApiError: the session has ended, or the prompt is too long, has no tokens, or has an
+                unknown token id.
+        """
+        if isinstance(given, str):
+            self._limits.check_length(len(given), "prompt")
+        else:
+            self._limits.check_token_ids(given, "prompt")
         return await self._turn(name, ask, lambda of: of.plain(given))
 
     def reward(self, name: str, ask: RewardAsk) -> None:
-        """Record the reward of a session. This ends it.
+        """Record the reward of a session and end the session.
+
+        Args:
+            name: name of the session.
+            ask: the reward.
 
         Raises:
-            ApiError: the session has no request, or has its reward already.
+            ApiError: the session has no request, or already has a reward, or the record cannot be
+                written.
         """
         self._check(name)
         if name not in self._open:
-            raise ApiError(404, "this session has no request", code="session_not_found")
+            raise ApiError(
+                404,
+                "the session has no request. Send a request before the reward",
+                code="session_not_found",
+            )
         try:
             self._record(name, ask.reward, ask.parts)
         except (OSError, ValueError) as error:
             raise ApiError(500, "the reward could not be written to the record") from error
         del self._open[name]
         self._ended[name] = None
-        if len(self._ended) > MOST_ENDED:
+        if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     async def _turn(
@@ -181,7 +206,7 @@ class Sessions:
     ) -> SessionTurn:
         self._check(name)
         if ask.n > 1:
-            raise bad_request("n: a request of a session gets one reply. Set n = 1", "n")
+            raise bad_request(f"n = {ask.n}: a request of a session gets one reply. Set n = 1", "n")
         if name not in self._open:
             self._make_room()
             self._open[name] = Conversations(self._renderer, Task(name, ""), 0)
@@ -197,14 +222,22 @@ class Sessions:
     def _check(self, name: str) -> None:
         if not _NAME.fullmatch(name):
             raise bad_request(
-                "the name of a session has 1 to 128 letters, digits, '.', '_' and '-'"
+                "the name of a session must have 1 to 128 letters, digits, '.', '_' and '-'"
             )
         if name in self._ended:
-            raise ApiError(410, "the session has ended: it has its reward", code="session_ended")
+            raise ApiError(
+                410,
+                "the session has ended, because its reward was posted. Begin another session",
+                code="session_ended",
+            )
 
     def _make_room(self) -> None:
-        """Forget the oldest session without a request in progress, if there are too many."""
-        if len(self._open) < MOST_SESSIONS:
+        """If there are too many sessions, remove the oldest one without a request in progress.
+
+        Raises:
+            ApiError: all sessions have requests in progress.
+        """
+        if len(self._open) < MAX_SESSIONS:
             return
         idle = (
             name

@@ -250,9 +250,9 @@ class GrammarMatcher:
         return mask
 
     def _follow(self, completion: list[int]) -> bool:
-        """Move the matcher to the end of the completion.
+        """Move the matcher to the end of the completion. Returns False if it violates the grammar.
 
-        Returns False if it violates the grammar.
+        After a failure of llguidance it returns True.
         """
         same = len(self._seen)
         if completion[:same] != self._seen:

@@ -1,4 +1,4 @@
-"""HTTP of the servers: request bodies, clients that leave, events of a stream, error answers."""
+"""HTTP parts that all servers share: request bodies, disconnects, stream events, error answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .gate import as_response
 T = TypeVar("T")
 
 BODY_SECONDS = 30.0
-"""Longest time that a body may take to arrive."""
+"""Time limit for the arrival of a body."""
 CLIENT_GONE = 499
 """Status in the metrics for a request whose client disconnected. It is never received."""
 
@@ -40,10 +40,10 @@ class Bodies:
         """The body as a JSON object.
 
         Raises:
-            ApiError: the body is not JSON, too large or too slow.
+            ApiError: the body is not a JSON object, is too large, or arrives too slowly.
         """
-        # A security check too: a web page that the user visits can post text to a loopback server
-        # without the user's permission, but not JSON.
+        # This is also a security check: a web page that the user visits can post text to a loopback
+        # server without the user's permission, but not JSON.
         if (
             request.headers.get("content-type", "").partition(";")[0].strip().lower()
             != "application/json"

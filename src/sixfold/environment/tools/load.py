@@ -62,8 +62,8 @@ def _unpaired(name: str, setting: str, *, named: bool) -> str:
     """Message for a tool without its file, or for a file without its tool."""
     if named:
         return (
-            f"the tool {name!r} in environment.tools.functions needs a file. Set {setting} to its"
-            " path"
+            f"environment.tools.functions has {name!r}, but {setting} is empty. Set it to the path"
+            " of a file"
         )
     return (
         f"{setting} has no effect without {name!r} in environment.tools.functions. Add {name!r}"

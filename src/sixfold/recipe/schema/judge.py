@@ -1,4 +1,4 @@
-"""Settings of the judging model, for the rewards `judge_*`."""
+"""Settings of the judging model for the rewards `judge_*`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Device, Real, Section, knob
 
 REWARDS = ("judge_rubric", "judge_reference", "judge_pairwise", "judge_constitution")
 """Rewards that need a judging model."""
-TEMPLATE = "file with a prompt of your own, with placeholders in braces (empty: the built-in one)"
+TEMPLATE = "file with your own prompt, with placeholders in braces (empty: the built-in prompt)"
 TOGETHER = (
     "ask about all of them in one question: cheaper, but the judge's verdicts influence each other"
 )
@@ -37,8 +37,8 @@ def endpoint(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise PydanticCustomError(
             "unsupported",
-            "it has a password or a query; write the base URL alone, and put the key into an"
-            " environment variable",
+            "it has a password, a query or a fragment; write only the base URL, and put the key"
+            " into an environment variable",
         )
     return url.rstrip("/").removesuffix("/chat/completions")
 
@@ -52,8 +52,8 @@ class RubricConfig(Section):
             "complete: The answer does everything that the question asks for.",
             "clear: The answer is easy to follow and says nothing that does not belong to it.",
         ),
-        "criteria, each as NAME: TEXT or NAME * WEIGHT: TEXT; a task's column criteria replaces"
-        " them",
+        "criteria, each as NAME: TEXT or NAME * WEIGHT: TEXT; a column `criteria` of the task"
+        " replaces them",
         min_length=1,
     )
     scale: int = knob(10, "highest score of a criterion; the lowest is 0", ge=1, le=100)
@@ -65,7 +65,7 @@ class RubricConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """Reward judge_reference: right or wrong, against the task's answer."""
+    """Reward judge_reference: whether the answer agrees with the task's reference answer."""
 
     template: str = knob("", TEMPLATE)
 
@@ -75,15 +75,15 @@ class PairwiseConfig(Section):
 
     orders: Literal["both", "one"] = knob(
         "both",
-        "ask about each pair in both orders, where a verdict that does not survive the swap is a"
-        " tie, or in one random order, which costs half",
+        "both: ask about each pair in both orders; a verdict that changes with the order is a tie."
+        " one: ask in one random order, at half the cost",
     )
     opponents: int = knob(
         0, "comparisons per completion (0: with every other completion of its group)", ge=0
     )
     length_control: Real = knob(
         0.0,
-        "strength with which a preference for longer completions is subtracted: 0 off, 1 wholly",
+        "strength of the correction for a preference for longer completions: 0 none, 1 full",
         ge=0,
         le=1,
     )
@@ -103,14 +103,15 @@ class ConstitutionConfig(Section):
         min_length=1,
     )
     aggregate: Literal["mean", "min"] = knob(
-        "mean", "the reward: share of the principles that are followed, or 1 only if all are"
+        "mean",
+        "the reward: share of the principles that are followed, or 1 only if all are followed",
     )
     together: bool = knob(False, TOGETHER)
     template: str = knob("", TEMPLATE)
 
 
 class JudgeConfig(Section):
-    """The model that judges for the rewards judge_*, and what it may cost."""
+    """The judging model of the rewards judge_*, its endpoint and its budget."""
 
     url: Annotated[str, AfterValidator(endpoint)] = knob(
         "",
@@ -122,36 +123,39 @@ class JudgeConfig(Section):
         "SIXFOLD_JUDGE_KEY", "environment variable with the API key; the key itself is never stored"
     )
     family: str = knob(
-        "", "family of the judging model, to warn of self-preference (empty: from its name)"
+        "", "family of the judging model, for a warning of self-preference (empty: from its name)"
     )
     device: Device = knob("auto", "device of a local judging model: auto, cpu, cuda or cuda:N")
     timeout_s: Real = knob(
-        180.0, "seconds that one question to the judge may take, with all repetitions", gt=0
+        180.0, "time limit for one question to the judge with all retries, in seconds", gt=0
     )
     request_timeout_s: Real = knob(
-        60.0, "seconds after which one request to the judge counts as failed", gt=0
+        60.0, "time limit for one request to the judge, in seconds", gt=0
     )
     retries: int = knob(
-        5, "how often a request is repeated after 408, 429, 5xx or a lost connection", ge=0, le=100
+        5, "maximum retries of a request after 408, 429, 5xx or a lost connection", ge=0, le=100
     )
-    concurrency: int = knob(16, "most requests to the judge at a time", ge=1, le=1024)
-    max_tokens: int = knob(512, "longest reply of the judge in tokens", ge=16)
+    concurrency: int = knob(16, "maximum concurrent requests to the judge", ge=1, le=1024)
+    max_tokens: int = knob(512, "maximum length of the judge's reply, in tokens", ge=16)
     temperature: Real = knob(0.0, "sampling temperature of the judge; 0 is greedy", ge=0, le=2)
     max_chars: int = knob(
-        16_000, "characters of a completion that the judge sees; the middle is left out", ge=64
+        16_000,
+        "maximum characters of a completion that the judge sees; the middle of a longer one is left"
+        " out",
+        ge=64,
     )
     structured: Literal["auto", "schema", "json", "none"] = knob(
         "auto",
-        "response_format that constrains the reply: a JSON schema, any JSON, none, or the strictest"
-        " one that the endpoint accepts (auto)",
+        "response_format of requests: a JSON schema, any JSON object, none, or the strictest one"
+        " that the endpoint supports (auto)",
     )
     input_price: Real = knob(0.0, "US dollars per million tokens of prompts to the judge", ge=0)
     output_price: Real = knob(0.0, "US dollars per million tokens of the judge's replies", ge=0)
     budget_usd: Real = knob(
-        0.0, "US dollars at which the run stops, and can be resumed (0: no limit)", ge=0
+        0.0, "maximum cost in US dollars; the run then stops and can be resumed (0: no limit)", ge=0
     )
     budget_calls: int = knob(
-        0, "answered requests at which the run stops, and can be resumed (0: no limit)", ge=0
+        0, "maximum answered requests; the run then stops and can be resumed (0: no limit)", ge=0
     )
     rubric: RubricConfig = RubricConfig()
     reference: ReferenceConfig = ReferenceConfig()
@@ -160,7 +164,7 @@ class JudgeConfig(Section):
 
     @model_validator(mode="after")
     def _priced(self) -> JudgeConfig:
-        """A budget in dollars needs prices, and an endpoint needs the name of a model."""
+        """Check that a budget in dollars has prices, and that an endpoint has a model."""
         if self.budget_usd and not (self.input_price or self.output_price):
             raise ValueError(
                 "environment.judge.budget_usd needs prices: set environment.judge.input_price and"
