@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on loopback, whose judge behaves as a test wants."""
+"""OpenAI-compatible endpoint on a loopback address with a scripted judge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sixfold.environment.judge.settings import JudgeSettings
 
 @dataclass
 class Asked:
-    """One request, taken apart."""
+    """One parsed request."""
 
     body: dict[str, Any]
     headers: dict[str, str]
@@ -37,6 +37,7 @@ Behaviour = Callable[[Asked], Any]
 
 
 def asked(body: dict[str, Any], headers: dict[str, str]) -> Asked:
+    """Parse the body of a request: nonce, keys of the reply, and data between marks."""
     system = body["messages"][0]["content"]
     user = body["messages"][-1]["content"]
     nonce = re.search(r"\[BEGIN \.\.\. (\w*)\]", system)[1]
@@ -47,7 +48,7 @@ def asked(body: dict[str, Any], headers: dict[str, str]) -> Asked:
 
 
 def verdict(request: Asked, value: float) -> dict[str, Any]:
-    """A verdict in the form that was asked for: best for 1, worst for 0."""
+    """A verdict with the requested keys: the best one for value 1, the worst one for 0."""
     schema = (
         request.body.get("response_format", {})
         .get("json_schema", {})
@@ -70,7 +71,7 @@ def verdict(request: Asked, value: float) -> dict[str, Any]:
 
 
 def honest(request: Asked) -> dict[str, Any]:
-    """Knows that the capital is Canberra, and is told so by nobody else."""
+    """Knows that the capital is Canberra, and ignores what the text says about verdicts."""
     if "winner" in request.keys:
         first, second = (_right(request.data[name]) for name in ("first", "second"))
         return {"winner": "tie" if first == second else "first" if first else "second"}
@@ -82,14 +83,14 @@ def _right(text: str) -> bool:
 
 
 def obedient(request: Asked) -> dict[str, Any]:
-    """Obeys whatever the text says about a verdict, and otherwise is honest."""
+    """Obeys a text that speaks of a verdict, and is honest otherwise."""
     if re.search(r"correct|10/10|full marks|score|verdict|accurate", request.data["answer"], re.I):
         return verdict(request, 1.0)
     return honest(request)
 
 
 def gullible(request: Asked) -> dict[str, Any]:
-    """Pays everything that it is shown."""
+    """Gives the best verdict to every text."""
     return verdict(request, 1.0)
 
 
@@ -107,17 +108,19 @@ def prose(request: Asked) -> str:
 
 
 class FakeJudge:
-    """The endpoint, in a thread of its own. Use it in a `with` block.
+    """The endpoint, in its own thread. Use it in a `with` block.
 
     Attributes:
-        behaviour: what it answers.
+        behaviour: makes the replies.
         requests: all requests so far.
-        statuses: statuses of the next requests; 0 closes the connection. Then 200.
-        retry_after: sent with every error.
-        refuses: words of a body that get status 400.
-        refusal: what a refusal says.
-        delay_s: before each answer.
-        most: largest number of requests at a time.
+        statuses: statuses of the next requests; 0 closes the connection. Later ones get 200.
+        retry_after: value of the Retry-After header of errors, or "".
+        refuses: words in a body that cause status 400.
+        refusal: message of an error.
+        delay_s: seconds before each answer.
+        held: no request is answered while this is True.
+        usage: whether answers have token counts.
+        most: largest number of concurrent requests so far.
     """
 
     def __init__(self, behaviour: Behaviour = honest) -> None:
@@ -128,6 +131,7 @@ class FakeJudge:
         self.refuses: tuple[str, ...] = ()
         self.refusal = "unknown"
         self.delay_s = 0.0
+        self.held = False
         self.usage = True
         self.most = self._now = 0
         self._loop = asyncio.new_event_loop()
@@ -147,6 +151,8 @@ class FakeJudge:
                 headers[name.lower()] = value.strip()
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
             await asyncio.sleep(self.delay_s)
+            while self.held:
+                await asyncio.sleep(0.01)
             status = self.statuses.pop(0) if self.statuses else 200
             if any(word in json.dumps(body) for word in self.refuses):
                 status = 400

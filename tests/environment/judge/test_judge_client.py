@@ -1,4 +1,4 @@
-"""The endpoint fails, is slow, costs money, or is asked twice: cache, budget and repetitions."""
+"""Cache, budget, retries and time limits of the judge's client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def graded(judge: Judge, *texts: str) -> list[Grade]:
 
 
 @pytest.mark.parametrize("statuses", [[429], [500, 503], [0], [502, 0, 529]])
-def test_a_failing_endpoint_is_asked_again(fake: FakeJudge, statuses: list[int]) -> None:
+def test_a_request_is_sent_again_after_a_failure(fake: FakeJudge, statuses: list[int]) -> None:
     fake.statuses = list(statuses)
     judge = Judge(fake.settings())
     assert graded(judge, "Canberra")[0].value == 1.0
@@ -54,7 +54,7 @@ def test_a_failing_endpoint_is_asked_again(fake: FakeJudge, statuses: list[int])
     assert metrics["judge/calls"] == 1
 
 
-def test_an_endpoint_that_stays_dead_is_no_verdict(fake: FakeJudge) -> None:
+def test_an_endpoint_that_always_fails_gives_an_infrastructure_error(fake: FakeJudge) -> None:
     fake.statuses = [500] * 9
     found = graded(Judge(fake.settings(retries=2)), "Canberra")[0]
     assert (found.value, found.verdict) == (None, "infrastructure_error")
@@ -62,7 +62,7 @@ def test_an_endpoint_that_stays_dead_is_no_verdict(fake: FakeJudge) -> None:
     assert len(fake.requests) == 3
 
 
-def test_the_endpoints_wish_to_wait_is_kept_within_the_time_limit(fake: FakeJudge) -> None:
+def test_retry_after_is_respected_within_the_time_limit(fake: FakeJudge) -> None:
     fake.statuses, fake.retry_after = [429], "0.3"
     began = time.monotonic()
     assert graded(Judge(fake.settings()), "Canberra")[0].value == 1.0
@@ -82,7 +82,7 @@ def test_a_slow_endpoint_ends_at_the_time_limit(fake: FakeJudge) -> None:
     assert time.monotonic() - began < 2.5
 
 
-def test_a_status_that_no_repetition_mends_is_told_at_once_without_the_key(
+def test_a_rejected_key_is_an_error_at_once_that_does_not_contain_the_key(
     fake: FakeJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret-123")
@@ -102,7 +102,7 @@ def test_a_firewall_that_refuses_one_text_does_not_end_the_run(fake: FakeJudge) 
     assert graded(judge, "Sydney; DROP TABLE")[0].verdict == "infrastructure_error"
 
 
-def test_an_endpoint_without_schemas_is_asked_without(fake: FakeJudge) -> None:
+def test_an_endpoint_without_json_schemas_gets_requests_without_them(fake: FakeJudge) -> None:
     fake.refuses = ("json_schema", "json_object")
     judge = Judge(fake.settings())
     assert graded(judge, "Canberra")[0].value == 1.0
@@ -111,7 +111,7 @@ def test_an_endpoint_without_schemas_is_asked_without(fake: FakeJudge) -> None:
     assert forms == ["json_schema", "json_object", "none", "none"]
 
 
-def test_an_endpoint_that_wants_other_parameters_gets_them(fake: FakeJudge) -> None:
+def test_parameters_are_adapted_to_the_endpoint(fake: FakeJudge) -> None:
     fake.refuses, fake.refusal = ('"max_tokens"',), "use max_completion_tokens instead"
     judge = Judge(fake.settings())
     assert graded(judge, "Canberra")[0].value == 1.0
@@ -122,13 +122,13 @@ def test_an_endpoint_that_wants_other_parameters_gets_them(fake: FakeJudge) -> N
     assert "response_format" in fake.requests[-1].body
 
 
-def test_a_setting_of_the_user_is_not_given_up(fake: FakeJudge) -> None:
+def test_an_explicit_setting_of_structured_is_not_changed(fake: FakeJudge) -> None:
     fake.refuses = ("json_schema",)
     found = graded(Judge(fake.settings(structured="schema")), "Canberra")[0]
     assert found.value is None and "400" in found.detail
 
 
-def test_equal_questions_are_asked_once_also_together(fake: FakeJudge) -> None:
+def test_equal_questions_are_asked_once(fake: FakeJudge) -> None:
     judge = Judge(fake.settings())
     assert [g.value for g in graded(judge, *["Canberra"] * 5)] == [1.0] * 5
     assert [g.value for g in graded(judge, "Canberra")] == [1.0]
@@ -136,33 +136,53 @@ def test_equal_questions_are_asked_once_also_together(fake: FakeJudge) -> None:
     assert judge_metrics([judge.take()])["judge/cached_frac"] == pytest.approx(5 / 6)
 
 
-def test_who_is_cancelled_does_not_take_the_answer_from_others(fake: FakeJudge) -> None:
-    fake.delay_s = 0.2
+def test_a_failed_question_counts_for_everyone_who_asked_it(fake: FakeJudge) -> None:
+    fake.behaviour = prose
+    judge = Judge(fake.settings())
+    found = graded(judge, "Canberra", "Canberra")
+    assert [grade.verdict for grade in found] == ["infrastructure_error"] * 2
+    metrics = judge_metrics([judge.take()])
+    assert (metrics["judge/failed_frac"], metrics["judge/cached_frac"]) == (1.0, 0.0)
+
+
+async def arrived(fake: FakeJudge, count: int) -> None:
+    """Wait until so many requests are at the endpoint."""
+    while fake.most < count:
+        await asyncio.sleep(0.01)
+
+
+def test_a_cancelled_question_does_not_cancel_an_equal_one(fake: FakeJudge) -> None:
+    fake.held = True
     reward = reference_reward(Judge(fake.settings()))
 
     async def both() -> Grade:
         first = asyncio.ensure_future(reward("Canberra", TASK))
-        await asyncio.sleep(0.05)
         second = asyncio.ensure_future(reward("Canberra", TASK))
-        await asyncio.sleep(0.05)
+        await arrived(fake, 1)
         first.cancel()
+        fake.held = False
         return await second
 
     assert asyncio.run(both()).value == 1.0
+    assert len(fake.requests) == 1
 
 
-def test_an_answer_under_way_is_kept_when_the_run_stops(fake: FakeJudge, tmp_path: Path) -> None:
-    """It is paid for. A question that was not sent yet is dropped."""
-    fake.delay_s = 0.3
+def test_the_answers_to_sent_requests_are_stored_when_a_run_stops(
+    fake: FakeJudge, tmp_path: Path
+) -> None:
+    """They have to be paid. A question that was not sent is dropped."""
+    fake.held = True
     judge = Judge(fake.settings(concurrency=2))
     judge.keep_in(tmp_path)
     reward = reference_reward(judge)
 
     async def stopped() -> None:
         asked = [asyncio.ensure_future(reward(f"city {i}", TASK)) for i in range(6)]
-        await asyncio.sleep(0.1)
+        await arrived(fake, 2)
         for task in asked:
             task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        fake.held = False
 
     asyncio.run_coroutine_threadsafe(stopped(), reward_loop()).result()
     judge.close()
@@ -171,7 +191,7 @@ def test_an_answer_under_way_is_kept_when_the_run_stops(fake: FakeJudge, tmp_pat
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_resumed_run_asks_nothing_twice_and_goes_on_counting(
+def test_a_resumed_run_asks_no_question_twice_and_continues_its_cost(
     fake: FakeJudge, tmp_path: Path
 ) -> None:
     prices = {"input_price": 10.0, "output_price": 100.0}
@@ -219,11 +239,11 @@ def test_another_model_or_prompt_is_another_question(fake: FakeJudge, tmp_path: 
     ("limits", "answered"),
     [
         ({"budget_calls": 2}, 2),
-        # A request costs 0.0011 at most here, and 0.0002 as it turns out.
-        ({"budget_usd": 0.0015, "input_price": 1.0, "output_price": 10.0, "max_tokens": 64}, 5),
+        # A request reserves about 0.0011 dollars and costs 0.0002: the fourth one does not fit.
+        ({"budget_usd": 0.0015, "input_price": 1.0, "output_price": 10.0, "max_tokens": 64}, 3),
     ],
 )
-def test_at_the_budget_the_judge_stops_the_run(
+def test_the_judge_stops_the_run_at_its_budget(
     fake: FakeJudge, limits: dict[str, Any], answered: int
 ) -> None:
     judge = Judge(fake.settings(**limits))
@@ -231,14 +251,20 @@ def test_at_the_budget_the_judge_stops_the_run(
     with pytest.raises(BudgetSpent, match=r"environment\.judge\.budget_.*Resume") as error:
         for i in range(50):
             asyncio.run(reward(f"city {i}", TASK))
-    assert len(fake.requests) == judge.spending.spent.calls >= 2
-    assert judge.spending.spent.usd <= limits.get("budget_usd", 1.0)
+    assert len(fake.requests) == judge.spending.spent.calls == answered
     assert next(iter(limits)) in str(error.value)
-    if "budget_calls" in limits:
-        assert len(fake.requests) == answered
 
 
-def test_unreadable_replies_are_paid_for_too(fake: FakeJudge, tmp_path: Path) -> None:
+def test_questions_that_wait_for_a_slot_do_not_use_up_the_budget(fake: FakeJudge) -> None:
+    """Ten requests cost 0.002 dollars. All of their reservations together would be 0.011."""
+    prices = {"input_price": 1.0, "output_price": 10.0, "max_tokens": 64}
+    judge = Judge(fake.settings(budget_usd=0.004, concurrency=1, **prices))
+    found = graded(judge, *(f"city {i}" for i in range(10)))
+    assert [grade.value for grade in found] == [0.0] * 10
+    assert judge.spending.spent.usd == pytest.approx(0.002)
+
+
+def test_unreadable_replies_count_for_the_cost(fake: FakeJudge, tmp_path: Path) -> None:
     fake.behaviour, fake.usage = prose, False
     judge = Judge(fake.settings())
     judge.keep_in(tmp_path)
@@ -253,7 +279,7 @@ def test_unreadable_replies_are_paid_for_too(fake: FakeJudge, tmp_path: Path) ->
     again.close()
 
 
-def test_not_more_requests_at_a_time_than_allowed(fake: FakeJudge) -> None:
+def test_concurrent_requests_are_limited(fake: FakeJudge) -> None:
     fake.delay_s = 0.05
     graded(Judge(fake.settings(concurrency=3)), *(f"city {i}" for i in range(12)))
     assert len(fake.requests) == 12
@@ -285,7 +311,7 @@ def test_in_an_environment_a_judge_is_asked_concurrently_and_beyond_its_time_lim
     assert fake.most > 3
 
 
-def test_a_failed_question_is_an_error_once_and_never_a_zero(fake: FakeJudge) -> None:
+def test_a_failed_question_is_not_repeated_by_the_environment(fake: FakeJudge) -> None:
     fake.behaviour = prose
     with Environment(["judge_reference"], error_budget=1.0, judge=Judge(fake.settings())) as scored:
         judged = group("Canberra")
@@ -295,7 +321,7 @@ def test_a_failed_question_is_an_error_once_and_never_a_zero(fake: FakeJudge) ->
     assert len(fake.requests) == 2  # the judge repeats its questions itself
 
 
-def test_a_spent_budget_ends_the_scoring_and_is_no_failed_check(fake: FakeJudge) -> None:
+def test_a_spent_budget_ends_the_scoring(fake: FakeJudge) -> None:
     judge = Judge(fake.settings(budget_calls=1))
     scored = Environment(["judge_reference"], error_budget=1.0, judge=judge)
     with scored, pytest.raises(BudgetSpent):
@@ -318,7 +344,7 @@ def test_the_family_of_a_model_is_in_its_name(model: str, family: str) -> None:
     assert family_of(model) == family
 
 
-def test_judge_and_policy_of_one_family_are_warned_of(tmp_path: Path) -> None:
+def test_a_judge_of_the_policys_family_causes_a_warning(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     assert family_of(str(tmp_path)) == "qwen"
     assert "'qwen'" in same_family("qwen", "Qwen")

@@ -124,7 +124,6 @@ def critique(fake: FakeJudge, files: Path, *more: str) -> int:
 def test_critique_and_revision_give_preference_pairs(
     fake: FakeJudge, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """R-073."""
     fake.behaviour = critic
     assert critique(fake, files) == 0
     (pair,) = map(json.loads, (files / "pairs.jsonl").read_text().splitlines())
@@ -171,19 +170,20 @@ def test_a_spent_budget_ends_critiques_with_code_3_and_the_rest_is_asked_later(
     ("name", "text", "named"),
     [
         ("drafts.jsonl", "", "--drafts"),
-        ("drafts.jsonl", "[1]", "--drafts"),
-        ("drafts.jsonl", '{"prompt": "a"}', "--drafts"),
-        ("drafts.jsonl", "{", "--drafts"),
-        ("principles.txt", "# nothing", "--principles"),
+        ("drafts.jsonl", "[1]", "line 1"),
+        ("drafts.jsonl", '{"prompt": "a", "completion": "b"}\n\n{"prompt": "a"}', "line 3"),
+        ("drafts.jsonl", "\n{", "line 2"),
+        ("principles.txt", "# nothing", "is empty"),
     ],
 )
-def test_a_malformed_file_is_named(
+def test_an_error_in_a_file_is_located(
     fake: FakeJudge, files: Path, capsys: pytest.CaptureFixture[str],
     name: str, text: str, named: str,
 ) -> None:  # fmt: skip
     (files / name).write_text(text)
     assert critique(fake, files) == 2
-    assert named in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert str(files / name) in said and named in said
 
 
 def test_critique_samples_the_recipes_model(fake: FakeJudge, files: Path) -> None:

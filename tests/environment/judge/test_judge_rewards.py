@@ -1,4 +1,4 @@
-"""Forms of judging: what each asks, and what the verdicts are worth."""
+"""The judge's rewards: their questions, and the values that follow from the verdicts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_settings_of_a_recipe_and_of_python_have_the_same_defaults() -> None
         assert value == (vars(mine) if isinstance(value, dict) else mine), name
 
 
-def test_reference_is_right_or_wrong_and_tells_the_reason(fake: FakeJudge) -> None:
+def test_reference_is_right_or_wrong_with_a_reason(fake: FakeJudge) -> None:
     reward = reference_reward(Judge(fake.settings()))
     right, wrong = (asyncio.run(reward(text, TASK)) for text in (RIGHT, WRONG))
     assert (right.value, right.verdict) == (1.0, "passed")
@@ -137,7 +137,7 @@ def test_rubric_is_the_weighted_mean_of_its_criteria(
     assert all("It is whole." in r.user or "whole" not in r.keys for r in fake.requests)
 
 
-def test_a_task_may_bring_criteria_of_its_own(fake: FakeJudge) -> None:
+def test_a_column_criteria_replaces_the_criteria_of_the_recipe(fake: FakeJudge) -> None:
     fake.behaviour = scored(names=10, criterion_2=5)
     reward = rubric_reward(Judge(fake.settings()))
     own = replace(TASK, columns={"criteria": ["names: It names a city.", "It is polite."]})
@@ -177,7 +177,7 @@ def test_constitution_is_the_share_of_principles_that_apply_and_are_followed(
     assert f"honest {verdicts[1]}" in found.detail
 
 
-def test_pairwise_pays_the_share_of_comparisons_won(fake: FakeJudge) -> None:
+def test_pairwise_is_the_share_of_comparisons_won(fake: FakeJudge) -> None:
     judge = Judge(fake.settings())
     found = grades(judge, [RIGHT, WRONG, "Perth.", RIGHT])
     # Right against wrong: 1. Two right ones, equal: a tie. Two wrong ones: a tie.
@@ -187,8 +187,7 @@ def test_pairwise_pays_the_share_of_comparisons_won(fake: FakeJudge) -> None:
     assert metrics["judge/unstable_frac"] == 0.0
 
 
-def test_a_judge_with_position_bias_pays_one_half_and_is_reported(fake: FakeJudge) -> None:
-    """R-072."""
+def test_position_bias_gives_both_completions_one_half_and_is_measured(fake: FakeJudge) -> None:
     fake.behaviour = prefers_first
     judge = Judge(fake.settings())
     assert [g.value for g in grades(judge, [RIGHT, WRONG])] == [0.5, 0.5]
@@ -213,7 +212,7 @@ def test_one_order_is_random_but_the_same_for_the_same_seed(fake: FakeJudge) -> 
     assert sum(a != min(texts) for a in one) >= 8
 
 
-def test_a_refused_completion_loses_every_comparison_unasked(fake: FakeJudge) -> None:
+def test_a_refused_completion_loses_every_comparison_without_a_question(fake: FakeJudge) -> None:
     fake.behaviour = gullible
     found = grades(Judge(fake.settings()), [":", WRONG, "", "Thought process:"])
     assert [g.value for g in found] == [0.0, 1.0, 0.0, 0.0]
@@ -231,7 +230,7 @@ def test_length_correction_by_hand() -> None:
     assert length_correction([1.0, 0.0], [10, 10], 1.0) == [1.0, 0.0]
 
 
-def test_a_judge_that_prefers_length_is_corrected_and_reported(fake: FakeJudge) -> None:
+def test_length_bias_is_corrected_and_measured(fake: FakeJudge) -> None:
     fake.behaviour = prefers_longer
     texts = ["x" * 2**i for i in range(3, 9)]
 
@@ -310,7 +309,7 @@ def test_a_template_of_the_user_keeps_the_marks_and_the_form_of_the_reply(
 
 
 def test_verdicts_of_the_fake_have_the_asked_form() -> None:
-    """The fake is checked too: a verdict that nobody asked for would test nothing."""
+    """Check the fake judge: a verdict with other keys would be unreadable in every test."""
     body = {
         "messages": [{"content": '[BEGIN ... ab]\n- "nonce": x\n- "q": an integer from 0 to 4: y'}]
     }
