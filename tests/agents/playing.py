@@ -1,4 +1,4 @@
-"""Agents for tests: functions with the `openai` client, and their player on a fake generator."""
+"""Agents for tests: functions with the `openai` client, played with a fake generator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXT = "0123456789+=?#()abcxyz "
 
 @cache
 def renderer(name: str = "") -> Renderer:
-    """With the chat template of a family, or without a template."""
+    """Renderer with the chat template of a model family, or without a template."""
     if not name:
         tokenizer = character_tokenizer(TEXT)
         tokenizer.chat_template = None
@@ -57,7 +57,7 @@ def client(base_url: str) -> OpenAI:
 
 
 def talk(*more: str, **fields: Any) -> Agent:
-    """An agent that says the task's prompt, and then each of `more` after a reply."""
+    """An agent that sends the task's prompt, and then one message of `more` after each reply."""
 
     def agent(task: Task, base_url: str) -> None:
         with client(base_url) as api:
@@ -86,7 +86,7 @@ def with_agent(
     whole: bool = True,
     tokens: int = 6,
 ) -> list[Group]:
-    """Groups of one call of a driver whose episodes an agent plays."""
+    """Groups of episodes that an agent plays."""
     made = made or generator(of, script)
     player = Player(made, of, limits or Limits(1000, 8, 5.0), OneTurn, stops)
     runner = agent if isinstance(agent, CommandRunner) else FunctionRunner(agent, "agent")
@@ -111,7 +111,7 @@ def with_player(
     stops: tuple[str, ...] = (),
     tokens: int = 6,
 ) -> list[Group]:
-    """Groups of the same call, played by the player."""
+    """Groups of the same episodes, played by the player in an environment."""
     player = Player(generator(of, script), of, Limits(1000, 8, 5.0), make, stops, "tests")
     driver = Driver(player, params(of, tokens), samples)
     return asyncio.run(groups_in_order(driver.play(tasks, 0, None), tasks))

@@ -1,4 +1,4 @@
-"""An agent that knows nothing of Sixfold: the `openai` client, two turns, and a reward."""
+"""An agent that does not import Sixfold: the `openai` client, two turns, and a reward."""
 
 import json
 import os

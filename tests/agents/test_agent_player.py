@@ -1,5 +1,5 @@
-"""Agents that are functions: their trajectories are those of the player, bit for bit, and whatever
-goes wrong ends one episode with its outcome and its message.
+"""Agents that are functions: their trajectories equal those of the player bit for bit. A failure
+ends only one episode, with its outcome and its message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TASKS = [Task("a", "1+1=?", answer=2), Task("b", "2+2=?", answer=4)]
 
 
 def content(trajectory: Trajectory) -> dict[str, Any]:
-    """What the tokens are, without times and the name of the environment."""
+    """Fields of a trajectory that must be equal: all except times, names, rewards and events."""
     record = trajectory.to_record()
     record["turns"] = [{**turn, "seconds": 0.0, "events": 0} for turn in record["turns"]]
     untimed = ("started", "ended", "environment", "reward", "graded", "events")
@@ -58,9 +58,9 @@ def only(groups: Sequence[Any]) -> Trajectory:
 
 @pytest.mark.parametrize("name", CHAT)
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agents_trajectories_are_those_of_the_player(name: str, stream: bool) -> None:
-    """Tokens, mask, log-probs, versions, turns and text: the engine saw what the player shows it,
-    and the noise is the same.
+def test_an_agents_trajectories_equal_those_of_the_player(name: str, stream: bool) -> None:
+    """Tokens, mask, log-probs, versions, turns and text are equal, so the prompts and the noise
+    were equal, too.
     """
     of = renderer(name)
     if stream and name != CHAT[0]:
@@ -101,7 +101,7 @@ def streamed(*more: str) -> Agent:
 
 
 def test_plain_text_continues_the_sampled_tokens() -> None:
-    """A completion that a stop string ended goes on where it stopped, as in the player."""
+    """A completion that ended with a stop string is continued there, as in the player."""
     of = renderer()
     ids = of.plain("c(1)")
 
@@ -169,7 +169,9 @@ def test_tool_calls_go_through_the_client_unchanged() -> None:
 
 
 def test_a_forced_call_has_no_effect_but_is_read() -> None:
-    """Frameworks force calls. The policy is free to write one, in the form of its template."""
+    """Frameworks force calls. In training nothing is forced, but a call that the policy writes in
+    the format of its template is recognised.
+    """
     of = renderer("llama-3.2")
     call = '{"name": "add", "parameters": {"a": 1}}'
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -211,7 +213,7 @@ def test_the_responses_api_continues_a_session_too() -> None:
 
 
 def test_other_conversations_of_a_session_are_trajectories_of_their_own() -> None:
-    """They get the session's reward and other noise. Evaluation keeps the main one."""
+    """They have the session's reward and different noise. An evaluation keeps only the main one."""
     of = renderer("qwen2.5-instruct")
 
     def agent(task: Task, base_url: str) -> float:
@@ -231,7 +233,7 @@ def test_other_conversations_of_a_session_are_trajectories_of_their_own() -> Non
 
 
 def test_a_branch_continues_the_sampled_tokens() -> None:
-    """Two requests continue one reply. The second one's prompt has the sampled tokens."""
+    """Two requests continue the same reply. Both prompts have its sampled tokens."""
     of = renderer("qwen2.5-instruct")
 
     def agent(task: Task, base_url: str) -> float:
@@ -296,7 +298,7 @@ def test_a_changed_history_begins_a_new_conversation() -> None:
 
 
 def test_the_recipe_decides_how_the_policy_is_sampled(caplog: pytest.LogCaptureFixture) -> None:
-    """Settings without effect are named once; stop and max_tokens are respected."""
+    """Each setting without effect causes one warning. `max_tokens` is respected."""
     of = renderer("qwen2.5-instruct")
     odd: Any = dict(temperature=0.1, top_p=0.5, seed=3, max_tokens=4)
     made = generator(of)
@@ -321,7 +323,7 @@ def test_the_recipe_decides_how_the_policy_is_sampled(caplog: pytest.LogCaptureF
         ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_settings_are_refused(fields: dict[str, Any], param: str) -> None:
     found: list[Any] = []
 
     def agent(task: Task, base_url: str) -> None:
@@ -362,36 +364,30 @@ def test_a_posted_reward_scores_the_session_once() -> None:
     assert (trajectory.reward.value, trajectory.reward.parts) == (0.75, {"form": 0.5})
 
 
-def late(task: Task, base_url: str) -> float:
-    """Speaks once more after its end."""
-    talk()(task, base_url)
+def test_a_session_refuses_requests_after_its_end() -> None:
+    """A thread that the first agent leaves behind sends them. The second agent waits for it."""
+    codes: list[int] = []
+    done = threading.Event()
 
-    def later() -> None:
-        time.sleep(0.3)
-        LATE.append(posted(base_url, reward=1.0).status_code)
-        try:
+    def later(task: Task, base_url: str) -> None:
+        while httpx.get(f"{base_url}/models").status_code == 200:
+            time.sleep(0.01)
+        codes.append(posted(base_url, reward=1.0).status_code)
+        with pytest.raises(openai.APIStatusError) as refused:
             talk()(task, base_url)
-        except openai.APIStatusError as error:
-            LATE.append(error.status_code)
+        codes.append(refused.value.status_code)
+        done.set()
 
-    threading.Thread(target=later).start()
-    return 0.25
-
-
-LATE: list[int] = []
-
-
-def test_after_its_end_a_session_takes_nothing() -> None:
-    def slow(task: Task, base_url: str) -> float:
-        if task.id == "a":
-            return late(task, base_url)
+    def agent(task: Task, base_url: str) -> float:
         talk()(task, base_url)
-        time.sleep(1.0)
+        if task.id == "a":
+            threading.Thread(target=later, args=(task, base_url), daemon=True).start()
+            return 0.25
+        assert done.wait(15)
         return 0.0
 
-    LATE.clear()
-    found = with_agent(slow, TASKS, renderer("qwen2.5-instruct"))
-    assert LATE == [410, 410]
+    found = with_agent(agent, TASKS, renderer("qwen2.5-instruct"))
+    assert codes == [410, 410]
     assert [g.trajectories[0].total_reward for g in found] == [0.25, 0.0]
     assert len(found[0].trajectories) == 1
 
@@ -414,7 +410,7 @@ def test_reward_functions_score_the_last_reply_or_the_returned_text() -> None:
         assert Trajectory.from_record(trajectory.to_record()) == trajectory
 
 
-# What goes wrong.
+# Failures.
 
 
 def raises(task: Task, base_url: str) -> None:
@@ -444,12 +440,22 @@ def leaves_stream(task: Task, base_url: str) -> None:
     time.sleep(0.3)
 
 
+async def is_cancelled(task: Task, base_url: str) -> None:
+    await asyncio.to_thread(talk(), task, base_url)
+    raise asyncio.CancelledError
+
+
+def stops_iteration(task: Task, base_url: str) -> None:
+    talk()(task, base_url)
+    next(iter(()))
+
+
 def returns(value: Any) -> Agent:
     return lambda task, base_url: talk()(task, base_url) or value
 
 
 class Slow(Recording):
-    """Never ends a reply to the word slow."""
+    """Never replies to a prompt with the word "slow"."""
 
     async def generate(self, tokens: Any, params: Any, key: Any, **options: Any) -> Sampled:
         if "slow" in renderer("qwen2.5-instruct").shown(tokens):
@@ -468,6 +474,8 @@ class Slow(Recording):
         (silent, "error", "without a reply", 0),
         (leaves, "aborted", "disconnected", 1),
         (leaves_stream, "aborted", "disconnected", 1),
+        (is_cancelled, "error", "CancelledError", 1),
+        (stops_iteration, "error", "StopIteration", 1),
         (returns(float("nan")), "error", "nan", 1),
         (returns(["1"]), "error", "list", 1),
         (lambda task, url: talk()(task, url) or time.sleep(9), "timeout", "timeout_s", 1),
@@ -476,7 +484,7 @@ class Slow(Recording):
 def test_a_failure_ends_one_episode_with_its_outcome(
     agent: Agent, outcome: str, said: str, turns: int
 ) -> None:
-    """What was sampled before is kept, without a reward, and the group goes on."""
+    """The tokens that were sampled before are kept without a reward. Other episodes continue."""
     of = renderer("qwen2.5-instruct")
 
     def one_fails(task: Task, base_url: str) -> Any:
@@ -484,8 +492,11 @@ def test_a_failure_ends_one_episode_with_its_outcome(
 
     base = generator(of)
     made = Slow(of, base._script, vocabulary=20)
+    limit = 2.0 if outcome == "timeout" else 20.0
     with Environment([lambda completion, task: 1.0], error_budget=0.9) as environment:
-        found = with_agent(one_fails, TASKS, of, made=made, environment=environment, timeout_s=1.0)
+        found = with_agent(
+            one_fails, TASKS, of, made=made, environment=environment, timeout_s=limit
+        )
     (failed,), (other,) = (group.trajectories for group in found)
     assert failed.outcome == outcome and len(failed.turns) == turns
     assert failed.reward is not None and failed.reward.value is None
@@ -540,7 +551,7 @@ def test_a_failed_engine_ends_the_run_and_not_only_the_episode() -> None:
         with_agent(talk(), TASKS, of, made=Broken(of))
 
 
-def test_at_most_so_many_agents_run_at_once() -> None:
+def test_concurrent_agents_are_limited() -> None:
     running = [0, 0]
     lock = threading.Lock()
 
@@ -577,14 +588,14 @@ def test_a_session_cannot_be_guessed(path: str) -> None:
     assert statuses[0] in (404, 410) and statuses[1:] == [403, 200]
 
 
-def test_a_function_of_the_wrong_form_is_refused() -> None:
+def test_a_function_with_other_arguments_is_refused() -> None:
     with pytest.raises(UserError, match=r"environment\.agent\.command.*task, base_url"):
         FunctionRunner(lambda task: None, "my.py:agent")
 
 
 def test_a_template_that_changes_earlier_turns_begins_a_new_conversation() -> None:
-    """Qwen3's template removes thoughts from earlier replies. So the policy reads other tokens than
-    it sampled.
+    """Qwen3's template removes thoughts from earlier replies, so the policy reads other tokens than
+    it has sampled.
     """
     of = renderer("qwen3")
     written = [*of.plain("<think>\nab\n</think>\n\nc"), end_of(of)]
@@ -596,7 +607,7 @@ def test_a_template_that_changes_earlier_turns_begins_a_new_conversation() -> No
 
 
 def test_a_failed_run_ends_the_agents_of_other_episodes() -> None:
-    """Their calls of the engine are cancelled, and nobody waits for them."""
+    """Their requests are cancelled in the engine, and the run does not wait for them."""
     of = renderer("qwen2.5-instruct")
 
     def one_fails(task: Task, base_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Agents that are programs: what they get, and how they end with everything that they started."""
+"""Agents that are programs: their environment variables, their failures, and their processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ post("/reward", {{"reward": 0.5}})
     assert not {"answer", "columns"} & set(task)
 
 
-def test_a_programs_exit_code_and_last_words_are_in_the_error(tmp_path: Path) -> None:
+def test_the_error_has_the_exit_code_and_the_last_output_of_a_program(tmp_path: Path) -> None:
     found, _ = group("raise SystemExit('the shop is shut')", tmp_path)
     (failed,) = found.trajectories
     assert failed.outcome == "error" and len(failed.turns) == 1
@@ -70,7 +70,7 @@ def test_a_programs_exit_code_and_last_words_are_in_the_error(tmp_path: Path) ->
     )
 
 
-def test_a_killed_program_is_named_by_its_signal(tmp_path: Path) -> None:
+def test_the_error_names_the_signal_that_killed_a_program(tmp_path: Path) -> None:
     found, _ = group("os.kill(os.getpid(), 9)", tmp_path)
     (failed,) = found.trajectories
     assert failed.reward is not None and "SIGKILL" in str(failed.reward.error)
@@ -78,8 +78,8 @@ def test_a_killed_program_is_named_by_its_signal(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs subreapers")
-def test_a_program_ends_with_its_children_at_its_limit(tmp_path: Path) -> None:
-    """Its children in sessions of their own too. The same holds if it leaves them behind."""
+def test_the_children_of_a_program_end_with_it(tmp_path: Path) -> None:
+    """Also children in their own session: at the time limit, and if the program ends by itself."""
     pids = tmp_path / "pids"
     script = f"""
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
@@ -97,6 +97,7 @@ open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
 
 
 def alive(pid: str) -> bool:
+    """True if a process still runs after two seconds."""
     until = time.monotonic() + 2
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
         if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":

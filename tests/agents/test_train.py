@@ -1,6 +1,4 @@
-"""Training a program that no Sixfold code knows: a run from the command line's recipe to dumps,
-evaluation, resume and replay.
-"""
+"""Training runs with an agent: dumps, evaluation, resume and replay."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def played(folder: Path, step: int) -> list[Trajectory]:
 
 @pytest.mark.slow
 def test_a_program_with_the_openai_client_is_trained(tmp_path: Path) -> None:
-    """Rewards that it posts, versions that grow with the steps, held-out evaluation."""
+    """Its posted rewards, weight versions that grow with the steps, and held-out evaluation."""
     few = {"rollout__prompts_per_step": 1, "data__heldout": 1, "sft__steps": 0}
     flags = recipe(tmp_path, f"python '{PROGRAM}'", **few)
     assert train_run(parse_recipe('run.name = "here"', "test", flags)) == 0
@@ -82,8 +80,8 @@ def test_a_program_with_the_openai_client_is_trained(tmp_path: Path) -> None:
             assert trajectory.reward is not None and "ones" in trajectory.reward.parts
 
 
-def test_an_episode_of_the_engine_is_bit_equal_to_the_players(tmp_path: Path) -> None:
-    """Tokens, log-probs and versions of the real engine, through the HTTP endpoint and without."""
+def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path) -> None:
+    """Tokens, log-probs and versions from the real engine are equal bit for bit."""
     sizes = {"rollout__max_turns": 3, "rollout__max_episode_tokens": 100}
     sizes |= {"model__scratch__context": 160, "sft__steps": 0}
     flags = recipe(tmp_path, "tests.agents.playing:talk", **sizes)

@@ -1,5 +1,5 @@
-"""The shipped agents of OpenAI's agents SDK play the episodes of their recipes: with the worked
-replies, their trajectories are those of the recipe's own environment, and earn 1.
+"""The shipped agents with OpenAI's agents SDK play the episodes of their recipes. With the replies
+of the worked solutions, their trajectories equal those of the recipe's environment and earn 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 class Worked(WithoutModel):
-    """Gives each task's worked replies."""
+    """Generator that gives the replies of each task's worked solution."""
 
     def __init__(self, renderer: Renderer, tasks: Sequence[Task]) -> None:
         self._scripts = {task.id: Script(renderer, task.trace or ()) for task in tasks}

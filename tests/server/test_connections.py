@@ -1,4 +1,4 @@
-"""Connections send at once: with Nagle's algorithm each answer would wait 40 ms."""
+"""Sockets of connections have TCP_NODELAY. Nagle's algorithm would delay each answer by 40 ms."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def test_accepted_connections_do_not_wait_for_acknowledgements(host: str) -> Non
     try:
         listening = listener(host, 0)
     except OSError:
+        if host != "::1":
+            raise
         pytest.skip("this machine has no IPv6")
     with listening, socket.create_connection(listening.getsockname()[:2]):
         accepted, _ = listening.accept()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serving import ALPHABET, TEMPLATE
 
 from sixfold.commands.judge_server import serve
+from sixfold.environment.judge import local_model
 from sixfold.environment.judge.judge import Judge
 from sixfold.environment.judge.local_model import LocalModel
 from sixfold.environment.judge.reference import reference_reward
@@ -39,14 +42,14 @@ def test_a_local_model_judges_in_a_child_that_ends_with_it(
         assert child is not None and child.process.poll() is None
     finally:
         judge.close()
-    # A random model gives a random verdict, but it gives one: the grammar holds it to the form.
+    # The verdict of a random model is random, but the grammar makes it a valid one.
     assert one.value in (0.0, 1.0), one.detail
     assert judge.spending.spent.calls == 1
     assert child.process.poll() is not None
 
 
 class Asked:
-    """The requests of a parent that asks for one model."""
+    """Requests of a parent process: one model."""
 
     def __init__(self, model: str) -> None:
         self.answers: list[dict[str, str]] = []
@@ -66,7 +69,44 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     assert "environment.judge.model" in answer["fatal"] and "none" in answer["fatal"]
 
 
-def test_nothing_is_loaded_until_it_is_needed(tmp_path: Path) -> None:
-    model = LocalModel(str(tmp_path), "cpu")
+def test_a_cancelled_question_does_not_take_the_address_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A question may be cancelled while the model is loaded. The child answers only once."""
+    loaded = threading.Event()
+
+    class Loading:
+        """A child that has loaded its model when the test says so."""
+
+        closed = False
+        process = SimpleNamespace(poll=lambda: None)
+
+        def __init__(self, target: str, keeps_output: bool) -> None:
+            self.answers = ['{"url": "http://here/v1"}']
+
+        def post(self, body: bytes) -> None:
+            pass
+
+        def receive(self, timeout_s: float) -> str:
+            assert loaded.wait(10)
+            return self.answers.pop()
+
+        def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr(local_model, "Child", Loading)
+    model = LocalModel("m", "cpu")
+
+    async def urls() -> str:
+        first = asyncio.ensure_future(model.url())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.ensure_future(model.url())
+        await asyncio.sleep(0)
+        loaded.set()
+        return await asyncio.wait_for(second, 10)
+
+    assert asyncio.run(urls()) == "http://here/v1"
+    assert asyncio.run(model.url()) == "http://here/v1"
     model.close()
-    assert model._child is None

@@ -1,11 +1,13 @@
-"""Sessions of a server that records: requests that continue one another are one trajectory, with
-the tokens that were sampled and the reward that was posted.
+"""Sessions of a server that records: requests that continue one another become one trajectory, with
+the sampled tokens and the posted reward.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from serving import Running
 
+from sixfold.server.app import make_app
 from sixfold.server.record import read_trajectories
 from sixfold.types import Trajectory
 
@@ -32,11 +35,11 @@ def path(server: Running) -> Path:
 
 
 def recorded(server: Running, name: str) -> list[Trajectory]:
-    """The trajectories of a session: those whose first line names it."""
-    lines = [json.loads(line) for line in path(server).read_text().splitlines()]
-    of = [line["tokens"] for line in lines if line.get("session") == name and "tokens" in line]
-    every = read_trajectories(path(server))
-    return [t for t in every if any(t.tokens == tokens for tokens in of)]
+    """The trajectories of a session, read from a copy of its lines of the record."""
+    lines = path(server).read_bytes().splitlines(keepends=True)
+    copy = path(server).with_name(f"copy-{name}")
+    copy.write_bytes(b"".join(line for line in lines if json.loads(line).get("session") == name))
+    return read_trajectories(copy)
 
 
 def post(url: str, **body: Any) -> int:
@@ -45,7 +48,7 @@ def post(url: str, **body: Any) -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_that_continue_a_reply_are_one_trajectory(server: Running, stream: bool) -> None:
-    """Its log-probs are those of the module over the whole sequence: nothing was tokenized anew."""
+    """Its log-probs equal those of the module over the whole sequence."""
     client, made = opened(server)
     messages: Messages = [{"role": "user", "content": "hi"}]
     said = []
@@ -75,23 +78,29 @@ def test_requests_that_continue_a_reply_are_one_trajectory(server: Running, stre
 
 
 def test_plain_text_and_other_histories(server: Running) -> None:
-    """A prompt that begins with an earlier one and its completion continues it; another does not.
+    """A prompt that begins with an earlier prompt and its completion continues it. Others do not.
 
-    Without a reward, trajectories have none.
+    Without a posted reward, trajectories have no reward.
     """
     client, made = opened(server)
     ask: Any = dict(model="tiny", max_tokens=4)
-    first = client.completions.create(prompt="ab", **ask).choices[0]
-    if first.finish_reason == "length":  # otherwise its turn has ended
-        client.completions.create(prompt=f"ab{first.text}cd", **ask)
+
+    def text(seed: int) -> str | None:
+        """The completion of "ab" if it reaches its limit: otherwise nothing can continue it."""
+        choice = server.client().completions.create(prompt="ab", seed=seed, **ask).choices[0]
+        return choice.text if choice.finish_reason == "length" else None
+
+    seed = next(seed for seed in range(50) if text(seed) is not None)
+    first = client.completions.create(prompt="ab", seed=seed, **ask).choices[0]
+    assert first.text == text(seed)
+    client.completions.create(prompt=f"ab{first.text}cd", **ask)
     client.completions.create(prompt="xy", **ask)
     found = recorded(server, made["id"])
-    lengths = [len(t.turns) for t in found]
-    assert lengths == ([2, 1] if first.finish_reason == "length" else [1, 1])
+    assert [len(t.turns) for t in found] == [2, 1]
     assert [t.reward for t in found] == [None, None]
 
 
-def test_a_session_takes_one_finite_reward_and_then_ends(server: Running) -> None:
+def test_a_session_accepts_one_finite_reward_and_then_ends(server: Running) -> None:
     client, made = opened(server)
     assert post(made["reward_url"], reward=1.0) == 404  # no request yet
     ask: Any = dict(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
@@ -110,7 +119,7 @@ def test_a_session_takes_one_finite_reward_and_then_ends(server: Running) -> Non
 
 
 def test_a_client_that_leaves_keeps_what_was_sampled(server: Running) -> None:
-    """The aborted request is no part of the trajectory, and the session goes on."""
+    """The aborted request is not part of the trajectory. The client can send it again."""
     client, made = opened(server)
     messages: Messages = [{"role": "user", "content": "hi"}]
     ask: Any = dict(model="tiny", max_tokens=3, seed=0)
@@ -122,7 +131,11 @@ def test_a_client_that_leaves_keeps_what_was_sampled(server: Running) -> None:
     next(iter(stream))
     stream.close()
     server.idle()
-    time.sleep(0.1)
+    assert server.served.sessions is not None
+    (conversation,) = server.served.sessions._open[made["id"]].all
+    until = time.monotonic() + 10
+    while conversation.busy and time.monotonic() < until:
+        time.sleep(0.01)
     client.chat.completions.create(messages=messages, **ask)
     assert post(made["reward_url"], reward=1.0) == 200
     found = [t for t in recorded(server, made["id"]) if t.sampled_length <= 6]
@@ -131,10 +144,24 @@ def test_a_client_that_leaves_keeps_what_was_sampled(server: Running) -> None:
 
 
 def test_only_a_server_that_records_has_sessions(server: Running) -> None:
-    refused = httpx.post(f"{server.url}/sessions/x/v1/nothing", json={})
-    assert refused.status_code == 404
-    many: Any = dict(model="tiny", messages=[{"role": "user", "content": "hi"}], n=2)
+    app = make_app(replace(server.served, sessions=None, recorder=None))
+
+    async def status() -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.post("/sessions", json={})).status_code
+
+    assert asyncio.run(status()) == 404
+    assert httpx.post(f"{server.url}/sessions").status_code == 200
+
+
+def test_a_request_of_a_session_has_one_prompt_and_one_reply(server: Running) -> None:
     client, _ = opened(server)
+    many: Any = dict(model="tiny", messages=[{"role": "user", "content": "hi"}], n=2)
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**many)
     assert error.value.param == "n"
+    for prompt in (["a", "b"], [10**6]):
+        with pytest.raises(openai.BadRequestError) as error:
+            client.completions.create(model="tiny", prompt=prompt)
+        assert error.value.param == "prompt"
