@@ -1,18 +1,16 @@
-"""How busy is the engine while tools are slow? `python benchmarks/agents.py`
+"""Measure how busy the engine is while tools are slow: `python benchmarks/agents.py`.
 
-32 episodes of four turns, whose tools take 0 to 2 seconds, beside the same episodes with tools that
-take no time. Both sides sample the same tokens and take turns in one process.
+It plays 32 episodes of four turns with tools that take 0 to 2 seconds, and the same episodes with
+tools that take no time. Both sides sample the same tokens. They alternate in one process.
 
-While a call of `generate` is open, there is something to decode. Over this time two figures are
-measured:
+Two figures are measured over the time in which at least one call of `generate` is open:
 
-- busy: share of the time in which the engine computes a step. The rest is lost between the engine,
-  the event loop and the environments.
-- filled: of the places that open calls could take in the batch (at most `max_running`), the share
-  that a step decoded. A step that only computes prompts fills none. So this also counts what the
-  observations cost.
+- busy: share of this time in which the engine computes a step. The rest is overhead of the engine's
+  thread, the event loop and the environments.
+- filled: tokens decoded per step, divided by the open calls (at most `max_running`). A step that
+  only computes prompts decodes no token, so this figure includes the cost of observations.
 
-The time in which every episode waits for its tool is not counted. It is shown as `idle`.
+The time in which all episodes wait for their tools is not included. It is shown as `idle`.
 """
 
 from __future__ import annotations
@@ -44,19 +42,19 @@ from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
 
 BOUND = 0.9
-"""What the requirement asks for: utilisation with tools, over that without."""
+"""Required ratio of both figures: with slow tools divided by without."""
 
 
 @dataclass
 class Meter:
-    """What the engine did, and when it had something to do.
+    """Measures the engine's steps and the open calls of `generate`.
 
     Attributes:
         steps: (start, end, sampled tokens, open calls) of every engine step.
         open: number of calls that wait for their completion.
-        spans: (start, end) of the times in which at least one call was open.
-        reused: tokens of later turns that came from the cache.
-        later: tokens before the replies of later turns.
+        spans: (start, end) of each time span with at least one open call.
+        reused: prompt tokens from the cache, over all turns but the first.
+        later: prompt tokens, over all turns but the first.
     """
 
     steps: list[tuple[float, float, int, int]] = field(default_factory=list)
@@ -68,7 +66,7 @@ class Meter:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Hold a call open."""
+        """Count a call as open inside the `with` block."""
         if not self.open:
             self._since = time.perf_counter()
         self.open += 1
@@ -94,12 +92,12 @@ class Meter:
 
 
 class DrawnLengths:
-    """Generator whose replies have geometric lengths, the same in every run.
+    """Generator with random reply lengths (exponential distribution) that are equal in every run.
 
     Args:
         inner: samples the replies.
-        meter: measures it.
-        mean: mean length.
+        meter: measures the calls.
+        mean: mean length of a reply in tokens.
     """
 
     def __init__(self, inner: EngineGenerator, meter: Meter, mean: int) -> None:
@@ -136,12 +134,12 @@ class DrawnLengths:
 
 
 class Tools:
-    """Episode of some turns. Before each further turn, a tool takes its time.
+    """Episode in which a tool runs after each reply but the last.
 
     Args:
         task: the task.
         turns: number of replies.
-        seconds: longest time of a tool.
+        seconds: maximum duration of a tool.
     """
 
     def __init__(self, task: Task, turns: int, seconds: float) -> None:
@@ -164,7 +162,17 @@ class Tools:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one rollout. Seconds and shares, as the module says."""
+    """Figures of one rollout.
+
+    Attributes:
+        wall: duration in seconds.
+        open: time in seconds in which at least one call was open.
+        busy: share of this time in which the engine computed a step.
+        filled: decoded tokens per open call and step, at most `max_running` calls.
+        rate: tokens per second of engine steps.
+        reused: share of prompt tokens from the cache, over all turns but the first.
+        tokens: number of sampled tokens.
+    """
 
     wall: float
     open: float
@@ -176,7 +184,14 @@ class Figures:
 
 
 def measured(policy: Policy, given: argparse.Namespace, slots: int, seconds: float) -> Figures:
-    """Play the episodes once."""
+    """Play the episodes once.
+
+    Args:
+        policy: the model.
+        given: options of the command line.
+        slots: maximum number of running sequences (`max_running`).
+        seconds: maximum duration of a tool.
+    """
     engine = Engine(
         CausalLM(policy.model), kv_tokens=given.episodes * 4096, max_running=slots, block_size=16
     )
@@ -207,7 +222,7 @@ def measured(policy: Policy, given: argparse.Namespace, slots: int, seconds: flo
 def _figures(groups: Sequence[Group], meter: Meter, slots: int, wall: float) -> Figures:
     opened = sum(end - start for start, end in meter.spans)
     computed = sum(end - start for start, end, _, _ in meter.steps)
-    # Weighted by time: a step that computes prompts costs as much as it takes.
+    # Weighted by the duration of the steps: steps that compute prompts take longer.
     filled = sum((end - start) * tokens for start, end, tokens, _ in meter.steps)
     room = sum((end - start) * min(ready, slots) for start, end, _, ready in meter.steps)
     sampled = sum(t.sampled_length for g in groups for t in g.trajectories)
@@ -223,7 +238,7 @@ def _figures(groups: Sequence[Group], meter: Meter, slots: int, wall: float) -> 
 
 
 def main() -> None:
-    """Measure both sides in turn, for each number of slots, and print the ratios."""
+    """Measure both sides alternately for each number of slots, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--turns", type=int, default=4)

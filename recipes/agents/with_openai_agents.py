@@ -1,8 +1,7 @@
-"""The recipes `search_agent` and `sql_agent` with agents of OpenAI's agents SDK.
+"""The recipes `search_agent` and `sql_agent`, played with OpenAI's agents SDK.
 
-The SDK runs the loop of requests, calls and results; it knows nothing of Sixfold. The tools and the
-grading are those of the recipe's episodes. With the same replies of the policy, the trajectories
-are the same, too.
+The SDK runs the loop of requests, calls and results. The tools and the grading are those of the
+recipe's own episodes. With the same replies of the policy, the trajectories are equal, too.
 
     pip install openai-agents
     sixfold train search_agent --run.name search_sdk \
@@ -50,7 +49,7 @@ async def sql_agent(task: Task, base_url: str) -> float:
 
 
 async def _play(episode: ToolEpisode, base_url: str) -> float:
-    # Without certificates, which take longer to load than a reply takes: the endpoint is local.
+    # The endpoint is local and has no TLS. Loading certificates would take longer than a reply.
     http = DefaultAsyncHttpxClient(verify=False)
     async with AsyncOpenAI(base_url=base_url, api_key="none", http_client=http) as client:
         tools = [_for_sdk(episode.registry.find(name)) for name in _names(episode)]
@@ -58,11 +57,11 @@ async def _play(episode: ToolEpisode, base_url: str) -> float:
         agent = Agent(name="agent", model=model, tools=tools)
         try:
             done = await Runner.run(agent, episode.task.prompt_text, max_turns=MOST_TURNS)
-        except (MaxTurnsExceeded, ModelBehaviorError):  # such as a call of an unknown tool
+        except (MaxTurnsExceeded, ModelBehaviorError):  # e.g. a call of an unknown tool
             return 0.0
     reward = final_reward(await episode.final(Action(str(done.final_output))))
     if reward is None or reward.value is None:
-        raise RuntimeError(f"no reward: {reward}")
+        raise RuntimeError(f"the answer could not be scored: {reward}")
     return reward.value
 
 
@@ -71,7 +70,7 @@ def _names(episode: ToolEpisode) -> list[str]:
 
 
 def _for_sdk(tool: Tool) -> FunctionTool:
-    """A tool of Sixfold as one of the SDK."""
+    """Convert a tool of Sixfold to a tool of the SDK."""
 
     async def call(context: Any, arguments: str) -> str:
         try:

@@ -1,5 +1,5 @@
-"""An agent of OpenAI's agents SDK with one tool, which is trained: PROGRAM chat_completions or
-PROGRAM responses. Its address and its task are in its environment.
+"""An agent with one tool that uses OpenAI's agents SDK: PROGRAM chat_completions or PROGRAM
+responses. Its environment variables contain the base URL and the task.
 """
 
 import asyncio

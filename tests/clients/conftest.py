@@ -1,8 +1,7 @@
-"""A live server of a tiny model, and the interpreters with the clients: `make clients` installs
-them.
+"""A running server of a tiny model, and the interpreters with the clients (`make clients`).
 
-Each client runs as a script of this folder, in its own environment: SCRIPT URL FOLDER, and prints
-one JSON object.
+Each client runs as a script of this folder in its own environment: SCRIPT URL FOLDER. It prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ PYTHONS = {
     2: os.environ.get("SIXFOLD_CLIENTS_OPENAI2", ""),
     3: os.environ.get("SIXFOLD_CLIENTS_OPENAI3", ""),
 }
-"""Interpreters by the major version of the `openai` package: no environment holds all clients."""
+"""Major version of the `openai` package -> interpreter. The clients need different versions."""
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Running]:
-    """A model that can be shown tools, with room for the prompts of agents."""
+    """Server of a model whose template shows tools, with a context for the prompts of agents."""
     if not all(PYTHONS.values()):
         pytest.skip(
-            "SIXFOLD_CLIENTS_OPENAI2 and _OPENAI3 name no interpreters with the clients: make"
-            " clients"
+            "SIXFOLD_CLIENTS_OPENAI2 and SIXFOLD_CLIENTS_OPENAI3 are not set. Run make clients"
         )
     sizes = ScratchConfig(
         hidden_size=64,
@@ -54,8 +52,8 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running, tmp_path: Path) -> Callable[..., Any]:
-    """client(NAME): what the script with_NAME.py says of the server. openai: the major version that
-    it runs with.
+    """client(NAME, openai=2): the JSON object that with_NAME.py prints, run with this major version
+    of the `openai` package.
     """
     server.served.encoders[0].tokenizer.save_pretrained(tmp_path)
 

@@ -1,6 +1,4 @@
-"""Real clients against a live server: each gets what the server's own engine says, by the words
-that it asks in.
-"""
+"""Real clients get the same greedy completions from the server through every API."""
 
 from __future__ import annotations
 
@@ -55,8 +53,8 @@ def test_litellm(client: Client, greedy: str, text: str) -> None:
 
 
 def test_lm_eval(client: Client, server: Running, text: str) -> None:
-    """Log-likelihoods are sums over the continuation, by the module alone; is_greedy says whether
-    each token is the likeliest.
+    """Log-likelihoods equal the module's sums over the continuation. `is_greedy` is true if each
+    token is the most likely one.
     """
     found = client("lm_eval")
     assert found["greedy"] == [text]

@@ -1,5 +1,5 @@
-"""A program of an agent framework, unchanged, plays the episodes that are trained. Its trajectories
-are those of a tool episode with the same tool, bit for bit.
+"""An unchanged program of an agent framework plays the episodes of training. Its trajectories equal
+those of a tool episode with the same tool bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
 class Adds(ToolEpisode):
-    """The same agent, written for Sixfold."""
+    """The same agent as an environment of Sixfold."""
 
     @tool
     def add(self, a: int, b: int) -> str:

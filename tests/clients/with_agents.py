@@ -1,5 +1,5 @@
-"""OpenAI's agents SDK, by its default (/v1/responses): a run, a stream, and a run that must call a
-function.
+"""OpenAI's agents SDK through /v1/responses, its default: a run, a stream, and a run that must call
+a function.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def main() -> None:
     short = ModelSettings(temperature=0.0, max_tokens=12)
     plain = Agent(name="a", instructions="be short", model="tiny", model_settings=short)
     whole = await Runner.run(plain, "hi")
-    # A stream must not end at the limit: the SDK takes that for an error.
+    # The limit is high, because the SDK treats a stream that ends at its limit as an error.
     shaped = Agent(
         name="c", model="tiny", model_settings=ModelSettings(max_tokens=150), output_type=Answer
     )

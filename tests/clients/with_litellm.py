@@ -1,4 +1,4 @@
-"""litellm: a chat, a stream, a text, and a context that is too long, which it must recognise."""
+"""litellm: a chat, a stream, a text, and the error for a prompt that is too long."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""lm-eval's client of completions: multiple choice by log-probs of the prompt, and greedy texts."""
+"""lm-eval's client for completions: log-probs of prompts (multiple choice), and greedy texts."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
-"""verifiers: its client in both dialects, and the context overflow by which its harnesses compact a
-conversation.
+"""verifiers: its client through both APIs, and the error for a context overflow, after which its
+harnesses compact a conversation.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`sixfold show`: what it prints of a dump, with and without colour, and which trajectories."""
+"""`sixfold show`: the trajectories that it chooses, and its output with and without colour."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_best_the_worst_and_one_that_failed_come_first(run: Path, show: Show
     assert "exit code 3" in show(run, "--sample", "4")
 
 
-def test_colours_are_written_only_where_they_are_wanted(
+def test_colours_depend_on_the_terminal_and_the_environment(
     run: Path, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = show(run)
@@ -178,7 +178,7 @@ def test_json_has_the_records_of_the_dump(run: Path, show: Show) -> None:
 HOSTILE = "a\x1b[31mb\x07\r\u202ec\u200bd\ud800"
 
 
-def test_text_of_a_dump_cannot_reach_the_terminal_as_it_is(run: Path, show: Show) -> None:
+def test_control_characters_of_a_dump_do_not_reach_the_terminal(run: Path, show: Show) -> None:
     event = {"kind": HOSTILE, "tool": HOSTILE}
     call = {**CALL, "tool": HOSTILE, "arguments": HOSTILE, "result": HOSTILE}
     bad = episode(
@@ -220,7 +220,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-def test_what_is_not_recorded_is_named(
+def test_the_error_explains_why_a_step_or_trajectory_is_not_recorded(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "no run at" in refusal(capsys, tmp_path / "none")

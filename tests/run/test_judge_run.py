@@ -41,7 +41,7 @@ def recipe(folder: Path, fake: FakeJudge, **more: Any) -> Recipe:
     return parse_recipe('run.name = "judged"', "test", tiny_recipe(folder, **given))
 
 
-def test_a_run_with_a_judge_reports_its_cost_and_asks_nothing_twice(
+def test_a_run_with_a_judge_reports_its_cost_and_repeats_no_question(
     tmp_path: Path, fake: FakeJudge
 ) -> None:
     assert train_run(recipe(tmp_path, fake, run__steps=2)) == 0
@@ -69,7 +69,7 @@ def test_a_run_with_a_judge_reports_its_cost_and_asks_nothing_twice(
     assert len(set(texts)) == len(texts)
 
 
-def test_at_its_budget_a_run_stops_with_a_checkpoint_and_goes_on_with_a_larger_one(
+def test_a_run_stops_at_its_budget_with_a_checkpoint_and_resumes_with_a_larger_one(
     tmp_path: Path, fake: FakeJudge
 ) -> None:
     whole = recipe(tmp_path, fake, run__steps=3, run__name="whole")
@@ -90,9 +90,7 @@ def test_at_its_budget_a_run_stops_with_a_checkpoint_and_goes_on_with_a_larger_o
     assert mean[0] == mean[1]
 
 
-def test_a_judge_that_does_not_exist_stops_the_run_before_it_begins(
-    tmp_path: Path, fake: FakeJudge
-) -> None:
+def test_a_rejected_key_stops_the_run_before_it_begins(tmp_path: Path, fake: FakeJudge) -> None:
     fake.statuses = [401] * 1000
     with pytest.raises(UserError, match=r"401.*SIXFOLD_JUDGE_KEY"):
         train_run(recipe(tmp_path, fake))
