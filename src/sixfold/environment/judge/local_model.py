@@ -37,7 +37,8 @@ class LocalModel:
             return
         child = self._child = Child(SERVER, keeps_output=True)
         child.post(json.dumps({"model": self._model, "device": self._device}).encode())
-        url = self._url = Future()
+        url: Future[str] = Future()
+        self._url = url
         # A running future ignores the cancellation of a question that waits for it. The thread
         # reads the child's only answer, also if that question is cancelled.
         url.set_running_or_notify_cancel()
