@@ -109,8 +109,7 @@ def made_up_world(seed: int) -> World:
     rng.shuffle(names)
     rng.shuffle(towns)
     people = tuple(
-        Person(name, rng.choice(TRADES), rng.choice(towns), ids[i])
-        for i, name in enumerate(names)
+        Person(name, rng.choice(TRADES), rng.choice(towns), ids[i]) for i, name in enumerate(names)
     )
     return World(
         people,
