@@ -70,7 +70,7 @@ def test_weights_come_from_the_seed_and_nothing_else() -> None:
 def test_the_spread_of_the_weights_and_the_rotary_base_are_as_asked() -> None:
     sizes = ScratchConfig(layers=1, initializer_range=0.05, rope_theta=100.0)
     model, _ = scratch_model(sizes, seed=0)
-    assert float(model.model.embed_tokens.weight.std()) == pytest.approx(0.05, rel=0.05)
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.05, rel=0.05)
     frequencies = 100.0 ** -(torch.arange(0, 32, 2) / 32)
     assert torch.allclose(model.model.rotary_emb.inv_freq, frequencies)
 

@@ -86,5 +86,5 @@ def _task(seed: int, name: str, made: _Made) -> Task:
         answer=answer,
         trace=(*calls, answer),
         columns={"world": seed},
-        source="search_agent",
+        source=f"search_agent_{'one_hop' if len(documents) == 1 else 'two_hops'}",
     )

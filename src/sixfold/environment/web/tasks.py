@@ -108,13 +108,14 @@ def shop_calls(count: int, *, seed: int) -> list[tuple[Task, list[Call]]]:
     misses = 0
     while len(found) < count and misses < _DRAWS:
         shop_seed = rng.randrange(2**32)
-        made = _SORTS[rng.choices(sorts, shares)[0]](rng, catalogue(shop_seed))
+        sort = rng.choices(sorts, shares)[0]
+        made = _SORTS[sort](rng, catalogue(shop_seed))
         columns = {"seed": shop_seed, "cart": _plain(made.cart), "wanted": made.wanted}
         task = Task(
             id=f"web_shop-{made.words}",
             prompt=made.words,
             columns={"shop": columns},
-            source="web_shop",
+            source=f"web_shop_{sort}",
         )
         misses = misses + 1 if task.id in found else 0
         found.setdefault(task.id, (task, made.calls))
