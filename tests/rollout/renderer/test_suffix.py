@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from sixfold.errors import UserError
+from sixfold.model.chat_template import render
 from sixfold.model.scratch import character_tokenizer
 from sixfold.rollout.renderer.renderer import Renderer, RenderError
 
@@ -255,6 +256,34 @@ def test_content_that_a_template_writes_as_json_is_an_observation() -> None:
     suffix = renderer.suffix(messages("u"), ids(renderer, "r<|eot_id|>"), new)
     said = [t for t, letter in zip(suffix.tokens, suffix.provenance, strict=True) if letter == "o"]
     assert renderer.shown(said) == r"say \"x\""
+
+
+def test_an_equal_suffix_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer(FAMILIES["qwen3"])
+    renderer = Renderer(tokenizer, tokenizer.convert_tokens_to_ids(["<|im_end|>"]))
+    rendered: list[Any] = []
+
+    def counted(*args: Any, **options: Any) -> str:
+        rendered.append(args)
+        return render(*args, **options)
+
+    monkeypatch.setattr("sixfold.rollout.renderer.suffix.render", counted)
+    ended, cut = ids(renderer, "a b<|im_end|>"), ids(renderer, "a b")
+    first = renderer.suffix(messages("u"), ended, messages("t"))
+    expected, count = list(first.tokens), len(rendered)
+    first.tokens.clear()
+    again = renderer.suffix(messages("u"), ended, messages("t"))
+    assert (again.tokens, len(rendered)) == (expected, count)
+    assert again.conversation == first.conversation
+    for conversation, reply, new, tools in (
+        (messages("su"), ended, messages("t"), []),
+        (messages("u"), cut, messages("t"), []),
+        (messages("u"), ended, messages("t", "b a"), []),
+        (messages("u"), ended, messages("t"), TOOLS),
+    ):
+        count = len(rendered)
+        renderer.suffix(conversation, reply, new, tools)
+        assert len(rendered) > count
 
 
 @pytest.mark.parametrize("end", ["", "<|endoftext|>"])

@@ -11,8 +11,10 @@ Training on such a conversation would show the model another context than the on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -31,6 +33,9 @@ _THOUGHT, _REPLY, _CONTENT = "2957104683", "8360271945", "7513860429"
 
 _MIDDLE = ")"
 """Text that stands for the middle of a turn. Few tokens contain it together with what follows."""
+
+_KEPT = 4096
+"""Number of recent suffixes that are kept. Samples of a task often play the same turns."""
 
 _TAIL = 16
 """Tokens at the end of a reply that are decoded together with a text that follows."""
@@ -105,6 +110,7 @@ class SuffixEncoder:
         self._tokenizer = tokenizer
         self._special = special
         self._ends = tuple(ends)
+        self._recent: dict[bytes, tuple[list[int], str, Mapping[str, Any]]] = {}
 
     def after(
         self,
@@ -127,6 +133,25 @@ class SuffixEncoder:
         Raises:
             UserError: the template cannot continue the conversation.
         """
+        key = _key(conversation, reply.text, reply.end, reply.end_text, new, tools)
+        made = self._recent.get(key) or self._made(conversation, reply, new, tools)
+        if key and key not in self._recent:
+            while len(self._recent) >= _KEPT:
+                self._recent.pop(next(iter(self._recent)), None)
+            self._recent[key] = made
+        tokens, provenance, turn = made
+        return Suffix(list(tokens), provenance, (*conversation, turn, *new))
+
+    def _made(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        reply: Reply,
+        new: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> tuple[list[int], str, Mapping[str, Any]]:
+        """Tokens and provenance of the suffix, and the message of the reply. Arguments and errors
+        as for `after`.
+        """
         calls = [_call(message) for message in new if message["role"] == "tool"]
         reason = ""
         for extra in [{}, {"tool_calls": calls}] if calls else [{}]:
@@ -136,8 +161,7 @@ class SuffixEncoder:
                 reason = reason or str(refusal)
                 continue
             turn = {"role": "assistant", "content": opened + reply.text, **extra}
-            tokens, provenance = self._tokens(rendered, reply)
-            return Suffix(tokens, provenance, (*conversation, turn, *new))
+            return *self._tokens(rendered, reply), turn
         roles = ", ".join(sorted({repr(message["role"]) for message in new}))
         name = self._tokenizer.name_or_path or "this model"
         raise UserError(
@@ -277,6 +301,15 @@ class SuffixEncoder:
         if all(ids[: len(first)] == first for ids in rest):
             return [ids[len(first) :] for ids in rest]
         return self._special.encode_rendered(texts)
+
+
+def _key(*parts: Any) -> bytes:
+    """Digest of the arguments of a suffix. Empty if they are not plain JSON, such as images."""
+    try:
+        text = json.dumps(parts)
+    except (TypeError, ValueError):
+        return b""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _call(result: Mapping[str, Any]) -> dict[str, Any]:
