@@ -14,10 +14,6 @@ _Made = tuple[str, Sequence[Person | Town], str]
 """Question, documents that the worked solution reads, and answer."""
 
 
-def _trade(world: World, person: Person) -> _Made:
-    return f"what does {person.name} do?", (person,), person.trade
-
-
 def _home(world: World, person: Person) -> _Made:
     return f"where does {person.name} live?", (person,), person.town
 
@@ -31,10 +27,6 @@ def _mayor(world: World, town: Town) -> _Made:
     return f"who is the mayor of {town.name}?", (town,), town.mayor.name
 
 
-def _mayors_trade(world: World, town: Town) -> _Made:
-    return f"what does the mayor of {town.name} do?", (town, town.mayor), town.mayor.trade
-
-
 def _mayors_home(world: World, town: Town) -> _Made:
     return f"where does the mayor of {town.name} live?", (town, town.mayor), town.mayor.town
 
@@ -42,8 +34,8 @@ def _mayors_home(world: World, town: Town) -> _Made:
 MOST_TASKS = PEOPLE + TOWNS
 """Largest number of tasks: one question per person and one per town."""
 
-ABOUT_PEOPLE: tuple[Callable[[World, Person], _Made], ...] = (_trade, _home, _mayor_at_home)
-ABOUT_TOWNS: tuple[Callable[[World, Town], _Made], ...] = (_mayor, _mayors_trade, _mayors_home)
+ABOUT_PEOPLE: tuple[Callable[[World, Person], _Made], ...] = (_home, _mayor_at_home)
+ABOUT_TOWNS: tuple[Callable[[World, Town], _Made], ...] = (_mayor, _mayors_home)
 
 
 def fact_tasks(count: int, *, seed: int) -> list[Task]:
@@ -60,11 +52,12 @@ def fact_tasks(count: int, *, seed: int) -> list[Task]:
         raise UserError(f"data.limit = {count}: search_agent has {MOST_TASKS} tasks. Lower it")
     world = made_up_world(seed)
     made = [
-        _task(seed, person.id, ABOUT_PEOPLE[i % 3](world, person))
+        _task(seed, person.id, ABOUT_PEOPLE[i % len(ABOUT_PEOPLE)](world, person))
         for i, person in enumerate(world.people)
     ]
     made += [
-        _task(seed, town.id, ABOUT_TOWNS[i % 3](world, town)) for i, town in enumerate(world.towns)
+        _task(seed, town.id, ABOUT_TOWNS[i % len(ABOUT_TOWNS)](world, town))
+        for i, town in enumerate(world.towns)
     ]
     random.Random(f"fact_tasks/{seed}").shuffle(made)
     return made[:count]
@@ -86,5 +79,5 @@ def _task(seed: int, name: str, made: _Made) -> Task:
         answer=answer,
         trace=(*calls, answer),
         columns={"world": seed},
-        source=f"search_agent_{'one_hop' if len(documents) == 1 else 'two_hops'}",
+        source=f"search_agent_{'person' if ' ' in answer else 'town'}",
     )

@@ -22,34 +22,24 @@ parts can be a token of a small vocabulary."""
 PEOPLE, TOWNS = len(FIRST_NAMES) * len(FAMILY_NAMES), len(FAMILY_NAMES) * len(ENDINGS)
 """Numbers of people and towns in a world. Each has one document, with an id of four digits."""
 
-TRADES = (
-    *("baker", "barber", "brewer", "builder", "butcher", "carpenter", "chemist", "clerk", "cook"),
-    *("dentist", "doctor", "driver", "farmer", "fisher", "gardener", "hunter", "judge", "lawyer"),
-    *("mason", "miller", "miner", "nurse", "painter", "pilot", "plumber", "poet", "potter"),
-    *("printer", "sailor", "singer", "smith", "soldier", "tailor", "teacher", "weaver", "writer"),
-)
-
-
 @dataclass(frozen=True)
 class Person:
     """A person.
 
     Attributes:
         name: first name and family name.
-        trade: one of TRADES.
         town: name of the town where the person lives.
         id: id of the document.
     """
 
     name: str
-    trade: str
     town: str
     id: str
 
     @property
     def document(self) -> Document:
         """Document of the corpus about this person."""
-        return Document(self.id, self.name, f"{self.name} is a {self.trade} in {self.town}.")
+        return Document(self.id, self.name, f"{self.name} lives in {self.town}.")
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ def made_up_world(seed: int) -> World:
     rng.shuffle(names)
     rng.shuffle(towns)
     people = tuple(
-        Person(name, rng.choice(TRADES), rng.choice(towns), ids[i]) for i, name in enumerate(names)
+        Person(name, rng.choice(towns), ids[i]) for i, name in enumerate(names)
     )
     return World(
         people,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 KINDS = ("cup", "bowl", "lamp", "hat", "bag", "pen", "rug", "vase")
@@ -37,6 +38,11 @@ class Product:
     def name(self) -> str:
         """Name on the pages."""
         return f"{self.make} {self.kind}"
+
+
+def by_price(products: Iterable[Product]) -> list[Product]:
+    """The products from the cheapest to the dearest, as a search shows them."""
+    return sorted(products, key=lambda product: (product.price, product.number))
 
 
 def catalogue(seed: int) -> tuple[Product, ...]:

@@ -9,7 +9,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-from .catalogue import Product, catalogue
+from .catalogue import Product, by_price, catalogue
 from .pages import (
     MOST_OF_ONE,
     cart_page,
@@ -164,16 +164,18 @@ class Shop:
         return Answer(200, home_page(visitor.pieces))
 
     def _search(self, visitor: Visitor, asked: Fields) -> Answer:
-        """Find products whose name has every word of the search, also as a plural."""
+        """Find products whose name has every word of the search, also as a plural. The cheapest is
+        first.
+        """
         words = " ".join(asked.get("q", "").lower().split())
-        found = [
+        found = by_price(
             product
             for product in self.products.values()
             if all(
                 {word, word.removesuffix("s")} & {product.make, product.kind}
                 for word in words.split()
             )
-        ]
+        )
         return Answer(200, results_page(words, found, visitor.pieces))
 
     def _shown_cart(self, visitor: Visitor, asked: Fields, problem: str = "") -> Answer:

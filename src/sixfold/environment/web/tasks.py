@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import UserError
 from ...types import Task
 from ..tools.worked import worked_call
-from .catalogue import Product, catalogue
+from .catalogue import Product, by_price, catalogue
 from .shop import Line, Order, Shop
 
 NAMES = ("ann", "bob", "eva", "ian", "joe", "kim", "leo", "max")
@@ -149,9 +149,9 @@ def _buy(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
 def _chosen(rng: random.Random, products: tuple[Product, ...]) -> tuple[Line, str, list[Call]]:
     """Draw a product to put into the cart. Returns its line, its description and the actions."""
     product, count, cheapest = rng.choice(products), rng.choice(COUNTS), rng.random() < 0.5
-    same = [other for other in products if other.kind == product.kind]
+    same = by_price(other for other in products if other.kind == product.kind)
     if cheapest:
-        product = min(same, key=lambda other: other.price)
+        product = same[0]
     colour = rng.choice(product.colours)
     calls: list[Call] = [
         ("type", {"element": 2, "text": product.kind, "submit": True}),
