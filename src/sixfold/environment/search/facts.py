@@ -22,6 +22,7 @@ parts can be a token of a small vocabulary."""
 PEOPLE, TOWNS = len(FIRST_NAMES) * len(FAMILY_NAMES), len(FAMILY_NAMES) * len(ENDINGS)
 """Numbers of people and towns in a world. Each has one document, with an id of four digits."""
 
+
 @dataclass(frozen=True)
 class Person:
     """A person.
@@ -98,9 +99,7 @@ def made_up_world(seed: int) -> World:
     towns = [family + ending for family in FAMILY_NAMES for ending in ENDINGS]
     rng.shuffle(names)
     rng.shuffle(towns)
-    people = tuple(
-        Person(name, rng.choice(towns), ids[i]) for i, name in enumerate(names)
-    )
+    people = tuple(Person(name, rng.choice(towns), ids[i]) for i, name in enumerate(names))
     return World(
         people,
         tuple(Town(name, rng.choice(people), ids[PEOPLE + i]) for i, name in enumerate(towns)),
