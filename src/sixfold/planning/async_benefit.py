@@ -1,0 +1,78 @@
+"""Whether asynchronous training is worth its staleness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import checks
+
+CLEAR_RATIO = 2.0
+"""Rollout divided by trainer time from which rollout counts as much longer. Our choice."""
+
+
+@dataclass(frozen=True)
+class AsyncBenefit:
+    """Verdict on asynchronous training.
+
+    Attributes:
+        verdict: "yes", "marginal", "no" or "hard" (possible, but it needs more than placement).
+        low: smallest usual speed-up over a synchronous step.
+        high: largest usual speed-up. None: no usual limit.
+        reason: one sentence.
+    """
+
+    verdict: str
+    low: float
+    high: float | None
+    reason: str
+
+
+def async_benefit(
+    *,
+    rollout_seconds: float,
+    trainer_seconds: float,
+    nodes: int,
+    step_rewards: bool,
+    drifting_reward_model: bool,
+) -> AsyncBenefit:
+    """Decide by the first row that applies.
+
+    | case | verdict | speed-up |
+    |---|---|---|
+    | rewards per step, from a process reward model | hard | - |
+    | reward model that is still trained | hard | - |
+    | one node | no | within 10 % |
+    | rollout at least twice as long as training | yes | 2 or more |
+    | comparable times | marginal | 1.2 to 1.5 |
+    | training at least twice as long as rollout | no | within 10 % |
+
+    The threshold of two and the last row are ours; usual tables leave them open.
+
+    Args:
+        rollout_seconds: seconds of sampling per step.
+        trainer_seconds: seconds of training per step.
+        nodes: machines of the run.
+        step_rewards: rewards of single steps of a completion come from a model.
+        drifting_reward_model: the reward model changes during the run.
+
+    Raises:
+        UserError: if a number is out of range.
+    """
+    checks.positive(rollout_seconds=rollout_seconds, trainer_seconds=trainer_seconds)
+    checks.whole(nodes=nodes)
+    ratio = rollout_seconds / trainer_seconds
+    if step_rewards:
+        return AsyncBenefit(
+            "hard", 1.0, None, "Rewards of steps must be scored while others train."
+        )
+    if drifting_reward_model:
+        return AsyncBenefit(
+            "hard", 1.0, None, "Stale samples carry rewards of an old reward model."
+        )
+    if nodes == 1:
+        return AsyncBenefit("no", 1.0, 1.1, "On one node, both phases share the same devices.")
+    if ratio >= CLEAR_RATIO:
+        return AsyncBenefit("yes", 2.0, None, "Sampling is much longer than training.")
+    if ratio > 1 / CLEAR_RATIO:
+        return AsyncBenefit("marginal", 1.2, 1.5, "Sampling and training take about as long.")
+    return AsyncBenefit("no", 1.0, 1.1, "Training is the limit: sampling already hides behind it.")

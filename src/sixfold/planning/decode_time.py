@@ -1,0 +1,138 @@
+"""Seconds of sampling: a roofline of every decoding step, over the distribution of lengths."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .architectures import Architecture
+from .constants import Constants
+from .hardware import Accelerator
+
+POINTS = 64
+"""Positions between the first and the last token at which a decoding step is timed."""
+
+HOP_S = 15e-6
+"""Seconds of one network hop of a collective between nodes."""
+
+CACHE_SHARE = 0.9
+"""Share of memory for weights and KV cache: the default of vLLM."""
+
+LARGEST_BATCH = 256
+"""Sequences that an engine runs at once if more are waiting: the default of vLLM."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Devices that sample.
+
+    Attributes:
+        device: the accelerator.
+        devices: number of devices.
+        tensor: devices per replica.
+        weight_bytes: bytes per weight: 2 for bf16, 1 for fp8.
+    """
+
+    device: Accelerator
+    devices: float
+    tensor: int
+    weight_bytes: float
+
+    @property
+    def replicas(self) -> float:
+        return max(1.0, self.devices / self.tensor)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens per sequence.
+
+    Attributes:
+        prompt: tokens before the first sampled one.
+        mean: mean of the sampled tokens.
+        longest: bound of the sampled tokens.
+    """
+
+    prompt: float
+    mean: float
+    longest: float
+
+
+def decay_rate(mean: float, longest: float) -> float:
+    """Rate r of the density proportional to exp(-r x / longest) on [0, longest], with that mean.
+
+    It has the largest entropy of all densities with this mean and bound: the least assumption about
+    lengths of which only these two are known. A mean above half of the bound gives r < 0.
+    """
+    share = min(max(mean / longest, 0.02), 0.98)
+    low, high = -60.0, 60.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        average = 0.5 if abs(rate) < 1e-6 else 1 / rate - 1 / math.expm1(rate)
+        low, high = (rate, high) if average > share else (low, rate)
+    return (low + high) / 2
+
+
+def share_longer(position: float, rate: float) -> float:
+    """Share of sequences longer than `position`, which is a share of the bound."""
+    if abs(rate) < 1e-6:
+        return 1 - position
+    return (math.exp(-rate * position) - math.exp(-rate)) / -math.expm1(-rate)
+
+
+def step_seconds(
+    arch: Architecture, sampler: Sampler, batch: float, context: float, k: Constants
+) -> float:
+    """Seconds of one decoding step of one replica.
+
+    The step takes the longest of reading weights and cache, arithmetic, and launching kernels.
+    Tensor parallelism adds two all-reduces per layer.
+    """
+    device, tensor = sampler.device, sampler.tensor
+    read = arch.read_params(batch) * sampler.weight_bytes + batch * context * arch.kv_bytes()
+    memory = read / (tensor * device.bandwidth_gb_s * 1e9 * k.bandwidth)
+    flops = batch * (2 * arch.matmul_params + 2 * arch.attention_flops(context))
+    compute = flops / (tensor * device.peak("bf16") * k.eager)
+    launch = arch.layers * k.decode_layer_s
+    reduces = 0.0
+    if tensor > 1:
+        hops = math.ceil(tensor / device.devices_per_node) - 1
+        size = 2 * batch * arch.hidden
+        reduces = 2 * (2 * size / device.bandwidth_between(tensor) + 2 * hops * HOP_S)
+    return max(memory, compute, launch) + arch.layers * reduces
+
+
+def draining_seconds(
+    arch: Architecture, sampler: Sampler, sequences: float, lengths: Lengths, k: Constants
+) -> float:
+    """Seconds until the last of `sequences` ends. The longest one reaches the bound.
+
+    Sequences that do not fit in the KV cache wait, and start as others end.
+    """
+    device = sampler.device
+    batch = max(1.0, sequences / sampler.replicas)
+    room = sampler.tensor * device.memory_gb * 1e9 * CACHE_SHARE
+    room -= arch.params_b * 1e9 * sampler.weight_bytes
+    fitting = max(8.0, room / (arch.kv_bytes() * (lengths.prompt + lengths.mean)))
+    running = min(batch, fitting)
+    middle = lengths.prompt + lengths.mean / 2
+    waiting = (batch / running - 1) * lengths.mean
+    seconds = waiting * step_seconds(arch, sampler, running, middle, k)
+    rate = decay_rate(lengths.mean, lengths.longest)
+    for point in range(POINTS):
+        position = (point + 0.5) / POINTS
+        alive = max(1.0, running * share_longer(position, rate))
+        context = lengths.prompt + position * lengths.longest
+        step = step_seconds(arch, sampler, alive, context, k)
+        seconds += step * lengths.longest / POINTS
+    prefill = 2 * arch.matmul_params * batch * lengths.prompt
+    return seconds + prefill / (sampler.tensor * device.peak("bf16") * k.eager)
+
+
+def steady_seconds(
+    arch: Architecture, sampler: Sampler, sequences: float, lengths: Lengths, k: Constants
+) -> float:
+    """Seconds per `sequences` if new ones start whenever others end: no drain at the end."""
+    batch = min(float(LARGEST_BATCH), max(1.0, 4 * sequences / sampler.replicas))
+    step = step_seconds(arch, sampler, batch, lengths.prompt + lengths.mean / 2, k)
+    return sequences / sampler.replicas * lengths.mean / batch * step

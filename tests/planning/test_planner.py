@@ -1,0 +1,134 @@
+"""Steps of the three topologies and memory of two pools, against sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sixfold.errors import UserError
+from sixfold.planning.architectures import dense_of_size, find
+from sixfold.planning.constants import CONSTANTS
+from sixfold.planning.hardware import Cluster, find_accelerator
+from sixfold.planning.planner import (
+    Comparison,
+    Workload,
+    compare_topologies,
+    sampler_of,
+    training_utilisation,
+    weight_sync,
+)
+from sixfold.planning.pools import pool_fit
+
+H100 = find_accelerator("H100")
+WORK = Workload(
+    prompts=64,
+    samples=16,
+    prompt_tokens=128,
+    mean_tokens=1024,
+    longest_tokens=2048,
+    packed=8192,
+    recompute="full",
+    adapters=False,
+    shared_prompt=True,
+    reference=True,
+    critic=False,
+    shared_weights=True,
+)
+
+
+def compare(billions: float, devices: int, work: Workload = WORK) -> Comparison:
+    return compare_topologies(dense_of_size(billions), Cluster(H100, devices), work, CONSTANTS)
+
+
+def test_steps_are_the_sums_and_maxima_of_their_phases() -> None:
+    for name, plan in compare(7, 8).topologies.items():
+        p = plan.phases
+        learn = p.reference + p.trainer
+        expected = {
+            "colocated": p.rollout + learn + p.sync,
+            "disaggregated": max(p.rollout, learn) + p.sync,
+            "async": max(p.rollout, learn, p.sync),
+        }[name]
+        assert plan.step.seconds == pytest.approx(expected)
+        together = plan.sampling_devices == plan.training_devices == 8
+        assert together or plan.sampling_devices + plan.training_devices == 8
+
+
+def test_one_device_has_one_topology_and_no_sync_of_shared_weights() -> None:
+    found = compare(1, 1)
+    assert list(found.topologies) == ["colocated"] and found.split is None
+    assert found.topologies["colocated"].phases.sync == 0
+    copied = compare(1, 1, replace(WORK, shared_weights=False))
+    # Weights of 2 bytes are read and written once: 4 GB at 67 % of 3350 GB/s.
+    assert copied.topologies["colocated"].phases.sync == pytest.approx(4 / (3350 * 0.67))
+
+
+def test_no_other_split_of_the_devices_has_a_shorter_step() -> None:
+    found = compare(7, 8)
+    assert found.split is not None
+    work = (found.split.rollout * found.split.rollout_seconds,)
+    work += (found.split.trainer * found.split.trainer_seconds,)
+    best = min(max(work[0] / n, work[1] / (8 - n)) for n in range(1, 8))
+    assert found.split.seconds == pytest.approx(best)
+
+
+def test_a_critic_adds_training_and_no_reference_removes_its_pass() -> None:
+    base = compare(7, 8).topologies["colocated"].phases
+    critic = compare(7, 8, replace(WORK, critic=True)).topologies["colocated"].phases
+    # Its forward pass is that of the reference, its training that of the policy.
+    assert critic.trainer == pytest.approx(2 * base.trainer + base.reference)
+    none = compare(7, 8, replace(WORK, reference=False)).topologies["colocated"].phases
+    assert none.reference == 0 and none.trainer == base.trainer
+
+
+def test_a_sampler_has_the_fewest_devices_that_hold_its_weights() -> None:
+    """At most 60 % of memory: 140 GB need 4 x 48 GB, 14 GB one device."""
+    assert sampler_of(dense_of_size(70), H100, 64).tensor == 4
+    assert sampler_of(dense_of_size(7), H100, 64).tensor == 1
+    with pytest.raises(UserError, match="140 GB in bf16, and 1 devices have 80 GB"):
+        sampler_of(dense_of_size(70), H100, 1)
+
+
+def test_operations_of_a_weight_sync() -> None:
+    found = weight_sync(dense_of_size(70), H100, trainer_ranks=28, devices=64, k=CONSTANTS)
+    assert found["gather"] == pytest.approx(140 * 27 / 28 / (50 * 0.67))
+    assert found["broadcast"] == pytest.approx(140 / (50 * 0.452))
+    assert found["reshard"] == pytest.approx(140 / (450 * 0.67))
+    assert found["cast"] == 0
+
+
+def test_useful_share_of_the_peak() -> None:
+    """6 FLOPs per parameter and token, and 6 n h d for causal attention, per device."""
+    arch = find("Qwen2.5-7B")
+    assert arch is not None
+    length = round(1024 + 128 / 16)
+    flops = 6 * (7.616e9 - 152064 * 3584) + 6 * 28 * length * 28 * 128
+    expected = flops * 64 * 16 * (1024 + 8) / 10 / (8 * 989.4e12)
+    found = training_utilisation(arch, H100, WORK, seconds=10, devices=8)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_memory_of_the_pools_of_a_70b_run() -> None:
+    """18 bytes per parameter: 1.26 TB, which 18 devices of 72 GB hold."""
+    arch, plan = dense_of_size(70), compare(70, 64).topologies["disaggregated"]
+    fit = pool_fit(arch, H100, plan, WORK, chunk=1024)
+    assert fit.memory.state == pytest.approx(1.26e12 / plan.training_devices)
+    assert fit.memory.reference == pytest.approx(140e9 / plan.training_devices)
+    assert fit.memory.engine_weights == 140e9 / 4
+    assert fit.least_devices == 18
+    assert fit.logits == 4 * 1024 * arch.vocab * 2
+    assert fit.cached == 64 * (128 + 16 * 1024)
+    assert fit.trainer_fits and fit.sampler_fits
+
+
+def test_pools_that_are_too_small() -> None:
+    arch, plan = dense_of_size(7), compare(7, 2).topologies["disaggregated"]
+    fit = pool_fit(arch, H100, plan, WORK, chunk=0)
+    assert fit.memory.state == pytest.approx(126e9)
+    assert not fit.trainer_fits and fit.zero_stage is None and fit.sampler_fits
+
+
+def test_a_mean_above_the_bound_is_refused() -> None:
+    with pytest.raises(UserError, match=r"3000 tokens\) is above their bound of 2048"):
+        replace(WORK, mean_tokens=3000)

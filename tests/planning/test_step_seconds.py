@@ -1,0 +1,149 @@
+"""Duration of a step, useful tokens and idle time: published numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from sixfold.errors import UserError
+from sixfold.planning.step_time import (
+    PhaseSeconds,
+    StepTime,
+    keep_rate,
+    step_time,
+    trainer_utilisation,
+    useful_tokens_per_second,
+)
+
+
+def _step(phases: PhaseSeconds, topology: str, **conventions: object) -> StepTime:
+    chosen = {"reference_on": "trainer", "sync_hidden": False, **conventions}
+    return step_time(phases, topology=topology, **chosen)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("phases", "per_hour", "gain"),
+    [
+        ((20, 15, 2), (97, 164, 180), 1.85),
+        ((60, 10, 5), (48, 55, 60), 1.25),
+        ((10, 60, 20), (40, 45, 60), 1.50),
+    ],
+)
+def test_steps_per_hour(
+    phases: tuple[float, float, float], per_hour: tuple[int, int, int], gain: float
+) -> None:
+    """L19, oracle of the topology widget: async does not wait for sync."""
+    rollout, trainer, sync = phases
+    seconds = PhaseSeconds(rollout, 0, 0, trainer, sync)
+    steps = [
+        _step(seconds, name, sync_hidden=True) for name in ("colocated", "disaggregated", "async")
+    ]
+    assert [round(step.steps_per_hour) for step in steps] == list(per_hour)
+    assert steps[0].seconds / steps[2].seconds == pytest.approx(gain, abs=0.005)
+
+
+def test_worked_example() -> None:
+    """L22a: 32 s per step, 33k useful tokens per second, the trainer idles 20 s."""
+    phases = PhaseSeconds(rollout=30, verifier=1, reference=3, trainer=8, sync=1)
+    step = _step(phases, "disaggregated")
+    assert step.seconds == 32
+    assert step.trainer_idle == 20
+    assert step.sampler_idle == 0
+    assert phases.dominant == "rollout"
+    useful = useful_tokens_per_second(
+        prompts=64, samples=16, mean_length=1024, keep_rate=1, seconds=step.seconds
+    )
+    assert useful / 1e3 == pytest.approx(33, abs=0.5)
+    # The 30 s of sampling: four engines of 12k tokens per second, and a tail of 1.4.
+    assert pytest.approx(21, abs=1) == 64 * 16 * 1024 / (4 * 12e3)
+    assert pytest.approx(phases.rollout, abs=1) == 1.4 * 64 * 16 * 1024 / (4 * 12e3)
+
+
+@pytest.mark.parametrize(
+    ("topology", "side", "expected"),
+    [
+        ("colocated", "trainer", 51),
+        ("colocated", "rollout", 51),
+        ("disaggregated", "trainer", 29),  # max(20 + 2, 6 + 18) + 5
+        ("disaggregated", "rollout", 33),  # max(20 + 2 + 6, 18) + 5
+        ("async", "trainer", 24),
+        ("async", "rollout", 28),
+    ],
+)
+def test_both_places_of_the_reference(topology: str, side: str, expected: float) -> None:
+    """L22a puts the reference beside the trainer, 09a beside the rollout (erratum E17)."""
+    phases = PhaseSeconds(rollout=20, verifier=2, reference=6, trainer=18, sync=5)
+    assert _step(phases, topology, reference_on=side).seconds == expected
+
+
+def test_async_waits_for_a_long_sync_unless_it_is_hidden() -> None:
+    """E17: L22a includes sync in the maximum, L19 does not."""
+    phases = PhaseSeconds(rollout=8, verifier=0, reference=0, trainer=6, sync=35)
+    assert _step(phases, "async").seconds == 35
+    assert _step(phases, "async", sync_hidden=True).seconds == 8
+
+
+@pytest.mark.parametrize(
+    ("topology", "seconds", "gain", "idle"),
+    [("colocated", 31, 1, None), ("disaggregated", 23, 1.35, 0.52), ("async", 20, 1.55, 0.60)],
+)
+def test_gantt_oracle(topology: str, seconds: float, gain: float, idle: float | None) -> None:
+    """L22c with rollout 20 s, trainer 8 s and sync 3 s."""
+    step = _step(PhaseSeconds(20, 0, 0, 8, 3), topology)
+    assert step.seconds == seconds
+    assert 31 / step.seconds == pytest.approx(gain, abs=0.005)
+    if idle is not None:
+        assert step.trainer_idle / step.seconds == pytest.approx(idle, abs=0.005)
+
+
+def test_utilisation_leaves_out_sync() -> None:
+    """L22a: (ref + T) / (tau - S) if disaggregated."""
+    phases = PhaseSeconds(rollout=30, verifier=1, reference=3, trainer=8, sync=1)
+    step = _step(phases, "disaggregated")
+    assert trainer_utilisation(phases, step) == pytest.approx(11 / 31)
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        (0.95, "healthy"),
+        (0.7, "healthy"),
+        (0.69, "low"),
+        (0.51, "low"),
+        (0.5, "wasteful"),
+        (0.4, "wasteful"),
+    ],
+)
+def test_keep_rate(kept: float, verdict: str) -> None:
+    """L22a: 0.7 to 0.95 is healthy, 0.4 to 0.5 wasteful."""
+    found = keep_rate(kept_tokens=kept * 1000, sampled_tokens=1000)
+    assert found.share == pytest.approx(kept)
+    assert found.verdict == verdict
+
+
+def test_discarded_tokens_are_not_useful() -> None:
+    """L22a: B * K * L * keep_rate / tau."""
+    found = useful_tokens_per_second(
+        prompts=10, samples=4, mean_length=500, keep_rate=0.8, seconds=20
+    )
+    assert found == pytest.approx(800)
+
+
+def test_negative_time_names_the_phase() -> None:
+    with pytest.raises(UserError, match="verifier seconds = -1"):
+        PhaseSeconds(1, -1, 0, 0, 0)
+
+
+def test_unknown_topology_lists_the_choices() -> None:
+    with pytest.raises(UserError, match=r"colocated, disaggregated, async.*'async'"):
+        _step(PhaseSeconds(1, 0, 0, 1, 0), "asynch")
+
+
+def test_a_step_without_work_is_refused() -> None:
+    with pytest.raises(UserError, match="seconds of all phases"):
+        _step(PhaseSeconds(0, 0, 0, 0, 0), "colocated")
+
+
+@pytest.mark.parametrize("sampled", [0, 10])
+def test_more_kept_than_sampled_is_refused(sampled: float) -> None:
+    with pytest.raises(UserError):
+        keep_rate(kept_tokens=11, sampled_tokens=sampled)
