@@ -1,0 +1,53 @@
+"""The bandit against the policy gradient in closed form, and against its known means."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sixfold.labs.bandit import REWARDS, score, softmax
+from sixfold.labs.catalogue import find
+
+LOGITS = [0.3, -0.2, 0.8, 0.0, -1.1]
+
+
+def expected_reward(logits: list[float]) -> float:
+    weights = [math.exp(x) for x in logits]
+    return sum(w * r for w, r in zip(weights, REWARDS, strict=True)) / sum(weights)
+
+
+def test_mean_update_is_the_gradient_of_the_expected_reward() -> None:
+    policy = softmax(LOGITS)
+    mean = [
+        sum(
+            p * r * score(policy, arm)[i]
+            for arm, (p, r) in enumerate(zip(policy, REWARDS, strict=True))
+        )
+        for i in range(5)
+    ]
+    for i in range(5):
+        up, down = list(LOGITS), list(LOGITS)
+        up[i] += 1e-5
+        down[i] -= 1e-5
+        slope = (expected_reward(up) - expected_reward(down)) / 2e-5
+        assert mean[i] == pytest.approx(slope, abs=1e-9)
+
+
+@pytest.mark.parametrize(("eta", "mean"), [(0.05, 0.90), (0.1, 0.96), (0.4, 0.99), (1.0, 0.99)])
+def test_probability_of_the_best_arm_after_500_steps(eta: float, mean: float) -> None:
+    lab = find("bandit")
+    outcomes = [lab(eta=eta, steps=500, seed=seed).values for seed in range(25)]
+    policies = [outcome["policy"] for outcome in outcomes]
+    assert sum(policy[2] for policy in policies) / 25 == pytest.approx(mean, abs=0.025)  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_share_of_runs_locked_on_a_wrong_arm_at_the_largest_step() -> None:
+    lab = find("bandit")
+    runs = [lab(eta=2.0, steps=500, seed=seed).values for seed in range(70)]
+    locked = sum(run["locked_on_wrong_arm"] is True for run in runs) / 70
+    assert locked == pytest.approx(0.06, abs=0.04)
+    assert not any(
+        lab(eta=0.4, steps=100, seed=seed).values["locked_on_wrong_arm"] for seed in range(100)
+    )
