@@ -161,12 +161,12 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
 MISTAKES = {
     "trian demo": (
         "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate,"
-        " serve, export, explain, algorithms, diff, report, show, env, sandbox, audit, critique,"
-        " replay"
+        " serve, export, explain, plan, algorithms, diff, report, show, lab, env, sandbox, audit,"
+        " critique, replay"
     ),
     "--verbose": (
         "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, export, explain,"
-        " algorithms, diff, report, show, env, sandbox, audit, critique, replay"
+        " plan, algorithms, diff, report, show, lab, env, sandbox, audit, critique, replay"
     ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train demo --resume x": (
@@ -264,7 +264,7 @@ def test_help_lists_the_settings_where_there_is_a_recipe(
         main([verb, "--help"])
     text = capsys.readouterr().out
     assert text.startswith(f"usage: sixfold {verb}")
-    takes_recipe = verb in ("train", "sft", "eval", "explain", "audit", "critique")
+    takes_recipe = verb in ("train", "sft", "eval", "explain", "plan", "audit", "critique")
     shown = [
         key for key, knob in knobs().items() if f"--{key} " in text and knob.description in text
     ]

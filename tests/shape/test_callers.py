@@ -16,6 +16,7 @@ from definitions import Package
 from options import Calls, options
 
 from sixfold.cli import VERBS
+from sixfold.labs.catalogue import LABS
 
 BENCHMARKS = "benchmarks/algorithms uses it"
 
@@ -39,6 +40,7 @@ package passes it.
 
 ENTRIES = {
     *((f"cli.{verb}", "run") for verb in VERBS),
+    *((f"labs.{module}", "LABS") for module in set(LABS.values())),
     ("cli", "main"),  # the command `sixfold`
     ("api", "train"),  # `sixfold.train`, imported on first use
     # `processes.child.Child` starts these by name

@@ -42,8 +42,13 @@ class Device:
     total: int
 
 
-def memory_of(plan: Plan) -> MemoryPlan | None:
-    """Memory of the plan. None if the model's sizes are not known."""
+def memory_of(plan: Plan, ranks: int = 0) -> MemoryPlan | None:
+    """Memory of the plan. None if the model's sizes are not known.
+
+    Args:
+        plan: the resolved recipe.
+        ranks: processes that torchrun starts. 0: those of this run.
+    """
     size, teacher, speculation = (
         plan.model.size,
         _teacher(plan.recipe),
@@ -61,7 +66,7 @@ def memory_of(plan: Plan) -> MemoryPlan | None:
         plan.longest_tokens,
         teacher or None,
         draft,
-        ranks_started(),
+        ranks or ranks_started(),
     )
 
 
@@ -188,13 +193,19 @@ def _verdict(memory: MemoryPlan, total: int, free: int) -> str:
     )
 
 
-def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
-    """(setting, saved bytes) pairs, with the largest saving first. Each setting is tried alone."""
-    found = []
+def what_helps(plan: Plan, memory: MemoryPlan, ranks: int = 0) -> list[tuple[str, int]]:
+    """(setting, saved bytes) pairs, with the largest saving first. Each setting is tried alone.
+
+    Args:
+        plan: the resolved recipe.
+        memory: its memory.
+        ranks: processes that torchrun starts. 0: those of this run.
+    """
+    found, started = [], ranks or ranks_started()
     size = plan.model.size
     experts = size.experts.count if size and size.experts else 0
-    for setting, recipe in _changes(plan.recipe, experts):
-        other = memory_of(replace(plan, recipe=recipe))
+    for setting, recipe in _changes(plan.recipe, experts, started):
+        other = memory_of(replace(plan, recipe=recipe), started)
         saved = (
             0
             if other is None
@@ -205,12 +216,13 @@ def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def _changes(recipe: Recipe, experts: int) -> Iterator[tuple[str, Recipe]]:
+def _changes(recipe: Recipe, experts: int, ranks: int) -> Iterator[tuple[str, Recipe]]:
     """Settings that may save memory, each with the changed recipe.
 
     Args:
         recipe: the whole run.
         experts: experts per layer of the policy. 0: there are none.
+        ranks: processes that torchrun starts.
     """
     trainer, running = recipe.trainer, recipe.engine.max_running
     wanted: list[tuple[str, str, object]] = [
@@ -224,12 +236,12 @@ def _changes(recipe: Recipe, experts: int) -> Iterator[tuple[str, Recipe]]:
         ("engine", "max_running", max(1, running // 2)),
         ("critic", "body", "policy"),
     ]
-    alone, full = ranks_started() == 1, not recipe.model.lora.rank
+    alone, full = ranks == 1, not recipe.model.lora.rank
     if alone:  # several share the optimizer's state instead
         wanted += [("trainer", "optimizer", "adamw8bit"), ("trainer", "offload", "optimizer")]
-    if doubled := _doubled_context(recipe.parallel):
+    if doubled := _doubled_context(recipe.parallel, ranks):
         wanted.append(("parallel", "context", doubled))
-    if doubled := _doubled_experts(recipe, experts):
+    if doubled := _doubled_experts(recipe, experts, ranks):
         wanted.append(("parallel", "experts", doubled))
     if recipe.run.precision == "bfloat16" and full:
         wanted.append(("reference", "precision", "bfloat16"))
@@ -269,25 +281,26 @@ def _bases(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
             yield shown, changed
 
 
-def _doubled_context(parallel: ParallelConfig) -> int | None:
+def _doubled_context(parallel: ParallelConfig, ranks: int) -> int | None:
     """Twice the size of a context group. None if the ranks of one copy are no such groups."""
     twice = 2 * parallel.context
-    divides = ranks_started() % (parallel.replicas * parallel.tensor * twice) == 0
+    divides = ranks % (parallel.replicas * parallel.tensor * twice) == 0
     return twice if divides else None
 
 
-def _doubled_experts(recipe: Recipe, experts: int) -> int | None:
+def _doubled_experts(recipe: Recipe, experts: int, ranks: int) -> int | None:
     """Twice the size of an expert group. None if the run cannot have such groups.
 
     Args:
         recipe: the whole run.
         experts: experts per layer of the policy. 0: there are none.
+        ranks: processes that torchrun starts.
     """
     parallel, twice = recipe.parallel, 2 * recipe.parallel.experts
     refused = recipe.model.lora.rank or recipe.trainer.optimizer == "adamw8bit"
     if not experts or refused or parallel.tensor > 1:
         return None
-    divides = experts % twice == 0 and ranks_started() % (parallel.replicas * twice) == 0
+    divides = experts % twice == 0 and ranks % (parallel.replicas * twice) == 0
     return twice if divides else None
 
 

@@ -1,8 +1,9 @@
 """HTML pages from the jinja2 templates in `templates/`.
 
 Every value is escaped, and characters that hide or reorder text are spelled out (`visible`). The
-only exception is `Markup`, which only the drawing code in `svg.py` makes. A template that uses a
-value which the caller did not pass raises an error.
+only exception is `Markup`, which only the drawing code in `svg.py` and the page of a lab
+(`labs/page.py`: its script, and JSON with `<` escaped) make. A template that uses a value which the
+caller did not pass raises an error.
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""`sixfold plan TARGET` and `sixfold plan --points FILE`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ..errors import UserError
+from .parsing import VerbParser, above_zero
+
+TEXT = """\
+Say whether a run fits, how long a step takes, what limits it and what it costs.
+
+    sixfold plan gsm8k --gpus 1xL4
+    sixfold plan 70B --gpus 64xH100 --length 4000 --rollout.max_new_tokens 8192
+    sixfold plan Qwen2.5-7B --hardware server.toml --run.steps 500
+
+TARGET is a recipe, a model folder or its config.json, the name of a public model, or a number of
+parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.md says how far the
+times can be trusted.
+
+With --points FILE: predict published measurements, and print predicted, published and error. FILE
+is a CSV file with the columns of tests/data/published_points.csv. Empty columns are allowed. Rows
+that cannot be predicted are listed with the reason.
+"""
+
+
+def share(text: str) -> float:
+    """Argument type: a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
+    return value
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("plan", TEXT, takes_recipe=True)
+    arguments.add_argument("target", metavar="TARGET", nargs="?", help="recipe or model")
+    devices = arguments.add_mutually_exclusive_group()
+    devices.add_argument("--gpus", metavar="GPUS", help="such as 8xH100 (default 1xH100)")
+    devices.add_argument("--hardware", metavar="FILE", help="TOML file that describes a device")
+    arguments.add_argument(
+        "--length",
+        metavar="TOKENS",
+        type=above_zero,
+        help="mean length of completions (default: half of the bound)",
+    )
+    arguments.add_argument(
+        "--pass-rate",
+        metavar="SHARE",
+        type=share,
+        default=0.5,
+        help="share of correct samples (default 0.5)",
+    )
+    arguments.add_argument(
+        "--variation",
+        metavar="NUMBER",
+        type=above_zero,
+        default=0.8,
+        help="standard deviation of lengths divided by their mean (default 0.8)",
+    )
+    arguments.add_argument("--points", metavar="FILE", help="CSV file of published measurements")
+    arguments.add_argument("--json", action="store_true", help="with --points: print JSON")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print a plan, or compare predictions with published measurements."""
+    given, settings = parser().parse(argv)
+    if (given.points is None) == (given.target is None):
+        raise UserError(
+            "sixfold plan needs either a recipe or model, or --points FILE. See sixfold plan --help"
+        )
+    if given.points is not None:
+        from ..commands.plan_points import plan_points
+
+        return plan_points(given.points, as_json=given.json)
+    from ..commands.plan_report import plan_report
+    from ..planning.hardware import parse_cluster
+    from ..planning.hardware_file import read_hardware
+
+    return plan_report(
+        given.target,
+        settings,
+        read_hardware(given.hardware) if given.hardware else parse_cluster(given.gpus or "H100"),
+        mean_tokens=given.length,
+        pass_rate=given.pass_rate,
+        variation=given.variation,
+    )

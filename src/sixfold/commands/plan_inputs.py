@@ -1,0 +1,214 @@
+"""What `sixfold plan` is asked about: a recipe, or a model with default settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..checkpoint.model_source import with_model_folders
+from ..errors import UserError
+from ..planning.architectures import Architecture, dense_of_size, find
+from ..planning.planner import Workload
+from ..recipe.dump import toml_literal
+from ..recipe.find import shipped_recipes
+from ..recipe.model_size import ExpertSize, LinearModule, ModelSize
+from ..recipe.plan import ModelShape, Plan, make_plan
+from ..recipe.schema import Recipe
+from ..recipe.toml import load_recipe, parse_recipe
+
+PROMPT_TOKENS = 256
+"""Mean length of prompts if the recipe does not bound it. Otherwise half of the bound."""
+
+MODEL_RECIPE = """\
+[run]
+name = "plan"
+device = "cuda"
+precision = "bfloat16"
+[data]
+max_prompt_tokens = 512
+[rollout]
+prompts_per_step = 128
+samples_per_prompt = 8
+max_new_tokens = 2048
+[trainer]
+max_tokens_per_microbatch = 8192
+activation_checkpointing = "full"
+logprob_chunk = 1024
+"""
+"""Settings for a model without a recipe. Flags change them."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A resolved question.
+
+    Attributes:
+        title: what is planned.
+        plan: the resolved recipe, with the model's sizes.
+        arch: sizes of the model for the arithmetic of time.
+        work: work of one step.
+        sizes_from: where the sizes of the model come from.
+        assumed: assumptions that no setting states, one sentence each.
+    """
+
+    title: str
+    plan: Plan
+    arch: Architecture
+    work: Workload
+    sizes_from: str
+    assumed: tuple[str, ...]
+
+
+def read_inputs(target: str, settings: Sequence[str], *, mean_tokens: float | None) -> Inputs:
+    """Resolve a recipe or a model.
+
+    Args:
+        target: recipe (file or shipped name), model folder, its config.json, name of a public
+            model, or a number of parameters such as 70B.
+        settings: flags that change the recipe.
+        mean_tokens: mean length of completions. None: half of the bound.
+
+    Raises:
+        UserError: if nothing of that name exists, or the model's sizes are not known.
+    """
+    recipe, arch = _recipe(target, settings)
+    plan = make_plan(recipe)
+    size, origin = plan.model.size, "its config.json"
+    if not recipe.model.path and arch is None:
+        origin = "the recipe"
+    if size is None or arch is not None:
+        arch = arch or find(recipe.model.path)
+        if arch is None:
+            raise UserError(
+                f"the sizes of {recipe.model.path} are not known. Get its config.json, without the"
+                f" weights: hf download {recipe.model.path} config.json"
+            )
+        size, origin = size_of(arch), "the table of public models"
+        if arch.name.startswith("dense "):
+            origin = "the shape of Llama models"
+        plan = replace(plan, model=_shape(plan.model, arch, size))
+    else:
+        arch = architecture_of(Path(recipe.model.path).name or "model from scratch", size)
+    work, assumed = _workload(plan, mean_tokens)
+    return Inputs(target, plan, arch, work, origin, assumed)
+
+
+def _recipe(target: str, settings: Sequence[str]) -> tuple[Recipe, Architecture | None]:
+    """The recipe, and the architecture if the target is the name or size of a public model."""
+    path = Path(target).expanduser()
+    if path.name == "config.json":
+        path = path.parent
+    if (path / "config.json").is_file():
+        return parse_recipe(_with_model(str(path.resolve())), target, settings), None
+    if target in shipped_recipes() or path.suffix == ".toml" or path.exists():
+        return with_model_folders(load_recipe(target, settings)), None
+    size = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)[bB]", target)
+    if size and float(size[1]) > 0:
+        arch: Architecture | None = dense_of_size(float(size[1]))
+    else:
+        arch = find(target)
+    if arch is None:
+        return load_recipe(target, settings), None  # raises, and lists the recipes
+    return parse_recipe(_with_model(arch.name.replace(" ", "-")), target, settings), arch
+
+
+def _with_model(path: str) -> str:
+    return f"{MODEL_RECIPE}[model]\npath = {toml_literal(path)}\n"
+
+
+def _workload(plan: Plan, mean_tokens: float | None) -> tuple[Workload, tuple[str, ...]]:
+    recipe, assumed = plan.recipe, []
+    longest = float(recipe.episode_tokens)
+    if mean_tokens is None:
+        mean_tokens = longest / 2
+        assumed.append(f"completions have half of their bound of {longest:,.0f} tokens (--length)")
+    prompt = recipe.data.max_prompt_tokens / 2 or float(PROMPT_TOKENS)
+    if not recipe.model.path and plan.model.context:
+        prompt = min(prompt, max(1.0, (plan.model.context - longest) / 2))
+    assumed.append(f"prompts have {prompt:,.0f} tokens")
+    work = Workload(
+        prompts=recipe.rollout.prompts_per_step,
+        samples=recipe.rollout.samples_per_prompt,
+        prompt_tokens=prompt,
+        mean_tokens=mean_tokens,
+        longest_tokens=longest,
+        packed=recipe.trainer.max_tokens_per_microbatch,
+        recompute=recipe.trainer.activation_checkpointing,
+        adapters=bool(recipe.model.lora.rank),
+        shared_prompt=recipe.trainer.share_prefix,
+        reference=plan.keeps_reference,
+        critic=plan.algorithm.needs_critic,
+        shared_weights=recipe.sync.kind == "shared",
+    )
+    return work, tuple(assumed)
+
+
+def architecture_of(name: str, size: ModelSize) -> Architecture:
+    """Sizes for the arithmetic of time, from those of a config.json.
+
+    Args:
+        name: name of the model.
+        size: sizes of the model.
+    """
+    head = size.queries // size.heads
+    experts = size.experts
+    idle = 0.0
+    if experts is not None:
+        idle = experts.parameters * (1 - experts.top_k / experts.count)
+    return Architecture(
+        name=name,
+        params_b=size.parameters / 1e9,
+        active_b=(size.parameters - idle) / 1e9,
+        layers=size.layers,
+        hidden=size.hidden,
+        heads=size.heads,
+        kv_heads=size.keys // head,
+        head_size=head,
+        vocab=size.vocabulary,
+        tied=size.tied,
+        experts=0 if experts is None else experts.count,
+        experts_per_token=0 if experts is None else experts.top_k,
+    )
+
+
+def size_of(arch: Architecture) -> ModelSize:
+    """Sizes for the memory plan, from those of a public model."""
+    queries, keys = arch.heads * arch.head_size, arch.kv_heads * arch.head_size
+    inner, hidden = round(arch.mlp_width), arch.hidden
+    linears = (
+        *(("q_proj", hidden, queries), ("k_proj", hidden, keys), ("v_proj", hidden, keys)),
+        *(("o_proj", queries, hidden), ("gate_proj", hidden, inner), ("up_proj", hidden, inner)),
+        ("down_proj", inner, hidden),
+    )
+    return ModelSize(
+        parameters=round(arch.params_b * 1e9),
+        layers=arch.layers,
+        hidden=hidden,
+        intermediate=inner,
+        heads=arch.heads,
+        queries=queries,
+        keys=keys,
+        vocabulary=arch.vocab,
+        tied=arch.tied,
+        linears=None
+        if arch.experts
+        else tuple(LinearModule(name, i, o, arch.layers) for name, i, o in linears),
+        experts=ExpertSize(
+            arch.layers, arch.experts, arch.experts_per_token, round(arch.expert_params)
+        )
+        if arch.experts
+        else None,
+    )
+
+
+def _shape(shape: ModelShape, arch: Architecture, size: ModelSize) -> ModelShape:
+    return replace(
+        shape,
+        origin=arch.name,
+        parameters=size.parameters,
+        kv_numbers_per_token=2 * size.layers * size.keys,
+        kv_head_dim=arch.head_size,
+        size=size,
+    )

@@ -1,0 +1,155 @@
+"""`sixfold plan TARGET`: one page, from arithmetic alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.commands.plan_inputs import architecture_of, read_inputs, size_of
+from sixfold.recipe.memory_text import memory_of
+from sixfold.recipe.model_size import model_size
+
+QWEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-0.5b"
+SECTIONS = [
+    *("Work of a step", "Memory of each", "Seconds of a step", "What limits it", "Groups"),
+    *("Seconds of a colocated step", "Time and cost"),
+]
+
+
+def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_plan_takes_less_than_a_second_and_no_torch() -> None:
+    """Seconds of the processor: other work on the machine does not count."""
+    code = (
+        "import sys; from sixfold.cli import main\n"
+        "assert main(['plan', 'gsm8k', '--gpus', '1xL4']) == 0\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if seconds[-1] < 1:
+            break
+    assert min(seconds) < 1
+
+
+def test_the_page_of_a_recipe_on_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "gsm8k", "--gpus", "1xL4")
+    assert "16 prompts x 8, prompts of 256 tokens, completions of 256 (at most 512)" in text
+    assert "24.0 GB" in text and re.search(r"verdict +fits", text)
+    assert "Two pools" not in text
+    seconds = float(re.findall(r"^  step +([\d.]+)$", text, re.M)[0])
+    hours = float(re.findall(r"400 steps in ([\d.]+) hours", text)[0])
+    assert hours == pytest.approx(400 * seconds / 3600, abs=0.05)
+    dollars = float(re.findall(r"([\d.]+) US dollars$", text, re.M)[0])
+    assert dollars == pytest.approx(0.44 * 400 * seconds / 3600, abs=0.006)
+
+
+def test_the_memory_is_that_of_explain() -> None:
+    """The table of public models gives the same plan as the config.json of the model."""
+    flags = ["--model.path", str(QWEN)]
+    exact = memory_of(read_inputs("gsm8k", flags, mean_tokens=None).plan)
+    listed = memory_of(read_inputs("gsm8k", [], mean_tokens=None).plan)
+    assert exact is not None and listed is not None
+    assert listed.training == pytest.approx(exact.training, rel=0.002)
+    assert listed.sampling == pytest.approx(exact.sampling, rel=0.002)
+
+
+def test_sizes_survive_the_way_there_and_back() -> None:
+    size = model_size(json.loads((QWEN / "config.json").read_text(encoding="utf-8")))
+    assert size is not None
+    back = size_of(architecture_of("Qwen2.5-0.5B", size))
+    for name in ("parameters", "layers", "hidden", "queries", "keys", "vocabulary", "tied"):
+        assert getattr(back, name) == getattr(size, name)
+    # Biases and norms are spread over the MLP.
+    assert back.intermediate == pytest.approx(size.intermediate, abs=3)
+
+
+def test_the_page_of_70b_on_64_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "70B", "--gpus", "64xH100", "--algorithm.beta", "0.01")
+    found = [title for title in SECTIONS if re.search(f"^{title}", text, re.M)]
+    assert found == SECTIONS
+    assert "weights 35.0 GB" in text and "18 devices hold the training state" in text
+    assert re.search(r"verdict +does not fit: .* too much", text)
+    assert re.search(r"recommended +async", text)
+    for name in ("colocated", "disaggregated", "async"):
+        assert re.search(rf"^  {name} +100 steps in", text, re.M)
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_settings_that_would_help_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "7B", "--gpus", "1xRTX 4090")
+    assert "does not fit" in text
+    assert "trainer.optimizer = 'adamw8bit'" in " ".join(text.split())
+
+
+def test_a_model_folder_and_its_config_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = page(capsys, str(QWEN), "--gpus", "8xA100")
+    config = page(capsys, str(QWEN / "config.json"), "--gpus", "8xA100")
+    assert folder.splitlines()[1:] == config.splitlines()[1:]
+    assert "0.494 billion parameters; sizes from its config.json" in folder
+
+
+def test_the_shipped_small_recipes_have_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model from scratch" in page(capsys, "demo", "--gpus", "L4")
+    assert "not for adapters" in page(capsys, "gsm8k_lora_7b", "--gpus", "4xL4")
+
+
+HARDWARE = """\
+count = 1
+memory_gb = 24
+bandwidth_gb_s = {bandwidth}
+link_gb_s = 32
+network_gb_s = 12.5
+[peak_tflops]
+bf16 = 121
+"""
+
+
+def test_a_hardware_file_replaces_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text(HARDWARE.format(bandwidth=300), encoding="utf-8")
+    mine = page(capsys, "gsm8k", "--hardware", str(path))
+    table = page(capsys, "gsm8k", "--gpus", "L4")
+    step = re.compile(r"^  step .*$", re.M)
+    assert step.findall(mine) == step.findall(table)
+    assert "US dollars" not in mine  # no price is known
+    path.write_text(HARDWARE.format(bandwidth=0), encoding="utf-8")
+    assert "bandwidth_gb_s = 0 must be" in refused(capsys, "gsm8k", "--hardware", str(path))
+
+
+def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "Nearest names: H100" in refused(capsys, "gsm8k", "--gpus", "8xH10O")
+    assert "no recipe named 'gsm9k'. Did you mean 'gsm8k'?" in refused(capsys, "gsm9k")
+    assert "recipe or model, or --points" in refused(capsys)
+    assert "--gpus '0xH100'" in refused(capsys, "gsm8k", "--gpus", "0xH100")
+    assert "'1.5' is not a number from 0 to 1" in refused(capsys, "gsm8k", "--pass-rate", "1.5")
+    assert "is above their bound of 512" in refused(capsys, "gsm8k", "--length", "600")
+    assert "cannot hold the weights" in refused(capsys, "70B", "--gpus", "1xL4")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    assert "sizes" in refused(capsys, str(tmp_path))
+    assert os.listdir(tmp_path) == ["config.json"]
