@@ -81,7 +81,9 @@ def test_a_program_with_the_openai_client_is_trained(tmp_path: Path) -> None:
 
 
 def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path) -> None:
-    """Tokens, log-probs and versions from the real engine are equal bit for bit."""
+    """Tokens and versions from the real engine are equal. Log-probs are equal up to rounding: other
+    sequences run beside them.
+    """
     sizes = {"rollout__max_turns": 3, "rollout__max_episode_tokens": 100}
     sizes |= {"model__scratch__context": 160, "sft__steps": 0}
     flags = recipe(tmp_path, "tests.agents.playing:talk", **sizes)
@@ -98,9 +100,12 @@ def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path)
     finally:
         world.loop.run(agent.close())
         world.close()
-    assert [[content(t) for t in group.trajectories] for group in found] == [
-        [content(t) for t in group.trajectories] for group in expected
-    ]
+    ours, theirs = (
+        [content(t) for group in groups for t in group.trajectories] for groups in (found, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.pop("logp") == pytest.approx(other.pop("logp"), abs=1e-4)
+        assert one == other
     assert all(len(t.turns) == 3 for group in found for t in group.trajectories)
 
 
