@@ -149,13 +149,13 @@ def _buy(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
 def _chosen(rng: random.Random, products: tuple[Product, ...]) -> tuple[Line, str, list[Call]]:
     """Draw a product to put into the cart. Returns its line, its description and the actions."""
     product, count, cheapest = rng.choice(products), rng.choice(COUNTS), rng.random() < 0.5
-    same = by_price(other for other in products if other.kind == product.kind)
     if cheapest:
-        product = same[0]
+        product = by_price(other for other in products if other.kind == product.kind)[0]
     colour = rng.choice(product.colours)
+    searched = product.kind if cheapest else product.name  # the product is the first result
     calls: list[Call] = [
-        ("type", {"element": 2, "text": product.kind, "submit": True}),
-        ("click", {"element": 2 + same.index(product)}),
+        ("type", {"element": 2, "text": searched, "submit": True}),
+        ("click", {"element": 2}),
     ]
     if colour != product.colours[0]:
         calls.append(("select", {"element": 2, "option": colour}))
