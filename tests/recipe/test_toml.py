@@ -490,11 +490,23 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
     by_kind: dict[str, st.SearchStrategy[Any]] = {
         "boolean": st.booleans(),
         "integer": st.integers(int(low[1]) if low else 0, int(high[1]) if high else 2**70),
-        "number": st.floats(1e-9, 1, exclude_max=True),
+        "number": _numbers(knob.accepts),
         "string": st.text(st.characters(exclude_categories=["Cs"])),
         "array": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)),
     }
     return by_kind[knob.kind]
+
+
+def _numbers(accepts: str) -> st.SearchStrategy[float]:
+    """Numbers within the bounds that a knob states: the first bounded range if it accepts several
+    things. Unstated bounds are 0 and 1, or twice the lower bound.
+    """
+    low, high = (re.search(rf"{sign}(=?) ([-\d.e+]+)", accepts) for sign in (">", "<"))
+    least = float(low[2]) if low else 0.0
+    most = float(high[2]) if high else max(1.0, 2 * least)
+    return st.floats(
+        least, most, exclude_min=not (low and low[1]), exclude_max=not (high and high[1])
+    )
 
 
 # tied to each other by the schema: drawn alone they contradict

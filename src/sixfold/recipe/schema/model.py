@@ -41,7 +41,7 @@ class ScratchConfig(Section):
     rope_theta: Real = knob(
         10_000.0,
         "base of the rotary position embedding; a small one fits a short context",
-        gt=0,
+        gt=1,
         le=1e9,
     )
 
