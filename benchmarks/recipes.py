@@ -29,7 +29,15 @@ from sixfold.report.numbers import percent
 from sixfold.report.page import render_page
 from sixfold.report.svg import Line, line_chart
 
-RECIPES = ("demo", "reasoning_gym", "code_functions", "sql_agent", "search_agent", "gsm8k")
+RECIPES = (
+    "demo",
+    "reasoning_gym",
+    "code_functions",
+    "sql_agent",
+    "search_agent",
+    "web_shop",
+    "gsm8k",
+)
 CURVES = Path(__file__).parents[1] / "docs" / "curves"
 POINTS = 0.20
 SECONDS = 600.0

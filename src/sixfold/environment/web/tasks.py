@@ -156,9 +156,8 @@ def _chosen(rng: random.Random, products: tuple[Product, ...]) -> tuple[Line, st
     calls: list[Call] = [
         ("type", {"element": 2, "text": searched, "submit": True}),
         ("click", {"element": 2}),
+        ("select", {"element": 2, "option": colour}),
     ]
-    if colour != product.colours[0]:
-        calls.append(("select", {"element": 2, "option": colour}))
     if count > 1:
         calls.append(("type", {"element": 3, "text": str(count)}))
     calls.append(("click", {"element": 4}))
