@@ -128,7 +128,7 @@ class JsonServer:
                 raise EngineLost(
                     f"no {self._name} server at {self._url} ({error}). Start one with {self._start}"
                 ) from error
-            except (ValueError, IndexError) as error:
+            except ValueError as error:
                 raise EngineLost(
                     f"the server at {self._url} did not answer {what} with JSON, so it is not"
                     f" {self._name}: {error}"
