@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from serving import Running
 
 from sixfold.server.app import make_app
 from sixfold.server.record import read_trajectories
+from sixfold.server.requests import TextAsk, parse_ask
 from sixfold.types import Trajectory
 
 Messages = list[dict[str, Any]]
@@ -141,6 +143,38 @@ def test_a_client_that_leaves_keeps_what_was_sampled(server: Running) -> None:
     found = [t for t in recorded(server, made["id"]) if t.sampled_length <= 6]
     assert [len(t.turns) for t in found] == [2]
     assert [t.total_reward for t in found] == [1.0]
+
+
+def test_an_unanswered_request_is_removed_after_the_request_in_progress(server: Running) -> None:
+    """A request reads the conversations of its session in another thread.
+
+    Removing one of them at the same time would hide another from the loop of that thread.
+    """
+    sessions = server.served.sessions
+    assert sessions is not None
+    ask = parse_ask(TextAsk, {"model": "tiny", "prompt": "ab"})
+    name = sessions.create()
+
+    async def run() -> None:
+        turn = await sessions.plain(name, ask, "ab")
+        conversations = sessions._open[name]
+        reading, read = threading.Event(), threading.Event()
+
+        def read_conversations() -> int:
+            reading.set()
+            assert read.wait(30)
+            return len(conversations.all)
+
+        other = asyncio.ensure_future(sessions.run(read_conversations))
+        await asyncio.to_thread(reading.wait, 30)
+        leaving = asyncio.ensure_future(turn.give_up())
+        await asyncio.sleep(0.05)
+        read.set()
+        assert await other == 1
+        await leaving
+        assert conversations.all == []
+
+    asyncio.run(run())
 
 
 def test_only_a_server_that_records_has_sessions(server: Running) -> None:

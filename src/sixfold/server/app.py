@@ -341,7 +341,7 @@ class Endpoints:
         try:
             exchange = await self._exchange(kind, ask, [turn.prompt.tokens], asked | turn.recorded)
         except BaseException:
-            turn.give_up()
+            await turn.give_up()
             raise
         exchange.turn = turn
         return exchange
@@ -393,7 +393,7 @@ class Endpoints:
         try:
             exchange.submit(self.served.engine)
         except ApiError:
-            exchange.give_up()
+            await exchange.give_up()
             raise
         if exchange.job.stream:
             return JobStream(self._events(exchange, reply), exchange, self.served.engine)
@@ -401,7 +401,7 @@ class Endpoints:
             answers = await unless_gone(request, exchange.answers())
         finally:
             self.served.engine.abort(exchange.job)
-            exchange.give_up()
+            await exchange.give_up()
         self._answered(exchange)
         return JSONResponse(reply.whole(answers))
 
@@ -450,7 +450,7 @@ class JobStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._engine.abort(self._exchange.job)
-            self._exchange.give_up()
+            await self._exchange.give_up()
 
 
 def _session(request: Request) -> str:

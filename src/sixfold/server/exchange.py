@@ -94,10 +94,10 @@ class Exchange:
                 await self.turn.told(item.sequence, text, self.shown and self.shown(whole))
             yield item
 
-    def give_up(self) -> None:
+    async def give_up(self) -> None:
         """Remove an unanswered request from its session."""
         if self.turn:
-            self.turn.give_up()
+            await self.turn.give_up()
 
     async def answers(self) -> list[Delta]:
         """One complete delta per choice, in order. Only for a job that does not stream."""

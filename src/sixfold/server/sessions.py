@@ -98,11 +98,13 @@ class SessionTurn:
             )
         )
 
-    def give_up(self) -> None:
+    async def give_up(self) -> None:
         """Remove the request from its conversation, unless its reply was written."""
         if not self._done:
             self._done = True
-            self._conversations.drop(self.prompt)
+            # Not on the event loop: another request may be reading the same conversations in the
+            # thread of `run`.
+            await asyncio.shield(self._sessions.run(lambda: self._conversations.drop(self.prompt)))
 
 
 class Sessions:
