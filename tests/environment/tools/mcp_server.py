@@ -5,6 +5,7 @@
 - junk: writes text that is not JSON.
 - ends: exits immediately.
 - http: a working server on the port of the second argument.
+- wrong_type, missing_reference, wrong_pattern: the tool `add` has an invalid schema.
 """
 
 from __future__ import annotations
@@ -61,6 +62,15 @@ def wait() -> str:
     time.sleep(60)
     return ""
 
+
+SCHEMAS = {
+    "wrong_type": {"type": "object", "properties": {"a": {"type": "integr"}}},
+    "missing_reference": {"type": "object", "properties": {"a": {"$ref": "#/$defs/Number"}}},
+    "wrong_pattern": {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}},
+}
+if HOW in SCHEMAS:
+    (changed,) = (one for one in server._tool_manager.list_tools() if one.name == "add")
+    changed.parameters = SCHEMAS[HOW]
 
 if HOW == "http":
     server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))

@@ -129,6 +129,23 @@ def test_a_server_that_does_not_start_is_refused_and_named(
     assert set(children()) <= {"good"}, "only the server of the other tests is left"
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("wrong_type", "integr"),
+        ("missing_reference", "'#/$defs/Number' does not exist"),
+        ("wrong_pattern", "pattern"),
+    ],
+)
+def test_an_invalid_schema_is_refused_with_the_server_and_the_tool(how: str, words: str) -> None:
+    with pytest.raises(UserError, match=r"environment\.tools\.mcp") as refused:
+        McpServer(command(how))
+    told = str(refused.value)
+    assert command(how) in told and "'add'" in told and words in told
+    assert "\n" not in told
+    assert set(children()) <= {"good"}, "the refused server has ended"
+
+
 @pytest.mark.slow
 def test_a_server_at_a_url_is_called() -> None:
     with socket.socket() as free:

@@ -14,7 +14,7 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -52,6 +52,30 @@ class Listed:
     read_only: bool
     version: str
 
+    def check_schema(self, server: str) -> None:
+        """Check the schema, so that no call fails because of it.
+
+        Args:
+            server: command or URL of the server, for the message.
+
+        Raises:
+            UserError: the schema is not a JSON schema, or refers to a definition that it lacks.
+        """
+        from jsonschema import SchemaError
+        from jsonschema.validators import validator_for
+
+        validator = validator_for(self.schema)
+        try:
+            validator.check_schema(self.schema, format_checker=validator.FORMAT_CHECKER)
+            problem = _missing_reference(self.schema)
+        except SchemaError as error:
+            problem = f"{error.json_path}: {one_line(error.message)[:200]}"
+        if problem:
+            raise UserError(
+                f"environment.tools.mcp: the tool {self.name!r} of the server {server!r} has an"
+                f" invalid schema of its arguments ({problem}). Correct it in the server"
+            )
+
     def values(self, arguments: str) -> dict[str, Any]:
         """Arguments of a call.
 
@@ -88,7 +112,8 @@ class McpServer:
         spec: a command line, or a URL that begins with http:// or https://.
 
     Raises:
-        UserError: the SDK is not installed, or the server does not start and list its tools.
+        UserError: the SDK is not installed, the server does not start and list its tools, or a tool
+            has an invalid schema.
     """
 
     def __init__(self, spec: str) -> None:
@@ -105,9 +130,11 @@ class McpServer:
         self._restarting: asyncio.Lock | None = None
         try:
             self.listed = self._soon(self._connect()).result(START_S + END_S)
+            for one in self.listed:
+                one.check_schema(spec)
         except (Exception, KeyboardInterrupt) as error:
             self.close()
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | UserError):
                 raise
             raise UserError(
                 f"environment.tools.mcp: {spec!r} does not answer as an MCP server:"
@@ -324,6 +351,36 @@ def mcp_tool(listed: Listed, function: Any) -> Tool:
         stateful=not listed.read_only,
         signature=listed,
     )
+
+
+def _missing_reference(schema: Mapping[str, Any]) -> str:
+    """Problem of the first local `$ref` whose target does not exist. "" if all exist."""
+    from referencing import Registry, Resource
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    resolver = Registry().with_resource("", resource).resolver()
+    for target in _references(schema):
+        try:
+            resolver.lookup(target)
+        except Unresolvable:
+            return f"its $ref {target!r} does not exist"
+    return ""
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Targets of all `$ref` within the schema itself."""
+    if isinstance(schema, Mapping):
+        target = schema.get("$ref")
+        if isinstance(target, str) and target.startswith("#"):
+            yield target
+        for key, value in schema.items():
+            if key not in ("const", "default", "enum", "examples"):  # data, not schemas
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)
 
 
 def _text(answer: Any) -> str:
