@@ -530,6 +530,13 @@ def test_branches_of_another_librarys_environment_are_refused(library: str) -> N
     make_plan(recipe(episode, "--rollout.branches=1"))
 
 
+@pytest.mark.parametrize("name", ["web", "web_shop"])
+def test_branches_in_a_browser_are_refused(name: str) -> None:
+    told = refusal(f"--environment.episode={name}", "--rollout.branches=2")
+    assert f"environment.episode = '{name}'" in told and "rollout.branches = 1" in told
+    assert "\n" not in told
+
+
 def test_requested_and_resolved_values_are_separate() -> None:
     plan = make_plan(recipe("--algorithm.clip_high=0.2"))
     assert plan.recipe.algorithm.clip_low is None and plan.algorithm.clip_low == 0.2

@@ -36,6 +36,9 @@ ADAPTERS = Named(
 )
 """Kind of another library's environment -> function that makes its episodes from `KIND:NAME`."""
 
+NOT_COPIED = ("web", "web_shop")
+"""Built-in environments whose episodes cannot be copied: both copies would act on the same site."""
+
 _FORM = "a class with `__init__(self, task)`, `async start(self)` and `async step(self, action)`"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithm.method import Method
-from ..environment.episodes import library_of
+from ..environment.episodes import NOT_COPIED, library_of
 from ..errors import UserError
 from .adapter_folder import loaded_from
 from .algorithm_plan import check_algorithm, resolve_algorithm
@@ -196,11 +196,11 @@ def _check_branches(recipe: Recipe) -> None:
             f"rollout.branches = {rollout.branches} shares the first turns of an episode, but"
             " environment.episode is not set. Set it, or use rollout.branches = 1"
         )
-    if library := library_of(recipe.environment.episode):
+    episode = recipe.environment.episode
+    if episode in NOT_COPIED or library_of(episode):
         raise UserError(
-            f"rollout.branches = {rollout.branches} copies episodes, but those of {library} cannot"
-            f" be copied (environment.episode = {recipe.environment.episode!r}). Use"
-            " rollout.branches = 1"
+            f"rollout.branches = {rollout.branches} copies episodes, but those of"
+            f" environment.episode = {episode!r} cannot be copied. Use rollout.branches = 1"
         )
     if rollout.branch_turn >= rollout.max_turns:
         raise UserError(
