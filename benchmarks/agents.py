@@ -91,46 +91,33 @@ class Meter:
         engine.step = measured  # type: ignore[method-assign]
 
 
-class DrawnLengths:
+class DrawnLengths(EngineGenerator):
     """Generator with random reply lengths (exponential distribution) that are equal in every run.
 
     Args:
-        inner: samples the replies.
+        engine: samples the replies.
+        renderer: decodes them.
         meter: measures the calls.
         mean: mean length of a reply in tokens.
     """
 
-    def __init__(self, inner: EngineGenerator, meter: Meter, mean: int) -> None:
-        self._inner = inner
+    def __init__(self, engine: Engine, renderer: Renderer, meter: Meter, mean: int) -> None:
+        super().__init__(engine, renderer)
         self._meter = meter
         self._mean = mean
 
-    @property
-    def version(self) -> int:
-        return self._inner.version
-
     async def generate(
-        self,
-        tokens: Sequence[int],
-        params: SamplingParams,
-        key: SampleKey,
-        *,
-        stops: Sequence[str] = (),
-        priority: int = 0,
+        self, tokens: Sequence[int], params: SamplingParams, key: SampleKey, **more: Any
     ) -> Sampled:
+        """Sample a reply of a random length."""
         rng = random.Random(f"{key.name}/{key.sample}/{len(tokens)}")
         length = min(params.max_tokens, 1 + int(rng.expovariate(1 / self._mean)))
         with self._meter.call():
-            reply = await self._inner.generate(
-                tokens, replace(params, max_tokens=length), key, stops=stops, priority=priority
-            )
+            reply = await super().generate(tokens, replace(params, max_tokens=length), key, **more)
         if key.origin != len(tokens):
             self._meter.reused += reply.reused
             self._meter.later += len(tokens)
         return reply
-
-    async def rest(self) -> None:
-        await self._inner.rest()
 
 
 class Tools:
@@ -197,13 +184,13 @@ def measured(policy: Policy, given: argparse.Namespace, slots: int, seconds: flo
     )
     renderer, meter = Renderer(policy.tokenizer, ()), Meter()
     meter.watch(engine)
-    inner = EngineGenerator(engine, renderer)
+    generator = DrawnLengths(engine, renderer, meter, given.mean)
     tasks = [
         Task(f"t{i}", "".join(f"{j}+" for j in range(i, i + 16))) for i in range(given.episodes)
     ]
     make: Callable[[Task], Tools] = lambda task: Tools(task, given.turns, seconds)  # noqa: E731
     player = Player(
-        DrawnLengths(inner, meter, given.mean),  # type: ignore[arg-type]
+        generator,
         renderer,
         Limits(4096, given.turns, None),
         make,
@@ -215,7 +202,7 @@ def measured(policy: Policy, given: argparse.Namespace, slots: int, seconds: flo
     try:
         groups = asyncio.run(groups_in_order(driver.play(tasks, 0), tasks))
     finally:
-        inner.close()
+        generator.close()
     return _figures(groups, meter, slots, time.perf_counter() - began)
 
 

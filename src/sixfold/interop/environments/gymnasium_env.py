@@ -15,9 +15,9 @@ from typing import Any
 from ...environment.episode import Action, End, MakeEpisode, Observation
 from ...environment.rewards import checked_value
 from ...errors import UserError, nearest, one_line
-from ...types import Message, Outcome, Task
+from ...types import Outcome, Task
 from .actions import Actions, MalformedAction, actions_of, malformed_answer
-from .observations import observation_text
+from .observations import observation_text, step_answer
 from .own_thread import OwnThread
 from .seeds import SEEDS_PER_RUN, first_observation, seed_task, task_seed
 from .spec import Spec, import_module, parsed
@@ -147,16 +147,8 @@ class GymnasiumEpisode:
         except MalformedAction as error:
             return malformed_answer(error, self._actions.expected)
         seen, reward, terminated, truncated = await self._thread.call(self._act, chosen)
-        event: dict[str, Any] = {
-            "kind": "environment_step",
-            "action": _shown(chosen),
-            "reward": reward,
-        }
-        if terminated or truncated:
-            outcome: Outcome = "ended" if terminated else "turns"
-            return End(reward, outcome, events=({**event, "observation": seen},))
-        said = Message(role="user", content=seen)
-        return Observation((said,), reward=reward, events=(event,))
+        outcome: Outcome | None = "ended" if terminated else "turns" if truncated else None
+        return step_answer(_shown(chosen), seen, reward, outcome)
 
     async def close(self) -> None:
         """Close the environment, after a call that still runs."""

@@ -1,4 +1,4 @@
-"""Observations of other libraries' environments as text."""
+"""Observations of other libraries' environments, as text and as answers of an episode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...environment.episode import End, Observation
 from ...environment.values import Array
+from ...types import Message, Outcome
 
 TEXT_KEYS = ("text", "observation", "obs", "message", "prompt")
 """Keys of a dictionary whose value may be its text, in the order in which they are tried."""
@@ -38,6 +40,23 @@ def observation_text(given: Any) -> str:
             f"an observation of type {type(given).__name__} cannot be converted to text. Wrap the"
             " environment so that its observations are text"
         ) from error
+
+
+def step_answer(
+    action: Any, seen: str, reward: float, outcome: Outcome | None = None
+) -> Observation | End:
+    """Answer of an episode to a reply that the environment has acted on, with an event about it.
+
+    Args:
+        action: the action, in a JSON form.
+        seen: the observation after it.
+        reward: the reward of the step. It becomes the reward of the turn.
+        outcome: how the episode ended. None: it goes on.
+    """
+    event = {"kind": "environment_step", "action": action, "reward": reward}
+    if outcome is not None:
+        return End(reward, outcome, events=({**event, "observation": seen},))
+    return Observation((Message(role="user", content=seen),), reward=reward, events=(event,))
 
 
 def _plain(given: Any) -> Any:

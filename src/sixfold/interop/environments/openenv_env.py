@@ -21,9 +21,9 @@ from ...environment.blocking import run_blocking
 from ...environment.episode import Action, End, MakeEpisode, Observation
 from ...environment.rewards import checked_value
 from ...errors import UserError, nearest, one_line
-from ...types import Message, Task
+from ...types import Task
 from .actions import MalformedAction, malformed_answer
-from .observations import observation_text
+from .observations import observation_text, step_answer
 from .own_thread import OwnThread
 from .seeds import SEEDS_PER_RUN, first_observation, seed_task, task_seed
 from .spec import import_module, parsed
@@ -242,11 +242,7 @@ class OpenEnvEpisode:
             seen = await self._session.step(payload)
         except MalformedAction as error:
             return malformed_answer(error, self._world.expected)
-        event = {"kind": "environment_step", "action": payload, "reward": seen.reward}
-        if seen.done:
-            return End(seen.reward, events=({**event, "observation": seen.text},))
-        said = Message(role="user", content=seen.text)
-        return Observation((said,), reward=seen.reward, events=(event,))
+        return step_answer(payload, seen.text, seen.reward, "ended" if seen.done else None)
 
     async def close(self) -> None:
         """Close the session."""
