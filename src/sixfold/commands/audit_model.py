@@ -16,7 +16,7 @@ ROLLOUTS = 50
 
 
 def check_pass_rates(recipe: Recipe, model: str) -> Finding:
-    """Share of the sampled completions that solve their task, and how it varies (R-084).
+    """Share of the sampled completions that solve their task, and how it varies.
 
     Args:
         recipe: sets tasks, sampling and rewards.
