@@ -334,7 +334,7 @@ class _Handlers:
         return session
 
     def _chat_turn(self, session: Session, asked: ChatAsk) -> tuple[_Turn, ChatAsk]:
-        """Begin a turn of a chat. Returns it with the request that does not force tools."""
+        """Begin a turn of a chat. Returns the turn, and the request without forced tools."""
         self._endpoint.settings.check(asked, session.params)
         ask = unforced(asked)
         messages, tools = ask.shown_messages(), ask.shown_tools()
@@ -383,7 +383,7 @@ async def _answer(request: Request, turn: _Turn, reply: Reply) -> Response:
         delta = await unless_gone(request, turn.sample())
     finally:
         # If the client disconnects at once, `sample` never starts and cannot give up the request.
-        # Later, so that a `sample` that has started handles its own cancellation first.
+        # Not at once: a `sample` that has started must handle its own cancellation first.
         asyncio.get_running_loop().call_soon(turn.give_up)
     return JSONResponse(reply.whole([delta]))
 

@@ -87,7 +87,7 @@ class AgentPlayer:
 
     @property
     def limits(self) -> Limits:
-        """Limits of an episode that the agent does not end."""
+        """Limits that end an episode before the agent does."""
         return self._player.limits
 
     async def play(

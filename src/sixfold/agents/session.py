@@ -37,7 +37,7 @@ class Session:
         id: random id of the session, part of its base URL.
         conversations: the conversations of the session.
         reward: the posted reward, or None.
-        limit: the limit because of which the last request was refused, or None.
+        limit: the limit that the last request exceeded, so that it was refused, or None.
         left: True if the client of the last request disconnected before its reply.
         ended: True once the agent has ended.
         running: calls of the generator that are in progress.

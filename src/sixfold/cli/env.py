@@ -15,7 +15,7 @@ Create or list environments of several turns.
 init NAME creates the folder NAME in the current folder, with an environment, its tasks, a recipe, a
 README and a test. It is ready to use: `pytest NAME`, `sixfold train NAME/recipe.toml`.
 
-list prints the built-in environments and the supported libraries with environments.
+list prints the built-in environments, and the libraries whose environments can be used.
 """
 
 

@@ -1,4 +1,4 @@
-"""`sixfold audit`: look for faults of an environment before anybody trains on it."""
+"""`sixfold audit`: look for faults of an environment before training on it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def audit_command(recipe: Recipe, options: AuditOptions) -> int:
     """Audit the environment of a recipe, and print the findings.
 
     Returns:
-        The exit code: 1 if nobody should train on it, else 0.
+        The exit code: 1 if a check failed, else 0.
     """
     console = Console(soft_wrap=True)
     findings = []
@@ -69,7 +69,7 @@ def audit_command(recipe: Recipe, options: AuditOptions) -> int:
             console.print(_shown(finding))
     level = worst(findings)
     verdict = {
-        "failure": "Do not train on this environment before its failures are mended.",
+        "failure": "Do not train on this environment before its failures are fixed.",
         "warning": "You can train on this environment. Look at the warnings first.",
     }.get(level, "No fault was found.")
     print(f"\n{verdict}", file=sys.stderr if options.as_json else sys.stdout)
@@ -144,7 +144,7 @@ def _findings_of_texts(
 
 
 def _without_comparisons(recipe: Recipe) -> Recipe:
-    """The recipe without rewards that compare completions: its texts come from no policy."""
+    """The recipe without rewards that compare completions: the audit scores each text alone."""
     config = recipe.environment
     kept = [i for i, name in enumerate(config.rewards) if name != PAIRWISE]
     if len(kept) == len(config.rewards):

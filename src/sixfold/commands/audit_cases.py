@@ -28,14 +28,14 @@ from ..report.page import environment as pages
 from .audit_setup import host_setup
 
 TIME_LIMIT_S = 1.8
-"""Seconds for a check of text. A verdict must be there within 2 s."""
+"""Time limit of a check of a text, in seconds: a verdict must be given within 2 s."""
 
 Case = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """What the library says about a case.
+    """Verdict of the library on a case.
 
     Attributes:
         verdict: in the same terms as the expected one: a reward, "reward 0", or another sentence.
@@ -128,7 +128,7 @@ class CaseRunner:
         """Verdict on one case.
 
         Raises:
-            UserError: if no verifier of the library is for such a case.
+            UserError: if no verifier handles such a case.
         """
         if is_code_case(case):
             return self._code(case)
@@ -138,7 +138,7 @@ class CaseRunner:
         if kind == "log":
             return _logged(str(case["code"]))
         if (text := text_case(case)) is None:
-            raise UserError(f"case {_name(case)!r}: no verifier is for this kind of case")
+            raise UserError(f"case {_name(case)!r}: no verifier handles this kind of case")
         return self._text(case, text)
 
     def _code(self, case: Case) -> CaseVerdict:
@@ -209,7 +209,7 @@ class _Nodes(HTMLParser):
 
 
 def _rendered(text: str) -> CaseVerdict:
-    """Render a text as the report does: it must stay text."""
+    """Render a text as the report does. HTML in it must be shown as text."""
     start = time.monotonic()
     page = _Nodes()
     page.feed(pages().from_string("{{ text }}").render(text=text))
@@ -220,7 +220,7 @@ def _rendered(text: str) -> CaseVerdict:
 
 
 def _logged(text: str) -> CaseVerdict:
-    """Write a text as the record of a completion: it must stay one record."""
+    """Write a text as the record of a completion. Reading must give this one record back."""
     start = time.monotonic()
     lines = json.dumps({"text": text}).splitlines()
     verdict = "one record" if len(lines) == 1 else f"{len(lines)} records"

@@ -29,11 +29,11 @@ from .plan_inputs import Inputs
 from .plan_memory import Rows
 
 TRIALS = 200
-"""Random groups that check the expected length of the longest sample."""
+"""Number of random groups from which the expected longest length is estimated."""
 
 
 def limit_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan) -> Rows:
-    """What the roofline says of each role, and how near to it the prediction is."""
+    """What limits each role by the roofline, and the predicted share of that limit."""
     arch, device, work = inputs.arch, cluster.device, inputs.work
     peak, bandwidth = device.peak("bf16"), device.bandwidth_gb_s * 1e9
     limits = [
@@ -66,7 +66,7 @@ def limit_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan) -> Rows:
             "sampling",
             f"{sampled:,.0f} tokens/s; the roofline allows"
             f" {ideal.tokens_per_second * sampler.replicas:,.0f} with all sequences running"
-            f" ({ideal.seconds * 1e3:.1f} ms a token)",
+            f" ({ideal.seconds * 1e3:.1f} ms per token)",
         ),
         (
             "training",
@@ -92,8 +92,8 @@ def group_rows(inputs: Inputs, pass_rate: float, variation: float) -> Rows:
     return [
         (
             "equal rewards",
-            f"{wasted:.1%} of groups at a pass rate of {pass_rate:g}: they teach nothing, and"
-            f" dynamic sampling costs {refill}",
+            f"{wasted:.1%} of groups at a pass rate of {pass_rate:g} have no gradient;"
+            f" replacing them (dynamic sampling) costs {refill}",
         ),
         (
             "shared prompt",

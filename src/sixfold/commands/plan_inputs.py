@@ -42,15 +42,15 @@ logprob_chunk = 1024
 
 @dataclass(frozen=True)
 class Inputs:
-    """A resolved question.
+    """What `sixfold plan` computes with.
 
     Attributes:
-        title: what is planned.
+        title: name of the recipe or model, for the heading.
         plan: the resolved recipe, with the model's sizes.
         arch: sizes of the model for the arithmetic of time.
         work: work of one step.
         sizes_from: where the sizes of the model come from.
-        assumed: assumptions that no setting states, one sentence each.
+        assumed: assumptions that follow from no setting, one sentence each.
     """
 
     title: str

@@ -36,7 +36,9 @@ def shared_rows(inputs: Inputs, cluster: Cluster) -> tuple[Rows, bool | None]:
     total = round(cluster.device.memory_gb * 1e9)
     fits = memory.cache_that_fits(total)
     least = memory.needed(memory.cache_least)
-    rows.append(("needed at least", f"{gigabytes(least)} of {gigabytes(total)}, a tenth is kept"))
+    rows.append(
+        ("needed at least", f"{gigabytes(least)} of {gigabytes(total)}, a tenth is kept free")
+    )
     if fits is None:
         rows.append(("verdict", f"does not fit: {gigabytes(least - round(0.9 * total))} too much"))
         helps = [
@@ -66,7 +68,7 @@ def pool_rows(inputs: Inputs, cluster: Cluster, topology: TopologyPlan) -> tuple
     trainer += [("logits", fit.logits), ("reference", memory.reference)]
     stage = "no ZeRO stage is enough" if fit.zero_stage is None else f"ZeRO {fit.zero_stage} is"
     if fit.zero_stage is not None:
-        stage += " enough" if fit.zero_stage == 3 else " enough; 3 is counted here"
+        stage += " enough" if fit.zero_stage == 3 else " enough; this estimate uses ZeRO 3"
     rows = [
         (
             f"trainer, {topology.training_devices}",
@@ -79,7 +81,7 @@ def pool_rows(inputs: Inputs, cluster: Cluster, topology: TopologyPlan) -> tuple
             f" {fit.cache_room:,} of {fit.cached:,} tokens;"
             f" {'fits' if fit.sampler_fits else 'does not fit'}",
         ),
-        ("least", f"{fit.least_devices} devices hold the training state"),
+        ("at least", f"{fit.least_devices} devices hold the training state"),
     ]
     if not fit.trainer_fits:
         rows.append(("would help", _pool_help(inputs, fit)))

@@ -72,7 +72,7 @@ def plan_report(
             ],
         )
     _section(
-        "Seconds of a colocated step if one assumption is a third worse",
+        "Seconds of a colocated step if one assumption is worse by a third",
         sensitivity_rows(inputs, cluster, constants),
     )
     _section("Time and cost", _cost_rows(inputs, cluster, found, _fitting(found, fits, apart_fits)))
@@ -192,7 +192,7 @@ def _cost_rows(
 def _cost(steps: int, cluster: Cluster, plan: TopologyPlan) -> str:
     hours = run_hours(steps=steps, seconds_per_step=plan.step.seconds)
     days = f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
-    text = f"{steps:,} steps in {days}; {24 * plan.step.steps_per_hour:,.0f} steps a day"
+    text = f"{steps:,} steps in {days}; {24 * plan.step.steps_per_hour:,.0f} steps per day"
     if cluster.device.price_per_hour is not None:
         price = run_price(
             hours=hours,

@@ -136,7 +136,7 @@ def _turns(old: Trajectory, new: Trajectory) -> tuple[Turn, ...]:
 
 
 def _first_difference(again: Trajectory, recorded: Trajectory) -> str:
-    """Text that says at which token two episodes with the same replies begin to differ."""
+    """The first token at which two episodes with the same replies differ, as text."""
     pairs = list(zip(again.tokens, recorded.tokens, strict=False))
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     if at < recorded.prompt_length:

@@ -63,9 +63,9 @@ class Outcome(NamedTuple):
         return self.cause in ("raised", "died") or any(map(_failed, self.values))
 
     def completed_by(self, first: Outcome) -> Outcome:
-        """This outcome of a second run, with the values that the first run had.
+        """This outcome, of a second run, completed with the values of the first run.
 
-        A value of the first run stays. So only completions whose check failed get another value.
+        Values of the first run are kept. So only completions whose check failed get a new value.
         """
         if not first.values:
             return self._replace(seconds=first.seconds + self.seconds)
@@ -107,8 +107,9 @@ async def run_async_check(function: RewardFunction, check: Check, timeout_s: flo
     Args:
         function: the reward.
         check: its arguments.
-        timeout_s: maximum seconds. After them the reward is cancelled. It is not waited for,
-            because it may ignore that. A reward that keeps the limit itself is not cancelled.
+        timeout_s: time limit in seconds. Then the reward is cancelled. Its end is not awaited,
+            because it may ignore the cancellation. A reward that keeps the limit itself is not
+            cancelled.
     """
     longest_s = None if function.times_itself else timeout_s
     start = time.perf_counter()

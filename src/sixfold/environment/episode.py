@@ -33,7 +33,7 @@ class Observation:
             "tool_call".
         tool_errors: number of calls in the reply that failed.
         branch: with `rollout.branches` and `rollout.branch_turn` = 0: the samples that share this
-            episode part here. The first such observation counts.
+            episode diverge here. The first such observation counts.
     """
 
     messages: tuple[Message, ...] = ()
@@ -109,10 +109,10 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Closing(Protocol):
-    """An episode that holds something, such as a process or a connection."""
+    """An episode that holds resources, such as a process or a connection."""
 
     async def close(self) -> None:
-        """Free it. Called once at the end of every episode, however it ended."""
+        """Free the resources. Called once, after the end of the episode for any reason."""
         ...
 
 
@@ -124,7 +124,7 @@ def final_reward(end: End) -> Reward | None:
     """The final reward of an episode. None: reward functions score it.
 
     Raises:
-        TypeError: if it is no number.
+        TypeError: if it is not a number.
         ValueError: if it is not finite or too large.
     """
     given = end.reward

@@ -43,7 +43,7 @@ _FORM = "a class with `__init__(self, task)`, `async start(self)` and `async ste
 
 
 def library_of(spec: str) -> str:
-    """Library of the environment that `spec` names: a key of `ADAPTERS`, or "" for our own form."""
+    """Library of the environment that `spec` names: a key of `ADAPTERS`. "" if it has none."""
     kind, colon, _ = spec.partition(":")
     return kind if colon and kind in ADAPTERS.built_in else ""
 

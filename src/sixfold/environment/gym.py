@@ -22,7 +22,7 @@ MIXTURE = "composite"
 def gym_tasks(
     names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()
 ) -> list[Task]:
-    """`size` tasks of each named dataset, with worked solutions where `gym_traces` has the steps.
+    """Make `size` tasks of each named dataset. Those that `gym_traces` knows have worked solutions.
 
     Args:
         names: datasets of the library, or "all" for every one.
@@ -60,7 +60,7 @@ def gym_tasks(
 
 
 def gym_names(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Names of datasets, with "all" replaced by every dataset that stands alone."""
+    """Names of datasets, with "all" replaced by every dataset that does not mix others."""
     found = [
         each
         for name in names

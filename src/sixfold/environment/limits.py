@@ -1,8 +1,8 @@
-"""Limits on the cost of checking one answer, and who is blamed if a limit is exceeded.
+"""Limits on the cost of checking one answer, and the party at fault if a limit is exceeded.
 
-By default the checker is blamed for a failed check; too many such failures stop a run. A reward
-that has understood its reference answer calls `blame_answer`. After that, a time-out or the death
-of the process means that the answer is wrong.
+By default the checker is at fault, and the check has failed. Too many failed checks stop a run. A
+reward that has parsed its reference answer calls `blame_answer`. After that, the answer is wrong if
+the check times out or its process dies.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def blame_answer() -> None:
 
 
 def on_blame(tell: Callable[[], None]) -> None:
-    """Register `tell`, which `blame_answer` calls. A worker learns of the blame through it."""
+    """Register a function that `blame_answer` calls, so that a worker can report the call."""
     _on_blame[:] = [tell]
 
 

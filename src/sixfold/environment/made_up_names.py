@@ -1,4 +1,4 @@
-"""Names that no model knows, of two syllables. Each syllable can be a token of a small vocabulary.
+"""Made-up names of two syllables. Each syllable can be a token of a small vocabulary.
 
 The two syllables come from different lists, so a model can tell the end of a name from its
 beginning.

@@ -18,12 +18,12 @@ from ..errors import UserError, nearest
 class _SourceLoader(SourceFileLoader):
     """Loader of a user's file that neither reads nor writes bytecode.
 
-    Python takes bytecode for current if its source has the same size and the same second of change.
-    A file that was just edited would then run as it was before.
+    Python considers bytecode up to date if its source has the same size and was changed in the same
+    second. So a file that was just edited could run in its old version.
     """
 
     def path_stats(self, path: str) -> NoReturn:
-        """Refuse to tell when the file changed. Python then uses no bytecode."""
+        """Raise OSError instead of returning the time of the last change, so that bytecode is unused."""
         raise OSError(f"no bytecode for {path}")
 
 
@@ -32,7 +32,7 @@ class Named:
     """A kind of object that recipes name.
 
     Attributes:
-        noun: what it is, for messages.
+        noun: name of the kind, for messages.
         member: what the name after the colon is, for messages.
         built_in: built-in name -> `module:object`.
     """

@@ -112,7 +112,7 @@ class RewardSet:
         """Outcome of one check, which runs once more if it fails.
 
         A check that took too long does not run again: it would probably take too long again. A
-        judge repeats its requests itself. A reward with `cached` is not asked again about the same
+        judge repeats its requests itself. A reward with `cached` is not called again for the same
         completion of the same task.
 
         Args:
@@ -152,7 +152,7 @@ class RewardSet:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, reward_loop()))
 
     def leave(self) -> None:
-        """Leave the event loop. Processes that are still busy are ended."""
+        """End the use of the event loop. Processes that are still busy are ended."""
         if self._pool:
             self._pool.leave()
 

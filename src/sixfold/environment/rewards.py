@@ -73,8 +73,8 @@ They decide `solved` only if no other reward does.
 """
 
 JUDGES = frozenset({"judge_rubric", "judge_reference", "judge_pairwise", "judge_constitution"})
-"""Names of BUILT_IN that a judging model gives. They name a function from a `Judge` to the reward,
-which runs in this process.
+"""Names of BUILT_IN for rewards of a judging model. Each names a function that takes a `Judge` and
+returns the reward. The reward runs in this process.
 """
 
 PROGRAMS = frozenset({"code", "code_fraction"})
@@ -136,7 +136,7 @@ class RewardFunction:
 
     @property
     def asks_judge(self) -> bool:
-        """True for a built-in reward that a judging model gives. It repeats what may fail."""
+        """True for a built-in reward of a judging model. It repeats failed requests itself."""
         return self.name in JUDGES and self.built_in
 
     @property
@@ -152,7 +152,7 @@ class RewardFunction:
     def __call__(self, completion: str, task: Task) -> float | None:
         """The reward of one completion, as a number.
 
-        None if a TRL function says that it does not apply, or if the check failed.
+        None if a TRL function returns None (it does not apply), or if the check failed.
         """
         sampled = Sampled(["stop"], [[]], [], task.prompt_text)
         return plain_value(self.scores([completion], task, sampled)[0])
@@ -290,7 +290,7 @@ def trl_arguments(
     trainer and are not passed.
 
     Args:
-        function: the reward. Only what it takes by name or by `**kwargs` is passed.
+        function: the reward. Only arguments that it takes by name or by `**kwargs` are passed.
         completions: completions of one task.
         task: the task.
         sampled: token ids, finish reasons and the rendered prompt.

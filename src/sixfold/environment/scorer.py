@@ -1,4 +1,4 @@
-"""The environment role: rewards for groups of trajectories, whatever the reward functions do.
+"""The environment role: rewards for groups of trajectories, even if reward functions fail.
 
 `Environment` makes scorers. A scorer (`step_scorer`) turns trajectories into checks, and outcomes
 into `Reward`s. `reward_set` knows where each reward runs: `pool` runs the checks of named rewards
@@ -6,7 +6,7 @@ in killable processes. `rewards` calls the functions.
 
 Invariants: a scored trajectory has a `Reward`, and a trajectory that already had one keeps it. If a
 check raises, hangs, crashes or returns no finite number, the value of its reward is None, never 0,
-and no other trajectory is affected. If too many checks fail, the run stops with the reason.
+and no other trajectory is affected. If too many checks fail, the run stops and names the reason.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Trunk(Generic[T]):
             copy.set_result(course)
 
     def leave(self) -> None:
-        """End of the playing sample. If it had not branched, the next one plays from the start."""
+        """End the playing sample. If it has not branched, the next sample plays from the start."""
         while self._waiting:
             _, copy = self._waiting.popleft()
             if not copy.done():

@@ -22,7 +22,7 @@ from .generator import Peers
 from .player import Played, Player, Plays
 
 Member = asyncio.Task[tuple[Played, asyncio.Task[None]]]
-"""Plays one episode. Its result is the played episode, and the task that scores it."""
+"""Task that plays one episode. Returns the played episode, and the task that scores it."""
 
 
 class Driver:
@@ -32,9 +32,9 @@ class Driver:
         player: plays one episode.
         params: sampling parameters of each reply. The seed is replaced at every call.
         samples: episodes per task (K).
-        whole: groups have all trajectories of an episode (`Played.more`). Otherwise they have the
+        whole: True: groups contain all trajectories of an episode (`Played.more`). False: only the
             first.
-        branching: where samples of a task part, if they share their first turns.
+        branching: where samples of a task diverge, if they share their first turns.
 
     Raises:
         ValueError: if the samples cannot be divided among trunks, or the player plays no
@@ -297,9 +297,9 @@ def _floor(known: Sequence[Peers]) -> int:
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs, and wait until all has ended."""
+    """Cancel the tasks that still run, and wait until all have ended."""
     tasks = list(tasks)
     for task in tasks:
-        if not task.cancelling():  # a second time would interrupt what it frees
+        if not task.cancelling():  # a second time would interrupt its cleanup
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

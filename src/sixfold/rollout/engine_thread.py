@@ -38,7 +38,9 @@ log = logging.getLogger("sixfold.engine")
 T = TypeVar("T")
 
 USAGE_SECONDS = 0.05
-"""Largest age of `EngineThread.usage` in a busy engine. Measuring takes up to 1 % of a step."""
+"""Largest age of `EngineThread.usage` in a busy engine, in seconds. Measuring it takes up to 1 % of
+a step.
+"""
 EXIT_SECONDS = 10.0
 """Longest wait for the last step when the interpreter exits."""
 
@@ -48,7 +50,7 @@ class QueueFull(RuntimeError):
 
 
 class EngineFailed(GeneratorClosed):
-    """A step of the engine failed. Nothing runs any more."""
+    """A step of the engine failed. All requests are refused from then on."""
 
 
 class VersionNotGreater(ValueError):
@@ -57,11 +59,11 @@ class VersionNotGreater(ValueError):
 
 @dataclass(frozen=True)
 class _Command:
-    """Something that the engine's thread does between two steps.
+    """Work for the engine's thread, done between two steps of the engine.
 
     Attributes:
-        run: does it.
-        refuse: is called instead if the thread ends before, with the reason.
+        run: does the work.
+        refuse: called with the reason, instead of `run`, if the thread ends first.
     """
 
     run: Callable[[], None]
@@ -81,7 +83,7 @@ class EngineThread:
         max_queue: most prompts that may wait to start; None for no limit.
 
     Attributes:
-        aborted: number of jobs of which choices were aborted.
+        aborted: number of jobs with an aborted choice.
         rate: sampled tokens per second.
         usage: running sequences and KV cache blocks. Other threads may read it.
         failure: the error that ended the thread, or None.
@@ -261,7 +263,7 @@ class EngineThread:
             raise
 
     def _advance(self) -> None:
-        """Compute one engine step and one piece of scoring, and send what is new."""
+        """Compute one engine step and one piece of scoring, and send the new deltas."""
         if self.engine.busy:
             self._step()
         scored = self._scoring.step()
@@ -327,7 +329,7 @@ class EngineThread:
             return
         try:
             result = function(self.engine)
-        except Exception as error:  # the caller must hear of it
+        except Exception as error:  # the caller must get the error
             done.set_exception(error)
             if self.engine.weights.torn:
                 raise
@@ -411,7 +413,7 @@ class EngineThread:
             if i // width < len(job.requests)
         }
         opened = {key: self._choices[key] for key in started if key in self._choices}
-        # Counted first: who sees that the choices have gone, in another thread, sees the count.
+        # Count first: another thread that sees no open choices must also see the new count.
         self.aborted += bool(opened)
         for key in opened:
             del self._choices[key]

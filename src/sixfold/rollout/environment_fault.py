@@ -29,7 +29,7 @@ def check_observation(seen: Observation) -> None:
     """Check that the fields of an observation have the documented types.
 
     Raises:
-        EnvironmentFault: one has not.
+        EnvironmentFault: a field has another type.
     """
     if bool(seen.messages) == bool(seen.text):
         raise EnvironmentFault("an Observation needs either messages or text")

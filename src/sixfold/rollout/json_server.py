@@ -1,7 +1,7 @@
 """JSON requests to a server that samples, for many callers in one event loop.
 
-Every request has a connection of its own. Closing the connection tells the server that nobody waits
-for the answer any more.
+Each request has its own connection. Closing the connection tells the server that no caller waits for
+the answer any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONG_S = 1800.0
 """Time limits: SHORT_S for a status request, LONG_S for a completion or a weight sync."""
 
 CONNECTIONS = 128
-"""Most requests at a time. Further requests wait, in the order of their priorities."""
+"""Maximum number of concurrent requests. Others wait, in the order of their priorities."""
 
 _SAID = 500  # characters of the server's answer in an error message
 
@@ -46,7 +46,7 @@ class JsonServer:
     Args:
         name: name of the program, for messages.
         url: address of the server.
-        start: command that starts one, for messages.
+        start: command that starts the server, for messages.
         headers: headers of every request.
     """
 

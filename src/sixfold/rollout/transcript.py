@@ -40,7 +40,7 @@ class Transcript:
         Args:
             tokens: token ids.
             provenance: one letter per token: p, t or o.
-            text: what the tokens say, without the template.
+            text: text of the tokens, without what the template adds.
         """
         self.tokens += tokens
         self.provenance += provenance
@@ -78,7 +78,7 @@ class Transcript:
         self.pieces.append(text)
 
     def credit(self, reward: float, tool_errors: int, events: int) -> None:
-        """Record what the environment says about the last reply.
+        """Record the reward, tool errors and events of the last reply.
 
         Args:
             reward: reward of the reply.
@@ -97,5 +97,5 @@ class Transcript:
 
 
 def observed(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages after a reply as text, without the template."""
+    """Content of the messages after a reply, without what the template adds."""
     return "\n".join(["", *(m["content"] for m in messages), ""])

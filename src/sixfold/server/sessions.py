@@ -127,14 +127,14 @@ class Sessions:
         self._record = record
         self._open: dict[str, Conversations] = {}
         self._ended: dict[str, None] = {}
-        self._lane = anyio.CapacityLimiter(1)  # renderers are not thread-safe
+        self._lane = anyio.CapacityLimiter(1)  # renderers and conversations are not thread-safe
 
     def create(self) -> str:
-        """Make a name for a new session that cannot be guessed."""
+        """Make a random name for a new session, which cannot be guessed."""
         return secrets.token_urlsafe(24)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Run a function that needs the renderer in another thread, one at a time."""
+        """Run a function that uses the renderer or conversations in a thread, one at a time."""
         return await run_sync(work, limiter=self._lane)
 
     async def chat(

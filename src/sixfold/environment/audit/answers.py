@@ -21,7 +21,7 @@ FORMS = (
     "#{answer}",
     "```\n{answer}\n```",
 )
-"""Forms of a final answer. The audit uses the one that earns most.
+"""Forms of a final answer. The audit uses the form with the highest reward.
 
 The last form is for programs and patches. A code block without a tag counts as the task's language.
 """
@@ -61,7 +61,7 @@ def worked(task: Task) -> Answer:
 
 
 def in_form(form: str, answer: str) -> str:
-    """An answer in one of FORMS."""
+    """An answer written in a form, one of FORMS."""
     return form.format(answer=answer)
 
 

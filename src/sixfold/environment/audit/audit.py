@@ -53,7 +53,7 @@ def audit_environment(
         step_s: seconds of a training step, or None if unknown.
         seed: seed of the random texts.
         strict: scores texts with a stricter verifier, or None.
-        attacks: further texts that must earn nothing.
+        attacks: further texts that must earn no reward.
     """
     yield check_duplicates(tasks, key)
     rights = right_answers(trials, drawn)

@@ -23,10 +23,10 @@ from .finding import Finding, Level
 from .trials import Answer, Trials
 
 SHOWN = 5
-"""Most examples in a finding."""
+"""Maximum number of examples in a finding."""
 
 SHOWN_CHARACTERS = 70
-"""Most characters of a text in a finding."""
+"""Maximum number of characters of a text in a finding."""
 
 MOST_WRONG = 0.02
 """Largest share of tasks that may be wrong. A larger share fails; a smaller one gives a warning."""
@@ -53,7 +53,8 @@ class Rights(NamedTuple):
 def right_answers(trials: Trials, tasks: Sequence[Task]) -> Rights:
     """The right answer of each task that has one.
 
-    A worked solution is used unchanged. A reference answer is put into the form that earns most.
+    A worked solution is used unchanged. A reference answer is written in the form with the highest
+    reward.
     """
     answered = [task for task in tasks if answer_of(task)]
     form = FORMS[0]
@@ -74,7 +75,7 @@ def right_answers(trials: Trials, tasks: Sequence[Task]) -> Rights:
 
 
 def check_reference(trials: Trials, rights: Rights, tasks: Sequence[Task]) -> Finding:
-    """The reference answer earns full marks."""
+    """Check that the reference answer earns full marks."""
     if not rights.found:
         return Finding(
             "reference answer",
@@ -102,7 +103,7 @@ def check_reference(trials: Trials, rights: Rights, tasks: Sequence[Task]) -> Fi
 
 
 def check_paraphrases(trials: Trials, rights: Rights) -> Finding:
-    """The same answer with other words around it earns full marks."""
+    """Check that the same answer with other words around it earns full marks."""
     answers = [(right.task, text) for right in rights.found for text in paraphrases(right)]
     return _must_solve(
         trials,
@@ -113,7 +114,7 @@ def check_paraphrases(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_distractors(trials: Trials, rights: Rights) -> Finding:
-    """Wrong answers in the right form earn nothing."""
+    """Check that wrong answers in the right form earn nothing."""
     tasks = [right.task for right in rights.found]
     answers: list[tuple[Task, Answer]] = []
     for i, right in enumerate(rights.found):
@@ -133,7 +134,7 @@ def check_distractors(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_variants(trials: Trials, rights: Rights) -> Finding:
-    """Which forms of a right answer are accepted. A refused form is a warning.
+    """Find the forms of a right answer that are accepted. A refused form is a warning.
 
     Long answers and programs have no such forms.
     """
@@ -155,7 +156,7 @@ def check_variants(trials: Trials, rights: Rights) -> Finding:
 
 
 def check_strict(trials: Trials, strict: Trials, rights: Rights) -> Finding:
-    """The stricter held-out verifier accepts what the training rewards pay.
+    """Check that the stricter held-out verifier accepts the texts that earn training rewards.
 
     Args:
         trials: scores texts with the training rewards.
@@ -171,14 +172,14 @@ def check_strict(trials: Trials, strict: Trials, rights: Rights) -> Finding:
     return Finding(
         "stricter verifier",
         "warning" if gap > MOST_GAP else "ok",
-        f"refuses {gap:.1%} of {len(answers)} texts that the training rewards pay",
+        f"refuses {gap:.1%} of {len(answers)} texts that the training rewards accept",
         tuple(f"{task.id}: {_short(text)}" for task, text in refused[:SHOWN]),
         "look at these texts: one of the verifiers is wrong" if gap > MOST_GAP else "",
     )
 
 
 def exploit_finding(exploits: Sequence[Exploit], tried: int, tasks: Sequence[Task]) -> Finding:
-    """Texts that need no knowledge of the task earn almost nothing.
+    """Check that texts without knowledge of the task earn almost nothing.
 
     Args:
         exploits: texts that earn something, the best first.
@@ -201,7 +202,7 @@ def exploit_finding(exploits: Sequence[Exploit], tried: int, tasks: Sequence[Tas
 
 
 def check_hard_texts(trials: Trials, rights: Rights, timeout_s: float) -> Finding:
-    """Long and deeply nested texts are checked within the time limit, and earn nothing."""
+    """Check that long and deeply nested texts earn nothing, within the time limit."""
     form, task = rights.form, rights.found[0].task
     hard = {
         "100,000 characters": "a" * 100_000,
@@ -235,7 +236,7 @@ def check_hard_texts(trials: Trials, rights: Rights, timeout_s: float) -> Findin
 def check_throughput(
     trials: Trials, rights: Rights, *, workers: int, per_step: int, step_s: float | None
 ) -> Finding:
-    """The checks of a step take no longer than the step.
+    """Check that the rewards of a step are computed in less time than the step takes.
 
     Args:
         trials: scores texts.
@@ -256,7 +257,7 @@ def check_throughput(
     step = per_step / rate
     middle, tail = statistics.median(latency), latency[int(0.99 * (len(latency) - 1))]
     text = (
-        f"{rate:,.0f} checks a second with {workers} workers (median {1e3 * middle:.1f} ms, 99 %"
+        f"{rate:,.0f} checks per second with {workers} workers (median {1e3 * middle:.1f} ms, 99 %"
         f" {1e3 * tail:.0f} ms): {step:.1f} s for the {per_step} completions of a step"
     )
     if step_s is None:
@@ -271,7 +272,7 @@ def check_throughput(
 
 
 def check_duplicates(tasks: Sequence[Task], key: Callable[[Task], object]) -> Finding:
-    """No prompt occurs twice, or with different answers.
+    """Check that no prompt occurs twice, or with different answers.
 
     Args:
         tasks: all tasks.
@@ -297,7 +298,7 @@ def check_duplicates(tasks: Sequence[Task], key: Callable[[Task], object]) -> Fi
 
 
 def check_vacuous(trials: Trials, tasks: Sequence[Task]) -> Finding:
-    """No task is solved by an answer that says nothing."""
+    """Check that no task is solved by an empty answer."""
     empty = ("", "no answer at all", "```python\npass\n```")
     solved = trials.solved([(task, text) for task in tasks for text in empty])
     free = [
@@ -306,13 +307,13 @@ def check_vacuous(trials: Trials, tasks: Sequence[Task]) -> Finding:
         if any(solved[i * len(empty) : (i + 1) * len(empty)])
     ]
     blank = [task.id for task in tasks if not task.prompt_text.strip()]
-    lines = [f"solved by nothing: {name}" for name in free]
+    lines = [f"solved by an empty answer: {name}" for name in free]
     lines += [f"empty prompt: {name}" for name in blank]
     share = len(set(free + blank)) / len(tasks)
     return Finding(
         "vacuous tasks",
         _level(share),
-        f"{len(free)} of {len(tasks)} tasks are solved by an answer that says nothing,"
+        f"{len(free)} of {len(tasks)} tasks are solved by an empty answer,"
         f" {len(blank)} have an empty prompt",
         tuple(lines[:SHOWN]),
         "drop these tasks, or give them tests" if lines else "",
@@ -337,7 +338,7 @@ def _must_solve(
     trials: Trials, name: str, answers: Sequence[tuple[Task, Answer]], remedy: str
 ) -> Finding:
     if not answers:
-        return Finding(name, "skipped", "replies of episodes have no other wording")
+        return Finding(name, "skipped", "replies of an episode cannot be paraphrased")
     rewards = trials.rewards(answers)
     wrong = [
         f"{task.id}: {_said(reward)}; tried {_short(text)}"
@@ -353,20 +354,20 @@ def _must_not_solve(
     trials: Trials, name: str, answers: Sequence[tuple[Task, Answer]], remedy: str
 ) -> Finding:
     if not answers:
-        return Finding(name, "skipped", "the tasks give no wrong answers to try")
+        return Finding(name, "skipped", "no wrong answers can be derived from the tasks")
     solved = trials.solved(answers)
     wrong = [
-        f"{task.id}: paid {_short(text)}, the answer is {_short(answer_of(task))}"
+        f"{task.id}: accepted {_short(text)}; the answer is {_short(answer_of(task))}"
         for (task, text), paid in zip(answers, solved, strict=True)
         if paid
     ]
     share = len(wrong) / len(answers)
-    text = f"{share:.1%} of {len(answers)} wrong answers paid"
+    text = f"{share:.1%} of {len(answers)} wrong answers accepted"
     return Finding(name, _level(share), text, tuple(wrong[:SHOWN]), remedy if wrong else "")
 
 
 def _level(share: float) -> Level:
-    """Level of a finding for the share of tasks that are wrong."""
+    """Level of a finding, from the share of tasks that are wrong."""
     return "failure" if share > MOST_WRONG else "warning" if share else "ok"
 
 

@@ -18,7 +18,7 @@ class Finding:
         level: "failure" if the environment is not fit for training, "warning" if the user should
             look at it, "skipped" if the check does not apply.
         result: one line with the figures.
-        details: tasks or texts concerned, one line each.
+        details: the tasks or texts of the finding, one line each.
         remedy: what to do, or "".
     """
 

@@ -67,12 +67,12 @@ def cost_finding(settings: JudgeSettings, rewards: Sequence[str], tasks: Sequenc
         f"{in_words(cost, settings)}, for {texts:,} texts",
         remedy=""
         if settings.budget_usd or settings.budget_calls
-        else "--environment.judge.budget_calls or budget_usd bounds it, and --tasks lowers it",
+        else "limit it by --environment.judge.budget_calls or budget_usd, or lower it by --tasks",
     )
 
 
 def check_comparisons(score: Callable[[Sequence[Group]], None], tasks: Sequence[Task]) -> Finding:
-    """Every attack earns less than the right answer of its task.
+    """Check that every attack earns less than the right answer of its task.
 
     Args:
         score: sets the rewards of a pairwise judge.
@@ -95,7 +95,7 @@ def check_comparisons(score: Callable[[Sequence[Group]], None], tasks: Sequence[
     return Finding(
         "comparisons",
         "failure" if lines else "ok",
-        f"{len(lines)} of {len(groups)} attacks are not worse than a right answer",
+        f"{len(lines)} of {len(groups)} attacks earn at least as much as a right answer",
         tuple(lines[:SHOWN]),
         "choose a stronger judge (environment.judge.model)" if lines else "",
     )

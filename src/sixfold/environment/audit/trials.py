@@ -16,7 +16,7 @@ from ..episode import Action, Closing, End, Episode, MakeEpisode, final_reward, 
 from ..scorer import Environment
 
 MAX_TURNS = 16
-"""Most replies in an episode of the audit. A longer episode ends without a final reward."""
+"""Maximum replies in an episode of the audit. A longer episode ends without a final reward."""
 
 Answer = str | Sequence[str]
 """Text of one reply, or all replies of an episode."""
@@ -65,7 +65,7 @@ class Trials:
 
         Args:
             answers: tasks and texts. A task may occur several times. In an episode, a single text
-                is every reply, and a list of texts is one reply after the other.
+                is given as every reply, and a list of texts as successive replies.
         """
         start = time.perf_counter()
         texts = [answer if isinstance(answer, str) else "".join(answer) for _, answer in answers]

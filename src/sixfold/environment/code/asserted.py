@@ -20,10 +20,10 @@ from .program import joined
 from .results import Judged, Result
 
 ROUNDS = 6
-"""Most times that the tests run."""
+"""Maximum number of runs of the tests."""
 
 SHORTEST_S = 0.05
-"""Least wall limit of a run, in seconds, even if no time is left."""
+"""Minimum wall limit of a run, in seconds. It holds even if no time is left."""
 
 _NO_CALL = "the tests never call the candidate's code"
 
@@ -89,7 +89,7 @@ async def _run_tests(
 def _without_reply(ended: Ended, program: Program, answered: bool) -> Result:
     """Result of tests that ended without a reply.
 
-    The candidate is to blame only if the tests have read answers of it.
+    The candidate is at fault only if the tests have read its answers.
     """
     if not answered:
         detail = f"the tests do not run ({ended.verdict}): {last_line(ended.stderr)}"

@@ -13,7 +13,7 @@ program could be slow to hash. So the comparison walks the JSON.
 - NaN and infinity equal nothing.
 
 **Values, as Python's ==** (assert tests): types are compared as Python does: 1 == 1.0 == True, and
-a tuple is no list.
+a tuple is not a list.
 
 **Text** (standard output): line by line, then word by word. Space at the ends of lines and empty
 lines at the end do not count. A word must be the same text. A word with a decimal point or an
@@ -144,7 +144,7 @@ class Rules:
 
 
 def same_text(expected: str, found: str, tolerance: float | None = None) -> bool:
-    """True if a program printed what was expected.
+    """True if the output of a program is the expected one.
 
     Args:
         expected: the expected output.

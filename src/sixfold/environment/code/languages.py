@@ -39,7 +39,7 @@ class Language:
         compiler: command that checks `source` or compiles it to `solution`. Empty if none.
         interpreter: command that runs the harness of function tests. Empty for Python.
         argv: command that runs the candidate on standard input. Empty if the harness runs it.
-        memory_mb: least memory limit with which the runtime works.
+        memory_mb: smallest memory limit with which the runtime works.
     """
 
     name: str

@@ -42,7 +42,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What a function returns.
+    """The value that a function returns.
 
     Attributes:
         words: description, with {each} for the numbers.
@@ -127,7 +127,7 @@ class ShortFunction:
         return f"def f(xs, k):\n    return {body}"
 
     def value(self, xs: Sequence[int], k: int) -> int | list[int]:
-        """What the function returns."""
+        """The value of the function."""
         kept = [x for x in xs if self.kept.value(x, k, self.limit)]
         return self.returned.value([self.computed.value(x, k, self.constant) for x in kept])
 

@@ -205,7 +205,7 @@ def read_tests(value: Mapping[str, Any]) -> Tests:
 
 
 def _check_keys(value: Mapping[str, Any], known: Sequence[str], what: str) -> None:
-    """Raise TestsError for a key that nothing reads."""
+    """Raise TestsError for an unknown key."""
     for key in value:
         if key not in known:
             hint = nearest(str(key), list(known))

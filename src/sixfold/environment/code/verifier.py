@@ -41,7 +41,7 @@ _RANDOM = re.compile(
     r"|id|hash|__hash__|__import__|importlib|eval|exec|getattr)\b|/dev/u?random|/proc/",
     re.ASCII,
 )
-"""A program without any of these words is taken for deterministic."""
+"""A program without any of these words is assumed to be deterministic."""
 
 
 def task_tests(value: Any) -> Tests | RepositoryTests:

@@ -22,7 +22,7 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_PARTS = 400_000
-"""Parts of one value: each number, text or container counts as one."""
+"""Maximum number of parts of one value. Each number, text or container is a part."""
 MAX_BITS = 1 << 18
 """Largest integer, in bits."""
 

@@ -161,12 +161,12 @@ def refusal(text: str, question: str, reference: str = "", known: Iterable[str] 
 
     Args:
         text: answer part of the completion.
-        question: question of the task. A suspicious phrase is allowed if the question has a word
-            of it.
-        reference: reference answers, one per line, the others after "or: ". "" if there is none.
-            An answer that equals one of them is always allowed.
-        known: texts of the criteria or principles. A text about itself that has no words except
-            theirs and words of praise is refused.
+        question: question of the task. A suspicious phrase is allowed if the question contains a
+            word of the phrase.
+        reference: reference answers, one per line; all but the first begin with "or: ". "" if
+            there is none. An answer that equals one of them is always allowed.
+        known: texts of the criteria or principles. A text that describes itself only with their
+            words and with words of praise is refused.
 
     Returns:
         The reason of the refusal, or "" if the judge must be asked.
@@ -228,7 +228,7 @@ def _forged(text: str, question: frozenset[str]) -> str:
 
 _PLAIN_TEXT = "a the this my it you to of all any for final true false yes no"
 _PLAIN_WORDS = frozenset(_PLAIN_TEXT.split())
-"""Words of a suspicious phrase that do not justify it if the question has them too."""
+"""Words that do not make a suspicious phrase acceptable, even if the question contains them."""
 
 
 def _same(text: str, reference: str) -> bool:
@@ -245,12 +245,12 @@ def _only_openers(text: str) -> bool:
 
 
 def _is_echo(text: str, question: frozenset[str], known: Iterable[str]) -> bool:
-    """True for a text about itself that has only words of praise or of the rubric."""
+    """True if a text only praises itself, with words of praise or of the rubric."""
     if not _SELF.search(text):
         return False
     allowed = _PRAISE.union(*(_words(line) for line in known))
     said = _words(text)
-    # A word of the question that is no praise may be the content of an answer.
+    # A word of the question that is not praise may be the content of an answer.
     return said <= allowed and not (said & question - _PRAISE)
 
 
@@ -266,7 +266,7 @@ def _plain(text: str) -> str:
 
 
 _OPENERS = frozenset(map(_plain, _OPENERS_TEXT.strip().splitlines()))
-"""Texts that announce an answer and give none, in the form of `_plain`."""
+"""Texts that announce an answer but give none, in the form of `_plain`."""
 
 
 def _short(text: str) -> str:

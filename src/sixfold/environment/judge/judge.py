@@ -28,7 +28,7 @@ ATTEMPTS = 2
 """Maximum requests per question. After an unreadable reply, the judge is reminded once."""
 
 END_S = 10.0
-"""Seconds to wait for running requests when a run ends. They have to be paid anyway."""
+"""Seconds to wait for running requests when a run ends: they cost money in any case."""
 
 QUESTION_CHARACTERS = 32_000
 """Maximum characters of a question or a reference answer that the judge sees."""
@@ -163,7 +163,7 @@ class Judge:
             self._local.close()
 
     async def _answer(self, question: Question) -> dict[str, Any]:
-        """The stored answer, that of an equal question in progress, or a new one."""
+        """The stored answer to a question, or the answer to a request, shared by equal questions."""
         key = self._key(question)
         if known := self._store.get(key):
             self.counts.cached += 1

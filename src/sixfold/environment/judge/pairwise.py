@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
 
 def pairwise_reward(judge: Judge) -> GroupReward:
-    """Make the reward `judge_pairwise`. The only completion of a group earns 0.5.
+    """Make the reward `judge_pairwise`. In a group of one, the completion earns 0.5.
 
     A refused completion earns 0. It loses every comparison without a question.
 

@@ -63,7 +63,7 @@ def read_reply(content: str, question: Question, nonce: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object. Repeated keys are refused: which of two verdicts counts is not clear."""
+    """Make an object. A repeated key is refused: a reply with two verdicts is ambiguous."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise Unreadable("it repeats a key")

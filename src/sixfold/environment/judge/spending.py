@@ -71,7 +71,7 @@ class Spending:
             prompt: text of the prompt.
 
         Raises:
-            BudgetSpent: if the request would exceed a budget, or an earlier one would have.
+            BudgetSpent: if the request would exceed a budget, or an earlier request was refused.
         """
         asked = cost_of(self.settings, estimated_tokens(prompt), self.settings.max_tokens)
         total = self.spent + self._reserved + asked

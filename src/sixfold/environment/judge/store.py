@@ -1,4 +1,4 @@
-"""Store of a judge's answers in memory and in a file, so that no question is asked twice."""
+"""Store of a judge's answers, in memory and in a file. So no question is asked twice."""
 
 from __future__ import annotations
 

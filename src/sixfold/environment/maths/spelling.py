@@ -111,7 +111,7 @@ _QUOTED = re.compile(r"""(?:\\text\s*\{\s*)?["`']{1,2}([^"`'{}]+)["']{1,2}\s*\}?
 
 
 def normalise(text: str) -> str:
-    """Give one spelling to text that is typeset alike.
+    """Rewrite a text so that texts that look the same when typeset become equal.
 
     This covers LaTeX spacing, delimiters, and Unicode digits and signs. The result is still LaTeX,
     and spaces are kept.
@@ -133,7 +133,7 @@ def normalise(text: str) -> str:
 
 
 def _ascii_maths(text: str) -> str:
-    """Unicode mathematics as LaTeX.
+    """Convert mathematical Unicode characters to LaTeX.
 
     This runs before NFKC, which would turn 5² into 52 and 3½ into 31/2.
     """

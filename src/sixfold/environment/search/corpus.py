@@ -72,7 +72,7 @@ def _document(row: Any, where: str) -> Document:
 
 
 def _kind(row: dict[str, Any], field: str) -> str:
-    """What is wrong with a field, in words."""
+    """Problem of a field: missing, empty, or of a wrong type."""
     if field not in row:
         return "missing"
     value = row[field]

@@ -11,7 +11,7 @@ from ..tools.worked import worked_call
 from .facts import PEOPLE, TOWNS, Person, Town, World, made_up_world
 
 _Made = tuple[str, Sequence[Person | Town], str]
-"""Question, documents that the worked solution reads, and answer."""
+"""(question, documents that the worked solution reads, answer)"""
 
 
 def _home(world: World, person: Person) -> _Made:

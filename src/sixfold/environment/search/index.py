@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from ...errors import UserError
 
 MAX_QUERY_WORDS = 32
-"""Words of a query that are searched. Further words are ignored."""
+"""Maximum number of words of a query. Further words are ignored."""
 
 MAX_RESULTS = 20
-"""Most results of one search."""
+"""Maximum number of results of one search."""
 
 SEARCH_S = 5.0
 """Time limit of one search, in seconds."""
@@ -140,5 +140,5 @@ class SearchIndex:
 
 
 def clean(text: str) -> str:
-    """Replace what SQLite cannot store: null characters and lone surrogates."""
+    """Replace characters that SQLite cannot store: null characters and lone surrogates."""
     return text.replace("\0", " ").encode("utf-8", errors="replace").decode("utf-8")

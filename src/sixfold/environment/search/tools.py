@@ -12,7 +12,7 @@ from .corpus import read_corpus
 from .index import SearchError, SearchIndex
 
 READ_CHARACTERS = 4000
-"""Most characters of a document that one call returns."""
+"""Maximum number of characters of a document that one call returns."""
 
 RESULTS = 5
 """Default number of results."""

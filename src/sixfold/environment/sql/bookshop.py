@@ -90,7 +90,7 @@ class Bookshop:
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the table `books` that a task asks for. All other rows must stay the same.
+    """Change of the table `books` that a task requires. All other rows must stay the same.
 
     Attributes:
         updated: books with new values.

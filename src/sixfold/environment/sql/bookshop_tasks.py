@@ -34,14 +34,14 @@ class _Job:
 
     @property
     def kind(self) -> str:
-        """What the job asks for: a change, a name or a number."""
+        """Kind of the result that the job asks for: "change", "name" or "number"."""
         if self.answer is None:
             return "change"
         return "name" if isinstance(self.answer, str) else "number"
 
 
 _Make = Callable[[Bookshop, Book, random.Random], _Job]
-"""Makes a job about a book of a shop."""
+"""Function that makes a job. Arguments: the shop, the book that the job is about, the generator."""
 
 
 def _price(shop: Bookshop, book: Book, rng: random.Random) -> _Job:
@@ -146,8 +146,8 @@ JOBS: tuple[_Make, ...] = (
     *(_author, _town, _cheapest, _author, _town, _cheapest),
     *(_sell, _restock, _remove, _remove_all, _add),
 )
-"""Kinds of jobs, in equal shares: questions for numbers, questions for names, and changes. A small
-model learns to answer with names late, so these come twice.
+"""Functions that make jobs, drawn with equal probability: questions for numbers, questions for names,
+and changes. Questions for names are listed twice, because a small model learns them late.
 """
 
 

@@ -46,7 +46,7 @@ class QueryLimits:
         rows: most rows of a result.
         characters: most characters of a result as JSON. Rows beyond this length are left out.
         instructions: most instructions of SQLite's virtual machine.
-        seconds: most wall time.
+        seconds: longest wall time.
         value_bytes: most bytes of a value, and of a row that SQLite stores or sorts.
         pages: most pages (4 KiB each) of a database in memory.
         statement_characters: most characters of a statement.

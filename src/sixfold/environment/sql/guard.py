@@ -1,4 +1,4 @@
-"""Authoriser and progress handler: what a statement may do, and how long it may run."""
+"""Authoriser and progress handler: allowed actions and the time limit of a statement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Episodes of environments that run the conversation and request replies, as from a server.
+"""Episodes of environments that run the conversation themselves and request replies.
 
-Such an environment runs as an asyncio task. When it requests a reply, its new messages become an
-observation. So the renderer owns the tokens, and sampled tokens are never encoded again.
+Such an environment was written for a model behind a server. Here it runs as an asyncio task. When
+it requests a reply, its new messages become an observation. So the renderer owns the tokens, and
+sampled tokens are never encoded again.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Game:
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
+        """Name of the environment in messages."""
         return f"{KIND}:{self.text}"
 
     def make(self) -> Any:
@@ -71,7 +71,7 @@ class Game:
 
 
 def gymnasium_episode(text: str) -> MakeEpisode:
-    """Maker of the episodes of an environment.
+    """Make a function that makes the episodes of an environment.
 
     Args:
         text: `ID`, `module:ID` or `path/to/file.py:ID`. With a module or file, the name of a class

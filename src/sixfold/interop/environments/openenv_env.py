@@ -60,7 +60,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class World:
-    """An OpenEnv environment, of which sessions can be opened.
+    """An OpenEnv environment: a server, or a class in this process. It opens sessions.
 
     Attributes:
         where: its name in messages.
@@ -251,7 +251,7 @@ class OpenEnvEpisode:
 
 
 def openenv_episode(text: str) -> MakeEpisode:
-    """Maker of the episodes of a server or class.
+    """Make a function that makes the episodes of a server or class.
 
     Args:
         text: `http://HOST:PORT`, `path/to/file.py:Class` or `module:Class`.

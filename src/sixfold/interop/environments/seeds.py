@@ -41,10 +41,11 @@ def task_seed(task: Task) -> int | None:
 
 
 def first_observation(task: Task, seen: str) -> Observation:
-    """The task's prompt, with what the environment observes now.
+    """The task's prompt, with the first observation of this episode in it.
 
-    An environment that does not follow its seed may begin with another observation than the one in
-    the task's prompt. It then replaces the recorded one. The recipe's texts around it stay.
+    An environment that ignores its seed may begin with another observation than the one recorded in
+    the task's prompt. The new observation then replaces the recorded one. The text that the recipe
+    adds around it stays.
 
     Args:
         task: its prompt, or its last message, begins with its column `observation`.

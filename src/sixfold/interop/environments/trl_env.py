@@ -66,8 +66,9 @@ class Factories:
 class TrlEpisode(ToolEpisode):
     """One episode. A reply without a call ends it.
 
-    The reward is that of `reward`, or of the environment's method `get_reward`, or its attribute
-    `reward`: the first that exists. Without any, the run's reward functions score the last reply.
+    The reward comes from the first of these that exists: the function `reward`, the environment's
+    method `get_reward`, its attribute `reward`. If there is none, the run's reward functions score
+    the last reply.
 
     Args:
         task: its columns are the arguments of `reset`.
@@ -165,7 +166,7 @@ def public_methods(environment: Any) -> list[Callable[..., Any]]:
 
 
 def trl_episode(text: str) -> MakeEpisode:
-    """Maker of the episodes of a class, a function or a dictionary of factories.
+    """Make a function that makes the episodes of a class, a function or a dictionary of factories.
 
     Args:
         text: `path/to/file.py:NAME` or `module:NAME`. `?reward=FUNCTION` may follow: a function of

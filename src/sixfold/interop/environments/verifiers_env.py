@@ -76,7 +76,7 @@ class Samples:
         return later
 
     def left(self) -> None:
-        """Count a sample as ended, however it ended. The last one starts the scoring."""
+        """Count a sample as ended, for any reason. The last one starts the scoring."""
         self.playing -= 1
         if not self.playing and self.waiting:
             self.scoring = asyncio.create_task(self._score())
@@ -165,7 +165,7 @@ class Classic:
 
 
 def verifiers_episode(text: str) -> MakeEpisode:
-    """Maker of the episodes of an environment.
+    """Make a function that makes the episodes of an environment.
 
     Args:
         text: name of an installed environment (`ENV`), `path/to/file.py`, or `module:function`.
@@ -265,7 +265,7 @@ def _library() -> None:
     """Check that a version of the library with classic environments is installed.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not installed, or its version has no classic environments.
     """
     try:
         import verifiers

@@ -41,8 +41,8 @@ class BlockFormat:
         mark: text before a block.
         close: text after a block. "": a block ends with its last call.
         read: reads the calls of a block.
-        goes_on: given the part of a block before a closing mark: True if the mark belongs to a
-            value, so that the block continues.
+        goes_on: called with the text of a block before a closing mark. Returns True if the mark is
+            part of a value, so that the block continues.
         wrappers: marks around all blocks of a reply. They are dropped.
         bare: True if a reply that begins with a JSON object is a block without a mark.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 WINDOW = 64
-"""Most tokens decoded together. Beyond it, the oldest ones are dropped."""
+"""Maximum number of tokens that are decoded together. Older ones are dropped."""
 CONTEXT = 16
 """Tokens kept when older ones are dropped: a token's text may depend on the tokens before it."""
 REPLACEMENT = "\ufffd"
