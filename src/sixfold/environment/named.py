@@ -23,7 +23,7 @@ class _SourceLoader(SourceFileLoader):
     """
 
     def path_stats(self, path: str) -> NoReturn:
-        """Raise OSError instead of returning the time of the last change, so that bytecode is unused."""
+        """Raise OSError instead of returning the time of the last change: no bytecode is used."""
         raise OSError(f"no bytecode for {path}")
 
 

@@ -1,7 +1,7 @@
 """JSON requests to a server that samples, for many callers in one event loop.
 
-Each request has its own connection. Closing the connection tells the server that no caller waits for
-the answer any more.
+Each request has its own connection. Closing the connection tells the server that no caller waits
+for the answer any more.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Judge:
             self._local.close()
 
     async def _answer(self, question: Question) -> dict[str, Any]:
-        """The stored answer to a question, or the answer to a request, shared by equal questions."""
+        """The stored answer to a question, or that of a request which equal questions share."""
         key = self._key(question)
         if known := self._store.get(key):
             self.counts.cached += 1

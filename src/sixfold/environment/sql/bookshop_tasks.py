@@ -146,8 +146,8 @@ JOBS: tuple[_Make, ...] = (
     *(_author, _town, _cheapest, _author, _town, _cheapest),
     *(_sell, _restock, _remove, _remove_all, _add),
 )
-"""Functions that make jobs, drawn with equal probability: questions for numbers, questions for names,
-and changes. Questions for names are listed twice, because a small model learns them late.
+"""Functions that make jobs, each for an equal share of the tasks: questions for numbers, questions
+for names, and changes. Questions for names are listed twice: a small model learns them late.
 """
 
 

@@ -91,7 +91,7 @@ class SpecialTexts:
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
 
     def misses(self, ids: list[int]) -> bool:
-        """True if the ids contain the unknown token: the vocabulary lacks a character of the text."""
+        """True if the ids contain the unknown token: some characters of the text have no token."""
         unknown = self._tokenizer.unk_token_id
         # If the unknown token is also a boundary token (GPT-2, OLMo), the tokenizer works on bytes
         # and no character is unknown.
