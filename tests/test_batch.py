@@ -257,7 +257,7 @@ def _episode(sample: int, turns: tuple[float, float], final: float | None) -> Tr
 
 
 def test_rewards_of_turns_go_to_the_last_token_of_their_turn() -> None:
-    """R-141 by hand. A turn without a reward is a step too, if other turns of the group have one.
+    """By hand. A turn without a reward is a step too, if other turns of the group have one.
     A row whose check failed has none of them in its total.
     """
     rows = [_episode(0, (0.5, -0.25), 1.0), _episode(1, (0.0, 0.0), 2.0)]
@@ -282,7 +282,7 @@ def test_rewards_of_turns_go_to_the_last_token_of_their_turn() -> None:
 def test_a_mask_that_contradicts_the_engine_is_refused_by_task_sample_and_token(
     provenance: str, logp: float, version: int, token: int
 ) -> None:
-    """R-220, and the first trap of R-299."""
+    """A mask that disagrees with the tokens' versions is refused, with task, sample and token."""
     row = Trajectory(
         "sum-7",
         3,

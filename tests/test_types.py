@@ -94,7 +94,7 @@ WHOLE_TURNS = (Turn(2, 4), Turn(6, 8))
 def test_how_an_episode_ended(
     outcome: Outcome, last: FinishReason, finish_reason: FinishReason, truncated: bool
 ) -> None:
-    """R-024: the end of the last reply, a limit, and a failure of the environment differ."""
+    """The end of the last reply, a limit, and a failure of the environment differ."""
     t = replace(EPISODE, outcome=outcome, turns=(Turn(2, 4), Turn(6, 8, finish_reason=last)))
     assert (t.finish_reason, t.truncated) == (finish_reason, truncated)
 

@@ -87,7 +87,7 @@ def key(trajectory: Trajectory) -> tuple[str, int]:
 
 
 def streamed(*more: str) -> Agent:
-    """As `talk`, with streams."""
+    """Like `talk`, but with streams."""
 
     def agent(task: Task, base_url: str) -> None:
         with client(base_url) as api:

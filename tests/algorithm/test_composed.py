@@ -225,7 +225,7 @@ def standardised(values: list[float]) -> list[float]:
 
 
 def test_a_kl_in_the_reward_lands_on_every_token() -> None:
-    """R-111 by hand: beta = 0.5, gamma = lam = 1, score 1 on the third token, KLs of 0.2, -0.4, 0.6
+    """By hand: beta = 0.5, gamma = lam = 1, score 1 on the third token, KLs of 0.2, -0.4, 0.6
     on the three, values of 0.3, 0.1, 0.2.
     """
     batch = one_row([0.0, 0.0, 1.0], [0.3, 0.1, 0.2])
@@ -245,7 +245,7 @@ def test_a_kl_in_the_reward_lands_on_every_token() -> None:
 
 
 def test_gae_of_process_rewards_by_hand() -> None:
-    """R-104 with lam = 0.5, gamma = 1 and an observation token that is skipped: delta = r + V' - V,
+    """With lam = 0.5, gamma = 1 and an observation token that is skipped: delta = r + V' - V,
     A = delta + 0.5 A'.
     """
     batch = one_row([0.25, 9.0, 0.0, 1.0], [0.5, 7.0, 0.25, 0.75], mask=[1, 0, 1, 1])
@@ -276,7 +276,7 @@ def trajectory(sample: int, reward: Reward, tokens: int = 4) -> Trajectory:
 
 
 def test_process_rewards_from_the_environment_to_the_advantages() -> None:
-    """R-104 from `Reward.steps` on: the group's five step rewards are standardised together; each
+    """From `Reward.steps` on: the group's five step rewards are standardised together; each
     token gets those that end at it or later.
     """
     rewards = [Reward(1.0, steps=((3, 0.5),)), Reward(0.0, steps=((2, 0.25), (4, -0.75)))]
@@ -302,8 +302,8 @@ def test_process_rewards_from_the_environment_to_the_advantages() -> None:
 
 
 def test_a_shift_by_one_token_is_seen() -> None:
-    """R-137: a trajectory of one sampled token. Its reward, advantage and gradient are at that
-    token; shifted by one either way there is nothing.
+    """A trajectory of one sampled token. Its reward, advantage and gradient are at that token. The
+    tokens before and after it have none.
     """
     group = Group(Task("t", "?"), [trajectory(k, Reward(float(k)), tokens=1) for k in range(2)])
     batch = collate([group])
@@ -492,8 +492,8 @@ def test_a_process_reward_belongs_on_a_sampled_token() -> None:
 
 
 def test_whitening_per_source_makes_two_scales_alike() -> None:
-    """R-140: one source pays 0 or 1, the other 0 or 100. Whitened together the first hardly counts;
-    per source both push alike.
+    """One source pays 0 or 1, the other 0 or 100. Whitened together, the first hardly counts.
+    Whitened per source, both have the same weight.
     """
     rows = 16
     mask = torch.tensor([[False, True, True]] * rows)

@@ -89,7 +89,7 @@ def test_the_toy_by_hand() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 def test_reinforce_is_unbiased_at_any_number_of_samples(k: int) -> None:
-    """R-119. Also off the origin: a reward of 2 more for every answer has no gradient."""
+    """Also with 2 added to every reward: a constant has no gradient."""
     for rewards in (GRADED, GRADED + 2.0):
         _near(_expected(_make("reinforce"), rewards, k), exact_gradient(LADDER, TILTED, GRADED))
 
@@ -98,7 +98,7 @@ def test_reinforce_is_unbiased_at_any_number_of_samples(k: int) -> None:
 def test_group_mean_baseline_is_biased_by_one_over_k_and_leave_one_out_is_not(
     k: int,
 ) -> None:
-    """R-120, R-127, R-128: bias exactly -1/K of the gradient; none for RLOO, which is K/(K-1) times
+    """The bias is exactly -1/K of the gradient; none for RLOO, which is K/(K-1) times
     centred in each of the 4^K groups.
     """
     exact = exact_gradient(LADDER, TILTED, GRADED)
@@ -193,8 +193,8 @@ def test_baseline_removes_the_noise_of_a_constant_reward() -> None:
 def test_reinforce_needs_more_samples_than_a_group_baseline_for_the_same_error(
     rewards: Tensor, rloo: float, z_score: float
 ) -> None:
-    """R-144, K = 4: how many times as many, each about its own mean; exact. GRPO, which also weighs
-    by 1 / |o|, saves more still.
+    """Variance of REINFORCE divided by that of each baseline, exactly, for K = 4. GRPO also weighs
+    by 1 / |o|, so its variance is even lower.
     """
     alone = _noise(_make("reinforce"), rewards, 4)
     assert alone / _noise(_make("rloo"), rewards, 4) == pytest.approx(rloo, rel=2e-3)
@@ -258,7 +258,7 @@ def test_opos_baseline_removes_most_variance_if_the_squared_score_grows_with_len
 def test_what_a_token_weighs_in_a_short_answer_and_a_long_one(
     name: str, scale: int, short: float, long: float
 ) -> None:
-    """R-118, R-133: |A| = .5, answers of 10 and 200 tokens, d loss / d log-prob of each token. GRPO
+    """|A| = .5, answers of 10 and 200 tokens, d loss / d log-prob of each token. GRPO
     A / |o| (ours is the mean over the two sequences: half of it), DAPO A / all tokens, Dr. GRPO A /
     K (ours divides by the horizon too)."""
     mask = (torch.arange(201) >= 1) & (torch.arange(201) <= torch.tensor([[10], [200]]))
@@ -278,7 +278,7 @@ def test_what_a_token_weighs_in_a_short_answer_and_a_long_one(
 
 
 def test_grpo_without_its_two_divisors_is_dr_grpo_group_by_group() -> None:
-    """R-133: with std and |o| both off it is Dr. GRPO but for its constant, the horizon; with one
+    """With std and |o| both off it is Dr. GRPO but for its constant, the horizon; with one
     of them off it is not.
     """
 
@@ -325,7 +325,7 @@ def test_grpo_shortens_right_answers_and_lengthens_wrong_ones() -> None:
 def test_a_token_of_positive_advantage_moves_until_the_upper_clip(
     name: str, ratio: float, flows: bool
 ) -> None:
-    """R-130; the wrong answer in the same group, whose ratio is above the band too, still moves."""
+    """A wrong answer in the same group, whose ratio is also above the band, keeps its gradient."""
     mask = torch.tensor([[False, True], [False, True]])
     old = torch.tensor([[0.0, -1.0], [0.0, -2.0]], dtype=torch.float64)
     batch = batch_of(mask, old, rewards=final_rewards([1.0, 0.0], mask)).with_(
@@ -343,8 +343,8 @@ def test_a_token_of_positive_advantage_moves_until_the_upper_clip(
 def test_the_overlong_penalty_grows_linearly_from_its_threshold_to_the_limit(
     truncated_only: bool,
 ) -> None:
-    """R-132: clamp((L - 12) / 8, 0, 1) off a reward of 1, limit 20, the last 40 %; of all answers,
-    or of those cut off.
+    """A reward of 1 is lowered by clamp((L - 12) / 8, 0, 1): limit 20, the last 40 %. For all
+    answers, or only for those cut off.
     """
     lengths = torch.arange(1, 21)
     mask = (torch.arange(21) >= 1) & (torch.arange(21) <= lengths[:, None])
@@ -396,8 +396,8 @@ def _vtrace_returns(sampler: Tensor, trainer: Tensor, values: Tensor) -> Tensor:
 
 
 def test_v_trace_with_the_samplers_own_weights_is_plain_actor_critic() -> None:
-    """R-138: the gradient of PPO's GAE, lam 1 and less; and it is not once the trainer has
-    moved.
+    """The gradient equals that of PPO's GAE for lam 1 and less. It differs once the trainer has
+    been updated.
     """
     rows = torch.arange(4)
     logp = LADDER.log_probs(TILTED)
@@ -464,7 +464,7 @@ def _trained(steps: int, **changes: Any) -> Tensor:
 
 @pytest.mark.slow
 def test_without_a_kl_an_exploitable_reward_is_exploited_and_with_one_the_truth_holds() -> None:
-    """R-112. k1 in the reward ends where theory says: reference * exp(proxy / beta), normalised."""
+    """With k1 in the reward, training ends at reference * exp(proxy / beta), normalised."""
     reference = LADDER.probability(REFERENCE)
     assert float(reference[0]) == pytest.approx(0.73, abs=0.01), (
         "right nearly three times in four before training"
@@ -545,7 +545,7 @@ def _average_sampled_entropy(toy: Toy, theta: Tensor, k: int) -> float:
 
 
 def test_the_sampled_entropy_is_the_policys_on_average() -> None:
-    """R-136: over all pairs of completions of one length, exactly; and 4,000 sampled, seed 0,
+    """Over all pairs of completions of one length, exactly; and 4,000 sampled, seed 0,
     within 4 standard errors.
     """
     toy = tree(list(product(range(3), repeat=2)))
@@ -637,8 +637,8 @@ def symmetric() -> tuple[Tensor, float]:
 def test_entropy_lasts_longer_than_under_the_symmetric_clip_alone(
     symmetric: tuple[Tensor, float], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-136: after as many updates, more by at least 3 standard errors of the difference over 64
-    prompts; right answers lose at most 10 in 100.
+    """After the same number of updates, higher by at least 3 standard errors of the difference over
+    64 prompts; right answers lose at most 10 in 100.
 
     The covariance rules hold back 2 % here: the papers' share is one or two tokens of this step.
     What clip-higher gains shrinks as the verifier gets

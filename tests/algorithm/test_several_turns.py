@@ -113,7 +113,7 @@ def prepared(algorithm: Composed, batch: Batch) -> tuple[Batch, Tensor, Tensor]:
 
 @pytest.mark.parametrize("algorithm", ALL, ids=range(len(ALL)))
 def test_observations_change_neither_advantages_nor_loss_nor_gradient(algorithm: Composed) -> None:
-    """R-217: with and without observations between the replies, every sampled token has the same
+    """With and without observations between the replies, every sampled token has the same
     advantage, weight and gradient. Other tokens have none.
     """
     with_, loss, gradient = prepared(algorithm, batch_of(observed=True))

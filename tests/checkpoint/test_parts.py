@@ -101,7 +101,7 @@ def test_any_number_of_ranks_resumes(of_one: Path, of_two: Path, saved_by: int, 
 
 @pytest.mark.parametrize("kind", ["tensor", "context"])
 def test_group_saves_whole_tensors_that_any_layout_resumes(tmp_path: Path, kind: str) -> None:
-    """R-174: a checkpoint and a sync convert the layout of tensor groups, exactly."""
+    """A checkpoint and a sync convert the layout of tensor groups exactly."""
     for saved, resumed, stepped, synced in on_ranks(2, one_group, tmp_path / "run", kind):
         assert_equal(resumed, saved)
         assert_equal(synced, {name: stepped[name] for name in synced})

@@ -26,7 +26,7 @@ Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Calls of the functions behind the verbs, each of which gives back 7."""
+    """Calls of the functions behind the verbs. Each function returns 7."""
     seen: Calls = []
     for module, name in [
         ("sixfold.run.start", "train_run"),
@@ -322,8 +322,8 @@ def test_each_command_has_a_module() -> None:
 
 
 def seconds(*argv: str) -> float:
-    """CPU time of the quickest of three runs: another process on the machine is not the command's
-    fault.
+    """CPU time of the fastest of three runs, because other processes may slow the command
+    down.
     """
     times = []
     for _ in range(3):

@@ -1,5 +1,5 @@
-"""R-124: a value baseline leaves the policy gradient's mean where it is and lowers its variance,
-summed exactly over every completion there is.
+"""A value baseline does not change the mean of the policy gradient and lowers its variance. Both
+are summed exactly over all completions.
 """
 
 from __future__ import annotations

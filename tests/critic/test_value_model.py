@@ -178,7 +178,7 @@ def test_an_architecture_without_such_a_class_is_refused_by_name(name: str, tiny
     assert isinstance(make_value_root(PolicyRoot(tiny(name)), "policy").model, PolicyValueHead)
 
 
-# --- a head on the policy cannot move it
+# --- A value head on the policy does not change the policy
 
 
 @pytest.mark.mostly_slow(2)

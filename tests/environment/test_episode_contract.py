@@ -1,6 +1,4 @@
-"""One property suite for every shipped environment: what an episode may answer, whatever the policy
-says.
-"""
+"""Properties of the episodes of every shipped environment, for any replies of the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from sixfold.types import Task
 TASKS = calculator_tasks(20, numbers=2, digits=2, seed=0)
 CHAT = Task("chat", ({"role": "user", "content": "12+3*4="},), answer=24)
 OWN_TASKS = {"search_agent", "sql_agent", "web", "web_shop"}
-"""Environments that play only tasks of their own. Their tests are beside theirs."""
+"""Environments that play only their own tasks. They have separate tests."""
 SHIPPED: dict[str, Callable[[Task], Episode]] = {
     "one turn": OneTurn,
     **{name: load_episode(name) for name in EPISODES.built_in if name not in OWN_TASKS},
@@ -81,13 +79,13 @@ def test_an_episode_answers_any_reply_by_the_contract(
             final_reward(answer)  # raises if it cannot be trained on
     # A reply that calls nothing ends the episode.
     assert isinstance(play(SHIPPED[name], task, ["24"])[-1], End)
-    # The same replies, the same answers: nothing is left of the episode before.
+    # The same replies get the same answers: no state is left from the first episode.
     assert play(SHIPPED[name], task, replies) == answers
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_episodes_of_one_task_share_no_state(name: str) -> None:
-    """Played in turn, they answer as if alone."""
+    """Interleaved episodes give the same answers as separate ones."""
     task = TASKS[0]
 
     async def interleaved() -> list[object]:

@@ -1,4 +1,4 @@
-"""Faults of the processes that check rewards, injected from outside: F16, F17 and R-065."""
+"""Processes that check rewards are killed or hang. Slow checks share the processes."""
 
 import asyncio
 import os
@@ -21,9 +21,9 @@ TASK = Task(id="t", prompt="q", answer=1)
 def play(
     environment: Environment, texts: list[str], meanwhile: Callable[[], Coroutine[Any, Any, None]]
 ) -> tuple[Group, float]:
-    """Score completions while `meanwhile` runs. Gives the group and the seconds that it took.
+    """Score completions while `meanwhile` runs. Returns the group and the duration in seconds.
 
-    The processes have loaded their rewards before.
+    The processes have already loaded their rewards.
     """
     g = text_group(TASK, texts)
 
@@ -52,7 +52,7 @@ def workers(environment: Environment) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", ["length_told", "length_async"])
 def test_a_process_that_is_killed_from_outside_costs_no_reward(reward: str) -> None:
-    """F16: SIGKILL during a check. The check runs again, and earns what it would have earned."""
+    """SIGKILL during a check: the check runs again and gives the same reward."""
     texts = ["sleep 1.0|a", "ok|bb"]
     with Environment([f"{SAMPLE}:{reward}"], timeout_s=8.0, error_budget=0.0) as environment:
 
@@ -67,7 +67,7 @@ def test_a_process_that_is_killed_from_outside_costs_no_reward(reward: str) -> N
 
 @pytest.mark.slow
 def test_a_check_whose_process_dies_every_time_is_excluded_and_not_zero() -> None:
-    """F16: re-queued once. The other checks have their rewards."""
+    """The check runs again once. The other checks have their rewards."""
     with Environment([f"{SAMPLE}:told"], timeout_s=8.0, error_budget=0.5) as environment:
         g, _ = play(environment, ["ok", "crash", "ok"], nothing)
     assert g.rewards == [1.0, None, 1.0]
@@ -79,7 +79,7 @@ def test_a_check_whose_process_dies_every_time_is_excluded_and_not_zero() -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["hang", "spin"])
 def test_a_hanging_check_ends_at_its_limit_and_the_pool_stays_whole(word: str) -> None:
-    """F17: one second after the limit at most, although the reward would run for a minute."""
+    """It ends at most one second after the limit, although the reward would run for a minute."""
     limit_s = 1.0
     with Environment(
         [f"{SAMPLE}:told"], timeout_s=limit_s, error_budget=1.0, workers=2
@@ -96,7 +96,7 @@ def test_a_hanging_check_ends_at_its_limit_and_the_pool_stays_whole(word: str) -
 
 @pytest.mark.slow
 def test_slow_checks_share_the_processes() -> None:
-    """R-065: 8 checks of 0.5 s in 2 processes take about 2 s, not 4 s."""
+    """8 checks of 0.5 s in 2 processes take about 2 s, not 4 s."""
     with Environment([f"{SAMPLE}:length_told"], timeout_s=8.0, workers=2) as environment:
 
         async def ready() -> None:

@@ -215,7 +215,7 @@ def test_grades_of_all_forms_arrive_from_processes_and_from_here() -> None:
 @pytest.mark.parametrize("reward", ["first_fails", "first_fails_async", "first_fails_group"])
 @pytest.mark.parametrize("way", ["raise", "crash", "grade"])
 def test_a_failed_check_runs_once_more(reward: str, way: str, tmp_path: Path) -> None:
-    """F16: the process of a reward is killed during a check, and the sample has its reward."""
+    """The process of a reward is killed during a check. The sample still gets its reward."""
     g = group(["a", "b"], folder=str(tmp_path), way=way)
     with Environment([f"{REWARDS}:{reward}"], timeout_s=10.0, error_budget=0.0) as environment:
         environment.score([g])

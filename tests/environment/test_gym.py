@@ -1,6 +1,4 @@
-"""reasoning-gym's own answers score 1 by its own scorers; what is handed to them is what the
-docstring says.
-"""
+"""reasoning-gym's own answers score 1, and the documented part of a completion is scored."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""Alarms ring on an injected fault, once until it has passed, and stay quiet on a healthy run."""
+"""An injected fault raises one alarm until it has passed. A healthy run raises none."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_alarm_is_raised_once_and_again_after_recovery(fault: dict[str, float], 
 
 
 def test_microseconds_are_not_a_fault() -> None:
-    """Twice as slow, and nobody would notice: checks of 5 and then of 10 microseconds."""
+    """Checks of 10 instead of 5 microseconds are twice as slow, but raise no alarm."""
     alarms = Alarms()
     for _ in range(WARM_UP + BASELINE + WINDOW):
         assert alarms.look({**HEALTHY, "time/check_p99_s": 5e-6}) == []
@@ -86,8 +86,8 @@ def test_less_than_a_fifth_is_not_a_fault() -> None:
     ],
 )
 def test_a_resumed_run_raises_the_same_alarms(cut: int) -> None:
-    """State through JSON at any step, also with a number that was not finite, changes nothing of
-    what is said after it.
+    """Saving the state as JSON and loading it at any step does not change later alarms, even after
+    a number that was not finite.
     """
     ill = {
         **HEALTHY,

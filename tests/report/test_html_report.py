@@ -1,6 +1,4 @@
-"""The report: right figures, no way out for untrusted text, and never a crash for what is
-missing.
-"""
+"""The report: its figures, untrusted text, and runs with missing or damaged files."""
 
 from __future__ import annotations
 
@@ -89,8 +87,8 @@ def tokens(records: list[Record]) -> str:
 
 
 def hostile_run(folder: Path, text: str) -> Path:
-    """A run with `text` wherever somebody else's words can stand: completion, prompt,
-    configuration, metric names, errors, data.
+    """A run with `text` in every place of untrusted text: completion, prompt, configuration, metric
+    names, errors, data.
     """
     name = re.sub("[/\x00\ud800]", "", text)
     run = RunFolder(folder / name)
@@ -160,7 +158,7 @@ def test_untrusted_text_makes_no_element_and_no_attribute(tmp_path: Path, payloa
 
 
 def test_only_the_drawing_code_makes_markup() -> None:
-    """A template that marks text as safe, or code that makes `Markup` of it, would let it out."""
+    """A template that marks text as safe, or code that makes `Markup`, would not escape it."""
     makers = [
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
@@ -191,7 +189,7 @@ def test_a_value_that_a_template_lacks_is_an_error() -> None:
 
 
 def test_the_templates_are_in_the_package() -> None:
-    """A wheel holds what package-data names, and nothing else that is no Python file."""
+    """Besides Python files, a wheel contains only the files that package-data names."""
     project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["sixfold"]
     packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}

@@ -73,7 +73,7 @@ def episode(**fields: Any) -> Trajectory:
 
 
 def test_a_dump_says_what_happened_in_an_episode(tmp_path: Path) -> None:
-    """R-005."""
+    """Tokens with their origin and version, turns, events, rewards, outcome and times."""
     call = {"kind": "tool_call", "name": "add", "arguments": {"a": 1}, "error": "no b"}
     written = episode(events=(call, {"kind": "reset"}), started=1e9, ended=1e9 + 2)
     lines = [Group(Task("t1", "?"), [written])]

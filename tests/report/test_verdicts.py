@@ -55,7 +55,9 @@ def parts(form: float, right: float, weight: float = 0.5) -> Reward:
 
 
 def test_share_of_wrong_completions_that_are_paid_for_their_format() -> None:
-    """R-075: paid for the format while wrong. Not: right, partly right, unpaid, or fined."""
+    """Counts wrong completions with a reward for the format. Right, partly right, unrewarded and
+    fined completions do not count.
+    """
     rewards = [parts(1, 0), parts(1, 1), parts(1, 0.5), parts(0, 0), parts(1, 0, -0.5)]
     metrics = reward_metrics(scored([*rewards, FAILED]))
     assert metrics["reward/frac_format_only"] == 1 / 5

@@ -204,5 +204,5 @@ def endless(policy: Policy) -> Renderer:
 
 
 def drawn(low: int, high: int) -> Callable[..., int]:
-    """Function to a number from `low` to `high`, drawn at random from its arguments."""
+    """Function that returns a random number from `low` to `high`, seeded by its arguments."""
     return lambda *given: random.Random(repr(given)).randint(low, high)

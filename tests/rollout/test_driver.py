@@ -56,7 +56,7 @@ TEXT = "0123456789+=?#abcxyz "
 
 @cache
 def renderer(name: str = "") -> Renderer:
-    """With the chat template of a family, or without a template."""
+    """Renderer with the chat template of a family, or without a template."""
     if not name:
         return Renderer(character_tokenizer(TEXT), (1,))
     tokenizer = make_tokenizer(BY_NAME[name])
@@ -68,8 +68,8 @@ def task(name: str, chat: bool) -> Task:
 
 
 class Conversation:
-    """Random turns, drawn from the task and the replies: text behind an unfinished reply, messages
-    behind any; sometimes a stop string.
+    """Random turns, drawn from the task and the replies: text after an unfinished reply, messages
+    after any reply, and sometimes a stop string.
     """
 
     def __init__(self, task: Task, turns: Sequence[int], chat: bool) -> None:
@@ -499,7 +499,7 @@ def engine_player(policy: Policy, make: MakeEpisode, turns: int = 2, **sizes: An
 
 def test_other_episodes_are_decoded_while_tools_are_slow(policy: Policy) -> None:
     """32 episodes of two turns: every tool waits until the engine has decoded 5 steps for others,
-    or has nothing to do. An engine that stood still meanwhile would let them time out.
+    or has nothing to do. If the engine stood still meanwhile, the tools would time out.
     """
     waited: list[int] = []
 
@@ -523,7 +523,7 @@ def test_other_episodes_are_decoded_while_tools_are_slow(policy: Policy) -> None
 
 
 def test_a_second_turn_draws_its_own_noise_and_a_replay_the_same(policy: Policy) -> None:
-    """Whatever else runs: alone or among others, fast or slow tools."""
+    """The noise does not depend on other episodes or on the speed of tools."""
     tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(4)]
 
     def tokens(chosen: list[Task], delay: float, **sizes: Any) -> dict[tuple[str, int], list[int]]:

@@ -38,7 +38,7 @@ def played(
 
 
 def utilisation(generator: SteppedGenerator, slots: int) -> float:
-    """Sampled tokens, as a share of the slots that the waiting requests could have used."""
+    """Sampled tokens divided by the slots that the waiting requests could have used."""
     room = sum(min(step.ready, slots) for step in generator.steps)
     return sum(step.sampled for step in generator.steps) / room
 
@@ -47,7 +47,7 @@ def utilisation(generator: SteppedGenerator, slots: int) -> float:
 def test_slow_tools_leave_the_engine_at_least_90_percent_as_busy(
     policy: Policy, slots: int
 ) -> None:
-    """R-218. Tools take 0 to 200 engine steps. At 10 ms per step, that is 0 to 2 seconds."""
+    """Tools take 0 to 200 engine steps. At 10 ms per step, that is 0 to 2 seconds."""
     quick, tokens = played(policy, 32, 0, max_running=slots)
     slow, same = played(policy, 32, 200, max_running=slots)
     assert tokens == same

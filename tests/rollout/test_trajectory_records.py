@@ -67,7 +67,7 @@ def test_json_keeps_every_bit(trajectory: Trajectory) -> None:
 @pytest.mark.slow
 @given(_trajectories())
 def test_the_mask_and_the_turns_mark_exactly_the_sampled_tokens(trajectory: Trajectory) -> None:
-    """R-215 on the type: random turns, template tokens and observations."""
+    """For trajectories with random turns, template tokens and observations."""
     sampled = [i for i, letter in enumerate(trajectory.provenance) if letter == "s"]
     assert [i for i, m in enumerate(trajectory.mask) if m] == sampled
     assert [i for turn in trajectory.turns for i in range(turn.start, turn.stop)] == sampled

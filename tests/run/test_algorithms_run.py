@@ -381,8 +381,8 @@ def test_four_updates_a_step_count_four_versions(
 def test_old_log_probs_stay_and_the_ratio_moves(
     tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two passes of two updates (R-122): each trajectory is seen twice with one old log-prob, by
-    two policies; the first is the sampler.
+    """Two passes of two updates: each trajectory is seen twice with the same old log-prob, by two
+    policies. The first policy is the sampler.
     """
     seen: list[tuple[Batch, Tensor]] = []
     plain = Composed.compute_loss

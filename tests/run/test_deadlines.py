@@ -169,7 +169,7 @@ def test_an_engine_without_work_never_misses_its_deadline() -> None:
 
 
 def test_clocks_of_deadlines_ignore_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F31: the machine's time jumps by an hour."""
+    """The machine's time jumps by an hour."""
     pulse = Pulse()
     pulse.begin()
     for jump in (3600.0, -3600.0):

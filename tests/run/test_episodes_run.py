@@ -46,7 +46,7 @@ def weights(run: RunFolder, step: int) -> str:
 
 
 def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics that do not depend on time. Which episodes run side by side does, so the peaks do."""
+    """Metrics that do not depend on timing. Peaks do: they depend on which episodes overlap."""
     return [
         {
             k: v
@@ -208,7 +208,7 @@ def test_the_preflight_warns_of_observations_that_do_not_fit(
 def test_a_run_with_branches_is_resumed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """R-219. The resumed step has the same branches, and its recorded rewards are found again."""
+    """The resumed step has the same branches, and its recorded rewards are found again."""
     settings = {
         **CALCULATOR,
         "sft__steps": 0,

@@ -502,7 +502,7 @@ def test_memory_of_a_failed_step_is_freed_before_saving() -> None:
 def test_out_of_memory_names_the_phase_and_the_size_of_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int, words: str
 ) -> None:
-    """F33: an engine without memory is a failure of the run, not an empty completion."""
+    """An engine without memory is a failure of the run, not an empty completion."""
     full = raises(torch.OutOfMemoryError("CUDA out of memory"))
     with at_call(monkeypatch, where, number, full), pytest.raises(RunFailed, match=words):
         train(tmp_path, data__heldout=0)

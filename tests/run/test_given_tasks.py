@@ -114,7 +114,7 @@ def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reward_that_rises_in_training_alone_is_called_out(tmp_path: Path) -> None:
-    """R-302: from the third step on, held-out tasks are not solved any more."""
+    """From the third step on, held-out tasks are not solved any more."""
     train = [Task(f"t{n:03}", f"{n}+1=", n + 1) for n in range(20)]
     heldout = [Task(f"h{n:03}", f"{n}+5=", n + 5) for n in range(20)]
     checks = [0]

@@ -42,7 +42,7 @@ KILLS = {0: 1, 1: 4, 2: 7}
 
 @pytest.mark.parametrize("seed", KILLS)
 def test_run_killed_at_a_step_equals_the_uninterrupted_run(tmp_path: Path, seed: int) -> None:
-    """R1. With seed 0 also F34: the process that recovers from a kill is killed as it saves."""
+    """With seed 0, the process that recovers from a kill is also killed while it saves."""
     run, whole = tmp_path / "killed", tmp_path / "whole"
     flags = {
         name: tiny_recipe(tmp_path, run__name=name, run__steps=8, run__seed=seed, data__heldout=0)

@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.slow
 def test_another_process_computes_what_one_process_does(tmp_path: Path, server: Running) -> None:
-    """Requirement R-189."""
+    """A Sixfold server as the sampler gives the run of the embedded engine."""
     here = run(tmp_path, "here")
     there = run(
         tmp_path, "there", rollout__backend__kind="sixfold", rollout__backend__url=server.url

@@ -1,5 +1,5 @@
-"""Tools: shown to the model by its template, called in its words, given back to the client as
-calls. The model here says what a script says.
+"""Tools: shown to the model by its template, and returned to the client as calls. A script replaces
+the model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SAID = (
 
 
 class Script:
-    """In place of the model: the next token of the script is certain, and the end follows it."""
+    """Replaces the model: each token of the script has probability 1, then the end token."""
 
     def __init__(self, engine: Engine, tokens: list[int]) -> None:
         self.cache, self.host = engine.runner.cache, engine.runner.host
@@ -129,7 +129,7 @@ def test_a_call_cut_short_by_the_limit_is_text(scripted: Running) -> None:
 
 
 def test_the_template_sees_tools_calls_and_results_as_text(scripted: Running) -> None:
-    """And nothing of what they spell becomes a special token."""
+    """Special tokens that they spell stay text."""
     client = scripted.client()
     answer = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, max_tokens=200)
     turns: list[Any] = [

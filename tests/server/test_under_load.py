@@ -1,5 +1,5 @@
-"""Many clients at once, some of which leave in the middle: every answer is right, every block comes
-back, nothing hangs; and how a server ends.
+"""Many concurrent clients, some of which disconnect during an answer: answers are right, all blocks
+are freed, and nothing hangs. Also the end of a server.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 
 class Client(threading.Thread):
-    """Asks without pause for some seconds, and at least `ASKED` times; leaves some answers in the
-    middle. It notes what is wrong.
+    """Sends requests without pause for some seconds, at least `ASKED` of them. It disconnects
+    during some answers. `wrong` lists the faults.
     """
 
     def __init__(self, number: int, url: str, expected: dict[int, list[str]], until: float) -> None:
@@ -126,7 +126,7 @@ def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy
 def test_a_client_that_leaves_frees_its_blocks_at_once(
     chat_policy: Policy, tmp_path: Path, stream: bool
 ) -> None:
-    """While another goes on. The rest of the long completion is never sampled, and the record says
+    """Another client continues. The rest of the long completion is not sampled, and the record says
     that it was aborted.
     """
     with running(chat_policy, slowed(0.02), record=tmp_path) as server:
@@ -171,8 +171,8 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
 
 @pytest.mark.slow
 def test_a_request_of_a_larger_priority_overtakes_in_the_queue(chat_policy: Policy) -> None:
-    """One sequence at a time, and no step before all requests have arrived. The engine has taken
-    the first one by then; of the others the last to come is next.
+    """The engine runs one sequence at a time, and makes no step before all requests have arrived.
+    It has taken the first one by then. Of the others, the last one to arrive is next.
     """
     all_are_here = threading.Event()
     started: list[int] = []
@@ -272,8 +272,8 @@ def wait_for(url: str, process: subprocess.Popen[str]) -> None:
 def test_the_command_serves_and_a_signal_ends_it_within_its_grace(
     chat_policy: Policy, tmp_path: Path
 ) -> None:
-    """A long answer runs when SIGTERM comes: it is given up after the grace, its record is on the
-    disk, and the process is gone.
+    """SIGTERM arrives during a long answer. The answer is aborted after the grace period, its
+    record is on the disk, and the process ends.
     """
     chat_policy.save(tmp_path / "model")
     command = [
@@ -338,7 +338,7 @@ def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy
         server.thread.join(60)
         assert not server.thread.is_alive()
         assert server.engine.stats.decoded_tokens < 200, (
-            "the whole answer was sampled: it was not given up"
+            "the whole answer was sampled: it was not aborted"
         )
         asking.join(60)
         assert got and not asking.is_alive()
@@ -347,11 +347,11 @@ def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy
 
 
 @pytest.mark.slow
-def test_no_look_through_all_that_was_imported_stops_the_streams(
+def test_garbage_collection_of_imported_objects_does_not_pause_streams(
     chat_policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full garbage collection visits every object that is not set aside: a quarter of a second
-    with PyTorch and transformers loaded.
+    """A full garbage collection visits every object that is not frozen. With PyTorch and
+    transformers loaded, it takes a quarter of a second.
     """
     chat_policy.save(tmp_path)
     visited: list[int] = []

@@ -151,7 +151,7 @@ def run(arguments):
 def test_unused_definitions_and_options_are_found(
     sources: Callable[[str], None],
 ) -> None:
-    """A function that mentions itself does not live by it."""
+    """A function that is mentioned only by itself counts as unused."""
     sources(EXAMPLE)
     dead = {"UNUSED", "Box.third", "alone"}
     assert unreached(Package()) == {f"cli.train.{name}" for name in dead}

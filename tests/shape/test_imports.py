@@ -1,6 +1,4 @@
-"""Who may import whom. The rules are the house's walls: breaking one is a change of design, not of
-code.
-"""
+"""Import rules between packages. To change a rule is to change the design."""
 
 from __future__ import annotations
 
@@ -92,8 +90,8 @@ ALLOWED = {
         "types",
     },
 }
-"""Package or leaf module -> what of ours it may import besides itself. `TOP` puts packages
-together and may import any below.
+"""Package or leaf module -> the modules of Sixfold that it may import besides itself. A package of
+`TOP` may import any package below it.
 """
 
 TOP = ("run", "commands", "api", "cli", "__main__")
@@ -145,10 +143,10 @@ def _may(room: str, imported: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "others"), [("processes.program", set()), ("rollout.vllm_worker", VLLMS)]
 )
-def test_what_runs_under_another_interpreter_needs_nothing_of_ours(
+def test_programs_of_another_interpreter_import_nothing_from_sixfold(
     name: str, others: set[str]
 ) -> None:
-    """But for type annotations."""
+    """Except for type annotations."""
     ((path, tree),) = [(path, tree) for module, path, tree in modules() if module == name]
     tree.body = [node for node in tree.body if not isinstance(node, ast.If)]
     found = {i.split(".")[0] for i in imports(name, path, tree)}
@@ -168,7 +166,7 @@ def test_no_role_knows_a_concrete_algorithm(room: str) -> None:
 
 
 def test_controller_imports_only_role_contracts() -> None:
-    """Of every role only its Protocol, so that six fakes will do."""
+    """It imports only the Protocol of each role, so fakes can replace all six roles."""
     for name in (n for n in OURS if _room(n) == "controller"):
         players = {
             i
@@ -179,7 +177,7 @@ def test_controller_imports_only_role_contracts() -> None:
 
 
 def test_every_row_of_the_zoo_has_a_file_of_its_own_name_or_of_its_predecessors() -> None:
-    """And the rule above sees it."""
+    """The rule above covers these files."""
     from sixfold.algorithm.zoo import ZOO
 
     assert {f"algorithm.{name}" for name in ZOO} - ALGORITHMS == {
@@ -237,9 +235,9 @@ WITHOUT_TORCH = [
 
 
 @pytest.mark.slow
-def test_what_only_parses_checks_or_reports_imports_no_torch() -> None:
-    """All of them in one fresh interpreter; a failure names the first module that brings
-    torch in.
+def test_packages_that_parse_check_or_report_do_not_import_torch() -> None:
+    """One new interpreter imports all of them. A failure names the first module that imports
+    torch.
     """
     code = (
         "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module('sixfold.' +"
@@ -249,7 +247,7 @@ def test_what_only_parses_checks_or_reports_imports_no_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, *WITHOUT_TORCH], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"torch came in with sixfold.{done.stderr.strip()}"
+    assert done.returncode == 0, f"torch is imported by sixfold.{done.stderr.strip()}"
 
 
 @pytest.mark.parametrize("name", LEAVES)

@@ -108,7 +108,7 @@ def share_of_calls(model: PreTrainedModel) -> float:
 
 @pytest.mark.slow
 def test_unmasked_training_teaches_the_tools_output_and_masked_training_does_not() -> None:
-    """R-216; docs/environments.md quotes the figures. Without the mask, most of the gradient goes
+    """docs/environments.md quotes the figures. Without the mask, most of the gradient goes
     into the output, and the policy learns less to call the tool.
     """
     start = tiny_model()
@@ -128,7 +128,7 @@ def on_policy(model: PreTrainedModel, temperature: float) -> Batch:
 
 
 def test_the_trap_of_a_trained_observation_is_found_by_the_mask_check() -> None:
-    """R-299: someone changes the mask between rollout and trainer."""
+    """The mask is changed between rollout and trainer."""
     model = tiny_model()
     batch = on_policy(model, 1.0)
     b, t = (batch.tokens == OUTPUT[0]).nonzero()[0].tolist()
@@ -143,7 +143,7 @@ def test_the_trap_of_a_trained_observation_is_found_by_the_mask_check() -> None:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_the_trap_of_another_temperature_is_found_by_the_mismatch(temperature: float) -> None:
-    """R-299: the engine samples at one temperature and the trainer scores at 1."""
+    """The engine samples at one temperature and the trainer scores at 1."""
     model = tiny_model()
     batch = on_policy(model, temperature)
     trainer = make_trainer(model)

@@ -59,7 +59,7 @@ sizes = st.integers(1, 9)
 def test_fsdp_to_tensor_parallel_and_back(
     shape: tuple[int, int], shards: int, tensor: int, dim: int
 ) -> None:
-    """R-174: for every number of FSDP and tensor ranks, also those that do not divide."""
+    """For every number of FSDP and tensor ranks, even if one number does not divide the other."""
     ranks = max(shards, tensor)
     given = torch.arange(1.0, 1.0 + math.prod(shape)).view(shape)
     nothing = empty_box(shape)

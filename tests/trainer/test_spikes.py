@@ -82,7 +82,7 @@ def test_contributions_are_the_gradients_at_the_logits_of_the_tokens() -> None:
 
 @pytest.mark.parametrize("tokens", [16, 4096])
 def test_the_row_that_causes_a_spike_is_named_and_the_update_is_clipped(tokens: int) -> None:
-    """F30: one row weighs 1000 times as much as before, in any division into micro-batches."""
+    """One row weighs 1000 times as much as before, in any division into micro-batches."""
     model, batch = tiny_model(), ragged_batch(0)
     limits = {"grad_clip": 0.5, "max_tokens_per_microbatch": tokens, "learning_rate": 1e-6}
     trainer, loss = make_trainer(model, **limits), grpo().compute_loss

@@ -53,7 +53,7 @@ def test_tests_of_constant_functions_are_found_also_as_json_text(trials: Trials)
 
 
 def test_faulty_reference_solutions_of_all_tasks_are_run(trials: Trials) -> None:
-    """The audit tries them in a form that the verifier reads, though no form earns anything."""
+    """The audit tries them in a form that the verifier reads, although no form earns a reward."""
     tasks = [task(f"t{n}", "def add(a, b):\n    return a - b", ADD) for n in range(2)]
     finding = check_reference(trials, right_answers(trials, tasks), tasks)
     assert [": earned 0, wrong_answer" in detail for detail in finding.details] == [True, True]

@@ -146,7 +146,7 @@ def test_a_failed_question_counts_for_everyone_who_asked_it(fake: FakeJudge) -> 
 
 
 async def arrived(fake: FakeJudge, count: int) -> None:
-    """Wait until so many requests are at the endpoint."""
+    """Wait until `count` requests have arrived at the endpoint."""
     while fake.most < count:
         await asyncio.sleep(0.01)
 
@@ -170,7 +170,7 @@ def test_a_cancelled_question_does_not_cancel_an_equal_one(fake: FakeJudge) -> N
 def test_the_answers_to_sent_requests_are_stored_when_a_run_stops(
     fake: FakeJudge, tmp_path: Path
 ) -> None:
-    """They have to be paid. A question that was not sent is dropped."""
+    """They cost money in any case. A question that was not sent is dropped."""
     fake.held = True
     judge = Judge(fake.settings(concurrency=2))
     judge.keep_in(tmp_path)

@@ -21,7 +21,7 @@ The answer is in English.
 
 
 def adds(request: Asked) -> bool:
-    """Whether an answer says what the sum in the question is."""
+    """True if the answer is the sum in the question."""
     total = str(sum(int(n) for n in re.findall(r"\d+", request.data["question"])))
     found = re.findall(r"-?\d+", request.data["answer"])
     return found[-1:] == [total] and "," not in request.data["answer"]

@@ -1,4 +1,4 @@
-"""Everything ends with its owner, however that ends (failure F18)."""
+"""Sandboxed programs end with their owner, for any reason that the owner ends."""
 
 from __future__ import annotations
 
