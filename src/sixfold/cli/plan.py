@@ -9,7 +9,7 @@ from ..errors import UserError
 from .parsing import VerbParser, above_zero
 
 TEXT = """\
-Say whether a run fits, how long a step takes, what limits it and what it costs.
+Predict whether a run fits, how long a step takes, what limits it and what it costs.
 
     sixfold plan gsm8k --gpus 1xL4
     sixfold plan 70B --gpus 64xH100 --length 4000 --rollout.max_new_tokens 8192

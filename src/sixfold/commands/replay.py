@@ -246,7 +246,7 @@ class _Replay:
         if RunState.of(self.checkpoint).unlogged:
             self._end_of(self.checkpoint.step, learners)
         for earlier in range(self.checkpoint.step + 1, step):
-            self.say(f"replaying step {earlier} on the way")
+            self.say(f"replaying step {earlier} first")
             lines = self._trained(controller, self._read(earlier))
             wrong = next((line.what for line in lines if line.verdict == "DIFFERS"), "")
             if wrong and not result.earlier:

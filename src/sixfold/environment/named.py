@@ -33,7 +33,7 @@ class Named:
 
     Attributes:
         noun: name of the kind, for messages.
-        member: what the name after the colon is, for messages.
+        member: kind of the object after the colon, for messages.
         built_in: built-in name -> `module:object`.
     """
 

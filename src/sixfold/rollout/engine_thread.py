@@ -80,7 +80,7 @@ class EngineThread:
     Args:
         engine: the engine.
         renderer: decodes completions. Used only by this thread. None if no job has text.
-        max_queue: most prompts that may wait to start; None for no limit.
+        max_queue: maximum number of prompts that may wait to start; None for no limit.
 
     Attributes:
         aborted: number of jobs with an aborted choice.

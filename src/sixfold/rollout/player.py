@@ -44,7 +44,7 @@ class Limits:
 
     Attributes:
         tokens: longest sequence in tokens, including the prompt.
-        turns: most replies.
+        turns: maximum number of replies.
         step_s: time limit of one step of the environment in seconds. None: no limit.
     """
 

@@ -20,10 +20,10 @@ from .neutral import NEUTRAL, without_neutral
 from .structured import Form
 
 MAX_CHOICES = 1024
-"""Most completions of one request: number of prompts times n."""
+"""Maximum number of completions of one request: number of prompts times n."""
 
 MAX_TOKENS = 1 << 22
-"""Most sampled tokens per prompt: n times the longest completion.
+"""Maximum number of sampled tokens per prompt: n times the longest completion.
 
 The engine draws the noise of all of them at once.
 """
@@ -255,7 +255,7 @@ class Limits:
         vocabulary: number of token ids.
         context: longest sequence that the model and the KV cache support, in tokens.
         default_tokens: longest completion of a request without a limit, in tokens.
-        characters_per_token: most characters of one token.
+        characters_per_token: maximum number of characters of one token.
     """
 
     vocabulary: int

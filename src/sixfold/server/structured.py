@@ -29,7 +29,7 @@ It is bounded: otherwise a model may write white space up to its token limit.
 """
 JSON_MARKS = '{}[]":,'
 MAX_GRAMMAR = 1 << 18
-"""Most characters of a grammar."""
+"""Maximum number of characters of a grammar."""
 
 
 @dataclass(frozen=True)

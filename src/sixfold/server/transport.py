@@ -22,7 +22,7 @@ T = TypeVar("T")
 BODY_SECONDS = 30.0
 """Time limit for the arrival of a body."""
 CLIENT_GONE = 499
-"""Status in the metrics for a request whose client disconnected. It is never received."""
+"""Status in the metrics for a request whose client disconnected. It is never sent."""
 
 
 class Bodies:

@@ -195,7 +195,7 @@ def _rest(ended: Ended) -> Answer:
 
 
 def _reply(line: bytes) -> dict[str, Any] | None:
-    """One reply, or None if it is malformed. Parsing must stay cheap, whatever the line is."""
+    """One reply, or None if it is malformed. Parsing must be cheap for any line."""
     printed = _PRINTED.fullmatch(line)
     if printed is None and len(line) > LONGEST_REPLY:
         return None

@@ -12,7 +12,7 @@ import pickletools
 import zlib
 
 LARGEST = 256 << 20
-"""Most bytes of the decompressed text."""
+"""Maximum number of bytes of the decompressed text."""
 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}

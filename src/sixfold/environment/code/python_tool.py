@@ -10,7 +10,7 @@ from ..tools.tool import tool
 from .shared import shared_sandbox
 
 SHOWN_CHARACTERS = 2000
-"""Most characters of each output stream that the policy sees."""
+"""Maximum number of characters of each output stream that the policy sees."""
 
 LIMITS = Limits(output_bytes=1 << 20)
 

@@ -35,10 +35,10 @@ from .results import Judged, Result
 from .task_tests import TestsError, positive
 
 MOST_ASSERTS = 4096
-"""Most asserts per file whose truth value may be negated."""
+"""Maximum number of asserts per file whose truth value may be negated."""
 
 LONGEST_RESULT = 8 << 20
-"""Most bytes of all reports of the tests."""
+"""Maximum number of bytes of all reports of the tests."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Result:
         """The grade of the program.
 
         Args:
-            fraction: pay the share of cases that pass. False: 1 if all pass, else 0.
+            fraction: True: the value is the share of cases that pass. False: 1 if all pass, else 0.
             first: index of the first case that counts for the share.
         """
         failure, detail = self.failure, self.detail

@@ -88,7 +88,8 @@ class CodeVerifier:
         Args:
             completion: text of the policy.
             tests: tests of the task.
-            fraction: pay the share of hidden cases that pass. False: 1 if all pass, else 0.
+            fraction: True: the value is the share of hidden cases that pass. False: 1 if all pass,
+                else 0.
             longest_s: upper bound of the time limit, also of the task's own. None: no bound.
         """
         language = tests.language if isinstance(tests, Tests) else "diff"

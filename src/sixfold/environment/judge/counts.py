@@ -56,7 +56,7 @@ class Counts:
 
     Attributes:
         asked: questions, including cached ones.
-        cached: questions whose answer was stored, or that were being asked already.
+        cached: questions with a stored answer, or equal to a question in progress.
         calls: answered requests.
         prompt_tokens: prompt tokens of these requests.
         completion_tokens: reply tokens of these requests.
@@ -69,7 +69,7 @@ class Counts:
         first: comparisons won by the completion that was shown first.
         second: comparisons won by the completion that was shown second.
         pairs: pairs that were compared in both orders.
-        unstable: those of them whose verdict changed with the order.
+        unstable: such pairs whose verdict changed with the order.
         usd_total: price of the whole run, in US dollars.
         calls_total: answered requests of the whole run.
     """

@@ -178,7 +178,7 @@ class Judge:
         self._running[key] = task = self._loop.create_task(self._asked(key, question))
         task.add_done_callback(lambda _: self._ended(key))
         try:
-            # A sent request must be paid: store its answer even if the caller is cancelled.
+            # A sent request costs money: store its answer even if the caller is cancelled.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if key not in self._sent:

@@ -99,7 +99,7 @@ class SearchIndex:
 
         Args:
             query: words.
-            count: most results, from 1 to `MAX_RESULTS`.
+            count: maximum number of results, from 1 to `MAX_RESULTS`.
 
         Raises:
             SearchError: if the query has no words, the count is out of range, or the search takes

@@ -43,13 +43,14 @@ class QueryLimits:
     """Limits of one statement.
 
     Attributes:
-        rows: most rows of a result.
-        characters: most characters of a result as JSON. Rows beyond this length are left out.
-        instructions: most instructions of SQLite's virtual machine.
+        rows: maximum number of rows of a result.
+        characters: maximum number of characters of a result as JSON. Rows beyond this length are
+            left out.
+        instructions: maximum number of instructions of SQLite's virtual machine.
         seconds: longest wall time.
-        value_bytes: most bytes of a value, and of a row that SQLite stores or sorts.
-        pages: most pages (4 KiB each) of a database in memory.
-        statement_characters: most characters of a statement.
+        value_bytes: maximum number of bytes of a value, and of a row that SQLite stores or sorts.
+        pages: maximum number of pages (4 KiB each) of a database in memory.
+        statement_characters: maximum number of characters of a statement.
     """
 
     rows: int = 50

@@ -57,8 +57,8 @@ class Guard:
         """Apply the rules and these limits to a statement of the policy.
 
         Args:
-            instructions: most instructions of SQLite's virtual machine.
-            seconds: most wall time.
+            instructions: maximum number of instructions of SQLite's virtual machine.
+            seconds: longest wall time.
         """
         self.trusted = False
         self.refused = self.stopped = ""

@@ -19,7 +19,7 @@ MAX_FOREIGN = 0.05
 """Largest share of letters in other scripts, such as names and quotations."""
 
 MIN_WORDS = 2
-"""Least number of frequent words by which another language is recognised."""
+"""Minimum number of frequent words by which another language is recognised."""
 
 _SCRIPTS = {
     "en": ("LATIN",), "es": ("LATIN",), "fr": ("LATIN",), "de": ("LATIN",), "it": ("LATIN",),

@@ -1,7 +1,7 @@
 """Rewards for short answers in words: a name, a date, a number, a phrase.
 
 The answer is compared as a whole: "Maybe" is not "May", and a list with the right name in it is a
-list. Words of the question and words such as "the" and "is" may stand around it.
+list. Words of the question and words such as "the" and "is" may surround it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def _states(sentence: str, gold: str, question: frozenset[str]) -> bool:
 def _answers(sentence: str, known: frozenset[str], question: frozenset[str]) -> bool:
     """True if a sentence looks like an answer to the question that is not the reference.
 
-    It is a fragment with a name or a number, or says all words of the question with another name.
+    It is a fragment with a name or a number, or contains all words of the question and another
+    name.
     """
     words = _words(sentence)
     others = _names(sentence) - known

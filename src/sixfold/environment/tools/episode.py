@@ -182,7 +182,7 @@ class Done:
 
         Args:
             number: index of the call in the reply.
-            limit: most characters of a result.
+            limit: maximum number of characters of a result.
         """
         more = {"name": self.call.name, "tool_call_id": self.call.id or f"call{number:05}"}
         text = (
@@ -196,7 +196,7 @@ class Done:
         """The event that the trajectory records.
 
         Args:
-            limit: most characters of a result.
+            limit: maximum number of characters of a result.
         """
         done = self.outcome
         shown = (

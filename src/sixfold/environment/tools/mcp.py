@@ -31,7 +31,7 @@ END_S = 8.0
 RESTARTS = 1
 """How often a server that has ended is started again in a run."""
 MAX_TOOLS = 1024
-"""Most tools of one server."""
+"""Maximum number of tools of one server."""
 
 
 @dataclass(frozen=True)

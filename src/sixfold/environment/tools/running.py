@@ -27,7 +27,7 @@ class Slots:
     """Bound on concurrent calls, over all episodes and event loops that share the object.
 
     Args:
-        count: most calls that run at the same time.
+        count: maximum number of calls that run at the same time.
     """
 
     def __init__(self, count: int) -> None:

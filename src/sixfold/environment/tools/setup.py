@@ -18,8 +18,8 @@ class ToolSetup:
         timeout_s: time limit of a call in seconds, unless its tool has its own limit.
         longest_s: upper bound on every time limit. It is below the time limit of a step, so that
             the step can still report a call that was too slow.
-        max_calls: most calls of one reply that are run.
-        max_result: most characters of a result. The rest is cut.
+        max_calls: maximum number of calls of one reply that are run.
+        max_result: maximum number of characters of a result. The rest is cut.
         slots: bound on concurrent calls.
         recorder: records or replays results. None: neither.
     """

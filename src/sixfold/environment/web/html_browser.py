@@ -36,7 +36,7 @@ _KEPT = "%/:=&?~#+!$,;'@()*[]"
 """Characters of an address that are sent as they are."""
 
 SHEETS = 8
-"""Most linked style sheets that are loaded per page."""
+"""Maximum number of linked style sheets that are loaded per page."""
 
 
 class HtmlBrowser:

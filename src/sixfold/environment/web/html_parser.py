@@ -24,10 +24,10 @@ _NOSCRIPT = re.compile(
 )
 
 MOST_NODES = 20_000
-"""Most nodes of a page. Both backends drop further nodes."""
+"""Maximum number of nodes of a page. Both backends drop further nodes."""
 
 MOST_DEPTH = 200
-"""Most levels of nested elements. In both backends, deeper elements become siblings."""
+"""Maximum depth of nested elements. In both backends, deeper elements become siblings."""
 
 
 def parse_page(html: str, sheets: Sequence[str] = ()) -> Element:

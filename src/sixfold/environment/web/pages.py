@@ -8,7 +8,7 @@ from html import escape
 from .catalogue import Product
 
 MOST_OF_ONE = 9
-"""Most pieces of one product in a cart."""
+"""Maximum number of pieces of one product in a cart."""
 
 _PAGE = """<!doctype html>
 <html lang="en">

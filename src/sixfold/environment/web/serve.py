@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 from .site import Request, Response, Site, SiteFault, error_page, refusal
 
 _MOST_BODY = 10_000_000
-"""Most bytes of a request's body."""
+"""Maximum number of bytes of a request's body."""
 
 
 class _Server(ThreadingHTTPServer):

@@ -27,7 +27,7 @@ from .names import role_of
 from .tree import Tree, quoted, tree_of
 
 TYPED_CHARACTERS = 10_000
-"""Most characters of a typed text."""
+"""Maximum number of characters of a typed text."""
 
 _UNTYPED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters except line breaks, and halves of surrogate pairs."""
@@ -40,7 +40,7 @@ class Session:
 
     Args:
         browser: the tab.
-        characters: most characters of a page that are shown at once.
+        characters: maximum number of characters of a page that are shown at once.
     """
 
     def __init__(self, browser: Browser, characters: int) -> None:

@@ -22,7 +22,7 @@ from .pages import (
 )
 
 MOST_BODY = 100_000
-"""Most bytes of a request's body."""
+"""Maximum number of bytes of a request's body."""
 
 _STATUS = {200: "200 OK", 303: "303 See Other", 404: "404 Not Found", 405: "405 Not Allowed"}
 _STATUS |= {422: "422 Unprocessable Content"}

@@ -21,7 +21,9 @@ from .dom import words
 HTML = "text/html; charset=utf-8"
 
 MOST_THREADS = 64
-"""Most requests that wait in threads at the same time. A site that hangs keeps its thread."""
+"""Maximum number of requests that wait in threads at the same time. A site that hangs keeps its
+thread.
+"""
 
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -41,8 +43,8 @@ class Limits:
 
     Attributes:
         seconds: time limit of the whole response.
-        size: most bytes of a response.
-        redirects: most redirects in a row.
+        size: maximum number of bytes of a response.
+        redirects: maximum number of redirects in a row.
     """
 
     seconds: float = 5.0

@@ -20,13 +20,13 @@ from .forms import is_disabled, option_label, options_of
 from .names import BLOCKS, CONTROLS, OPAQUE, Names, is_left_out, role_of, shown_children
 
 NAME_CHARACTERS = 200
-"""Most characters of a name or value."""
+"""Maximum number of characters of a name or value."""
 
 TEXT_CHARACTERS = 1000
-"""Most characters of a line of text."""
+"""Maximum number of characters of a line of text."""
 
 OPTIONS = 50
-"""Most options of a field that are shown."""
+"""Maximum number of options of a field that are shown."""
 
 _TEXT_ROLES = frozenset({"textbox", "searchbox", "spinbutton", "slider", "color"})
 

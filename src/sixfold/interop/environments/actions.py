@@ -18,7 +18,7 @@ from ...types import Message
 
 ARRAYS = ("Box", "MultiBinary", "MultiDiscrete")
 MOST_LISTED = 20
-"""Most named actions that a hint lists."""
+"""Maximum number of named actions that a hint lists."""
 
 _TAGGED = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"(?<![\w.])-?\d+(?!\w|\.\d)")

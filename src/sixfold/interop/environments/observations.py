@@ -14,7 +14,7 @@ TEXT_KEYS = ("text", "observation", "obs", "message", "prompt")
 """Keys of a dictionary whose value may be its text, in the order in which they are tried."""
 
 LONGEST = 256
-"""Most entries of an array that is converted to JSON."""
+"""Maximum number of entries of an array that is converted to JSON."""
 
 
 def observation_text(given: Any) -> str:
@@ -51,7 +51,7 @@ def step_answer(
         action: the action, in a JSON form.
         seen: the observation after it.
         reward: the reward of the step. It becomes the reward of the turn.
-        outcome: how the episode ended. None: it goes on.
+        outcome: how the episode ended. None: it continues.
     """
     event = {"kind": "environment_step", "action": action, "reward": reward}
     if outcome is not None:

@@ -182,8 +182,8 @@ def verifiers_tasks(text: str, limit: int, heldout: int) -> tuple[list[Task], li
 
     Args:
         text: the environment, as for `verifiers_episode`.
-        limit: most training tasks. 0: all.
-        heldout: most evaluation tasks.
+        limit: maximum number of training tasks. 0: all.
+        heldout: maximum number of evaluation tasks.
 
     Returns:
         The training tasks and the evaluation tasks.

@@ -34,7 +34,7 @@ def _never(block: str) -> bool:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A format whose calls stand in marked blocks.
+    """A format whose calls are in marked blocks.
 
     Attributes:
         name: name of the family.

@@ -19,7 +19,9 @@ The normalizers below never drop visible ASCII characters and never merge two of
 """
 
 _LETTERS_PER_CHARACTER = 3
-"""Most non-ASCII letters that normalization merges into one: three Hangul jamo form a syllable."""
+"""Maximum number of non-ASCII letters that normalization merges into one: three Hangul jamo form a
+syllable.
+"""
 
 _KNOWN = {
     *("Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "Strip"),
