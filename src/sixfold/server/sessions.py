@@ -244,7 +244,8 @@ class Sessions:
         idle = (
             name
             for name, conversations in self._open.items()
-            if not any(conversation.busy for conversation in conversations.all)
+            # A copy: a request in the thread of `run` may change the list meanwhile.
+            if not any(conversation.busy for conversation in [*conversations.all])
         )
         oldest = next(idle, None)
         if oldest is None:
