@@ -359,12 +359,13 @@ def _missing_reference(schema: Mapping[str, Any]) -> str:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
+    registry: Registry[Any] = Registry()
     resource = Resource.from_contents(schema, default_specification=DRAFT202012)
-    resolver = Registry().with_resource("", resource).resolver()
+    resolver = registry.with_resource("", resource).resolver()
     for target in _references(schema):
         try:
             resolver.lookup(target)
-        except Unresolvable:
+        except (Unresolvable, ValueError):  # ValueError: a name where a list needs an index
             return f"its $ref {target!r} does not exist"
     return ""
 
