@@ -1,5 +1,5 @@
-"""The plan's numbers against hand counts, transformers' own model and the trainer's own packing;
-its refusals against exact lines.
+"""Plans: their numbers compared with counts by hand, the real model and the trainer's packing, and
+the messages of their refusals.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def test_the_numbers_of_the_defaults_by_hand() -> None:
     plan = make_plan(Recipe())
     assert plan.trajectories == 8 * 8
     assert (plan.longest_tokens, plan.max_prompt_tokens) == (512, 448)
-    # 8 prompts of 448 and 64 completions of 64 are 7,680 tokens; a micro-batch closes with at least
-    # 4096 - 511 in it, one prompt of them
-    # perhaps a repeat, so 3,137 new ones: two can be closed, and one more holds the rest
+    # 8 prompts of 448 tokens and 64 completions of 64 are 7,680 tokens. A full micro-batch has at
+    # least 4096 - 511 tokens. 448 of them may repeat a prompt of the previous micro-batch, so at
+    # least 3,137 are new. Two micro-batches can be full, and a third one has the rest.
     assert plan.microbatches == 3
     assert plan.step_tokens == 7680
     assert plan.kv_tokens == 256 * 512 and plan.kv_blocks == 8192
-    # keys and values, 4 layers, 2 heads of 32 numbers, 4 bytes: 2 KiB a token
+    # keys and values, 4 layers, 2 heads of 32 numbers, 4 bytes: 2 KiB per token
     assert plan.kv_bytes == 256 * 512 * 2 * 4 * 2 * 32 * 4
     assert not plan.keeps_reference
     assert plan.evaluations == 11
@@ -374,7 +374,7 @@ def test_the_explanation_counts_optimizer_steps() -> None:
         " each epoch" in ppo
     )
     assert "computed per pass over the samples" in says("training", "--algorithm.name=ppo")
-    # 4 minibatches: each of them closes a micro-batch of its own
+    # each of the 4 minibatches ends a micro-batch
     assert "1 epoch x 4 minibatches = 4 optimizer steps, at most 6 micro-batches" in says(
         "step", "--algorithm.minibatches=4"
     )
@@ -480,8 +480,8 @@ def test_the_explanation_says_whose_weights_sample() -> None:
 def test_the_explanation_says_what_dynamic_sampling_will_cost() -> None:
     found = fact("refill", "--algorithm.dynamic_sampling=3", "--rollout.samples_per_prompt=4")
     assert found is not None
-    # q = p^4 + (1 - p)^4: 0.6562 for 0.1 and 0.9, 0.125 for 0.5; q + q^2 more groups, q^3 never
-    # mixed
+    # q = p^4 + (1 - p)^4 is the share of equal rewards: 0.6562 for 0.1 and 0.9, 0.125 for 0.5.
+    # The two further rounds sample q + q^2 more groups, and a share of q^3 stays degenerate.
     costs = [(q + q**2, q**3) for q in (0.1**4 + 0.9**4, 2 * 0.5**4, 0.9**4 + 0.1**4)]
     assert (
         f"probability 0.1, 0.5, 0.9: {', '.join(f'{more:.2f}' for more, _ in costs)} more groups"
@@ -540,7 +540,7 @@ def test_branches_in_a_browser_are_refused(name: str) -> None:
 def test_requested_and_resolved_values_are_separate() -> None:
     plan = make_plan(recipe("--algorithm.clip_high=0.2"))
     assert plan.recipe.algorithm.clip_low is None and plan.algorithm.clip_low == 0.2
-    # 0.2 is what grpo would have taken anyway; it was asked for all the same
+    # 0.2 is also grpo's default, but it was requested
     assert asked_settings(plan.recipe) == [
         ("run.name", '"x"', '"run"'),
         ("algorithm.clip_high", "0.2", "the algorithm's own"),

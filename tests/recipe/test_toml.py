@@ -1,4 +1,4 @@
-"""Recipes as text: every mistake is one exact line, and what is written loads back equal."""
+"""Recipes as text: each mistake gives one exact line, and a written recipe loads back equal."""
 
 from __future__ import annotations
 

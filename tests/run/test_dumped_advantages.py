@@ -24,7 +24,7 @@ def test_advantages_of_turns_are_dumped_by_token_and_read_back(tmp_path: Path) -
     rows[3].task_id = "u"
     groups = [Group(task, rows[:3]), Group(other, rows[3:])]
     batch = collate(groups)
-    values = torch.full_like(batch.old_logp, 9.0)  # whatever stands at tokens of others
+    values = torch.full_like(batch.old_logp, 9.0)  # values at other tokens are ignored
     values[0, 1:5] = torch.tensor([0.25, 0.25, 9.0, -0.5])
     values[1, [1, 3]] = 0.75
     values[3, 2:5] = torch.tensor([-1.0, -1.0, 2.0])

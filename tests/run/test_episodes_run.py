@@ -238,7 +238,7 @@ def test_a_run_with_branches_is_resumed_and_replayed(
 
 
 class Twice(Echo):
-    """Two turns, whatever the first reply is. The final reward counts digits of the second."""
+    """Two turns for any first reply. The final reward counts digits of the second reply."""
 
     async def step(self, action: Action) -> Observation | End:
         if not self.first:

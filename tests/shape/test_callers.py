@@ -98,7 +98,7 @@ def unreached(package: Package) -> set[str]:
 def test_an_entry_point_reaches_every_definition() -> None:
     found = unreached(package())
     assert sorted(found - set(UNREACHED)) == []
-    assert sorted(set(UNREACHED) - found) == [], "reached by now: take these off the list"
+    assert sorted(set(UNREACHED) - found) == [], "these are reached: remove them from the list"
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_call_passes_every_option() -> None:
     unexpected = {n for n, function in expected.items() if not {n, function} & set(NEVER_PASSED)}
     assert sorted(unexpected) == []
     used = found | set(expected.values())
-    assert sorted(set(NEVER_PASSED) - used) == [], "passed by now: take these off the list"
+    assert sorted(set(NEVER_PASSED) - used) == [], "these are passed: remove them from the list"
 
 
 @pytest.fixture

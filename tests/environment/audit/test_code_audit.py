@@ -44,7 +44,7 @@ def test_reference_solutions_are_run_and_faulty_ones_are_named(trials: Trials) -
 
 
 def test_tests_of_constant_functions_are_found_also_as_json_text(trials: Trials) -> None:
-    """The search fills in the name of the function, in whatever form the tests are."""
+    """The search fills in the name of the function, for every form of the tests."""
     zero = json.dumps({"type": "function", "fn_name": "zero", "hidden": [[[1], 0], [[2], 0]]})
     tasks = [task(f"zero {n}", "def zero(x): return 0", zero) for n in range(2)]
     exploits = find_exploits(trials, tasks, ["{answer}"], seed=0)
