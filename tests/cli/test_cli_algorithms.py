@@ -1,6 +1,4 @@
-"""`sixfold algorithms`: the table at any width, one algorithm in full, and lines that can be
-pasted.
-"""
+"""`sixfold algorithms`: the table at any width, one algorithm in full, and converted settings."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def read_back(text: str) -> list[dict[str, str]]:
-    """The table's cells, from where the rule under the head says that columns are."""
+    """The cells of the table. The rule below the head marks the columns."""
     rows: list[dict[str, str]] = [{} for _ in ROWS]
     for block in text.split("\n\n"):
         head, rule, *lines = block.splitlines()
@@ -139,7 +137,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def paste(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
-    """(what is to be pasted, the rest) of a conversion."""
+    """(settings to paste, remaining output) of a conversion."""
     text = printed(capsys, "--convert", *argv)
     _, block = text.split(f"{argv[1]} in {argv[0]}\n\n")
     command, _, rest = block.partition("\n\n")
@@ -147,7 +145,7 @@ def paste(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
 
 
 def words(command: str) -> Sequence[str]:
-    """As a shell reads them."""
+    """The words of a command, as a shell splits them."""
     return shlex.split(command.replace("\\\n", " "))
 
 

@@ -1,6 +1,4 @@
-"""`sixfold diff` shows what differs, keeps quiet about what does not, and reads what a killed run
-leaves.
-"""
+"""`sixfold diff` shows only differences, and reads the files of a killed run."""
 
 from __future__ import annotations
 
@@ -104,7 +102,7 @@ def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path]) -> None:
 
 
 def test_no_row_shows_the_same_text_twice(runs: tuple[Path, Path]) -> None:
-    """Values that differ in the eighth digit, or after 48 characters."""
+    """Even for values that differ only in the eighth digit, or after 48 characters."""
     long = "x" * 60
     for run, last, value in ((runs[0], "a", 0.123456789), (runs[1], "b", 0.123456780)):
         (run / "recipe.toml").write_text(f'[run]\nname = "{long}{last}{long}"\nrate = {value}\n')

@@ -1,5 +1,5 @@
-"""The command line is a promise: its verbs, flags and settings are frozen in options.txt, so that a
-change is seen and meant.
+"""The verbs, flags and settings of the command line equal options.txt, so that no change is
+accidental.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def test_a_reward_given_from_python_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_given_from_python_is_refused(tmp_path: Path) -> None:
-    """Also one that is made of Sixfold's parts: its row is not on disk."""
+    """This includes an algorithm made of Sixfold's parts, because its row is not on disk."""
     given = tiny_recipe(tmp_path, run__steps=1, sft__steps=0, data__heldout=0)
     recipe = parse_recipe('run.name = "r"', "test", given)
     assert train_run(recipe, algorithm=make_algorithm(ZOO["reinforce"], 1)) == 0

@@ -1,5 +1,5 @@
-"""The task that algorithms run alone on: its sums, the loop on it, which is whole and repeats
-itself bit for bit, and what `main` prints.
+"""The small task that compares algorithms: its sums, its loop, which is reproducible bit for bit,
+and the output of `main`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sixfold.types import Task
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As `build_world` sets it, and back again."""
+    """Use one thread, as `build_world` does, and restore the number afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -60,7 +60,7 @@ def few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base that has hardly learned the form, and its teacher."""
+    """A base model that has hardly learned the form of answers, and its teacher."""
     folder = tmp_path_factory.mktemp("models")
     with small():
         make_base(folder / "base", seed=0, steps=12)
@@ -69,7 +69,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def even(completion: str, task: Task) -> float:
-    """A reward that groups of hardly trained samples differ in."""
+    """A reward with different values within groups of a hardly trained model."""
     return float(len(completion) % 2 == 0)
 
 

@@ -1,4 +1,4 @@
-"""Only what follows the last finished thought is an answer."""
+"""Only the text after the last finished thought is an answer."""
 
 from __future__ import annotations
 

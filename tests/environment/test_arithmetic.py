@@ -1,5 +1,5 @@
-"""Sums with traces: the trace proves its answer, terms in another order are the same task, the
-reward reads the last integer.
+"""Sums with traces: the trace gives the answer, the order of terms does not make another task, and
+the reward reads the last integer.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Rewards with `cached` are asked once about a completion of a task; failures are asked again."""
+"""Rewards with `cached` are called once per completion of a task. Failed checks are repeated."""
 
 import asyncio
 from pathlib import Path

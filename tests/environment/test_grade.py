@@ -1,4 +1,4 @@
-"""Grades reach the reward of their trajectory, failures are never values, and run once more."""
+"""Grades reach the reward of their trajectory. Failed checks have no value and run once more."""
 
 import asyncio
 import json
@@ -186,7 +186,7 @@ def test_only_a_sound_reply_of_a_worker_becomes_an_outcome(
 
 @pytest.mark.slow
 def test_grades_of_all_forms_arrive_from_processes_and_from_here() -> None:
-    """Also entries of a TRL function, of which one fails and one does not apply."""
+    """This includes entries of a TRL function, of which one fails and one does not apply."""
     names = ["graded", "graded_async", "graded_group"]
     texts = ["passed", "wrong_answer", "timeout", "compile_error", "failed", "plain"]
     with Environment([f"{REWARDS}:{n}" for n in names], error_budget=1.0) as environment:

@@ -1,6 +1,4 @@
-"""Outcomes reach the check that they belong to, and nothing that a check has started
-outlives it.
-"""
+"""Every check gets its own outcome, and all processes that a check has started end with it."""
 
 import asyncio
 import os
@@ -68,7 +66,7 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("reward", ["forked", "forked_async"])
 @pytest.mark.parametrize("way", ["raise", "return", "exit"])
 def test_the_child_of_a_reward_does_not_answer_for_it(way: str, reward: str) -> None:
-    """Every text has another length, so a reply that is one check too early shows."""
+    """All texts have different lengths, so the reply of another check would be noticed."""
     texts = [way] + ["x" * (20 + n) for n in range(20)] + [way]
     assert {n: o.values for n, o in outcomes(reward, texts, workers=2).items()} == {
         n: [float(len(t))] for n, t in enumerate(texts)
@@ -114,7 +112,7 @@ SOUND = '{"values": [5.0], "error": null, "seconds": 0.1, "cause": ""}'
 def test_only_a_sound_reply_of_the_worker_to_the_running_check_counts(
     other_pid: int, number: int, body: str, error: str | None
 ) -> None:
-    """Written by the worker itself. Number 1 is the answer about the rewards, 2 the first check."""
+    """The worker itself writes the replies. Number 1 is about the rewards, 2 is the first check."""
     pool = WorkerPool([f"{SAMPLE}:stray"], workers=1, timeout_s=5.0)
     try:
         asyncio.run(pool.rewards())

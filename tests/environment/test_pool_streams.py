@@ -1,5 +1,5 @@
-"""Checks that arrive and are cancelled at any time, in processes that fail in every way: each that
-is waited for gets one outcome, its own.
+"""Checks that arrive and are cancelled at any time, in processes that fail in every way. Every
+check that is not cancelled gets exactly its own outcome.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def test_64_async_checks_take_the_slowest_not_the_sum() -> None:
 
 @pytest.mark.slow
 def test_async_checks_end_at_their_own_time_limit() -> None:
-    """Also one that ignores its cancellation. All others run in the same process."""
+    """Even a check that ignores its cancellation. All checks run in the same process."""
 
     async def use(pool: WorkerPool) -> tuple[list[Outcome], list[Outcome]]:
         texts = ["process", "hang", "stubborn", "raise", "exit", "sleep 0.5", "process"]
@@ -148,7 +148,7 @@ def test_300_cancelled_checks_leave_nothing_behind(reward: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_cancelled_check_behind_another_delays_nobody() -> None:
+def test_a_cancelled_check_behind_another_delays_no_other_check() -> None:
     """Several checks share a request. The cancelled one begins after the first has ended."""
 
     async def use(pool: WorkerPool) -> tuple[list[float | None], float]:
@@ -198,7 +198,7 @@ def test_a_pool_that_leaves_the_event_loop_ends_busy_processes() -> None:
 
 @pytest.mark.slow
 def test_one_event_loop_at_a_time() -> None:
-    """A check that still waits in a loop that stands still would never get its outcome."""
+    """A check that waits in an event loop that does not run would never get its outcome."""
 
     async def begin(pool: WorkerPool) -> None:
         waiting.append(asyncio.ensure_future(pool.check(check("ok"))))
@@ -234,7 +234,7 @@ def test_a_process_that_dies_without_a_check_harms_none() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_does_not_read_delays_no_other_work() -> None:
-    """A request larger than the pipe: what does not fit is sent when the process reads on."""
+    """A request is larger than the pipe. The rest is sent when the process continues to read."""
     large = "x" * 3_000_000
 
     async def use(pool: WorkerPool) -> tuple[int, Outcome, Outcome]:

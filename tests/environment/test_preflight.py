@@ -1,4 +1,4 @@
-"""The verdict changes exactly at its borders, and answers that know nothing earn nothing."""
+"""The pre-flight: the limits of its verdicts, and answers without knowledge of the task."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def test_no_rewards_no_verdict() -> None:
 
 
 def test_a_degenerate_group_is_all_right_or_all_wrong() -> None:
-    """p^K + (1 - p)^K: .9^4 + .1^4 = .6561 + .0001; and the same as counting outcomes."""
+    """p^K + (1 - p)^K: .9^4 + .1^4 = .6561 + .0001. Counting all outcomes gives the same."""
     assert degenerate_probability(0.9, 4) == pytest.approx(0.6562, abs=1e-12)
     assert [degenerate_probability(p, 8) for p in (0.0, 1.0)] == [
         1.0,
@@ -55,8 +55,8 @@ def test_a_degenerate_group_is_all_right_or_all_wrong() -> None:
 
 
 def test_what_refilling_will_cost_by_hand() -> None:
-    """Half the groups degenerate, three rounds: 1/2 + 1/4 extra groups a slot, 1/8 of the slots
-    never filled.
+    """Half of the groups are degenerate, three rounds: 1/2 + 1/4 extra groups per slot, and 1/8 of
+    the slots stay degenerate.
     """
     assert expected_refill(0.5, 3) == (0.75, 0.125)
     assert expected_refill(0.5, 1) == (0.0, 0.5)

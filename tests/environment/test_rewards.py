@@ -1,5 +1,5 @@
-"""Names become rewards, TRL's functions get what TRL gives them, and a value that is no finite
-number is refused.
+"""Rewards by name, functions with TRL's arguments, and refusal of values that are not finite
+numbers.
 """
 
 import asyncio
@@ -252,7 +252,7 @@ def test_values_that_are_not_rewards(reward: Any) -> None:
 def test_a_file_that_was_just_edited_runs_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytecode of a source with the same size and second of change would be taken for current."""
+    """Python would use old bytecode if the source has the same size and second of change."""
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     file = tmp_path / "mine.py"
     for value in (1.0, 2.0):

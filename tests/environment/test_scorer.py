@@ -1,5 +1,5 @@
-"""Every trajectory gets a reward, a failing check is recorded and touches no other, and too many of
-them stop the run.
+"""Every trajectory gets a reward. A failed check is recorded and affects no other. Too many failed
+checks stop the run.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def test_scores_land_on_their_own_trajectories() -> None:
 
 @pytest.mark.slow
 def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check costs one call and one line: no process, no request and no system call of its own
+    """A check costs one call and one line. It needs no separate process, request or system call
     (`benchmarks/reward_checks.py`).
     """
     counts: Counter[str] = Counter()
@@ -171,7 +171,7 @@ def test_one_failing_reward_of_two_leaves_no_value_but_the_other_part() -> None:
 
 @pytest.mark.slow
 def test_the_error_budget_stops_the_run_early() -> None:
-    """After two failures: 64 of them would take 19 s."""
+    """It stops after two failures: 64 of them would take 19 s."""
     with Environment([f"{SAMPLE}:told"], timeout_s=0.3, error_budget=0.02) as environment:
         with pytest.raises(
             RewardBudgetExceeded,
@@ -237,7 +237,7 @@ def test_a_hanging_trl_function_costs_its_group() -> None:
 
 @pytest.mark.slow
 def test_trajectories_with_a_reward_are_not_checked_again() -> None:
-    """By any kind of reward; the group of a TRL function is then what is left of it."""
+    """By any kind of reward. A TRL function gets only the other trajectories of the group."""
     seen: list[str] = []
 
     def local(completion: str, task: Task) -> float:
@@ -264,8 +264,8 @@ def test_trajectories_with_a_reward_are_not_checked_again() -> None:
 
 @pytest.mark.slow
 def test_a_step_scored_in_rounds_has_one_error_budget() -> None:
-    """A quarter may fail. Failures of the rounds before count with their checks; a trajectory that
-    no reward applies to is no failure.
+    """A quarter of the checks may fail. Checks and failures of earlier rounds count. A trajectory
+    to which no reward applies is not a failure.
     """
     first, second, third = (
         group(["raise", *"abcdefg"]),
@@ -385,8 +385,8 @@ def test_math_answers_by_algebra_in_a_process() -> None:
 
 
 def test_a_stream_scores_each_trajectory_as_it_ends() -> None:
-    """A reward of single completions is there after `add`, one over groups after `finish`. What is
-    not added is added by `finish`, and a given reward stays.
+    """Rewards of single completions are set after `add`, those over groups after `finish`. `finish`
+    adds the trajectories that were not added. A given reward stays.
     """
     seen: list[list[str]] = []
 
@@ -453,7 +453,7 @@ def test_a_failed_episode_costs_all_of_its_checks() -> None:
 
 @pytest.mark.slow
 def test_the_pool_serves_one_event_loop_after_another() -> None:
-    """Also when `score` is called inside a running loop, as in a notebook."""
+    """This includes calls of `score` inside a running event loop, as in a notebook."""
 
     async def notebook(environment: Environment) -> None:
         environment.score([first])

@@ -1,5 +1,5 @@
-"""A completion is solved if the verifier gives full marks, whatever the weights, the scale and the
-other rewards are.
+"""A completion is solved if the verifier gives full marks, independent of weights, scale and other
+rewards.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def test_scores_above_full_marks_are_pointed_out() -> None:
 
 @pytest.mark.parametrize("value", [1e300, -1e16, 10**400, float("inf"), float("nan")])
 def test_reward_beyond_float32_is_a_failed_check(value: float) -> None:
-    """1e300 was infinite in float32: taken for a failed check of an otherwise even group, "all
-    rewards equal".
+    """1e300 is infinite in float32, so it would be taken for a failed check in a group whose other
+    rewards are equal.
     """
     found = judged("4", [lambda completion, task: value], error_budget=1.0)
     assert found.value is None and found.error

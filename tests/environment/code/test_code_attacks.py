@@ -1,6 +1,6 @@
-"""Programs that try to be paid without solving their task. None may leave the sandbox.
+"""Programs that try to earn a reward without solving their task. None may leave the sandbox.
 
-Every program returns a wrong value, so it can only be paid by a fault of the verifier.
+Every program returns a wrong value, so it earns a reward only if the verifier has a fault.
 """
 
 from __future__ import annotations

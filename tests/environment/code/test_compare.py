@@ -15,7 +15,7 @@ BIG = 10**40
 
 
 def sent(value: Any) -> Any:
-    """A value after its way through the pipe."""
+    """A value as it is received through the pipe."""
     return json.loads(json.dumps(Encoder().encode(value)))
 
 

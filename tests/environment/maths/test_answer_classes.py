@@ -1,5 +1,5 @@
-"""Classes of answers that a plain comparison gets wrong, each with right answers and with wrong
-ones that look alike; and hostile answers.
+"""Classes of answers that a comparison of texts gets wrong, each with right and similar wrong
+answers. Also hostile answers.
 """
 
 from __future__ import annotations

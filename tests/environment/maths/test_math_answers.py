@@ -1,6 +1,4 @@
-"""The maths verifier against the adversarial cases, and against pairs that say which differences
-count.
-"""
+"""The maths verifier on adversarial cases, and on pairs of answers that are equal or different."""
 
 import json
 import time
@@ -16,8 +14,8 @@ from sixfold.types import Task
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "verifier_math.json").read_text())
 
-# The cases assume that an answer without a box earns nothing. Ours is declared in extraction:
-# "the answer is X" counts where there is no box, because models trained on GSM8K write no boxes.
+# The cases assume that an answer without a box earns nothing. Sixfold also accepts "the answer is
+# X" if there is no box, because models trained on GSM8K write no boxes.
 OTHER_POLICY = {"math-110": 1.0}
 
 

@@ -23,9 +23,7 @@ _seen: list[str] = []
 
 
 def events_since_the_last_check(completion: str, task: Task) -> float:
-    """How often this process opened or listed files, or started processes, since the check
-    before.
-    """
+    """Number of files opened, folders listed and processes started since the previous check."""
     if completion not in _seen:  # the first check
 
         def note(event: str, _: tuple[Any, ...]) -> None:
@@ -95,8 +93,8 @@ def trl_hang(completions: list[Any]) -> list[float]:
 
 
 def forked(completion: str, task: Task) -> float:
-    """Forks a child that leaves the reward in the way that the completion says; the parent's reward
-    is the completion's length.
+    """Forks a child that ends the reward in the way that the completion says. The reward of the
+    parent is the length of the completion.
     """
     child = os.fork()
     if child == 0:
@@ -110,7 +108,7 @@ def forked(completion: str, task: Task) -> float:
 
 
 async def forked_async(completion: str, task: Task) -> float:
-    """As `forked`, inside the event loop."""
+    """Like `forked`, but inside the event loop."""
     return forked(completion, task)
 
 
@@ -128,8 +126,8 @@ def stray(completion: str, task: Task) -> float:
 
 
 def starts_daemons(completion: str, task: Task) -> float:
-    """Three processes that nobody waits for: a child, one in a session of its own, and a grandchild
-    without parent. Gives the session's pid.
+    """Start three processes without waiting for them: a child, a child in its own session, and an
+    orphaned grandchild. Returns the pid of the session.
     """
     subprocess.Popen(["sleep", "100"])
     escaped = subprocess.Popen(["sleep", "100"], start_new_session=True)
@@ -149,7 +147,7 @@ def starts_daemons(completion: str, task: Task) -> float:
 
 
 def deaf(completion: str, task: Task) -> float:
-    """Ignores every signal that can be ignored, tells where it runs, and hangs."""
+    """Ignores every signal that can be ignored, reports its pid, and hangs."""
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(number, signal.SIG_IGN)
     print(os.getpid(), flush=True)
@@ -158,7 +156,7 @@ def deaf(completion: str, task: Task) -> float:
 
 
 def blames(completion: str, task: Task) -> Any:
-    """Does what the completion says, after it has blamed the answer if it says so."""
+    """Does what the completion says. If the completion asks for it, calls `blame_answer` first."""
     if completion.startswith("blame "):
         blame_answer()
     return told(completion.removeprefix("blame "), task)
@@ -168,9 +166,7 @@ _running: list[int] = [0, 0]
 
 
 async def told_async(completion: str, task: Task) -> float:
-    """Does what the completion says. Gives the largest number of checks that ran at the same time
-    so far.
-    """
+    """Does what the completion says. Returns the largest number of concurrent checks so far."""
     _running[0] += 1
     _running[1] = max(_running)
     word, _, seconds = completion.partition(" ")
@@ -214,7 +210,7 @@ def length_told(completion: str, task: Task) -> float:
 
 
 async def starts_daemons_async(completion: str, task: Task) -> float:
-    """A process that nobody waits for. Gives its pid after so many seconds."""
+    """Start a process without waiting for it. Returns its pid after a number of seconds."""
     escaped = subprocess.Popen(["sleep", "100"], start_new_session=True)
     await asyncio.sleep(float(completion))
     return float(escaped.pid)

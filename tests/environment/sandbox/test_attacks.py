@@ -1,4 +1,4 @@
-"""Hostile programs, a few of each class. A program prints ESCAPED if it managed what it tried."""
+"""Hostile programs, a few of each class. A program prints ESCAPED if its attack succeeded."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_no_attack_succeeds_and_nothing_is_left(
 
 
 MAY_ALSO = {"kill all: passed", "close all: passed"}
-"""These end themselves: any failure will do."""
+"""Attacks that end themselves: any failure is accepted."""
 
 
 def test_processes_of_a_job_end_with_it(sandbox: Sandbox) -> None:
@@ -218,7 +218,7 @@ def test_files_of_the_host_are_not_visible(sandbox: Sandbox, tmp_path: Path) -> 
 
 
 def test_two_jobs_share_nothing(sandbox: Sandbox) -> None:
-    """Both meet at every place that they could share, at the same time."""
+    """Both run at the same time and try every resource that they could share."""
     program = (
         "import os, socket, time\n"
         "open('/tmp/here', 'w'); open('/dev/shm/there', 'w')\n"

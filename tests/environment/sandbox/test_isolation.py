@@ -1,4 +1,4 @@
-"""Levels of isolation: what is found, what is refused, and what the weak level still does."""
+"""Levels of isolation: their detection, refused levels, and the limits of the weak level."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def run_bpf(program: bytes, machine: str, number: int, *arguments: int) -> int:
 
 
 def test_numbers_of_calls_against_the_kernel_headers() -> None:
-    """Where the headers of this machine are installed."""
+    """Runs only if the kernel headers of this machine are installed."""
     header = Path(f"/usr/include/{platform.machine()}-linux-gnu/asm/unistd_64.h")
     if not header.exists():
         pytest.skip("no kernel headers")

@@ -1,4 +1,4 @@
-"""What an honest program gets, and how its end is reported."""
+"""Honest programs: their environment, and the report of their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which built-in reward checks a case of a file of adversarial cases."""
+"""The built-in reward that checks each case of a file of adversarial cases."""
 
 from __future__ import annotations
 
