@@ -21,7 +21,7 @@ Step = Callable[[Action], Coroutine[Any, Any, Any]]
 
 
 class Scripted:
-    """Starts with the task's prompt, and answers each reply by the next of `steps`."""
+    """Starts with the task's prompt, and answers each reply with the next element of `steps`."""
 
     def __init__(self, task: Task, *steps: Any) -> None:
         self.task = task
@@ -43,7 +43,7 @@ def scripted(*steps: Any) -> MakeEpisode:
 
 
 class Recording(FakeGenerator):
-    """Keeps what was asked and sampled: (tokens before, key, completion)."""
+    """Records every call: (tokens before, key, completion)."""
 
     def __init__(self, renderer: Renderer, script: Any = None, **options: Any) -> None:
         super().__init__(renderer, script, **options)

@@ -1,4 +1,4 @@
-"""A generator without a model: tokens are a hash of what they may depend on."""
+"""A generator without a model: a token is a hash of everything that it may depend on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class FakeGenerator:
         renderer: decodes completions for stop strings. Needed if a call has stop strings.
         script: completion of each call, cut at stop tokens, stop strings and the token limit. None:
             a hash of the tokens so far, the version of the weights and the noise.
-        vocabulary: ids of hashed tokens are below.
-        context: most tokens of a prompt with its completion.
-        max_running: most calls that are served at a time.
+        vocabulary: upper bound of the ids of hashed tokens.
+        context: maximum number of tokens of a prompt with its completion.
+        max_running: maximum number of calls that are served at the same time.
 
     Attributes:
         version: version of the weights.
@@ -134,7 +134,7 @@ class FakeGenerator:
             if stops:
                 assert self._renderer is not None
                 found = cut_at_stop(tokens[prompt:], self._renderer, stops)
-                # Without an end, text is held back that may still become a stop string.
+                # Before the end, text that may become a stop string is held back.
                 if found is not None:
                     reason, text = "stop", found[1]
         return Sampled(tokens[prompt:], logp, version, reason, 0, 0.0, text=text)

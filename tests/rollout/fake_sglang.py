@@ -1,6 +1,4 @@
-"""An SGLang server without a model: the requests that `SglangServer` makes, answered by
-`FakeGenerator`.
-"""
+"""An SGLang server without a model. `FakeGenerator` answers the requests of `SglangServer`."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from sixfold.types import SamplingParams
 
 
 class FakeSglang(ThreadingHTTPServer):
-    """The server. It starts at once, in threads of its own."""
+    """The server. It starts immediately, in its own threads."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -43,7 +41,7 @@ class FakeSglang(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     async def _tick(self) -> None:
-        """Make a turn of the event loop, and so a token, take 4 ms: the test must see it run."""
+        """Make an iteration of the event loop (one token) take 4 ms, so that tests see it run."""
         while True:
             time.sleep(0.004)
             await asyncio.sleep(0)
@@ -144,4 +142,4 @@ class _Handler(BaseHTTPRequestHandler):
         return bool(ready) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: stderr is the test's."""
+        """Write nothing to standard error."""

@@ -1,4 +1,4 @@
-"""The generators that the contract suite runs on, and how it looks into each of them."""
+"""The generators for the contract suite, each with access to the state of its engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Subject:
     Attributes:
         generator: the generator.
         renderer: renders prompts for it.
-        context: most tokens of a prompt with its completion.
+        context: maximum number of tokens of a prompt with its completion.
         held: what the engine holds for calls, such as running sequences and blocks in use. All are
             0 if it holds nothing.
         fail: makes the engine fail in its next step.
         other_weights: weights of another model of the same shape.
-        cannot: name of a test -> why the engine cannot do what it asks.
+        cannot: name of a test that the engine cannot pass -> the reason.
     """
 
     generator: Generator
@@ -46,7 +46,7 @@ class Subject:
 
 
 class Make(Protocol):
-    """Makes a subject that serves at most `max_running` calls at a time."""
+    """Makes a subject that serves at most `max_running` calls at the same time."""
 
     def __call__(self, max_running: int = 64) -> Subject: ...
 
@@ -104,7 +104,7 @@ def engines(policy: Policy, **sizes: Any) -> Iterator[Make]:
 
 @contextmanager
 def fakes(policy: Policy) -> Iterator[Make]:
-    """The fake of other tests."""
+    """The fake generator that other tests use."""
 
     def make(max_running: int = 64) -> Subject:
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)

@@ -2,8 +2,8 @@
 fake SGLang server, a real `sixfold serve` on loopback, and vLLM itself where SIXFOLD_VLLM_PYTHON
 names an interpreter that has it.
 
-Starting one takes seconds, so a subject serves several tests: until its weights have changed or it
-was closed.
+Starting a generator takes seconds, so several tests share a subject until its weights have changed
+or it was closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Start = Callable[[Policy, int, ExitStack], Subject]
 
 @contextmanager
 def kept(start: Start, policy: Policy) -> Iterator[Make]:
-    """Subjects that are used again while they are as they were made."""
+    """Subjects that are used again while they are unchanged."""
     made: dict[int, Subject] = {}
     with ExitStack() as ending:
         unusable: set[int] = set()
@@ -110,7 +110,7 @@ def sglang(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
     config = vllm_config(policy.model.config, type(policy.model).__name__)
     generator = SglangServer(server.url, config, policy.model.dtype, renderer)
     wait_for(generator.check())
-    generator.version = 0  # as the fake has it
+    generator.version = 0  # like the fake generator
 
     def fail() -> None:
         server.loop.call_soon_threadsafe(server.fake.fail, "out of memory")
@@ -165,7 +165,7 @@ def sixfold(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
 
 
 def named_twice(policy: Policy) -> Mapping[str, Any]:
-    """`other_weights`, with tied ones under each of their names."""
+    """`other_weights`, with tied weights under each of their names."""
     made = other_weights(policy)
     names = {id(p): name for name, p in policy.model.named_parameters()}
     twice = policy.model.named_parameters(remove_duplicate=False)
@@ -178,4 +178,4 @@ OUTSIDE: Mapping[str, Any] = {
     "sixfold": partial(kept, sixfold),
     **({"real vllm": partial(kept, real_vllm)} if VLLM_PYTHON else {}),
 }
-"""As `GENERATORS`."""
+"""Name -> context manager, as in `GENERATORS`."""

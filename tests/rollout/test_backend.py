@@ -1,4 +1,4 @@
-"""`[rollout.backend]`: its four kinds, the server's address, and what the plan says of them."""
+"""`[rollout.backend]`: its four kinds, the server's address, and the explanation in the plan."""
 
 from __future__ import annotations
 

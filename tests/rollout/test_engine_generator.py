@@ -1,4 +1,4 @@
-"""The generator on the embedded engine shares requests, leaves the event loop alone, and ends its
+"""The generator on the embedded engine shares requests, does not block the event loop, and ends its
 thread.
 """
 
@@ -64,7 +64,7 @@ def test_a_failure_while_calls_are_admitted_ends_them(generator: EngineGenerator
             asyncio.run(asyncio.wait_for(sample(generator), 20))
 
 
-def test_calls_of_one_moment_are_samples_of_one_request(
+def test_calls_of_one_iteration_of_the_loop_are_samples_of_one_request(
     policy: Policy, generator: EngineGenerator
 ) -> None:
     """The same requests, steps and counters as if they had been given to the engine directly."""
@@ -87,7 +87,7 @@ def test_calls_of_one_moment_are_samples_of_one_request(
     assert generator.engine.stats == direct.stats
     # Two of the three samples of a prompt share it.
     assert sum(s.reused for s in found) == direct.stats.reused_tokens == 2 * 58
-    again = asyncio.run(sample(generator))  # the prefix cache holds the prompts by now
+    again = asyncio.run(sample(generator))  # now the prefix cache holds the prompts
     assert sum(s.reused for s in found + again) == generator.engine.stats.reused_tokens
     assert generator.engine.stats.reused_tokens > 4 * 58
 
@@ -202,8 +202,8 @@ def test_the_engine_computes_on_the_gpu_of_its_maker(
 
 
 def test_a_signal_leaves_the_event_loop_and_frees_the_engine(generator: EngineGenerator) -> None:
-    """The handler raises in the middle of the loop, as `run/interrupts.py` does; afterwards the
-    same loop serves again.
+    """The signal handler raises inside the event loop, as that of `run/interrupts.py` does. Then
+    the same loop continues to work.
     """
     expected = asyncio.run(sample(generator))
     runner, interrupts = asyncio.Runner(), Interrupts(lambda text: None)
@@ -252,7 +252,7 @@ def test_a_call_that_is_cancelled_twice_does_not_stop_the_engine(
     asyncio.run(asyncio.wait_for(play(), 60))
 
 
-def test_close_answers_what_has_not_reached_the_engine(generator: EngineGenerator) -> None:
+def test_close_answers_calls_that_have_not_reached_the_engine(generator: EngineGenerator) -> None:
     """The engine is in a step when calls of every kind arrive, and then `close`."""
     begun, may_end = threading.Event(), threading.Event()
     step = generator.engine.step
@@ -371,7 +371,7 @@ print("out", flush=True)
 
 @pytest.mark.slow
 def test_the_interpreter_exits_while_a_call_runs() -> None:
-    """The program ends in the middle of a completion of many minutes, and closes nothing."""
+    """The program ends during a completion of many minutes, without closing the generator."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", EXIT, *sys.path],
@@ -384,10 +384,10 @@ def test_the_interpreter_exits_while_a_call_runs() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_calls_of_one_moment_join_the_same_step(
+def test_calls_of_one_iteration_of_the_loop_join_the_same_step(
     generator: EngineGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However slowly they are handed over: otherwise the peaks of the queue depend on timing."""
+    """Even if they are handed over slowly. Otherwise the peaks of the queue depend on timing."""
     waiting: list[int] = []
     step, put = Engine.step, generator._thread._send
 

@@ -28,7 +28,7 @@ def make_rollout(
 
 
 def test_groups_come_in_task_order_and_trajectories_in_sample_order(policy: Policy) -> None:
-    # Two at a time: sequences end in another order than they were asked for.
+    # Two at a time: sequences end in another order than that of the requests.
     groups = make_rollout(policy, max_running=2).generate(TASKS, seed=1)
     assert [g.task for g in groups] == TASKS
     for group in groups:
@@ -82,7 +82,7 @@ def test_streams_cover_exactly_the_sampled_tokens(policy: Policy) -> None:
             assert t.reward is None and t.seconds > 0
             assert t.text == policy.tokenizer.decode(
                 [x for x in t.tokens[p:] if x > 1]
-            )  # padding and end are left out
+            )  # padding and end tokens are left out
 
 
 def test_recorded_log_probs_are_those_of_the_model_at_the_sampling_temperature(
@@ -175,8 +175,8 @@ def small_engine(
 @pytest.mark.parametrize(
     ("blocks", "preemption", "prefix_cache", "expected"),
     [
-        # The ninth token of both wants a block and one is left: the second sample stops, to compute
-        # its 8 tokens again once the first has ended.
+        # The ninth token of both samples needs a block, and only one is left. The second sample is
+        # preempted, and computes its 8 tokens again after the first has ended.
         (4, "recompute", "none", (1, 8, 3 / 4, 1)),
         (
             4,
@@ -199,7 +199,7 @@ def test_preemptions_and_peaks_by_hand(
     rollout = small_engine(policy, blocks, preemption, prefix_cache)
     roomy = make_rollout(policy, samples=2)
     roomy.params = rollout.params
-    for _ in range(2):  # a call's own, not the engine's since it was made
+    for _ in range(2):  # the metrics of one call, not of the engine's whole life
         (group,) = rollout.generate([SMALL], seed=4)
         (wanted,) = roomy.generate([SMALL], seed=4)
         assert [t.tokens for t in group.trajectories] == [t.tokens for t in wanted.trajectories]

@@ -1,4 +1,4 @@
-"""The contract of generators, on each of them."""
+"""The contract of generators, tested on every generator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def subject(make: Make, request: pytest.FixtureRequest) -> Subject:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """In an event loop of its own; no test takes longer."""
+    """Run a coroutine in a new event loop, with a time limit."""
 
     async def bounded() -> T:
         async with asyncio.timeout(60):
@@ -51,7 +51,7 @@ def outcome(sampled: Sampled) -> tuple[Any, ...]:
 
 
 async def freed(subject: Subject) -> None:
-    """Wait until the engine holds nothing. A server notices only later that nobody waits."""
+    """Wait until the engine holds nothing. A server notices a closed connection with a delay."""
     async with asyncio.timeout(5):
         while any(subject.held()):
             await asyncio.sleep(0.001)
@@ -117,8 +117,8 @@ def test_the_same_key_twice_at_once(subject: Subject) -> None:
 
 
 def test_a_later_turn_draws_fresh_noise_and_a_replay_the_same(subject: Subject) -> None:
-    """The tokens after a beginning of a completion, given as a prompt with the same origin, are
-    the rest of the completion. With another origin they are not.
+    """If the prompt ends with the first part of a completion and has the same origin, the sampled
+    tokens are the rest of the completion. With another origin they differ.
     """
     prompt = PROMPTS[1]
 

@@ -1,5 +1,5 @@
-"""Why log-probs are recorded as tokens are sampled: computed again from the weights of the day, a
-stale batch looks fresh.
+"""Log-probs must be recorded when tokens are sampled. If they are recomputed from the current
+weights, a stale batch looks fresh.
 """
 
 from __future__ import annotations

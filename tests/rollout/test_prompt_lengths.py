@@ -1,4 +1,4 @@
-"""Prompts that do not fit: dropped and counted, or refused; huge ones without being tokenized."""
+"""Prompts that do not fit are dropped and counted, or refused. Huge ones are not tokenized."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_huge_prompt_is_refused_before_it_is_tokenized(
         (Message(role="system", content=text), Message(role="user", content="a")) if chat else text
     )
     tasks = [Task("huge", prompt), Task("a", "a")]
-    # No token stands for more characters than "<|assistant|>" has, 13.
+    # The longest token is "<|assistant|>", with 13 characters.
     with pytest.raises(UserError, match=r"task huge: the prompt has at least 61538[5-9] tokens"):
         fitting_tasks(c, tasks, limit=100, overlong="error")
     assert fitting_tasks(c, tasks, limit=100, overlong="drop") == Fitting([tasks[1]], 1, 3)
@@ -58,7 +58,7 @@ def test_a_huge_prompt_is_refused_before_it_is_tokenized(
 
 
 def test_a_prompt_that_fits_is_never_refused_by_its_characters() -> None:
-    """Blanks that a template trims, and text that it leaves out, are no tokens."""
+    """Blanks and text that the template drops do not become tokens."""
     c = renderer()
     c.tokenizer.chat_template = "{{ messages[-1]['content'] | trim }}"
     tasks = [

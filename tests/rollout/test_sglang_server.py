@@ -1,8 +1,8 @@
-"""SGLang by its HTTP interface, held to tests/data/sglang/contract.json: requests and replies in
-the form that its source code gives them.
+"""The client of SGLang, compared with tests/data/sglang/contract.json: requests and replies in the
+form of SGLang's source code.
 
-SGLang itself does not run in these tests, nor was the contract recorded from it: a loopback server
-checks every request against the next of the contract and answers with the reply beside it.
+SGLang itself does not run in these tests, and the contract was not recorded from it. A loopback
+server compares each request with the next one of the contract, and sends the reply of the contract.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0.8, stop_token_ids=(1,))
 
 
 class Recorded(ThreadingHTTPServer):
-    """Answers the exchanges of a contract in their order. wrong: what was asked otherwise. folder:
-    files of the last weights handed over.
+    """Answers the exchanges of a contract in order.
+
+    Attributes:
+        wrong: requests that differ from the contract.
+        folder: files of the last weights that were sent.
     """
 
     def __init__(self, exchanges: list[dict[str, Any]]) -> None:
@@ -93,7 +96,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: stderr is the test's."""
+        """Write nothing to standard error."""
 
 
 @pytest.fixture
@@ -136,9 +139,7 @@ def changed(exchange: dict[str, Any], **reply: Any) -> dict[str, Any]:
 def test_the_whole_contract_in_order(
     recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "http_proxy", "http://127.0.0.1:9"
-    )  # of no concern to an address that was given
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not used if an address is given
     server = recorded(*CONTRACT)
     engine = connect(server, policy)
     assert engine.version == -1
@@ -154,7 +155,7 @@ def test_the_whole_contract_in_order(
         [7, 7, 7],
     )
     assert (stop.finish_reason, stop.reused, stop.seconds) == ("stop", 0, 0.21)
-    # No spans in the reply, as of older servers: all tokens are of the one version.
+    # Older servers send no spans: all tokens have the same version.
     assert (length.tokens, length.version, length.finish_reason, length.reused) == (
         [42, 43, 44, 45],
         [7] * 4,

@@ -1,5 +1,5 @@
-"""Stop strings: the same completions as without them, cut at the token that completes the first
-one, by every engine.
+"""Stop strings: every engine gives the completion without them, cut at the token that completes the
+first one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sample(policy: Policy, stops: Sequence[str], **sizes: Any) -> dict[tuple[str
 
 
 def cut(free: Trajectory, renderer: Renderer, stops: Sequence[str]) -> tuple[list[int], str, str]:
-    """Slowly: the shortest beginning whose text holds a stop string."""
+    """Slow method: the shortest prefix whose text contains a stop string."""
     completion = free.tokens[free.prompt_length :]
     for length in range(1, len(completion) + 1):
         text = renderer.decode(completion[:length])
@@ -74,7 +74,7 @@ def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str)
 
 
 def test_stop_tokens_and_stop_strings_in_one_step(policy: Policy) -> None:
-    """A stop string that the last token completes counts, whatever else ends the
+    """A stop string that the last token completes counts, even if a stop token or a limit ends the
     completion there.
     """
     whole = sample(policy, ())["t5", 0]

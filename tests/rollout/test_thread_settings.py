@@ -49,7 +49,7 @@ print(json.dumps(counts))
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads in /proc")
 def test_only_the_thread_that_computes_has_workers() -> None:
-    """The workers of two threads would outnumber the cores; GNU OpenMP then lets them sleep."""
+    """Two threads would have more workers than cores. GNU OpenMP then lets workers sleep."""
     environment = {**os.environ, "SIXFOLD_KERNELS": "torch", "OMP_NUM_THREADS": "3"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True

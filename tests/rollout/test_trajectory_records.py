@@ -1,4 +1,4 @@
-"""Any trajectory comes back from JSON as it was."""
+"""A trajectory that is written as JSON and read again is unchanged."""
 
 from __future__ import annotations
 

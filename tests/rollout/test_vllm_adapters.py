@@ -1,4 +1,4 @@
-"""vLLM serves an adapter that Sixfold trained, by request and merged at a sync."""
+"""vLLM serves an adapter that Sixfold trained: per request, and merged at a sync."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Resources that a vLLM process asks for: its share of a GPU, which GPUs, and sleep. By arithmetic,
-and on the stand-in.
+"""Resources that a vLLM process requests: its share of a GPU, its GPUs, and sleep. Tested by
+arithmetic and on the stand-in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GB = 1_000_000_000
 
 
 def test_a_3b_model_beside_its_trainer_on_80_gb() -> None:
-    """3.09 billion parameters: 12.4 GB of float32 weights are there; gradients and moments take 37
+    """3.09 billion parameters: 12.4 GB of float32 weights are loaded; gradients and moments take 37
     GB later.
 
     vLLM needs 6.2 GB of weights, 9.7 GB of KV cache and 2 GB besides: 17.9 of 80 GB. Its default
@@ -42,7 +42,7 @@ def test_a_3b_model_beside_its_trainer_on_80_gb() -> None:
     assert share * 80 * GB >= 2 * parameters + 9.7 * GB + CONTEXT
 
 
-def test_what_training_needs_later_counts() -> None:
+def test_memory_that_training_needs_later_counts() -> None:
     """1.5 billion parameters on 24 GB: vLLM alone would fit, and AdamW would then run out of
     memory.
     """

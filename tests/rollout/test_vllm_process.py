@@ -1,5 +1,5 @@
-"""Our side of vLLM's process and the worker script itself, on a stand-in for vLLM: what goes over
-the pipe, and every way in which it can end.
+"""The client of vLLM's process and the worker script, on a stand-in for vLLM: the messages over the
+pipe, and every way in which the process can end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fake() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine(policy: Policy) -> Iterator[VllmProcess]:
-    """One process for the tests that leave it well, with an interpreter of its own."""
+    """One process for all tests that do not damage it, with its own interpreter."""
     with pytest.MonkeyPatch.context() as patch:
         use_fake(patch, forking=False)
         process = start(policy)
@@ -124,7 +124,7 @@ def test_metrics_count_one_call(policy: Policy, engine: VllmProcess) -> None:
     assert stats["rollout/prompt_tokens"] == sum(t.prompt_length for t in trajectories)
     assert stats["rollout/reused_frac"] == pytest.approx(
         12 / stats["rollout/prompt_tokens"]
-    )  # the stand-in says 1 token a request
+    )  # the stand-in reports 1 token per request
 
 
 def test_scores_are_at_temperature_one(policy: Policy, engine: VllmProcess) -> None:
@@ -139,7 +139,7 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess
 
 @pytest.mark.slow
 def test_tokens_of_another_weight_version_are_refused(policy: Policy, engine: VllmProcess) -> None:
-    engine.version = 5  # on our side alone
+    engine.version = 5  # only in the client
     try:
         with (
             Environment([lambda completion, task: 1.0]) as environment,
@@ -246,10 +246,10 @@ def test_silence_times_out_and_heartbeats_extend_the_limit(
     with pytest.raises(UserError, match=r"no sign of life for 1.5 s"):
         score(hung, [1, 2])
     assert hung._child.process.poll() == -signal.SIGKILL
-    fault("slow")  # six steps of 0.4 s, a sign of life a second
+    fault("slow")  # six steps of 0.4 s, with one sign of life per second
     slow = start(policy)
     monkeypatch.setattr(vllm_process, "SILENCE_S", 30.0)
-    load(slow, weights(policy), 0)  # imports torch, which is nothing to measure patience by
+    load(slow, weights(policy), 0)  # imports torch, which takes an unknown time
     monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)
     began = time.monotonic()
     wait_for(slow.generate([7, 8], SamplingParams(max_tokens=6), SampleKey("t")))
@@ -270,7 +270,7 @@ def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
 def test_the_process_does_not_outlive_a_killed_parent(
     kind: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither when it waits for a request, nor in the middle of one, where it reads no pipe."""
+    """Both while it waits for a request and during a request, when it does not read the pipe."""
     use_fake(monkeypatch, kind, forking=False)
     told, tell = os.pipe()
     parent = os.fork()

@@ -1,5 +1,5 @@
-"""vLLM itself, under the interpreter that SIXFOLD_VLLM_PYTHON names (`make vllm`): its numbers
-against transformers' and a whole run.
+"""vLLM itself, under the interpreter that SIXFOLD_VLLM_PYTHON names (`make vllm`): its log-probs
+compared with those of transformers, and a whole run.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ LIMIT = 1e-4
 
 @torch.no_grad()
 def sharpened(policy: Policy, by: float = 6.0) -> Policy:
-    """A copy whose distributions are far from flat: random weights as they are made give every
-    token about the same chance.
+    """A copy with distributions that are far from uniform. Random weights give every token about
+    the same probability.
     """
     model = copy.deepcopy(policy.model)
     for p in model.parameters():
@@ -59,8 +59,8 @@ def sharpened(policy: Policy, by: float = 6.0) -> Policy:
 
 @pytest.fixture(scope="module")
 def scratch() -> Policy:
-    """Tied embeddings, as every model from scratch; heads of 32, the smallest that vLLM computes on
-    a CPU.
+    """A model with tied embeddings, as every model from scratch, and heads of 32, the smallest size
+    that vLLM supports on a CPU.
     """
     return sharpened(load_policy(ModelConfig(scratch=SIZES), seed=3, device="cpu"))
 
@@ -81,7 +81,7 @@ def make_rollout(policy: Policy, engine: VllmProcess, length: int = 12) -> Gener
 
 
 def largest_gap(policy: Policy, engine: VllmProcess) -> float:
-    """Between the log-probs that vLLM recorded and transformers' own, in nats."""
+    """Largest difference between the log-probs of vLLM and of transformers, in nats."""
     gaps = []
     for group in make_rollout(policy, engine).generate(TASKS, 1):
         for t in group.trajectories:
@@ -112,7 +112,7 @@ def test_log_probs_are_the_trainers_before_and_after_every_load(
 
 
 def test_a_tied_head_must_be_loaded_by_name(scratch: Policy, engine: VllmProcess) -> None:
-    """The day that this fails, vLLM has mended it and the worker's `tied` can go."""
+    """If this fails, vLLM has fixed the fault, and `tied` of the worker can be removed."""
     other = sharpened(scratch, 1.5)
     tokens = [7, 9, 11, 6, 30, 8]
     load(engine, dict(other.model.named_parameters()), 5)
@@ -136,8 +136,8 @@ def test_same_seed_gives_same_tokens_in_any_batch(scratch: Policy, engine: VllmP
 
 
 def test_experts_are_refused_where_vllm_loses_them(policy: Policy) -> None:
-    """On a CPU vLLM computes experts rightly as it loads them from a folder, and wrongly after its
-    own reload of the same ones. The probe sees it.
+    """On a CPU, vLLM computes experts correctly after it has loaded them from a folder, and wrongly
+    after it has reloaded the same weights. The probe detects this.
     """
     model: PreTrainedModel = make_tiny(
         "qwen3_moe", head_dim=32, num_attention_heads=2, moe_intermediate_size=64

@@ -29,7 +29,7 @@ def played(task: Task, make: Callable[[Task], object] = Calculator, tokens: int 
 
 
 def marked(trajectory: Trajectory) -> str:
-    """The text, with what is trained in brackets."""
+    """The text, with the trained parts in brackets."""
     renderer = Renderer(character_tokenizer(ScratchConfig().alphabet))
     text = "".join(
         f"[{renderer.piece(token)}]" if trained else renderer.piece(token)
@@ -49,7 +49,7 @@ def test_results_of_the_calculator_are_not_trained() -> None:
 
 
 class Asks:
-    """Asks for a word twice, by messages."""
+    """Asks for a word twice, with messages."""
 
     def __init__(self, task: Task) -> None:
         self.left = 2
@@ -74,7 +74,7 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
 class Tools(Asks):
-    """Shows a function, and answers by its result."""
+    """Describes a function to the policy, and answers with its result."""
 
     async def start(self) -> Observation:
         return Observation(messages=(Message(role="user", content="1+1"),), tools=(ADD,))

@@ -32,7 +32,7 @@ def use_fake(patch: pytest.MonkeyPatch, fault: str = "", forking: bool = True) -
 
     Args:
         patch: undoes it.
-        fault: what the stand-in does wrong. Empty: nothing.
+        fault: fault of the stand-in. Empty: none.
         forking: fork the process instead of starting an interpreter (`forked_programs.py`).
     """
     fork_programs(patch, forking)
@@ -54,23 +54,23 @@ def start(policy: Policy, python: str = "", dtype: torch.dtype = torch.float32) 
 
 
 def load(process: VllmProcess, tensors: dict[str, Tensor], version: int) -> None:
-    """`VllmProcess.load`, waited for."""
+    """Call `VllmProcess.load` and wait for its result."""
     wait_for(process.load(tensors, version))
 
 
 def score(process: VllmProcess, tokens: list[int]) -> list[float]:
-    """`VllmProcess.score`, waited for."""
+    """Call `VllmProcess.score` and wait for its result."""
     return wait_for(process.score(tokens))
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
-    """As a sync hands them over: tied ones under each name."""
+    """The weights as a sync sends them: tied weights under each of their names."""
     return dict(policy.model.named_parameters(remove_duplicate=False))
 
 
 @torch.no_grad()
 def log_probs(policy: Policy, tokens: list[int], temperature: float = 1.0) -> Tensor:
-    """[T - 1] of every token but the first, by transformers' own forward."""
+    """Log-probs [T - 1] of all tokens but the first, from the forward pass of transformers."""
     logits = (
         policy.model(torch.tensor([tokens]), use_cache=False).logits[0, :-1].float() / temperature
     )

@@ -1,4 +1,4 @@
-"""A model that can talk of tools, and a server of it for the tests of a file."""
+"""A model whose template supports tools, and its server for the tests of a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 @pytest.fixture(scope="session")
 def chat_policy(scratch_config: ScratchConfig) -> Policy:
-    """A scratch model whose alphabet holds JSON and whose template knows tools."""
+    """A model from scratch whose alphabet contains JSON and whose template supports tools."""
     made = load_policy(
         ModelConfig(
             scratch=scratch_config.model_copy(update={"alphabet": ALPHABET, "context": 512})
@@ -27,6 +27,6 @@ def chat_policy(scratch_config: ScratchConfig) -> Policy:
 
 @pytest.fixture(scope="module")
 def server(chat_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One server for the tests of a file, which records."""
+    """A server that records, for all tests of a file."""
     with running(chat_policy, record=tmp_path_factory.mktemp("record")) as it:
         yield it

@@ -55,7 +55,7 @@ class Running:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def idle(self, seconds: float = 10.0) -> None:
-        """Wait until nothing waits or runs, then check that not a block is missing."""
+        """Wait until no request waits or runs, then check that all blocks are free."""
         until = time.monotonic() + seconds
         while (
             self.engine.busy or self.served.engine.waiting or self.served.engine._choices
@@ -79,7 +79,7 @@ class Running:
 
 
 def slowed(seconds: float) -> Callable[[Engine], None]:
-    """A `prepare` for `running`: every step of the engine takes this much longer."""
+    """A `prepare` for `running` that makes each step of the engine longer by `seconds`."""
 
     def prepare(engine: Engine) -> None:
         step = engine.step
@@ -97,8 +97,8 @@ def slowed(seconds: float) -> Callable[[Engine], None]:
 def running(
     policy: Policy, prepare: Callable[[Engine], None] = lambda engine: None, **changes: object
 ) -> Iterator[Running]:
-    """A server with these options, ended afterwards. prepare: is given the engine before
-    it starts.
+    """A server with these options, ended afterwards. prepare: gets the engine before it
+    starts.
     """
     served = make_served(copy.copy(policy), replace(OPTIONS, **changes))  # type: ignore[arg-type]
     prepare(served.engine.engine)

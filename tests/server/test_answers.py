@@ -28,7 +28,7 @@ OURS = {"return_token_ids": True}
 
 
 def direct(server: Running, prompt: list[int], n: int, **params: Any) -> list[Sequence]:
-    """The same completions from an engine of one's own."""
+    """The same completions from a separate engine."""
     engine = Engine(CausalLM(server.engine.runner.model.module), kv_tokens=4096)
     sampling = SamplingParams(
         **({"max_tokens": 16, "stop_token_ids": server.served.stop_token_ids} | params)
@@ -183,8 +183,8 @@ def test_completions_show_the_likeliest_and_the_sampled_token(server: Running) -
 
 
 def test_alternatives_of_one_request_do_not_change_another(server: Running) -> None:
-    """In one batch: who asks for alternatives gets them, who does not keeps none, and both get the
-    tokens that they get alone.
+    """In one batch, only the request for alternatives gets them. Both requests get the same tokens
+    as alone.
     """
     prompt = chat_tokens(server)
     engine = Engine(server.engine.runner.model, kv_tokens=4096)

@@ -1,6 +1,4 @@
-"""`echo` with `logprobs`: how probable a given text is, as lm-eval asks it, by the engine's own
-scores.
-"""
+"""`echo` with `logprobs`: log-probs of a given text, as lm-eval requests them."""
 
 from __future__ import annotations
 

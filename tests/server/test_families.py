@@ -1,5 +1,5 @@
-"""Answers of `sixfold serve` for models whose turn does not end where their generation settings
-say.
+"""Answers of `sixfold serve` for models whose turns end with other tokens than their generation
+settings name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_chat_ends_with_its_turn(name: str, said: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_stop_token_that_only_the_request_names_is_no_text(tmp_path: Path) -> None:
-    """And a stop string of the template ends a chat."""
+    """Also: a stop string of the template ends a chat."""
     policy = load("qwen2.5-base", tmp_path)
     end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
     with running(replace(policy, stop_token_ids=())) as server:

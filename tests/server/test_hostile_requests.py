@@ -1,4 +1,4 @@
-"""Requests made to hurt: each is refused with a 4xx at once, and a stream beside it goes on."""
+"""Hostile requests: each is quickly refused with a 4xx, and a concurrent stream continues."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ BIG: dict[str, tuple[str, dict[str, Any] | bytes]] = {
 def test_a_large_request_is_refused_at_once_while_others_are_answered(
     server: Running, case: str
 ) -> None:
-    """The event loop answers /health meanwhile. CPU time is counted, which other work on the
-    machine does not change.
+    """The event loop answers /health meanwhile. The test measures CPU time, which does not depend
+    on other work of the machine.
     """
     path, body = BIG[case]
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -117,8 +117,8 @@ def test_a_large_request_is_refused_at_once_while_others_are_answered(
 
 
 def test_a_large_request_takes_little_memory(server: Running) -> None:
-    """500,000 items of all kinds took 1.9 GB, as pydantic complained of each item once for each
-    form of a prompt.
+    """500,000 items of all kinds would take 1.9 GB, if pydantic reported each item once per form of
+    a prompt.
     """
     raw = json.dumps(text(prompt=[x for x in MIXED[:4]] * 60_000)).encode()
     tracemalloc.start()
@@ -249,7 +249,7 @@ def test_headers_that_do_not_come_end_the_connection(
                 connection.sendall(before)
                 assert b"200" in connection.recv(4096)
             connection.sendall(sent)
-            while connection.recv(4096):  # raises TimeoutError if the server waits for ever
+            while connection.recv(4096):  # raises TimeoutError if the server waits forever
                 pass
 
 
@@ -340,7 +340,7 @@ def test_unavailable_address_is_a_one_line_error(
 def test_key_or_insecure_flag_allows_other_machines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come as far as the model, which is not there."""
+    """Both commands reach the model folder, which does not exist."""
     monkeypatch.delenv("SIXFOLD_API_KEY", raising=False)
     for more in (["--insecure"], ["--api-key", "k"]):
         assert main(["serve", str(tmp_path), "--host", "0.0.0.0", "--port", "0", *more]) == 2

@@ -1,4 +1,4 @@
-"""`sixfold serve --kv-dtype int8`: tried on the model before anyone is answered."""
+"""`sixfold serve --kv-dtype int8`: tested on the model before the first request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_serves_from_an_int8_cache_and_says_what_that_costs(
             assert isinstance(server.engine.runner.cache, Int8KVCache) == (kv_dtype == "int8")
             assert (
                 server.engine.stats.decoded_tokens == 5
-            )  # the trial is not part of the server's numbers
+            )  # the test is not part of the server's counts
         assert ("int8 KV cache: log-probs move by at most" in capsys.readouterr().out) == (
             kv_dtype == "int8"
         )

@@ -1,5 +1,5 @@
-"""/metrics as a strict reader of Prometheus' text format sees it, and its numbers against requests
-whose counts are known.
+"""/metrics: parsed by a strict reader of Prometheus' text format, and compared with requests whose
+counts are known.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Family:
 
 
 def parse(page: str) -> dict[str, Family]:
-    """By name. Refuses what the exposition format forbids: a sample without its TYPE or away from
-    its family, a name or series twice, a bad value.
+    """Metrics by name. Refuses violations of the exposition format: a sample without TYPE or apart
+    from its family, a repeated name or series, a bad value.
     """
     assert page.endswith("\n") and "\r" not in page
     families: dict[str, Family] = {}
@@ -76,7 +76,7 @@ def read(server: Running) -> dict[str, Family]:
 
 
 def growing(families: dict[str, Family]) -> dict[str, float]:
-    """Every series that may only grow."""
+    """All series that must never decrease."""
     return {
         series: v for f in families.values() if f.kind != "gauge" for series, v in f.samples.items()
     }
@@ -140,8 +140,8 @@ def test_the_page_is_well_formed_and_counters_only_grow(server: Running) -> None
 
 @pytest.mark.slow
 def test_the_numbers_are_those_of_the_requests(chat_policy: Policy) -> None:
-    """A prompt of 40 tokens for 3 samples, twice: 40 computed, then its last one alone, for the
-    logits. The other 199 of 240 are shared or found.
+    """A prompt of 40 tokens for 3 samples, twice. First 40 tokens are computed, then only the last
+    one, for its logits. The other 199 of 240 are shared or cached.
     """
     with running(chat_policy, max_queue=7) as server:
         tokens = [list(range(5, 45))]
@@ -174,8 +174,8 @@ def test_the_numbers_are_those_of_the_requests(chat_policy: Policy) -> None:
 
 @pytest.mark.slow
 def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
-    """One completion held in its second step: a prompt of 20 tokens and one sampled fill 21 slots
-    of 2 blocks; the newest is not computed yet.
+    """One completion is stopped in its second step. A prompt of 20 tokens and one sampled token
+    fill 21 slots of 2 blocks. The newest token is not computed yet.
     """
     gate, reached = threading.Event(), threading.Event()
 

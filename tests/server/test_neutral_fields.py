@@ -1,6 +1,4 @@
-"""Fields that clients send without wanting anything: taken where they change nothing, refused by
-name where they would.
-"""
+"""Fields that clients send by default: accepted if they change nothing, otherwise refused."""
 
 from __future__ import annotations
 
@@ -91,7 +89,7 @@ def test_a_past_call_without_arguments(server: Running) -> None:
 
 @pytest.mark.slow
 def test_penalties_change_the_answer(server: Running) -> None:
-    """A large frequency penalty lets no token come twice, the end token aside."""
+    """With a large frequency penalty no token occurs twice, except the end token."""
     answer = httpx.post(
         server.url + TEXT,
         json=BODY[TEXT]

@@ -1,5 +1,5 @@
-"""Bad requests: each is a 4xx in OpenAI's form that names the field, none a 5xx, and the server
-answers the next good one.
+"""Bad requests: each gets a 4xx in OpenAI's form that names the field, never a 5xx. The server then
+answers a good one.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
 
 
 def check(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of an answer, which has OpenAI's form and nothing else."""
+    """The error of an answer. It must have exactly OpenAI's form."""
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
@@ -324,8 +324,8 @@ def test_client_library_parses_the_errors(server: Running) -> None:
 
 
 def test_only_json_is_taken(server: Running) -> None:
-    """A web page can make a browser post text or a form to a loopback address unasked; JSON it
-    cannot.
+    """A web page can make a browser post text or a form to a loopback address without permission,
+    but not JSON.
     """
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         check(
@@ -344,9 +344,9 @@ def test_only_json_is_taken(server: Running) -> None:
     )
 
 
-def test_what_is_null_or_changes_nothing_is_taken(server: Running) -> None:
-    """As clients send it: every field that they know, most of them empty; an answer of ours as a
-    turn of the next request.
+def test_fields_that_are_null_or_change_nothing_are_accepted(server: Running) -> None:
+    """Clients send all fields that they know, most of them empty. They also send an answer of the
+    server back in the next request.
     """
     client = server.client()
     first = client.chat.completions.create(
@@ -384,8 +384,8 @@ def test_the_key(chat_policy: Policy) -> None:
 
 @pytest.mark.slow
 def test_a_full_queue_is_429_and_empties(chat_policy: Policy) -> None:
-    """The engine is held in a step: one prompt runs, two wait, the next is refused; then all three
-    are answered.
+    """The engine is stopped in a step: one prompt runs, two wait, and the next is refused. Then all
+    three are answered.
     """
     gate = threading.Event()
 

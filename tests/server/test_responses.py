@@ -1,4 +1,4 @@
-"""/v1/responses by the `openai` client: the same answers as a chat, whole and as events."""
+"""/v1/responses with the `openai` client: the same answers as a chat, complete and as events."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NAMES = ("poet", "clerk")
 
 @pytest.fixture(scope="module")
 def folders(chat_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two adapters that change much."""
+    """Two adapters with large effects."""
     root = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(NAMES):
         torch.manual_seed(seed)
@@ -111,7 +111,7 @@ def test_names_and_folders_are_checked_before_serving(
 ) -> None:
     poet, run = str(folders["poet"]), tmp_path / "run"
     run.mkdir()
-    (run / "recipe.toml").touch()  # of a run, the newest adapter is served
+    (run / "recipe.toml").touch()  # for a run, the newest adapter is served
     for adapters, message in (
         ((("tiny", poet),), "the name 'tiny' is taken"),
         ((("poet", poet), ("poet", poet)), "the name 'poet' is taken"),

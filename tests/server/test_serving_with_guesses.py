@@ -1,5 +1,5 @@
-"""A server that speculates: the same answers, stop strings that end within a step's tokens, and
-drafts that are refused.
+"""A server with speculation: the same answers, stop strings that end within the tokens of a step,
+and refused draft models.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def ask(server: Running, seed: int, **more: Any) -> Any:
 def test_stop_strings_cut_at_the_very_token_that_ends_them(
     chat_policy: Policy, tmp_path: Path, stream: bool
 ) -> None:
-    """The draft is the model itself: five tokens a step, and the stop strings end at each place of
-    one.
+    """The draft is the model itself: five tokens per step. The stop strings end at each position of
+    a step.
     """
     with running(
         chat_policy, draft=saved(chat_policy, tmp_path / "draft"), record=tmp_path / "record"

@@ -1,4 +1,4 @@
-"""A model that carries stop strings stops at them, and at those that a request adds."""
+"""A model with saved stop strings stops at them, and at those that a request adds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""JSON modes and forced tool calls on random models: whatever they would say, the answer has the
-form that was asked for.
-"""
+"""JSON modes and forced tool calls on random models: the answers always have the requested form."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ def test_json_of_a_schema(
 @pytest.mark.slow
 @pytest.mark.usefixtures("llguidance")
 def test_json_of_an_object_with_other_samples_beside(server: Running) -> None:
-    """A random model writes on inside a text until the limit, so what there is must be the
+    """A random model writes inside a string until the token limit. So the answer must be the
     beginning of an object.
     """
     create = server.client().chat.completions.create
@@ -171,8 +169,8 @@ def test_a_schema_that_cannot_be_followed_is_refused(
 @pytest.mark.slow
 @pytest.mark.usefixtures("llguidance")
 def test_a_tokenizer_that_cannot_write_json_is_refused(policy: Policy) -> None:
-    """The default alphabet has no braces: the answer used to begin with <|unknown|>, with status
-    200.
+    """The default alphabet has no braces. Without a refusal the answer would begin with
+    <|unknown|>.
     """
     with running(policy) as plain:
         body = {"model": "tiny", "messages": SAY, "response_format": {"type": "json_object"}}
@@ -229,7 +227,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """Llama 2's form: words with a mark for the space, and bytes as <0xE4>."""
+    """As in Llama 2: words with a mark for the space, and bytes as <0xE4>."""
     vocabulary = {"<unk>": 0, "</s>": 1, "\u2581a": 2, "b": 3} | {
         f"<0x{b:02X}>": 4 + b for b in range(256)
     }
@@ -257,9 +255,9 @@ def test_bytes_of_partial_characters() -> None:
 
 @pytest.mark.usefixtures("llguidance")
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_grammars_speak_in_bytes(make: Any) -> None:
-    """A text of a character that is three tokens is allowed byte by byte, and the end only where
-    the grammar ends.
+def test_grammars_work_on_bytes(make: Any) -> None:
+    """A character of three tokens is allowed byte by byte. The end token is allowed only where the
+    grammar ends.
     """
     tokenizer = make()
     (end,) = [tokenizer.eos_token_id]

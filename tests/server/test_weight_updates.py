@@ -1,5 +1,5 @@
-"""`POST /v1/weights`: another checkpoint under running requests, off unless asked for, and harmless
-when it fails.
+"""`POST /v1/weights`: another checkpoint while requests run. It is off by default, and a failure
+changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPT = [5, 6, 7, 8]
 
 @pytest.fixture(scope="module")
 def base(chat_policy: Policy) -> Policy:
-    """A model that never stops by itself."""
+    """A model that never samples an end token."""
     return replace(chat_policy, stop_token_ids=())
 
 
