@@ -13,7 +13,8 @@ from ..planning.architectures import Architecture, dense_of_size, find
 from ..planning.planner import Workload
 from ..recipe.dump import toml_literal
 from ..recipe.find import shipped_recipes
-from ..recipe.model_size import ExpertSize, LinearModule, ModelSize
+from ..recipe.layer_sizes import ExpertSize, LinearModule
+from ..recipe.model_size import ModelSize
 from ..recipe.plan import ModelShape, Plan, make_plan
 from ..recipe.schema import Recipe
 from ..recipe.toml import load_recipe, parse_recipe
@@ -79,7 +80,10 @@ def read_inputs(target: str, settings: Sequence[str], *, mean_tokens: float | No
     if not recipe.model.path and arch is None:
         origin = "the recipe"
     if size is None or arch is not None:
-        arch = arch or find(recipe.model.path)
+        folder = arch is None and Path(recipe.model.path).expanduser().is_dir()
+        arch = arch or (None if folder else find(recipe.model.path))
+        if arch is None and plan.model.unknown:
+            raise UserError(f"{recipe.model.path}: {plan.model.unknown}")
         if arch is None:
             raise UserError(
                 f"the sizes of {recipe.model.path} are not known. Get its config.json, without the"
@@ -170,6 +174,9 @@ def architecture_of(name: str, size: ModelSize) -> Architecture:
         tied=size.tied,
         experts=0 if experts is None else experts.count,
         experts_per_token=0 if experts is None else experts.top_k,
+        value_size=size.values // size.heads,
+        latent=size.latent,
+        rotary=size.rotary,
     )
 
 
@@ -200,6 +207,10 @@ def size_of(arch: Architecture) -> ModelSize:
         )
         if arch.experts
         else None,
+        values=arch.kv_heads * arch.value_size,
+        latent=arch.latent,
+        rotary=arch.rotary,
+        cached_layers=arch.attention_layers,
     )
 
 
@@ -208,7 +219,5 @@ def _shape(shape: ModelShape, arch: Architecture, size: ModelSize) -> ModelShape
         shape,
         origin=arch.name,
         parameters=size.parameters,
-        kv_numbers_per_token=2 * size.layers * size.keys,
-        kv_head_dim=arch.head_size,
         size=size,
     )

@@ -6,6 +6,8 @@ has free, a plan with the memory of a GPU of a given size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 HEADROOM = 0.1
 """Share of GPU memory left for fragmentation, workspaces, CUDA graphs and other processes."""
 
@@ -14,16 +16,30 @@ SCALE = 4
 """Bytes of the scale of one key or value in an int8 cache."""
 
 
-def token_bytes(numbers: int, head_dim: int, width: int, kv_dtype: str) -> int:
+@dataclass(frozen=True)
+class CachedNumbers:
+    """What the KV cache keeps of one token, over all layers.
+
+    Attributes:
+        numbers: numbers in keys and values.
+        vectors: keys and values of one head each. Every vector has a scale in an int8 cache.
+    """
+
+    numbers: int
+    vectors: int
+
+
+def token_bytes(cached: CachedNumbers, width: int, kv_dtype: str) -> int:
     """Bytes of the keys and values of one token in all layers.
 
     Args:
-        numbers: numbers in the keys and values of one token, over all layers.
-        head_dim: numbers in one key or value of one head. Each has a scale in an int8 cache.
+        cached: what the cache keeps of a token.
         width: bytes per number in a cache that is not quantised.
         kv_dtype: auto or int8.
     """
-    return numbers + SCALE * numbers // head_dim if kv_dtype == "int8" else numbers * width
+    if kv_dtype == "int8":
+        return cached.numbers + SCALE * cached.vectors
+    return cached.numbers * width
 
 
 def wanted_tokens(max_running: int, longest: int, block_size: int) -> int:

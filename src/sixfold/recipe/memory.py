@@ -147,5 +147,5 @@ def _sft(plan: MemoryPlan, before: MemoryPlan) -> tuple[Part, ...]:
 
 def _cache_token(recipe: Recipe, size: ModelSize, kv_dtype: str) -> int:
     """Bytes of one token in a model's KV cache."""
-    numbers, head_dim = 2 * size.layers * size.keys, size.queries // size.heads
-    return token_bytes(numbers, head_dim, number_width(recipe), kv_dtype)
+    cached = size.cached(padded=recipe.run.device != "cpu")
+    return token_bytes(cached, number_width(recipe), kv_dtype)

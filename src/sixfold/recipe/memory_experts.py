@@ -7,8 +7,9 @@ docs/memory.md explains the formulas.
 
 from __future__ import annotations
 
+from .layer_sizes import ExpertSize
 from .memory_part import WEIGHTS, Part
-from .model_size import ExpertSize, ModelSize
+from .model_size import ModelSize
 from .schema import Recipe
 
 INDEX = 8

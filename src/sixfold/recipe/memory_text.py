@@ -161,6 +161,8 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
 
 def _missing(plan: Plan) -> tuple[str, str]:
     """(statement, remedy) about a memory plan that cannot be made."""
+    if plan.model.unknown:
+        return f"not known before the model is loaded: {plan.model.unknown}", ""
     named = [plan.recipe.model.path] if plan.model.parameters is None else []
     if _teacher(plan.recipe) is None:
         named.append(plan.recipe.reference.path)

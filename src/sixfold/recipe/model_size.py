@@ -1,7 +1,7 @@
 """Sizes of a model and its number of parameters, from its config.json alone. No torch.
 
-The result is None for an unknown family, or if the file omits a size that the family does not fix.
-It is never a guess.
+The result is exact or an error, never a guess: the family must be one of `families.FAMILIES`, and
+the file must have every size that the family does not fix.
 """
 
 from __future__ import annotations
@@ -10,45 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-
-@dataclass(frozen=True)
-class LinearModule:
-    """Linear modules of the same name and size, one per layer.
-
-    Attributes:
-        name: last part of the modules' names, such as q_proj.
-        inputs: width of the input.
-        outputs: width of the output.
-        count: number of layers that have such a module.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    count: int
-
-
-@dataclass(frozen=True)
-class ExpertSize:
-    """Expert layers of a model.
-
-    Attributes:
-        layers: layers with experts.
-        count: experts per layer.
-        top_k: experts that compute each token.
-        parameters: parameters of all experts of all layers, if each has gate, up and down
-            projections. Routers do not count.
-    """
-
-    layers: int
-    count: int
-    top_k: int
-    parameters: int = 0
-
-    @property
-    def record(self) -> int:
-        """Bytes of the record of the experts of one token: `engine/routes.py`."""
-        return self.layers * self.top_k * (1 if self.count <= 256 else 2)
+from ..errors import UserError
+from .families import FAMILIES
+from .kv_budget import CachedNumbers
+from .layer_sizes import (
+    Attention,
+    ExpertSize,
+    LinearModule,
+    Reader,
+    attention_size,
+    missing_fields,
+    mlp_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -62,12 +35,16 @@ class ModelSize:
         intermediate: MLP width that one token passes through.
         heads: query heads.
         queries: width of all queries: heads times head size.
-        keys: width of all keys, and of all values: key-value heads times head size.
+        keys: width of all keys: key-value heads times head size.
         vocabulary: rows of the embedding.
         head_norms: queries and keys are normalised.
         tied: the head is the embedding.
         linears: linear modules of the layers, without the head. None: unknown.
         experts: expert layers. None: there are none, or their sizes are unknown.
+        values: width of all values. 0: as that of the keys.
+        latent: width of the compressed keys and values of latent attention. 0: there are none.
+        rotary: width of the rotary key beside them.
+        cached_layers: layers whose keys and values are cached. 0: all.
     """
 
     parameters: int
@@ -82,11 +59,27 @@ class ModelSize:
     tied: bool = False
     linears: tuple[LinearModule, ...] | None = None
     experts: ExpertSize | None = None
+    values: int = 0
+    latent: int = 0
+    rotary: int = 0
+    cached_layers: int = 0
 
     @property
     def table(self) -> int:
         """Parameters of the embedding. The output head has as many."""
         return self.vocabulary * self.hidden
+
+    def cached(self, *, padded: bool) -> CachedNumbers:
+        """What the engine's KV cache keeps of one token.
+
+        Latent attention is cached as whole keys and values, not compressed.
+
+        Args:
+            padded: values take as many numbers as keys, as in the engine on a GPU.
+        """
+        layers, head = self.cached_layers or self.layers, self.queries // self.heads
+        values = self.keys if padded else self.values or self.keys
+        return CachedNumbers(layers * (self.keys + values), 2 * layers * (self.keys // head))
 
     def in_group(self, tensor: int) -> ModelSize:
         """Sizes of one rank's activations in a tensor group: some heads and a part of the MLP.
@@ -100,58 +93,96 @@ class ModelSize:
             heads=self.heads // tensor,
             queries=self.queries // tensor,
             keys=self.keys // tensor,
+            values=self.values // tensor,
         )
-
-
-@dataclass(frozen=True)
-class _Family:
-    """Defaults of a model family, and how it differs from the common decoder.
-
-    Attributes:
-        tied: head and embedding are tied if the file does not say.
-        norms: norms per layer of the width of the residual stream.
-        head_dim: head size if the file does not say. None: hidden size divided by heads.
-        head_norms: each query head and key head has a norm.
-        qkv_bias: q, k and v always have a bias.
-        attention_bias: `attention_bias` in the file adds a bias to q, k, v and o.
-        grouped: the file must give `num_key_value_heads`. Otherwise its default is all heads.
-    """
-
-    tied: bool = False
-    norms: int = 2
-    head_dim: int | None = None
-    head_norms: bool = False
-    qkv_bias: bool = False
-    attention_bias: bool = True
-    grouped: bool = True
-
-
-_FAMILIES = {
-    "llama": _Family(grouped=False),
-    "smollm3": _Family(tied=True),
-    "mistral": _Family(attention_bias=False),
-    "qwen2": _Family(qkv_bias=True, attention_bias=False),
-    "qwen3": _Family(head_dim=128, head_norms=True),
-    "qwen3_moe": _Family(head_norms=True),
-    "phi3": _Family(attention_bias=False, grouped=False),
-    "gemma": _Family(tied=True, head_dim=256),
-    "gemma2": _Family(tied=True, norms=4, head_dim=256),
-    "gemma3_text": _Family(tied=True, norms=4, head_dim=256, head_norms=True),
-}
 
 
 def model_size(config: object) -> ModelSize | None:
     """Sizes of the model that a config.json describes. None if they are not known."""
-    if not isinstance(config, Mapping):
-        return None
     try:
-        if config.get("model_type") == "gpt2":
-            return _gpt2(config)
-        family = _FAMILIES.get(str(config.get("model_type")))
-        return None if family is None else _decoder(config, family)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        # A size is absent, null, 0 or not a number.
+        return read_size(config)
+    except UserError:
         return None
+
+
+def read_size(config: object) -> ModelSize:
+    """Sizes of the model that a config.json describes.
+
+    Raises:
+        UserError: if the family is not known, a size is absent or invalid, or the model has parts
+            that are not counted. One line that names the fields.
+    """
+    if not isinstance(config, Mapping):
+        raise UserError("config.json must be an object with the sizes of a model")
+    kind = config.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise UserError(
+            f"config.json: model_type = {kind!r} is not one whose parameters can be counted"
+            " without loading the model. docs/memory.md lists those types"
+        )
+    reader = Reader(config, family)
+    if absent := missing_fields(reader):
+        raise UserError(f"config.json of a {kind} model lacks sizes: {', '.join(absent)}")
+    for name, value in {**family.usual, **dict.fromkeys(family.hidden, reader.hidden)}.items():
+        if config.get(name, value) != value:
+            raise UserError(
+                f"config.json: {name} = {config[name]!r} is not counted for model_type = {kind!r},"
+                f" only {value!r}"
+            )
+    return _size(reader)
+
+
+def _size(reader: Reader) -> ModelSize:
+    family, hidden = reader.family, reader.hidden
+    layers, vocabulary = reader.whole("num_hidden_layers"), reader.whole("vocab_size")
+    attention, mlps = attention_size(reader), mlp_sizes(reader)
+    given = reader.config.get("tie_word_embeddings")
+    tied = family.tied if given is None else bool(given)
+    parameters = vocabulary * hidden * (1 if tied else 2) + vocabulary * reader.has("head_bias")
+    if family.positions:
+        name, more = family.positions
+        parameters += (reader.whole(name) + more) * hidden
+    layer = attention.parameters + family.norms * family.norm * hidden + family.extra
+    parameters += layers * layer + mlps.parameters + family.norm * hidden
+    return ModelSize(
+        parameters=parameters,
+        layers=layers,
+        hidden=hidden,
+        intermediate=mlps.width,
+        heads=attention.heads,
+        queries=attention.queries,
+        keys=attention.keys,
+        vocabulary=vocabulary,
+        head_norms=reader.has("head_norms") or reader.has("wide_norms"),
+        tied=tied,
+        linears=_linears(reader, attention),
+        experts=mlps.experts,
+        values=attention.values if family.latent else 0,
+        latent=attention.latent,
+        rotary=attention.rotary,
+    )
+
+
+def _linears(reader: Reader, attention: Attention) -> tuple[LinearModule, ...] | None:
+    """Linear modules of all layers.
+
+    None for a mixture of experts, whose experts are stacked, and for latent attention.
+    """
+    family, hidden = reader.family, reader.hidden
+    if family.experts is not None or family.latent:
+        return None
+    names, inner, layers = family.names, reader.inner, reader.whole("num_hidden_layers")
+    qkv = [attention.queries, attention.keys, attention.values]
+    into = [inner, inner] if family.gated else [inner]
+    outputs = [
+        *zip(names.qkv, qkv if len(names.qkv) == 3 else [sum(qkv)], strict=True),
+        *zip(names.up, into if len(names.up) == len(into) else [sum(into)], strict=True),
+    ]
+    sizes = [(name, hidden, width) for name, width in outputs]
+    sizes.insert(len(names.qkv), (names.out, attention.queries, hidden))
+    sizes.append((names.down, inner, hidden))
+    return tuple(LinearModule(name, i, o, layers) for name, i, o in sizes)
 
 
 def rough_size(config: Mapping[str, Any], parameters: int) -> ModelSize:
@@ -187,9 +218,12 @@ _EXPERT_CHOICES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "
 def expert_size(config: Mapping[str, Any]) -> ExpertSize | None:
     """Expert layers of a model, from the fields that most families share.
 
-    None if there are none, or if the fields are missing. A family that does not say which layers
-    have experts is taken to have them in all layers.
+    Exact for the families of `FAMILIES`. For others: None if there are none, or if the fields are
+    missing; a file that does not say which layers have experts is taken to have them in all layers.
     """
+    exact = model_size(config)
+    if exact is not None:
+        return exact.experts
     count, top_k = (
         next((n for name in names if isinstance(n := config.get(name), int)), 0)
         for names in (_EXPERT_COUNTS, _EXPERT_CHOICES)
@@ -205,121 +239,9 @@ def expert_size(config: Mapping[str, Any]) -> ExpertSize | None:
     return ExpertSize(sparse, count, top_k, sparse * count * 3 * hidden * (inner or dense))
 
 
-def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
-    hidden, heads, layers, vocabulary = (
-        int(config[key])
-        for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
-    )
-    pairs = int(
-        config["num_key_value_heads"]
-        if family.grouped
-        else config.get("num_key_value_heads") or heads
-    )
-    head = int(config.get("head_dim") or family.head_dim or hidden // heads)
-    queries, keys = heads * head, pairs * head
-    attention = 2 * hidden * (queries + keys)
-    if family.qkv_bias:
-        attention += queries + 2 * keys
-    elif family.attention_bias and config.get("attention_bias"):
-        attention += queries + 2 * keys + hidden
-    attention += 2 * head * family.head_norms + family.norms * hidden
-    mlps = sum(_mlp(config, layer) for layer in range(layers))
-    tied = bool(config.get("tie_word_embeddings", family.tied))
-    return ModelSize(
-        parameters=vocabulary * hidden * (1 if tied else 2) + layers * attention + mlps + hidden,
-        layers=layers,
-        hidden=hidden,
-        intermediate=_width(config),
-        heads=heads,
-        queries=queries,
-        keys=keys,
-        vocabulary=vocabulary,
-        head_norms=family.head_norms,
-        tied=tied,
-        linears=_linears(config, queries, keys),
-        experts=expert_size(config),
-    )
-
-
-def _linears(config: Mapping[str, Any], queries: int, keys: int) -> tuple[LinearModule, ...] | None:
-    """Linear modules of all layers. None for a mixture of experts, whose experts are stacked."""
-    hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    layers = int(config["num_hidden_layers"])
-    if config["model_type"] == "qwen3_moe":
-        return None
-    sizes = [("q_proj", hidden, queries), ("k_proj", hidden, keys), ("v_proj", hidden, keys)]
-    sizes += [("o_proj", queries, hidden), ("gate_proj", hidden, inner), ("up_proj", hidden, inner)]
-    if config["model_type"] == "phi3":
-        sizes = [("qkv_proj", hidden, queries + 2 * keys), ("o_proj", queries, hidden)]
-        sizes += [("gate_up_proj", hidden, 2 * inner)]
-    sizes.append(("down_proj", inner, hidden))
-    return tuple(LinearModule(name, i, o, layers) for name, i, o in sizes)
-
-
-def _mlp(config: Mapping[str, Any], layer: int) -> int:
-    """Parameters of one layer's MLP: gate, up and down projection.
-
-    A sparse layer has all experts and the router.
-    """
-    hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    if config["model_type"] == "qwen3_moe" and _sparse(config, layer):
-        # transformers 5 writes the second name
-        experts, each = (
-            int(config.get("num_experts") or config["num_local_experts"]),
-            int(config["moe_intermediate_size"]),
-        )
-        return experts * hidden * (1 + 3 * each)
-    bias = (
-        2 * inner + hidden
-        if config.get("mlp_bias") and config["model_type"] in ("llama", "smollm3")
-        else 0
-    )
-    return 3 * hidden * inner + bias
-
-
 def _sparse(config: Mapping[str, Any], layer: int) -> bool:
     """True if the layer has experts, in a model that has some."""
     dense = layer < int(config.get("first_k_dense_replace") or 0)
     if dense or layer in (config.get("mlp_only_layers") or ()):
         return False
     return (layer + 1) % int(config.get("decoder_sparse_step") or 1) == 0
-
-
-def _width(config: Mapping[str, Any]) -> int:
-    if config["model_type"] == "qwen3_moe":
-        return int(config["num_experts_per_tok"]) * int(config["moe_intermediate_size"])
-    return int(config["intermediate_size"])
-
-
-def _gpt2(config: Mapping[str, Any]) -> ModelSize | None:
-    hidden, layers, vocabulary, places, heads = (
-        int(config[key]) for key in ("n_embd", "n_layer", "vocab_size", "n_positions", "n_head")
-    )
-    inner = int(config.get("n_inner") or 4 * hidden)
-    layer = (
-        4 * hidden
-        + hidden * (3 * hidden + 3)
-        + hidden * (hidden + 1)
-        + inner * (hidden + 1)
-        + hidden * (inner + 1)
-    )
-    embeddings = (
-        vocabulary if config.get("tie_word_embeddings", True) else 2 * vocabulary
-    ) + places
-    return ModelSize(
-        parameters=embeddings * hidden + layers * layer + 2 * hidden,
-        layers=layers,
-        hidden=hidden,
-        intermediate=inner,
-        heads=heads,
-        queries=hidden,
-        keys=hidden,
-        vocabulary=vocabulary,
-        tied=bool(config.get("tie_word_embeddings", True)),
-        linears=(
-            LinearModule("c_attn", hidden, 3 * hidden, layers),
-            LinearModule("c_proj", hidden, hidden, layers),
-            LinearModule("c_fc", hidden, inner, layers),
-            LinearModule("c_proj", inner, hidden, layers),
-        ),
-    )

@@ -21,12 +21,12 @@ from ..errors import UserError
 from .adapter_folder import loaded_from
 from .algorithm_plan import check_algorithm, resolve_algorithm
 from .backend_checks import check_backend
-from .kv_budget import token_bytes
+from .kv_budget import CachedNumbers, token_bytes
 from .memory_checks import check_memory_settings
 from .memory_experts import record_bytes
 from .memory_held import checkpoint_bytes
 from .memory_part import number_width
-from .model_size import ModelSize, model_size
+from .model_size import ModelSize, model_size, read_size
 from .schema import Recipe, ScratchConfig
 
 SCRATCH_SPECIAL_TOKENS = 6
@@ -49,17 +49,17 @@ class ModelShape:
         origin: description of where the model comes from.
         parameters: number of parameters, tied weights counted once.
         context: longest sequence, in tokens.
-        kv_numbers_per_token: numbers in the keys and values of one token, over all layers.
-        kv_head_dim: numbers in one key or value of one head.
+        cached: what the KV cache keeps of one token, if `size` is not known.
         size: sizes of the parts.
+        unknown: why `size` is not known.
     """
 
     origin: str
     parameters: int | None = None
     context: int | None = None
-    kv_numbers_per_token: int | None = None
-    kv_head_dim: int | None = None
+    cached: CachedNumbers | None = None
     size: ModelSize | None = None
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,10 @@ def make_plan(recipe: Recipe) -> Plan:
     prompt, longest = _lengths(recipe, model.context)
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     kv_tokens = _kv_tokens(recipe, longest)
-    each = kv_token_bytes(recipe, model.kv_numbers_per_token, model.kv_head_dim)
+    cached = model.cached
+    if model.size is not None:
+        cached = model.size.cached(padded=recipe.run.device != "cpu")
+    each = None if cached is None else kv_token_bytes(recipe, cached)
     if each is not None and model.size is not None:
         each += record_bytes(recipe, model.size.experts)
     return Plan(
@@ -291,8 +294,6 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
         ),
         parameters=size.parameters,
         context=sizes.context,
-        kv_numbers_per_token=2 * size.layers * size.keys,
-        kv_head_dim=size.queries // size.heads,
         size=size,
     )
 
@@ -313,22 +314,22 @@ def _hub_shape(name: str, revision: str) -> ModelShape:
     except OSError:
         commit = revision  # a revision may be a commit
     try:
-        size = model_size(
-            json.loads((folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8"))
-        )
+        path = folder / "snapshots" / commit / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return shape
-    return (
-        shape
-        if size is None
-        else replace(
-            shape,
-            parameters=size.parameters,
-            size=size,
-            kv_numbers_per_token=2 * size.layers * size.keys,
-            kv_head_dim=size.queries // size.heads,
-        )
-    )
+    size, unknown = _size_or_reason(config)
+    if size is None:
+        return replace(shape, unknown=unknown)
+    return replace(shape, parameters=size.parameters, size=size)
+
+
+def _size_or_reason(config: object) -> tuple[ModelSize | None, str]:
+    """Sizes of a model, or the reason why they are not known."""
+    try:
+        return read_size(config), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def _local_shape(folder: Path) -> ModelShape:
@@ -340,50 +341,54 @@ def _local_shape(folder: Path) -> ModelShape:
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
-    stored, size = _stored_parameters(folder), model_size(config)
+    if not isinstance(config, dict):
+        raise UserError(f"model.path: {folder / 'config.json'} must hold an object, with sizes")
+    size, unknown = _size_or_reason(config)
     config = config.get("text_config", config)
     kind = config.get("model_type", "unknown")
     return ModelShape(
         origin=f"{kind} model in {folder}",
-        parameters=stored if size is None else size.parameters,
+        parameters=_stored_parameters(folder) if size is None else size.parameters,
         context=config.get("max_position_embeddings", config.get("n_positions")),
-        kv_numbers_per_token=kv_numbers_per_token(config),
-        kv_head_dim=kv_head_dim(config),
+        cached=cached_numbers(config, padded=True),
         size=size,
+        unknown=unknown,
     )
 
 
-def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
-    """Numbers in the keys and values of one token, over all layers.
+def cached_numbers(config: dict[str, Any], *, padded: bool) -> CachedNumbers | None:
+    """What the KV cache of the engine keeps of one token.
 
-    None if config.json lacks the fields that most architectures share.
+    Exact for the families of `families.FAMILIES`. For others it follows from the fields that most
+    architectures share.
+
+    Args:
+        config: the model's config.json.
+        padded: values take as many numbers as keys, as in the engine on a GPU.
+
+    Returns:
+        None if the fields are missing, or if the family has another kind of attention.
     """
+    size = model_size(config)
+    if size is not None:
+        return size.cached(padded=padded)
     layers, heads, hidden = (
         config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
-    if layers is None or heads is None or hidden is None:
+    if not layers or not heads or not hidden or config.get("kv_lora_rank"):
         return None
-    head_dim = config.get("head_dim") or hidden // heads
-    return int(layers * 2 * (config.get("num_key_value_heads") or heads) * head_dim)
+    vectors = 2 * layers * (config.get("num_key_value_heads") or heads)
+    return CachedNumbers(vectors * (config.get("head_dim") or hidden // heads), vectors)
 
 
-def kv_head_dim(config: dict[str, Any]) -> int | None:
-    """Numbers in one key or value of one head. None if config.json does not say."""
-    heads, hidden = (config.get(key) for key in ("num_attention_heads", "hidden_size"))
-    return config.get("head_dim") or (hidden // heads if hidden and heads else None)
-
-
-def kv_token_bytes(recipe: Recipe, numbers: int | None, head_dim: int | None) -> int | None:
-    """Bytes of the keys and values of one token in the engine's cache. None: not known.
+def kv_token_bytes(recipe: Recipe, cached: CachedNumbers) -> int:
+    """Bytes of the keys and values of one token in the engine's cache.
 
     Args:
         recipe: sets the dtype of the cache.
-        numbers: numbers in the keys and values of one token, over all layers.
-        head_dim: numbers in one key or value of one head.
+        cached: what the cache keeps of one token.
     """
-    if numbers is None or head_dim is None:
-        return None
-    return token_bytes(numbers, head_dim, number_width(recipe), recipe.engine.kv_dtype)
+    return token_bytes(cached, number_width(recipe), recipe.engine.kv_dtype)
 
 
 def _stored_parameters(folder: Path) -> int | None:

@@ -19,7 +19,7 @@ from ..recipe.memory_part import number_width
 from ..recipe.memory_shards import gathered_parts, ranks_started
 from ..recipe.memory_work import rank_tokens, work_parts
 from ..recipe.model_size import ModelSize, expert_size, rough_size
-from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
+from ..recipe.plan import cached_numbers, kv_token_bytes
 from ..recipe.schema import Recipe
 
 
@@ -85,15 +85,16 @@ def _token_bytes(
     recipe: Recipe, model: PreTrainedModel, draft: PreTrainedModel | None
 ) -> int | None:
     """Bytes of one token in the KV caches of the model and its draft model. None: not known."""
-    own, other = _config(model), _config(draft) if draft is not None else None
-    size = kv_token_bytes(recipe, kv_numbers_per_token(own), kv_head_dim(own))
-    if size is not None:
-        size += record_bytes(recipe, expert_size(own))
-    if other is None or size is None:
+    config, padded = _config(model), model.device.type != "cpu"
+    own = cached_numbers(config, padded=padded)
+    if own is None:
+        return None
+    size = kv_token_bytes(recipe, own) + record_bytes(recipe, expert_size(config))
+    if draft is None:
         return size
     # The draft model's cache is never quantised.
-    more = kv_numbers_per_token(other)
-    return None if more is None else size + more * number_width(recipe)
+    more = cached_numbers(_config(draft), padded=padded)
+    return None if more is None else size + more.numbers * number_width(recipe)
 
 
 def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], longest: int) -> int:

@@ -12,7 +12,8 @@ import torch
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
-from ..recipe.plan import kv_numbers_per_token, whole_blocks
+from ..recipe.model_size import model_size
+from ..recipe.plan import cached_numbers, whole_blocks
 from ..recipe.schema import Recipe, SglangBackend, SixfoldBackend, VllmBackend
 from ..recipe.schema.backend import KEY_VARIABLE
 from ..rollout.generator import Generator, wait_for
@@ -104,10 +105,13 @@ def _vllm_arguments(
         arguments["tensor_parallel_size"] = vllm.tensor_parallel
     if vllm.sleep:
         arguments["enable_sleep_mode"] = True
-    numbers = kv_numbers_per_token(
-        json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
-    )
-    if numbers:  # otherwise vLLM takes all free memory
+    config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
+    cached = cached_numbers(config, padded=True)
+    if cached is not None:  # otherwise vLLM takes all free memory
+        size = model_size(config)
+        numbers = cached.numbers
+        if size is not None and size.latent:  # vLLM caches latent attention compressed
+            numbers = size.layers * (size.latent + size.rotary)
         asked = whole_blocks(settings.kv_tokens, VLLM_BLOCK)
         tokens = asked or settings.max_running * whole_blocks(longest, VLLM_BLOCK)
         # vLLM keeps one block empty, so ask for one more.
