@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from sixfold.algorithm.composed import make_algorithm
@@ -17,6 +17,7 @@ from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.model.half_weights import store_in_bfloat16
 from sixfold.model.trained_lora import TrainedLora, add_lora, lower_base
+from sixfold.recipe import memory_work
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.memory_held import held_parts, holdings
@@ -24,21 +25,24 @@ from sixfold.recipe.memory_work import work_parts
 from sixfold.recipe.model_size import model_size
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
+from sixfold.trainer import logprobs
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.optimizer_state import optimizer_tensors
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
 
 CONFIG = Qwen2Config(
-    vocab_size=12288,
+    vocab_size=2304,  # above the columns of a tile, so the tiled head runs in float32
     hidden_size=112,
-    intermediate_size=608,
-    num_hidden_layers=4,
+    intermediate_size=160,
+    num_hidden_layers=12,
     num_attention_heads=7,
     num_key_value_heads=1,
     tie_word_embeddings=True,
 )
 PROMPT, NEW, SAMPLES, TOKENS = 64, 64, 8, 576
+SMALL = 1 << 19
+"""Bound of the tables that are left to autograd. Small, so that a small vocabulary is above it."""
 SIZES = [
     f"--rollout.max_new_tokens={NEW}",
     f"--rollout.samples_per_prompt={SAMPLES}",
@@ -47,25 +51,32 @@ SIZES = [
     "--trainer.logprob_chunk=400",  # tables are larger than SMALL, so the fused head runs
     "--run.device=cpu",
 ]
+STARTS, ENDS = "the body starts", "the body has run"
 LORA = ["--model.lora.rank=8"]
 
 
-def make_batch() -> Batch:
-    """A batch of two prompts with their samples, all of full length."""
+@pytest.fixture(autouse=True)
+def small_tables_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_work, "SMALL", SMALL)
+    monkeypatch.setattr(logprobs, "SMALL", SMALL)
+
+
+def make_batch(prompts: int = 2, samples: int = SAMPLES) -> Batch:
+    """A batch of prompts with their samples, all of full length."""
     chance = random.Random(1)
 
     def draw(count: int) -> list[int]:
         return [chance.randrange(CONFIG.vocab_size) for _ in range(count)]
 
     groups = []
-    for g in range(2):
+    for g in range(prompts):
         prompt = draw(PROMPT)
         rows = [
             Trajectory.one_turn(
                 f"task-{g}", k, prompt, draw(NEW), [-9.0] * NEW, [0] * NEW, "stop",
                 reward=Reward(float(k % 2)),
             )
-            for k in range(SAMPLES)
+            for k in range(samples)
         ]  # fmt: skip
         groups.append(Group(Task(f"task-{g}", "?"), rows))
     return collate(groups)
@@ -90,7 +101,8 @@ def make_model(recipe: Recipe) -> tuple[PreTrainedModel, TrainedLora | None]:
 
 
 def measured(recipe: Recipe) -> dict[str, int]:
-    """Bytes of weights, of optimizer state, and of the second step's peak beyond both.
+    """Bytes of weights, of optimizer state, of the second step's peak beyond both, and of what the
+    body keeps for the backward pass of the step's first micro-batch.
 
     On a CPU, parts in host memory and on the device are measured together.
     """
@@ -99,27 +111,46 @@ def measured(recipe: Recipe) -> dict[str, int]:
     lowered = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
     scoring = Scoring(1.0, recipe.trainer.logprob_chunk, lowered)
     policy = Trainer(PolicyRoot(model), recipe.trainer, scoring, 10)
-    trainer, trainers, batch = policy, [policy], make_batch()
+    # The first step creates AdamW's moments. A small batch is enough for that.
+    trainer, trainers, batches = policy, [policy], [make_batch(1, 2), make_batch()]
     if method.method.needs_critic:
         critic = Critic(policy.root, recipe.critic, recipe.trainer, scoring, 10, lora=lora)
         trainer = ActorCritic(policy, critic, method, 0)
-        trainers, batch = [policy, critic.trainer], critic.score(batch)
-    batch = method.prepare(batch)
-    trainer.train_step(batch, method.compute_loss)
+        trainers, batches = [policy, critic.trainer], [critic.score(b) for b in batches]
+    first, batch = (method.prepare(b) for b in batches)
+    trainer.train_step(first, method.compute_loss)
+    model.base_model.register_forward_pre_hook(lambda *_: mark(STARTS))
+    model.base_model.register_forward_hook(lambda *_: mark(ENDS))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         trainer.train_step(batch, method.compute_loss)
-    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
+    kept, peak = live_bytes(record)
     states = [t for one in trainers for t in optimizer_tensors(one.optimizer, one.model).values()]
     return {
         "weights": sum(p.nbytes for p in {p for one in trainers for p in one.model.parameters()})
         + sum(b.nbytes for n, b in model.named_buffers() if n.endswith(("codes", "scales"))),
         "state": sum(t.nbytes for t in states),
         "step": peak,
+        "kept": kept,
     }
+
+
+def mark(name: str) -> None:
+    """Write a mark to the profile."""
+    with record_function(name):
+        pass
+
+
+def live_bytes(record: profile) -> tuple[int, int]:
+    """Bytes that the first run of the body leaves allocated, and those at the peak."""
+    live = peak = 0
+    marks: dict[str, int] = {}
+    for event in sorted(record.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() in (STARTS, ENDS):
+            marks.setdefault(event.name(), live)
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return marks[ENDS] - marks[STARTS], peak
 
 
 def planned(recipe: Recipe) -> dict[str, int]:
@@ -129,13 +160,17 @@ def planned(recipe: Recipe) -> dict[str, int]:
     held = holdings(recipe, size)
     assert held is not None
     parts = {p.name: p.size for p in held_parts(recipe, held)}
-    work = [p.size for p in work_parts(recipe, size, PROMPT, held) if p.trains]
+    work = {p.name: p.size for p in work_parts(recipe, size, PROMPT, held) if p.trains}
+    # Autocast keeps its copies of the layers' float32 weights until the pass ends.
+    layers = 0 if held.lowered or held.packed else size.parameters - size.table
+    casts = 2 * (layers + held.adapter) if recipe.run.precision == "bfloat16" else 0
     return {
         "weights": parts["weights"] + parts.get("adapter", 0) + parts.get("critic", 0),
         "state": parts["AdamW moments"]
         + parts.get("master weights", 0)
         + parts.get("critic's moments", 0),
-        "step": parts["gradients"] + sum(work),
+        "step": parts["gradients"] + sum(work.values()),
+        "kept": work["activations"] + casts,
     }
 
 

@@ -9,27 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.public_sizes import PUBLIC
+from tests.models.tiny_configs import VARIANTS, empty_model, saved, tiny_config
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from sixfold.recipe.model_size import model_size
+from sixfold.errors import UserError
+from sixfold.recipe.families import FAMILIES
+from sixfold.recipe.model_size import model_size, read_size
 
-COMMON: dict[str, Any] = dict(
-    vocab_size=50,
-    hidden_size=48,
-    intermediate_size=80,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-)
-MOE = dict(
-    head_dim=12,
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=20,
-    decoder_sparse_step=2,
-)
 QWEN_05B = dict(
     model_type="qwen2",
     vocab_size=151_936,
@@ -42,53 +31,74 @@ QWEN_05B = dict(
     tie_word_embeddings=True,
 )
 
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {}),
-    ("llama", dict(attention_bias=True, mlp_bias=True, head_dim=10)),
-    ("llama", dict(tie_word_embeddings=True)),
-    ("smollm3", dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)),
-    ("mistral", dict(head_dim=10)),
-    ("qwen2", {}),
-    ("qwen2", dict(tie_word_embeddings=True)),
-    ("qwen3", {}),
-    ("qwen3", dict(head_dim=10, attention_bias=True)),
-    ("qwen3_moe", MOE),
-    ("qwen3_moe", MOE | dict(decoder_sparse_step=1, mlp_only_layers=[1])),
-    ("phi3", dict(pad_token_id=0)),
-    ("gemma", dict(head_dim=10)),
-    ("gemma2", dict(head_dim=10)),
-    ("gemma3_text", dict(head_dim=10)),
-    ("gpt2", dict(n_embd=48, n_layer=3, n_head=6, n_positions=32)),
-    ("gpt2", dict(n_embd=48, n_layer=3, n_head=6, n_positions=32, n_inner=70)),
-]
+CASES: list[tuple[str, dict[str, Any]]] = [(kind, {}) for kind in FAMILIES] + VARIANTS
+LAYERS = {"gpt2": "n_layer", "gpt_bigcode": "n_layer"}
 
 
-def real_parameters(config: Any) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+def parameters(model: PreTrainedModel) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.mostly_slow(11)
-@pytest.mark.parametrize(("kind", "sizes"), CASES)
-def test_parameters_are_those_of_the_real_module(
-    kind: str, sizes: dict[str, Any], tmp_path: Path
-) -> None:
+def named(kind: str, others: dict[str, Any]) -> str:
+    return "-".join([kind, *others])
+
+
+def test_there_are_thirty_families() -> None:
+    assert len(FAMILIES) >= 30
+
+
+@pytest.mark.mostly_slow(12)
+@pytest.mark.parametrize(("kind", "others"), CASES, ids=[named(*case) for case in CASES])
+def test_parameters_are_those_of_the_real_module(kind: str, others: dict[str, Any]) -> None:
     """Read from the file that transformers writes, which leaves defaults out."""
-    config = AutoConfig.for_model(
-        kind, **(dict(vocab_size=50) if kind == "gpt2" else COMMON), **sizes
-    )
-    config.save_pretrained(tmp_path)
-    size = model_size(json.loads((tmp_path / "config.json").read_text()))
-    assert size is not None and size.parameters == real_parameters(config)
+    config = tiny_config(kind, **others)
+    model, size = empty_model(config), read_size(saved(config))
+    assert size.parameters == parameters(model)
     assert (size.layers, size.hidden, size.vocabulary) == (3, 48, 50)
-
-
-def test_a_real_model_has_its_published_number_of_parameters() -> None:
-    size = model_size(QWEN_05B)
-    assert size is not None and size.parameters == 494_032_768 == real_parameters(
-        AutoConfig.for_model(**QWEN_05B)
+    assert size.tied == (
+        model.get_output_embeddings().weight is model.get_input_embeddings().weight
     )
-    assert (size.queries, size.keys) == (896, 128)
+    if size.experts is None:
+        assert size.linears is not None
+        assert {(m.name, m.inputs, m.outputs): m.count for m in size.linears} == linears(model)
+    else:
+        assert size.experts.parameters == sum(
+            p.numel()
+            for name, p in model.named_parameters()
+            if ".experts." in name and ".shared_experts." not in name
+        )
+
+
+def linears(model: PreTrainedModel) -> Counter[tuple[str, int, int]]:
+    """(name, inputs, outputs) of the linear modules of the layers. gpt2 has its own class."""
+    found = Counter[tuple[str, int, int]]()
+    for path, module in model.base_model.named_modules():
+        name = path.rpartition(".")[2]
+        if isinstance(module, nn.Linear):
+            found[name, module.in_features, module.out_features] += 1
+        elif isinstance(module, Conv1D):
+            found[name, module.nx, module.nf] += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3_text", "deepseek_v3", "gpt_oss"])
+def test_the_count_is_linear_in_the_layers(kind: str) -> None:
+    """So the tiny models stand for deep ones. Layers differ: 5 are not 3 and twice the last."""
+    counts = []
+    for layers in (4, 7):
+        config = tiny_config(kind, **{LAYERS.get(kind, "num_hidden_layers"): layers})
+        size = read_size(saved(config))
+        assert size.parameters == parameters(empty_model(config))
+        counts.append(size.parameters)
+    middle = read_size(saved(config) | {LAYERS.get(kind, "num_hidden_layers"): 5}).parameters
+    assert 3 * (middle - counts[0]) == counts[1] - counts[0]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_models_have_their_published_parameters(name: str) -> None:
+    """At full size, without the modules."""
+    total, config = PUBLIC[name]
+    assert read_size(config).parameters == total
 
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -121,8 +131,54 @@ def test_real_models_have_their_published_sizes(name: str) -> None:
 
 def test_what_is_not_known_is_none() -> None:
     assert model_size({}) is None
-    assert model_size({"model_type": "mamba", **COMMON}) is None
+    assert model_size({"model_type": "mamba", "hidden_size": 48}) is None
+    assert model_size(None) is None
     for key in ("hidden_size", "vocab_size", "num_key_value_heads", "intermediate_size"):
         assert model_size({k: v for k, v in QWEN_05B.items() if k != key}) is None, key
-    assert model_size(QWEN_05B | dict(num_attention_heads=0)) is None
-    assert model_size(QWEN_05B | dict(hidden_size=None)) is None
+
+
+def refusal(config: object) -> str:
+    with pytest.raises(UserError) as error:
+        read_size(config)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_missing_sizes_are_named() -> None:
+    told = refusal({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2})
+    assert "num_attention_heads, vocab_size, intermediate_size" in told
+    assert "hidden_size" not in told and "num_hidden_layers" not in told
+    assert "n_embd" in refusal({"model_type": "gpt2"})
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_size_of_a_public_model_is_needed_or_has_the_family_s_default(name: str) -> None:
+    """Without a field, the file is refused, or the module does not need it either."""
+    total, config = PUBLIC[name]
+    for key in config.keys() - {"model_type"}:
+        size = model_size({k: v for k, v in config.items() if k != key})
+        if size is None or size.parameters == total:
+            continue
+        real = AutoConfig.for_model(**{k: v for k, v in config.items() if k != key})
+        assert size.parameters == parameters(empty_model(real)), key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(num_attention_heads=0), dict(hidden_size="896"), dict(vocab_size=-1),
+        dict(intermediate_size=1.5), dict(num_hidden_layers=True),
+    ],
+)  # fmt: skip
+def test_an_invalid_size_is_named(change: dict[str, Any]) -> None:
+    (name,) = change
+    assert name in refusal(QWEN_05B | change)
+
+
+def test_parts_that_are_not_counted_are_refused() -> None:
+    assert "do_layer_norm_before" in refusal(
+        PUBLIC["opt-6.7b"][1] | dict(do_layer_norm_before=False)
+    )
+    assert "word_embed_proj_dim" in refusal(PUBLIC["opt-6.7b"][1] | dict(word_embed_proj_dim=512))
+    assert "'mamba'" in refusal({"model_type": "mamba", "hidden_size": 48})
