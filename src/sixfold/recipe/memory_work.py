@@ -33,7 +33,9 @@ ADAPTERS = 7
 """Adapters per decoder layer, if each of its linear modules has one."""
 
 
-def layer_bytes(size: ModelSize, width: int, keys: float = 1.0, rank: int = 0) -> float:
+def layer_bytes(
+    size: ModelSize, width: int, keys: float = 1.0, rank: int = 0, masked: int = 0
+) -> float:
     """Bytes per token that one layer keeps for its backward pass.
 
     The residual stream is float32, and both norms keep it. Matrix products keep their inputs in the
@@ -47,6 +49,8 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0, rank: int = 0) -
             per completion.
         rank: rank of LoRA adapters; 0: none. The adapters' inputs are kept instead of those of the
             frozen products. Under autocast the adapter of o_proj keeps a cast of its own.
+        masked: keys in the mask of one query, on a CPU. There, attention runs in several calls: it
+            keeps their masks, and a copy of their results in one row. 0: on a GPU.
     """
     inputs = 5 if width == 2 else 2
     products = (
@@ -54,6 +58,8 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0, rank: int = 0) -
     )
     if rank:
         products += ADAPTERS * rank + (size.queries if width == 2 else 0)
+    if masked:
+        products += masked + size.queries
     normed = size.queries + size.keys if size.head_norms else 0
     return 4 * (2 * size.hidden + size.heads + 2 + normed) + width * products
 
@@ -74,7 +80,13 @@ def kept_results(size: ModelSize, width: int, rank: int = 0) -> float:
 
 
 def activation_bytes(
-    size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0, rank: int = 0
+    size: ModelSize,
+    tokens: int,
+    mode: str,
+    width: int,
+    keys: float = 1.0,
+    rank: int = 0,
+    masked: int = 0,
 ) -> int:
     """Bytes that a forward pass keeps for the backward pass.
 
@@ -85,15 +97,24 @@ def activation_bytes(
         width: bytes per number in products.
         keys: as in `layer_bytes`.
         rank: as in `layer_bytes`.
+        masked: as in `layer_bytes`.
     """
     entrance = 4 * size.hidden
     kept = {"none": 0.0, "selective": kept_results(size, width, rank), "full": 0.0}[mode]
-    layer = layer_bytes(size, width, keys, rank) if mode == "none" else entrance + kept
+    layer = entrance + kept
+    if mode == "none":
+        layer = layer_bytes(size, width, keys, rank, masked)
     return int(tokens * (size.layers * layer + 2 * entrance))
 
 
 def layer_work_bytes(
-    size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0, rank: int = 0
+    size: ModelSize,
+    tokens: int,
+    mode: str,
+    width: int,
+    keys: float = 1.0,
+    rank: int = 0,
+    masked: int = 0,
 ) -> int:
     """Bytes that the backward pass of one layer needs in addition to what was kept.
 
@@ -108,8 +129,9 @@ def layer_work_bytes(
         width: bytes per number in products.
         keys: as in `layer_bytes`.
         rank: as in `layer_bytes`.
+        masked: as in `layer_bytes`.
     """
-    again = 0.0 if mode == "none" else layer_bytes(size, width, keys, rank)
+    again = 0.0 if mode == "none" else layer_bytes(size, width, keys, rank, masked)
     if mode == "selective":  # these are not recomputed
         again -= width * (2 * size.intermediate + size.queries + size.keys)
     return int(tokens * (again + 2 * width * size.intermediate))
@@ -197,6 +219,16 @@ def keys_per_token(recipe: Recipe, prompt: int) -> float:
     return (prompt + samples * (prompt + new)) / (prompt + samples * new)
 
 
+def masked_keys(recipe: Recipe, prompt: int | None) -> int:
+    """Keys in the mask of one query, as in `layer_bytes`: those of the longest sequence.
+
+    Args:
+        recipe: the whole run.
+        prompt: longest prompt, in tokens. None: not known.
+    """
+    return (prompt or 0) + recipe.episode_tokens if recipe.run.device == "cpu" else 0
+
+
 def microbatch_tokens(recipe: Recipe, prompt: int | None) -> int:
     """Tokens of the largest micro-batch.
 
@@ -258,11 +290,12 @@ def work_parts(
         "full": "a layer's input",
     }[mode]
     own = size.in_group(held.tensor)
-    kept_bytes = activation_bytes(own, tokens, mode, width, keys, rank)
+    masked = masked_keys(recipe, prompt)
+    kept_bytes = activation_bytes(own, tokens, mode, width, keys, rank, masked)
     on_host = trainer.activation_offload
     head = head_work(recipe, size, tokens, held)
     moments = _moments(recipe, size, held, head)
-    layer = moments.layer + layer_work_bytes(own, tokens, mode, width, keys, rank)
+    layer = moments.layer + layer_work_bytes(own, tokens, mode, width, keys, rank, masked)
     in_layer = max(0, layer - moments.loss)
     in_forward = max(0, moments.forward - moments.loss - in_layer)
     parts = [
