@@ -176,6 +176,11 @@ def planned(recipe: Recipe) -> dict[str, int]:
 
 CASES = {
     "full": ["--run.precision=float32", "--trainer.activation_checkpointing=none"],
+    "float32, selective": ["--run.precision=float32"],
+    "float32, checkpointing": [
+        "--run.precision=float32", "--trainer.activation_checkpointing=full",
+    ],
+    "bfloat16, no checkpointing": ["--trainer.activation_checkpointing=none"],
     "full, checkpointing": ["--trainer.activation_checkpointing=full"],
     "full, selective": [],
     "bfloat16 weights": ["--trainer.weights=bfloat16"],
@@ -218,4 +223,7 @@ def test_planned_bytes_are_those_of_a_measured_step(case: str) -> None:
     assert plan["weights"] == found["weights"] - head
     assert plan["state"] == pytest.approx(found["state"], rel=0.02)
     assert plan["step"] == pytest.approx(found["step"], rel=0.1)
-    assert sum(plan.values()) == pytest.approx(sum(found.values()), rel=0.1)
+    if "critic" not in case:  # whose body keeps as much, but not at the first mark
+        assert plan["kept"] == pytest.approx(found["kept"], rel=0.1)
+    whole = [sum(sizes[key] for key in ("weights", "state", "step")) for sizes in (plan, found)]
+    assert whole[0] == pytest.approx(whole[1], rel=0.1)
