@@ -14,8 +14,10 @@ import pytest
 
 from sixfold.cli import main
 from sixfold.commands.plan_inputs import architecture_of, read_inputs, size_of
-from sixfold.recipe.memory_text import memory_of
+from sixfold.recipe.memory_text import memory_lines, memory_of
 from sixfold.recipe.model_size import model_size
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.toml import load_recipe
 
 QWEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-0.5b"
 SECTIONS = [
@@ -150,6 +152,14 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "'1.5' is not a number from 0 to 1" in refused(capsys, "gsm8k", "--pass-rate", "1.5")
     assert "is above their bound of 512" in refused(capsys, "gsm8k", "--length", "600")
     assert "cannot hold the weights" in refused(capsys, "70B", "--gpus", "1xL4")
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    assert "sizes" in refused(capsys, str(tmp_path))
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama", "vocab_size": 50}', encoding="utf-8")
+    told = refused(capsys, str(tmp_path))
+    assert "lacks sizes: hidden_size, num_attention_heads" in told and "vocab_size" not in told
+    config.write_text('{"model_type": "mamba", "hidden_size": 64}', encoding="utf-8")
+    assert "model_type = 'mamba'" in refused(capsys, str(tmp_path))
+    unknown = make_plan(load_recipe("gsm8k", ["--model.path", str(tmp_path)]))
+    assert "model_type = 'mamba'" in memory_lines(unknown)[0][0]
+    config.write_text("[]", encoding="utf-8")
+    assert "must hold an object" in refused(capsys, str(tmp_path))
     assert os.listdir(tmp_path) == ["config.json"]
