@@ -186,10 +186,11 @@ def head_work(recipe: Recipe, size: ModelSize, tokens: int, held: Holdings) -> H
         tables = BACKWARD_TABLES, BACKWARD_TABLES * table
         return HeadWork(chunk, size.vocabulary, *tables, forward, 0, gradient, waiting)
     if _tiled(recipe, size):
-        tile = 4 * TILE_ROWS * TILE_COLUMNS
+        rows = min(TILE_ROWS, tokens)
+        tile = 4 * rows * TILE_COLUMNS
         # With one rank the gradient is added to that of the embedding or the head itself.
         gradient, waiting = (0, 0) if held.ranks == 1 or frozen else (weight, waiting)
-        return HeadWork(TILE_ROWS, TILE_COLUMNS, 1, tile, tile, 0, gradient, waiting)
+        return HeadWork(rows, TILE_COLUMNS, 1, tile, tile, 0, gradient, waiting)
     lowered, on_gpu = recipe.run.precision == "bfloat16", recipe.run.device != "cpu"
     count = 1.5 if lowered and on_gpu else 1.0
     cast = (LOWERED * size.table if on_gpu else weight) if lowered else 0
