@@ -326,6 +326,8 @@ def test_a_layer_by_hand() -> None:
     assert layer_bytes(SIZE, 4) == 4 * (4 * 8 + 2 * 16 + 2 * 4 + 4 * 20 + 2 + 2)
     assert layer_bytes(SIZE, 2) == 4 * (2 * 8 + 2 + 2) + 2 * (5 * 8 + 2 * 16 + 2 * 4 + 4 * 20)
     assert layer_bytes(SIZE, 2, keys=1.5) - layer_bytes(SIZE, 2) == 2 * 4
+    # On a CPU: the mask of a query, and a copy of its result.
+    assert layer_bytes(SIZE, 2, masked=30) - layer_bytes(SIZE, 2) == 2 * (30 + 16)
     assert kept_results(SIZE, 2) == 2 * (2 * 16 + 2 * 4 + 2 * 8 + 2 * 20) + 4 * 2
     assert activation_bytes(SIZE, 10, "none", 4) == 10 * (3 * layer_bytes(SIZE, 4) + 2 * 32)
     assert activation_bytes(SIZE, 10, "full", 4) == 10 * (3 * 32 + 2 * 32)
