@@ -24,7 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -41,6 +41,8 @@ _DEVICE_FIELD = 8  # bytes after the data pointer
 
 # These kernels change sizes and storages only. The CPU's own versions work on any device.
 _METADATA_ONLY = frozenset({"as_strided", "view", "_reshape_alias", "set_"})
+
+_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # Results, or shapes of results, that the host must know before it goes on.
 _HOST_READS = frozenset(
@@ -200,16 +202,6 @@ def _map(function: Callable[[Any], Any], x: Any) -> Any:
     return function(x)
 
 
-def _leaves(x: Any) -> Iterator[Any]:
-    if isinstance(x, (tuple, list)):
-        for y in x:
-            yield from _leaves(y)
-    elif isinstance(x, dict):
-        yield from _leaves(tuple(x.values()))
-    else:
-        yield x
-
-
 def is_phantom(x: object) -> bool:
     """True for a tensor on the device."""
     return isinstance(x, Tensor) and x.device.type == NAME
@@ -233,72 +225,118 @@ def on_device(x: Tensor) -> Tensor:
     return alias(x, _AT_OTHER)
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """Properties of an operation, looked up once: PyTorch computes them again at every access.
+
+    Attributes:
+        name: without namespace and overload.
+        computes: a GPU would launch a kernel.
+        pointwise: tagged as pointwise.
+        mutable: writes to some argument, which may grow.
+        takes_tensor: for each argument, whether the schema has a tensor there.
+    """
+
+    name: str
+    computes: bool
+    pointwise: bool
+    mutable: bool
+    takes_tensor: tuple[bool, ...]
+
+
+@cache
+def _facts(op: Any) -> _Facts:
+    schema = op._schema
+    name = schema.name.partition("::")[2]
+    return _Facts(
+        name,
+        computes=not op.is_view and name not in _NO_LAUNCH and name != "_local_scalar_dense",
+        pointwise=torch.Tag.pointwise in op.tags,
+        mutable=schema.is_mutable,
+        takes_tensor=tuple(isinstance(x.type, torch.TensorType) for x in schema.arguments),
+    )
+
+
 class _Call:
-    """One operation, run on CPU views of its arguments."""
+    """One operation, run on CPU views of its arguments.
 
-    def __init__(self) -> None:
-        self._views: list[tuple[Tensor, Tensor]] = []  # (CPU view, tensor on the device)
+    Attributes:
+        args: positional arguments, with views in the place of tensors on the device.
+        kwargs: keyword arguments, likewise.
+        away: tensors among the arguments that are not on the device.
+        views: (CPU view, tensor on the device) of the other tensors.
+    """
 
-    def run(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
-        self._may_grow = name == "resize_"
-        kernel = _kernels.get(name)
-        out = (kernel or op)(*_map(self._down, args), **_map(self._down, kwargs))
-        for view, original in self._views:
+    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
+        self.away: list[Tensor] = []
+        self.views: list[tuple[Tensor, Tensor]] = []
+        self._name = name
+        self.args = [_map(self._down, x) for x in args]
+        self.kwargs = {key: _map(self._down, x) for key, x in kwargs.items()}
+
+    def run(self, op: Any, mutable: bool) -> Any:
+        kernel = _kernels.get(self._name)
+        out = (kernel or op)(*self.args, **self.kwargs)
+        for view, original in self.views if mutable else ():
             if view.shape != original.shape:  # an `out` argument, or a resize, which grew
                 grown = on_device(view)
                 original.set_(grown.untyped_storage(), 0, grown.shape, grown.stride())  # type: ignore[call-overload]
-        return _map(partial(self._up, name), out)
+        return _map(self._up, out)
 
     def _down(self, x: Any) -> Any:
-        if isinstance(x, torch.device) and x.type == NAME:
-            return torch.device("cpu")
-        if not is_phantom(x):
+        if not isinstance(x, Tensor):
+            elsewhere = isinstance(x, torch.device) and x.type == NAME
+            return torch.device("cpu") if elsewhere else x
+        if x.device.type != NAME:
+            self.away.append(x)
             return x
-        view = torch.empty_like(x, device="cpu") if self._may_grow or not x.numel() else on_cpu(x)
-        self._views.append((view, x))
+        may_grow = self._name == "resize_"
+        view = torch.empty_like(x, device="cpu") if may_grow or not x.numel() else on_cpu(x)
+        self.views.append((view, x))
         return view
 
-    def _up(self, name: str, x: Any) -> Any:
+    def _up(self, x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        for view, original in self._views:
+        for view, original in self.views:
             if x is view:
                 return original
         for seen in _measuring:
             if x.untyped_storage().nbytes() > 0 and x.numel() > seen.elements:
-                seen.elements, seen.operation = x.numel(), name
+                seen.elements, seen.operation = x.numel(), self._name
         return on_device(x)
 
 
 def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Kernel of every operation that has a tensor on the device, or is asked to make one there."""
-    name = op._schema.name.partition("::")[2]
+    facts = _facts(op)
+    name = facts.name
     if name in _METADATA_ONLY:
-        return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
-    tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, Tensor)]
-    if tensors:
-        _check_devices(op, name, tensors, args)
-        _count(name, tensors, args, kwargs)
-    computes = not op.is_view and name not in _NO_LAUNCH and name != "_local_scalar_dense"
-    if computes and all(map(is_phantom, tensors)):
+        return op.redispatch(_CPU_KEYS, *args, **kwargs)
+    call = _Call("copy_" if name == "_copy_from" else name, args, kwargs)
+    if call.away:
+        _check_devices(facts, call.away, args)
+    if _counting and (call.away or call.views):
+        _count(name, call.away, args, kwargs)
+    if facts.computes and not call.away:
         for launches in _launching:
             launches[name] += 1
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"{name}: a CPU generator cannot draw numbers on {NAME}")
     if name == "_copy_from":  # what `copy_` becomes as soon as one side is on the device
-        op, name, args, kwargs = torch.ops.aten.copy_.default, "copy_", (args[1], args[0]), {}
-    elif _number_for_tensor(op, args):
+        op, call.args, call.kwargs = torch.ops.aten.copy_.default, call.args[1::-1], {}
+    elif _number_for_tensor(facts, args):
         op = op.overloadpacket
-    return _Call().run(op, name, args, kwargs)
+    return call.run(op, facts.mutable)
 
 
-def _number_for_tensor(op: Any, args: Any) -> bool:
+def _number_for_tensor(facts: _Facts, args: Any) -> bool:
     """PyTorch passes a Python number where the schema has a tensor: another overload must
     take it.
     """
     return any(
-        isinstance(x, int | float) and isinstance(op._schema.arguments[i].type, torch.TensorType)
-        for i, x in enumerate(args)
+        takes_tensor and isinstance(x, (int, float))
+        for x, takes_tensor in zip(args, facts.takes_tensor, strict=False)
     )
 
 
@@ -315,11 +353,11 @@ def _index_is_elsewhere(name: str, args: Any) -> bool:
     )
 
 
-def _check_devices(op: Any, name: str, tensors: list[Tensor], args: Any) -> None:
-    away = [x for x in tensors if not is_phantom(x)]
-    if not away or name == "_copy_from" or _index_is_elsewhere(name, args):
+def _check_devices(facts: _Facts, away: list[Tensor], args: Any) -> None:
+    name = facts.name
+    if name == "_copy_from" or _index_is_elsewhere(name, args):
         return
-    takes_numbers = torch.Tag.pointwise in op.tags or name.startswith(("fill", "masked_fill"))
+    takes_numbers = facts.pointwise or name.startswith(("fill", "masked_fill"))
     if takes_numbers and not any(x.dim() for x in away):
         return
     raise RuntimeError(
@@ -328,8 +366,7 @@ def _check_devices(op: Any, name: str, tensors: list[Tensor], args: Any) -> None
     )
 
 
-def _count(name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
-    away = [x for x in tensors if not is_phantom(x)]
+def _count(name: str, away: list[Tensor], args: Any, kwargs: Any) -> None:
     if name == "_copy_from":
         to_device, non_blocking = is_phantom(args[1]), args[2:3] == (True,)
         if away and not (to_device and non_blocking):
