@@ -1,6 +1,6 @@
 """CUDA's two attention kernels for ragged batches, on the fake device.
 
-Each computes in float32, one sequence and head at a time, and checks the arguments that the true
+Each computes in float32, one sequence at a time, and checks the arguments that the true
 kernel checks (ATen/native/transformers/cuda: flash_api.cpp, attention.cu). So a test sees whether
 the library's calls are valid, and what their results and gradients are by the kernels' contract.
 """
@@ -49,47 +49,59 @@ def _spans(offsets_q: Tensor, offsets_k: Tensor) -> Iterator[tuple[slice, slice]
 def _probabilities(
     q: Tensor, k: Tensor, scale: float, left: int, right: int
 ) -> tuple[Tensor, Tensor]:
-    """(softmax, log-sum-exp) of one head's scores, aligned at the ends; left, right: -1 is no
-    limit.
+    """(softmax, log-sum-exp) of the scores of every head, aligned at the ends.
+
+    Args:
+        q: float32 [heads, queries, size].
+        k: float32 [heads, keys, size].
+        scale: of the scores.
+        left: most keys before a query's own that it sees. -1 is no limit.
+        right: most keys after it.
     """
-    scores = q.float() @ k.float().T * scale
-    gap = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))
+    scores = q @ k.mT * scale
+    queries, keys = scores.shape[1:]
+    gap = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
     if left >= 0:
         scores.masked_fill_(gap > left, -torch.inf)
     if right >= 0:
         scores.masked_fill_(gap < -right, -torch.inf)
     lse = scores.logsumexp(-1)
-    return (scores - lse[:, None]).exp(), lse
+    return (scores - lse[..., None]).exp(), lse
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """[N, some heads, size] -> float32 [heads, N, size]: each head as often as it is read."""
+    return x.float().repeat_interleave(heads // x.shape[1], 1).transpose(0, 1)
+
+
+def _of_keys(grad: Tensor, like: Tensor) -> Tensor:
+    """The reverse of `_by_head`: the sum over the query heads that read a head."""
+    summed = grad.transpose(0, 1).unflatten(1, (like.shape[1], -1)).sum(2)
+    return summed.to(like.dtype)
 
 
 def _forward(q, k, v, offsets_q, offsets_k, scale, left, right) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-    out, lse = (
-        torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype),
-        torch.zeros(q.shape[1], len(q)),
-    )
-    group = q.shape[1] // k.shape[1]
+    heads = q.shape[1]
+    queries, keys, values = (_by_head(x, heads) for x in (q, k, v))
+    out, lse = torch.zeros(heads, len(q), v.shape[-1]), torch.zeros(heads, len(q))
     for rows, seen in _spans(offsets_q, offsets_k):
-        for head in range(q.shape[1]):
-            p, lse[head, rows] = _probabilities(
-                q[rows, head], k[seen, head // group], scale, left, right
-            )
-            out[rows, head] = (p @ v[seen, head // group].float()).to(q.dtype)
-    return out, lse
+        p, lse[:, rows] = _probabilities(queries[:, rows], keys[:, seen], scale, left, right)
+        out[:, rows] = p @ values[:, seen]
+    return out.transpose(0, 1).contiguous().to(q.dtype), lse
 
 
 def _backward(grad, q, k, v, out, offsets_q, offsets_k, scale, left, right) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
-    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
-    group = q.shape[1] // k.shape[1]
+    heads = q.shape[1]
+    grads, queries, keys, values, outs = (_by_head(x, heads) for x in (grad, q, k, v, out))
+    dq, dk, dv = (torch.zeros(x.shape) for x in (queries, keys, values))
     for rows, seen in _spans(offsets_q, offsets_k):
-        for head in range(q.shape[1]):
-            mine = head // group
-            p, _ = _probabilities(q[rows, head], k[seen, mine], scale, left, right)
-            do, o = grad[rows, head].float(), out[rows, head].float()
-            ds = p * (do @ v[seen, mine].float().T - (do * o).sum(-1, keepdim=True)) * scale
-            dv[seen, mine] += p.T @ do
-            dq[rows, head] = ds @ k[seen, mine].float()
-            dk[seen, mine] += ds.T @ q[rows, head].float()
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        p, _ = _probabilities(queries[:, rows], keys[:, seen], scale, left, right)
+        do, o = grads[:, rows], outs[:, rows]
+        ds = p * (do @ values[:, seen].mT - (do * o).sum(-1, keepdim=True)) * scale
+        dv[:, seen] += p.mT @ do
+        dq[:, rows] = ds @ keys[:, seen]
+        dk[:, seen] += ds.mT @ queries[:, rows]
+    return dq.transpose(0, 1).contiguous().to(q.dtype), _of_keys(dk, k), _of_keys(dv, v)
 
 
 def _check_offsets(offsets_q: Tensor, offsets_k: Tensor, max_q: int, max_k: int) -> None:
