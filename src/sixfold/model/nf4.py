@@ -36,6 +36,11 @@ VALUES = (
 """The 16 values: quantiles of a normal distribution, so that each is used about as often."""
 
 
+def _slices(blocks: int, tensor: Tensor) -> range:
+    """First blocks of the slices of a matrix. None on the meta device: it has no numbers."""
+    return range(0, 0 if tensor.is_meta else blocks, SLICE // BLOCK)
+
+
 @torch.no_grad()
 def to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Convert a matrix.
@@ -54,9 +59,8 @@ def to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(blocks, dtype=torch.bfloat16, device=weight.device)
     values = torch.tensor(VALUES, device=weight.device)
     edges = (values[1:] + values[:-1]) / 2
-    step = SLICE // BLOCK
-    for first in range(0, blocks, step):
-        last = min(blocks, first + step)
+    for first in _slices(blocks, weight):
+        last = min(blocks, first + SLICE // BLOCK)
         part = flat[first * BLOCK : last * BLOCK].float()
         part = F.pad(part, (0, (last - first) * BLOCK - part.numel())).view(-1, BLOCK)
         scale = part.abs().amax(1).clamp_min(LEAST_SCALE).bfloat16()
@@ -80,7 +84,7 @@ def from_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch
     pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], 1)  # [256, 2]
     found = torch.empty(len(codes) * 2, dtype=dtype, device=codes.device)
     step = SLICE // BLOCK
-    for first in range(0, len(scales), step):
+    for first in _slices(len(scales), codes):
         part = codes[first * BLOCK // 2 : (first + step) * BLOCK // 2]
         scale = scales[first : first + step].float()
         numbers = F.embedding(part.int(), pairs).view(-1, BLOCK).mul_(scale[:, None])
