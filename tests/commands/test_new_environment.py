@@ -51,12 +51,18 @@ def test_the_new_test_passes_and_detects_a_wrong_environment(
 def test_the_new_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:
     assert main(["env", "init", "walk", *tools]) == 0
     flags = ["run.steps=2", "sft.steps=30", "eval.every=0", "data.heldout=8", "run.threads=1"]
-    settings = [part for flag in flags for part in f"--{flag}".split("=")]
+    small = [
+        "sft.examples_per_step=8",
+        "rollout.prompts_per_step=4",
+        "rollout.samples_per_prompt=4",
+    ]
+    settings = [part for flag in [*flags, *small] for part in f"--{flag}".split("=")]
     assert main(["train", "walk/recipe.toml", *settings]) == 0
     dump = RunFolder(tmp_path / "runs" / "walk").rollout_file(2)
     played = [Trajectory.from_record(record) for record in read_rollouts(dump)]
     assert {t.environment for t in played} == {"walk/environment.py:Walk"}
     assert all(t.reward is not None and t.reward.value is not None for t in played)
+    assert any(event["kind"] == "tool_call" for t in played for event in t.events) == bool(tools)
 
 
 def test_existing_files_are_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
