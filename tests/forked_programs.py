@@ -1,4 +1,4 @@
-"""Programs of `processes/child.py` that need torch, forked from a server that has imported it.
+"""Programs of `processes/child.py`, forked from a server that has imported everything.
 
 For tests of what a program answers. Tests of how a program starts and ends start a new interpreter.
 """
@@ -23,7 +23,10 @@ from sixfold.processes import child, program
 from .forkserver import CONTEXT
 
 NEED_TORCH = ("sixfold.reference.worker", "vllm_worker.py")
-"""Ends of the targets that are forked."""
+"""Ends of the targets that need torch."""
+OF_A_RUN = (*NEED_TORCH, "sixfold.environment.worker")
+"""Ends of the targets that a run starts. An interpreter for a worker that checks answers takes
+longer than the step of a tiny run."""
 
 _FREE = 500  # descriptors from here on are in use by nobody
 
@@ -105,17 +108,26 @@ def _serve(arguments: list[str], files: dict[int, int], env: dict[str, str]) -> 
     program.main()
 
 
-def _start(command: Sequence[str], **options: Any) -> Any:
-    forks = command[0] == sys.executable and command[-1].endswith(NEED_TORCH)
-    return (ForkedProgram if forks else subprocess.Popen)(command, **options)
+def _forking(targets: tuple[str, ...]) -> SimpleNamespace:
+    """The module `subprocess`, but programs with these targets are forked."""
+
+    def start(command: Sequence[str], **options: Any) -> Any:
+        forks = command[0] == sys.executable and command[-1].endswith(targets)
+        return (ForkedProgram if forks else subprocess.Popen)(command, **options)
+
+    return SimpleNamespace(**vars(subprocess) | {"Popen": start})
 
 
-FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": _start})
+FORKING = _forking(OF_A_RUN)
 
 
-def fork_programs(patch: pytest.MonkeyPatch, forking: bool = True) -> None:
-    """Fork the programs that need torch. All others start as always; without `forking`, all do."""
-    patch.setattr(child, "subprocess", FORKING if forking else subprocess)
+def fork_programs(
+    patch: pytest.MonkeyPatch, forking: bool = True, targets: tuple[str, ...] = NEED_TORCH
+) -> None:
+    """Fork the programs with these targets. All others start as always; without `forking`, all
+    do.
+    """
+    patch.setattr(child, "subprocess", _forking(targets) if forking else subprocess)
 
 
 def kill_program(pid: int) -> None:

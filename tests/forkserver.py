@@ -16,6 +16,7 @@ CONTEXT.set_forkserver_preload(
         "sixfold.cli",
         "sixfold.run.start",
         "sixfold.reference.worker",
+        "sixfold.environment.worker",
         "tests.rank_processes",
         "tests.run.processes",
         "tests.forked_programs",

@@ -27,6 +27,7 @@ from sixfold.report.schema import find
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
+from ..forked_programs import OF_A_RUN, fork_programs
 from . import processes
 from .processes import tiny_recipe
 
@@ -42,6 +43,12 @@ TASKS = [
     for b in range(6)
 ]
 Rewards = Callable[[str, Task], float]
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes that check answers. A run is shorter than the start of an interpreter."""
+    fork_programs(monkeypatch, targets=OF_A_RUN)
 
 
 def graded(completion: str, task: Task) -> float:
