@@ -8,7 +8,8 @@ import random
 import pytest
 
 from sixfold.labs.catalogue import find
-from sixfold.labs.straggler import dynamic_k, lengths
+from sixfold.labs.straggler import dynamic_k
+from sixfold.planning.stragglers import lognormal_lengths
 
 
 @pytest.mark.parametrize(
@@ -17,14 +18,14 @@ from sixfold.labs.straggler import dynamic_k, lengths
 def test_mean_longest_of_k_lengths(sigma: float, k: int, longest: float) -> None:
     draw = random.Random(0)
     variation = math.sqrt(math.exp(sigma**2) - 1)
-    runs = [max(lengths(draw, k, 100.0, variation)) / 100 for _ in range(1500)]
+    runs = [max(lognormal_lengths(draw, k, 100.0, variation)) / 100 for _ in range(1500)]
     assert sum(runs) / len(runs) == pytest.approx(longest, rel=0.04)
     outcome = find("straggler")(k=k, mean=1000, variation=variation)
     assert outcome.number("expected_longest") / 1000 == pytest.approx(longest, abs=0.006)
 
 
 def test_lengths_have_the_given_mean_and_variation() -> None:
-    sample = lengths(random.Random(1), 20_000, 800.0, 1.0)
+    sample = lognormal_lengths(random.Random(1), 20_000, 800.0, 1.0)
     mean = sum(sample) / len(sample)
     deviation = math.sqrt(sum((x - mean) ** 2 for x in sample) / len(sample))
     assert mean == pytest.approx(800, rel=0.03)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from .parsing import VerbParser, above_zero
+from .parsing import VerbParser, above_zero, at_least, run_folder
+
+if TYPE_CHECKING:
+    from ..commands.plan_simulation import SimulationRequest
+
+STEPS, STALENESS, RESTART = 20, 3, 300.0
+"""Defaults of a simulation: steps, weight versions, seconds of a restart."""
 
 TEXT = """\
 Predict whether a run fits, how long a step takes, what limits it and what it costs.
@@ -14,10 +21,14 @@ Predict whether a run fits, how long a step takes, what limits it and what it co
     sixfold plan gsm8k --gpus 1xL4
     sixfold plan 70B --gpus 64xH100 --length 4000 --rollout.max_new_tokens 8192
     sixfold plan Qwen2.5-7B --hardware server.toml --run.steps 500
+    sixfold plan gsm8k --gpus 8xH100 --simulate 50 --run runs/gsm8k --mtbf 2000
 
 TARGET is a recipe, a model folder or its config.json, the name of a public model, or a number of
 parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.md says how far the
 times can be trusted.
+
+With --simulate: simulate some steps with lengths that differ, and print use of the devices,
+staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
 
 With --points FILE: predict published measurements, and print predicted, published and error. FILE
 is a CSV file with the columns of tests/data/published_points.csv. Empty columns are allowed. Rows
@@ -63,9 +74,71 @@ def parser() -> VerbParser:
         default=0.8,
         help="standard deviation of lengths divided by their mean (default 0.8)",
     )
+    _add_simulation(arguments)
     arguments.add_argument("--points", metavar="FILE", help="CSV file of published measurements")
     arguments.add_argument("--json", action="store_true", help="with --points: print JSON")
     return arguments
+
+
+def _add_simulation(arguments: VerbParser) -> None:
+    group = arguments.add_argument_group("simulation")
+    group.add_argument(
+        "--simulate",
+        metavar="STEPS",
+        nargs="?",
+        type=at_least(1),
+        const=STEPS,
+        help=f"simulate this many steps ({STEPS} if no number is given)",
+    )
+    group.add_argument(
+        "--run", metavar="FOLDER", help="take lengths and rewards from the rollouts of this run"
+    )
+    group.add_argument(
+        "--staleness",
+        metavar="VERSIONS",
+        type=at_least(0),
+        help=f"bound of the age of samples in the async topology (default {STALENESS})",
+    )
+    group.add_argument(
+        "--mtbf", metavar="HOURS", type=above_zero, help="mean time between failures of one device"
+    )
+    group.add_argument(
+        "--restart",
+        metavar="SECONDS",
+        type=above_zero,
+        help=f"time from a failure until work goes on (default {RESTART:g})",
+    )
+    group.add_argument(
+        "--seed", metavar="NUMBER", type=at_least(0), help="seed of the simulation (default 0)"
+    )
+
+
+def _simulation(given: argparse.Namespace) -> SimulationRequest | None:
+    """What the options of the simulation ask for. None without `--simulate`.
+
+    Raises:
+        UserError: if options do not go together, or the run has no rollouts.
+    """
+    if given.simulate is None:
+        for name in ("run", "staleness", "mtbf", "restart", "seed"):
+            if getattr(given, name) is not None:
+                raise UserError(f"--{name} belongs to a simulation: add --simulate")
+        return None
+    if given.restart is not None and given.mtbf is None:
+        raise UserError("--restart belongs to failures: add --mtbf HOURS")
+    if given.run is not None and given.length is not None:
+        raise UserError("--length and --run both give lengths of completions: leave one out")
+    from ..commands.plan_rollouts import recorded_groups
+    from ..commands.plan_simulation import SimulationRequest
+
+    return SimulationRequest(
+        steps=given.simulate,
+        staleness=STALENESS if given.staleness is None else given.staleness,
+        seed=given.seed or 0,
+        recorded=None if given.run is None else recorded_groups(run_folder(given.run)),
+        device_hours=given.mtbf,
+        restart_seconds=given.restart or RESTART,
+    )
 
 
 def run(argv: Sequence[str]) -> int:
@@ -79,6 +152,10 @@ def run(argv: Sequence[str]) -> int:
         from ..commands.plan_points import plan_points
 
         return plan_points(given.points, as_json=given.json)
+    simulation = _simulation(given)
+    mean_tokens = given.length
+    if simulation is not None and simulation.recorded is not None:
+        mean_tokens = simulation.recorded.mean
     from ..commands.plan_report import plan_report
     from ..planning.hardware import parse_cluster
     from ..planning.hardware_file import read_hardware
@@ -87,7 +164,8 @@ def run(argv: Sequence[str]) -> int:
         given.target,
         settings,
         read_hardware(given.hardware) if given.hardware else parse_cluster(given.gpus or "H100"),
-        mean_tokens=given.length,
+        mean_tokens=mean_tokens,
         pass_rate=given.pass_rate,
         variation=given.variation,
+        simulation=simulation,
     )

@@ -26,7 +26,7 @@ from ..planning.step_time import trainer_utilisation
 from ..planning.stragglers import compare_longest
 from ..planning.sync_time import OPTIMISATIONS, optimised_sync_seconds, sync_volume
 from .plan_inputs import Inputs
-from .plan_memory import Rows
+from .plan_layout import Rows
 
 TRIALS = 200
 """Number of random groups from which the expected longest length is estimated."""

@@ -9,9 +9,7 @@ from ..planning.planner import TopologyPlan
 from ..planning.pools import PoolFit, pool_fit
 from ..recipe.memory_text import gigabytes, memory_of, what_helps
 from .plan_inputs import Inputs
-
-Rows = list[tuple[str, str]]
-"""(label, statement) pairs of a section."""
+from .plan_layout import Rows
 
 
 def shared_rows(inputs: Inputs, cluster: Cluster) -> tuple[Rows, bool | None]:

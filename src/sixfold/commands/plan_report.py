@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,9 +13,9 @@ from ..planning.step_time import useful_tokens_per_second
 from ..report.untrusted import one_line
 from .plan_advice import async_rows, group_rows, limit_rows, sensitivity_rows, split_rows, sync_rows
 from .plan_inputs import Inputs, read_inputs
-from .plan_memory import Rows, copy_rows, pool_rows, shared_rows
-
-LABEL, WIDTH = 26, 100
+from .plan_layout import Rows, Table, print_section, print_table
+from .plan_memory import copy_rows, pool_rows, shared_rows
+from .plan_simulation import SimulationRequest, print_simulation, simulated_groups
 
 
 def plan_report(
@@ -27,6 +26,7 @@ def plan_report(
     mean_tokens: float | None,
     pass_rate: float,
     variation: float,
+    simulation: SimulationRequest | None,
 ) -> int:
     """Print one page about a recipe or a model on given devices.
 
@@ -37,33 +37,35 @@ def plan_report(
         mean_tokens: mean length of completions. None: half of the bound.
         pass_rate: share of correct samples.
         variation: coefficient of variation of the lengths in a group.
+        simulation: what to simulate. None: nothing.
 
     Raises:
         UserError: if the target is unknown, or the devices cannot hold the model's weights.
     """
     inputs = read_inputs(target, settings, mean_tokens=mean_tokens)
+    if simulation is not None:
+        groups = simulated_groups(inputs, simulation, variation=variation, pass_rate=pass_rate)
     # Nothing of Sixfold is offloaded between the phases.
     constants = replace(CONSTANTS, switch_s=0.0)
     found = compare_topologies(inputs.arch, cluster, inputs.work, constants)
     together = found.topologies["colocated"]
     memory, fits = shared_rows(inputs, cluster)
     print(_title(inputs, cluster))
-    _section("Work of a step", _work_rows(inputs))
-    _section(f"Memory of each {cluster.device.name}, all roles on it", memory)
+    print_section("Work of a step", _work_rows(inputs))
+    print_section(f"Memory of each {cluster.device.name}, all roles on it", memory)
     apart = found.topologies.get("disaggregated")
     apart_fits: bool | None = False
     if apart is not None:
         pools, apart_fits = pool_rows(inputs, cluster, apart)
-        _section(
+        print_section(
             "Memory per device with two pools (estimate)",
             [*pools, *copy_rows(inputs, apart)],
         )
-    print("\nSeconds of a step (estimate)")
-    print(_table(inputs, found))
-    _section("What limits it", [_longest(together), *limit_rows(inputs, cluster, together)])
-    _section("Groups", group_rows(inputs, pass_rate, variation))
+    print_table("Seconds of a step (estimate)", _step_rows(inputs, found))
+    print_section("What limits it", [_longest(together), *limit_rows(inputs, cluster, together)])
+    print_section("Groups", group_rows(inputs, pass_rate, variation))
     if apart is not None:
-        _section(
+        print_section(
             "Two pools",
             [
                 *split_rows(cluster, found, inputs),
@@ -71,11 +73,15 @@ def plan_report(
                 *async_rows(cluster, apart),
             ],
         )
-    _section(
+    print_section(
         "Seconds of a colocated step if one assumption is worse by a third",
         sensitivity_rows(inputs, cluster, constants),
     )
-    _section("Time and cost", _cost_rows(inputs, cluster, found, _fitting(found, fits, apart_fits)))
+    print_section(
+        "Time and cost", _cost_rows(inputs, cluster, found, _fitting(found, fits, apart_fits))
+    )
+    if simulation is not None:
+        print_simulation(inputs, cluster, constants, simulation, groups)
     return 0
 
 
@@ -123,7 +129,7 @@ def _longest(plan: TopologyPlan) -> tuple[str, str]:
     return "longest phase", f"{plan.phases.dominant}, {seconds / plan.phases.total:.0%} of the step"
 
 
-def _table(inputs: Inputs, found: Comparison) -> str:
+def _step_rows(inputs: Inputs, found: Comparison) -> Table:
     plans = list(found.topologies.values())
     work = inputs.work
     rows = [
@@ -145,10 +151,7 @@ def _table(inputs: Inputs, found: Comparison) -> str:
             ],
         )
     )
-    return "\n".join(
-        f"  {label:<{LABEL}}" + "".join(f"{value:>16}" for value in values)
-        for label, values in rows
-    )
+    return rows
 
 
 def _wait(plan: TopologyPlan, idle: float) -> float:
@@ -201,18 +204,3 @@ def _cost(steps: int, cluster: Cluster, plan: TopologyPlan) -> str:
         )
         text += f"; {price:,.2f} US dollars"
     return text
-
-
-def _section(title: str, rows: Rows) -> None:
-    print(f"\n{title}")
-    for label, text in rows:
-        print(
-            textwrap.fill(
-                text,
-                WIDTH,
-                initial_indent=f"  {label:<{LABEL}}",
-                subsequent_indent=" " * (LABEL + 2),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )

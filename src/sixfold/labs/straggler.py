@@ -11,7 +11,7 @@ from ..planning.stragglers import (
     cap_at_percentile,
     exact_longest,
     expected_longest,
-    lognormal_sigma,
+    lognormal_lengths,
     straggler_tax,
 )
 from .lab import Bars, Breaking, Control, Lab, Outcome
@@ -20,13 +20,6 @@ POOL = 2000
 CAP = 0.95
 FINISHED = 0.75
 """Share of the samples that dynamic K keeps."""
-
-
-def lengths(draw: random.Random, k: int, mean: float, variation: float) -> list[float]:
-    """k log-normal lengths with this mean and coefficient of variation."""
-    sigma = lognormal_sigma(variation)
-    mu = math.log(mean) - sigma**2 / 2
-    return [draw.lognormvariate(mu, sigma) for _ in range(k)]
 
 
 @dataclass(frozen=True)
@@ -107,11 +100,11 @@ def straggler(
         source: "formula" or "library": which implementation of dynamic K decides.
     """
     draw = random.Random(seed)
-    whole = lengths(draw, k, mean, variation)
+    whole = lognormal_lengths(draw, k, mean, variation)
     rewards = [draw.randrange(2) for _ in range(k)]
     decoded = whole
     if cap:
-        pool = lengths(draw, POOL, mean, variation)
+        pool = lognormal_lengths(draw, POOL, mean, variation)
         decoded = list(cap_at_percentile(decoded, fraction=CAP, pool=pool).lengths)
     kept = stopped(decoded, rewards, source) if early_stop else Kept(list(range(k)), max(decoded))
     trained = [decoded[i] for i in kept.samples]

@@ -102,6 +102,22 @@ def step_seconds(
     return max(memory, compute, launch) + arch.layers * reduces
 
 
+def fitting_sequences(arch: Architecture, sampler: Sampler, lengths: Lengths) -> float:
+    """Sequences of mean length whose KV cache fits beside the weights of one replica.
+
+    At least 8.
+    """
+    room = sampler.tensor * sampler.device.memory_gb * 1e9 * CACHE_SHARE
+    room -= arch.params_b * 1e9 * sampler.weight_bytes
+    return max(8.0, room / (arch.kv_bytes() * (lengths.prompt + lengths.mean)))
+
+
+def prompt_seconds(arch: Architecture, sampler: Sampler, prompt: float, k: Constants) -> float:
+    """Seconds in which one replica computes a prompt of `prompt` tokens."""
+    rate = sampler.tensor * sampler.device.peak("bf16") * k.eager
+    return 2 * arch.matmul_params * prompt / rate
+
+
 def draining_seconds(
     arch: Architecture, sampler: Sampler, sequences: float, lengths: Lengths, k: Constants
 ) -> float:
@@ -109,12 +125,8 @@ def draining_seconds(
 
     Sequences that do not fit in the KV cache wait, and start as others end.
     """
-    device = sampler.device
     batch = max(1.0, sequences / sampler.replicas)
-    room = sampler.tensor * device.memory_gb * 1e9 * CACHE_SHARE
-    room -= arch.params_b * 1e9 * sampler.weight_bytes
-    fitting = max(8.0, room / (arch.kv_bytes() * (lengths.prompt + lengths.mean)))
-    running = min(batch, fitting)
+    running = min(batch, fitting_sequences(arch, sampler, lengths))
     middle = lengths.prompt + lengths.mean / 2
     waiting = (batch / running - 1) * lengths.mean
     seconds = waiting * step_seconds(arch, sampler, running, middle, k)
@@ -125,8 +137,7 @@ def draining_seconds(
         context = lengths.prompt + position * lengths.longest
         step = step_seconds(arch, sampler, alive, context, k)
         seconds += step * lengths.longest / POINTS
-    prefill = 2 * arch.matmul_params * batch * lengths.prompt
-    return seconds + prefill / (sampler.tensor * device.peak("bf16") * k.eager)
+    return seconds + batch * prompt_seconds(arch, sampler, lengths.prompt, k)
 
 
 def steady_seconds(

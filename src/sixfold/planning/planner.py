@@ -132,10 +132,18 @@ def sampler_of(arch: Architecture, device: Accelerator, devices: int) -> Sampler
     return Sampler(device, devices, tensor, 2.0)
 
 
-def _training(
+def learning_seconds(
     arch: Architecture, device: Accelerator, work: Workload, devices: int, k: Constants
 ) -> tuple[float, float]:
-    """(seconds of the reference, seconds of training) on sharded devices."""
+    """Seconds of the reference and of training on devices that shard the model.
+
+    Args:
+        arch: the model.
+        device: the accelerator.
+        work: work of a step.
+        devices: devices that train.
+        k: fitted constants.
+    """
     layout = Layout(devices, 1, 1, 1)
     packs = max(1.0, work.sequences * work.trained / work.packed / devices)
 
@@ -191,7 +199,7 @@ def _phases(
 ) -> PhaseSeconds:
     lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)
     sample = steady_seconds if topology == "async" else draining_seconds
-    reference, train = _training(arch, device, work, training, k)
+    reference, train = learning_seconds(arch, device, work, training, k)
     sync = 0.0
     if topology != "colocated":
         both = sampling + training

@@ -1,0 +1,244 @@
+"""`sixfold plan TARGET --simulate`: what differing lengths, staleness and failures cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import UserError
+from ..planning.constants import Constants
+from ..planning.hardware import Cluster
+from ..planning.planner import TopologyPlan, compare_topologies
+from ..planning.simulate.failures import Failures, expected_slowdown
+from ..planning.simulate.groups import Groups, LogNormalGroups, RecordedGroups
+from ..planning.simulate.outcome import Outcome
+from ..planning.simulate.settings import Settings
+from ..planning.simulate.simulation import Simulation
+from ..planning.simulate.timing import planned_timing
+from .plan_inputs import Inputs
+from .plan_layout import Table, print_section, print_table
+
+FACTORS = (0.25, 0.5, 1, 2)
+"""Samples per prompt that are compared, as multiples of those of the recipe."""
+
+
+@dataclass(frozen=True)
+class SimulationRequest:
+    """What `--simulate` and its options ask for.
+
+    Attributes:
+        steps: steps to simulate.
+        staleness: bound of the staleness of the async topology, in weight versions.
+        seed: seed of the random numbers.
+        recorded: groups of an earlier run. None: log-normal lengths and a pass rate.
+        device_hours: mean time between failures of one device, in hours. None: none fails.
+        restart_seconds: duration of a restart after a failure.
+    """
+
+    steps: int
+    staleness: int
+    seed: int
+    recorded: RecordedGroups | None
+    device_hours: float | None
+    restart_seconds: float
+
+
+def simulated_groups(
+    inputs: Inputs, request: SimulationRequest, *, variation: float, pass_rate: float
+) -> Groups:
+    """Source of lengths and rewards: the earlier run, or log-normal lengths.
+
+    Raises:
+        UserError: if groups of the run are too small for the plan, or its completions too long.
+    """
+    work, recorded = inputs.work, request.recorded
+    if recorded is None:
+        return LogNormalGroups(work.mean_tokens, variation, work.longest_tokens, pass_rate)
+    if max(recorded.lengths) > work.longest_tokens:
+        raise UserError(
+            f"--run has completions of {max(recorded.lengths):,} tokens, and the plan allows"
+            f" {work.longest_tokens:,.0f}: raise rollout.max_new_tokens"
+        )
+    if work.samples > recorded.largest:
+        raise UserError(
+            f"--run has groups of at most {recorded.largest} samples, and the plan needs"
+            f" {work.samples}: lower rollout.samples_per_prompt, or use another run"
+        )
+    return recorded
+
+
+def print_simulation(
+    inputs: Inputs, cluster: Cluster, k: Constants, request: SimulationRequest, groups: Groups
+) -> None:
+    """Print the results of simulations: topologies, samples per prompt, failures.
+
+    Args:
+        inputs: recipe and model.
+        cluster: the devices.
+        k: constants of the time model.
+        request: what to simulate.
+        groups: from `simulated_groups`.
+
+    Raises:
+        UserError: if devices fail too often.
+    """
+    simulator = _Simulator(inputs, cluster, k, request, groups)
+    found = simulator.topologies(inputs.work.samples, None)
+    print_section(
+        f"Simulation of {request.steps} steps (seed {request.seed})",
+        [
+            ("groups", _describe(groups)),
+            ("async", f"samples are at most {request.staleness} weight versions old"),
+        ],
+    )
+    print_table("Simulated topologies", _topology_rows(found))
+    print_table(
+        "Useful tokens/s by samples per prompt (simulated, each with its best split)",
+        _sample_rows(simulator, found),
+    )
+    if request.device_hours is not None:
+        print_table(
+            f"Failures: one per device in {request.device_hours:g} hours on average, restart in"
+            f" {request.restart_seconds:g} s (simulated)",
+            _failure_rows(simulator, request.device_hours, found),
+        )
+
+
+def _describe(groups: Groups) -> str:
+    if isinstance(groups, LogNormalGroups):
+        return (
+            f"log-normal lengths, variation {groups.variation:g}, truncated at"
+            f" {groups.longest:,.0f} tokens; pass rate {groups.pass_rate:g}"
+        )
+    assert isinstance(groups, RecordedGroups)
+    lengths = groups.lengths
+    return (
+        f"{len(groups)} of the run: completions of {groups.mean:,.0f} tokens"
+        f" ({min(lengths):,} to {max(lengths):,}), {groups.solved:.0%} with a positive reward"
+    )
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """A simulated topology."""
+
+    plan: TopologyPlan
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class _Simulator:
+    """Everything that simulations of one page have in common."""
+
+    inputs: Inputs
+    cluster: Cluster
+    k: Constants
+    request: SimulationRequest
+    groups: Groups
+
+    def topologies(self, samples: int, failures: Failures | None) -> dict[str, _Simulated]:
+        """Simulate every topology.
+
+        Args:
+            samples: samples per prompt.
+            failures: failures of devices. None: none fails.
+        """
+        arch, request = self.inputs.arch, self.request
+        work = replace(self.inputs.work, samples=samples)
+        found = {}
+        for name, plan in compare_topologies(arch, self.cluster, work, self.k).topologies.items():
+            settings = Settings(
+                topology=name,
+                prompts=work.prompts,
+                samples=samples,
+                steps=request.steps,
+                staleness=request.staleness,
+                attempts=max(1, self.inputs.plan.algorithm.dynamic_sampling),
+                failures=failures,
+                seed=request.seed,
+            )
+            timing = planned_timing(arch, self.cluster.device, plan, work, self.k)
+            outcome = Simulation(timing, self.groups, settings).run()
+            found[name] = _Simulated(plan, outcome)
+        return found
+
+
+def _topology_rows(found: Mapping[str, _Simulated]) -> Table:
+    def row(label: str, cell: Callable[[Outcome], str]) -> tuple[str, list[str]]:
+        return label, [cell(one.outcome) for one in found.values()]
+
+    ages = sorted({age for one in found.values() for age in one.outcome.staleness})
+    staleness = [one.outcome.staleness for one in found.values()]
+    return [
+        ("", list(found)),
+        row("step, seconds", lambda o: f"{o.step_seconds:.2f}"),
+        row("sampling devices busy", lambda o: f"{o.shares.sampling:.0%}"),
+        row("training devices busy", lambda o: f"{o.shares.training:.0%}"),
+        row("all devices idle", lambda o: f"{o.shares.idle:.0%}"),
+        row("sequences per engine", lambda o: f"{o.shares.running:.1f}"),
+        row("longest / mean of a step", lambda o: f"{o.longest:.2f}"),
+        row("equal rewards", lambda o: f"{o.equal:.1%}"),
+        *(
+            (f"staleness {age}", [f"{shares.get(age, 0):.0%}" for shares in staleness])
+            for age in ages
+        ),
+        row("tokens/s", lambda o: f"{o.tokens_per_second:,.0f}"),
+        row("useful tokens/s", lambda o: f"{o.useful_per_second:,.0f}"),
+    ]
+
+
+def _sample_rows(simulator: _Simulator, usual: Mapping[str, _Simulated]) -> Table:
+    """Useful tokens per second with other numbers of samples per prompt.
+
+    A recorded group cannot show more samples than it has.
+    """
+    own, groups = simulator.inputs.work.samples, simulator.groups
+    counts = {max(2, round(factor * own)) for factor in FACTORS} | {own}
+    if isinstance(groups, RecordedGroups):
+        counts = {samples for samples in counts if samples <= groups.largest}
+    rows: Table = [("", [*usual, "longest / mean", "equal rewards"])]
+    for samples in sorted(counts):
+        found = usual if samples == own else simulator.topologies(samples, None)
+        one = found["colocated"].outcome
+        cells = [f"{other.outcome.useful_per_second:,.0f}" for other in found.values()]
+        cells += [f"{one.group_longest:.2f}", f"{one.equal:.1%}"]
+        rows.append((f"{samples} samples", cells))
+    return rows
+
+
+def _failure_rows(
+    simulator: _Simulator, device_hours: float, without: Mapping[str, _Simulated]
+) -> Table:
+    """What failures cost, simulated and by the closed form."""
+    every = simulator.inputs.plan.recipe.checkpoint.every
+    failures = Failures(3600 * device_hours, simulator.request.restart_seconds, every)
+    found = simulator.topologies(simulator.inputs.work.samples, failures)
+    outcomes = [one.outcome for one in found.values()]
+    slower = [
+        one.outcome.total_seconds / without[name].outcome.total_seconds
+        for name, one in found.items()
+    ]
+    expected = [_slowdown(failures, without[name]) for name in found]
+    devices = simulator.cluster.count
+    often = [failures.rate(devices) * one.outcome.total_seconds for one in without.values()]
+    return [
+        ("", list(found)),
+        ("failures", [str(outcome.failures) for outcome in outcomes]),
+        ("expected failures", [f"{value:.2g}" for value in often]),
+        ("tokens lost", [f"{o.tokens.lost / o.tokens.sampled:.1%}" for o in outcomes]),
+        ("useful tokens/s", [f"{o.useful_per_second:,.0f}" for o in outcomes]),
+        ("time, times as long", [f"{value:.3f}" for value in slower]),
+        ("expected time", [f"{value:.3f}" for value in expected]),
+    ]
+
+
+def _slowdown(failures: Failures, one: _Simulated) -> float:
+    """Expected slowdown by failures of training devices, each of which stops the run."""
+    segment = failures.checkpoint_steps * one.outcome.step_seconds
+    if not 0 < segment < one.outcome.total_seconds:
+        segment = one.outcome.total_seconds
+    return expected_slowdown(
+        segment,
+        rate=failures.rate(one.plan.training_devices),
+        restart=failures.restart_seconds,
+    )

@@ -1,0 +1,102 @@
+"""Durations that the simulation uses, from the time model of `planning`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .. import checks
+from ..architectures import Architecture
+from ..constants import Constants
+from ..decode_time import (
+    LARGEST_BATCH,
+    POINTS,
+    Lengths,
+    fitting_sequences,
+    prompt_seconds,
+    step_seconds,
+)
+from ..hardware import Accelerator
+from ..planner import TopologyPlan, Workload, learning_seconds, sampler_of
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Durations of one topology.
+
+    Attributes:
+        sampling_devices: devices that sample.
+        training_devices: devices that train. Colocated: the same ones.
+        replicas: engines that sample.
+        slots: sequences that an engine runs at once. Others wait.
+        stride: most tokens that are decoded before a decoding step is timed again.
+        decode: seconds of one decoding step of an engine, from the number of its sequences and the
+            mean number of tokens that they have sampled so far.
+        prefill: seconds in which an engine computes one prompt, and decodes nothing. 0 if prompts
+            are computed beside decoding.
+        learn: seconds of reference and training for a batch, from the mean length of its samples.
+        sync: seconds of a weight sync.
+
+    Raises:
+        UserError: if a number is out of range.
+    """
+
+    sampling_devices: int
+    training_devices: int
+    replicas: int
+    slots: int
+    stride: float
+    decode: Callable[[int, float], float]
+    prefill: float
+    learn: Callable[[float], float]
+    sync: float
+
+    def __post_init__(self) -> None:
+        checks.whole(
+            sampling_devices=self.sampling_devices,
+            training_devices=self.training_devices,
+            replicas=self.replicas,
+            slots=self.slots,
+        )
+        checks.positive(stride=self.stride, decode_seconds=self.decode(1, 0.0))
+        checks.not_negative(prefill=self.prefill, sync=self.sync)
+
+
+def planned_timing(
+    arch: Architecture, device: Accelerator, plan: TopologyPlan, work: Workload, k: Constants
+) -> Timing:
+    """Durations of a planned topology.
+
+    An asynchronous engine computes prompts beside decoding, as in `steady_seconds`, and runs at
+    most `LARGEST_BATCH` sequences. The KV cache limits the sequences in every topology.
+
+    Args:
+        arch: the model.
+        device: the accelerator.
+        plan: topology and devices.
+        work: work of a step.
+        k: fitted constants.
+    """
+    sampler = sampler_of(arch, device, plan.sampling_devices)
+    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)
+    steady = plan.name == "async"
+    slots = int(fitting_sequences(arch, sampler, lengths))
+
+    def decode(sequences: int, sampled: float) -> float:
+        return step_seconds(arch, sampler, sequences, work.prompt_tokens + sampled, k)
+
+    def learn(mean: float) -> float:
+        batch = replace(work, mean_tokens=min(mean, work.longest_tokens))
+        return sum(learning_seconds(arch, device, batch, plan.training_devices, k))
+
+    return Timing(
+        sampling_devices=plan.sampling_devices,
+        training_devices=plan.training_devices,
+        replicas=int(sampler.replicas),
+        slots=min(slots, LARGEST_BATCH) if steady else slots,
+        stride=work.longest_tokens / POINTS,
+        decode=decode,
+        prefill=0.0 if steady else prompt_seconds(arch, sampler, work.prompt_tokens, k),
+        learn=learn,
+        sync=plan.phases.sync,
+    )
