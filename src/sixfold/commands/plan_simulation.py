@@ -88,7 +88,7 @@ def print_simulation(
         f"Simulation of {request.steps} steps (seed {request.seed})",
         [
             ("groups", _describe(groups)),
-            ("async", f"samples are at most {request.staleness} weight versions old"),
+            ("async", f"staleness of at most {request.staleness} weight versions"),
         ],
     )
     print_table("Simulated topologies", _topology_rows(found))
@@ -227,8 +227,8 @@ def _failure_rows(
         ("expected failures", [f"{value:.2g}" for value in often]),
         ("tokens lost", [f"{o.tokens.lost / o.tokens.sampled:.1%}" for o in outcomes]),
         ("useful tokens/s", [f"{o.useful_per_second:,.0f}" for o in outcomes]),
-        ("time, times as long", [f"{value:.3f}" for value in slower]),
-        ("expected time", [f"{value:.3f}" for value in expected]),
+        ("time, relative", [f"{value:.3f}" for value in slower]),
+        ("expected time, relative", [f"{value:.3f}" for value in expected]),
     ]
 
 
