@@ -66,8 +66,8 @@ def test_the_page_of_a_simulation(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated[0] == pytest.approx(estimate[0], rel=0.15)
     for samples in (2, 4, 8, 16):
         assert len(cells(text, f"{samples} samples")) == 5
-    assert "Failures: one per device in 0.05 hours on average, restart in 2 s" in text
-    assert len(cells(text, "expected time, relative")) == 3
+    assert "Failures: one per device every 0.05 h on average, restart in 2 s" in text
+    assert len(cells(text, "closed form")) == 3
 
 
 def test_one_device_has_one_simulated_topology(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ Predict whether a run fits, how long a step takes, what limits it and what it co
     sixfold plan gsm8k --gpus 1xL4
     sixfold plan 70B --gpus 64xH100 --length 4000 --rollout.max_new_tokens 8192
     sixfold plan Qwen2.5-7B --hardware server.toml --run.steps 500
-    sixfold plan gsm8k --gpus 8xH100 --simulate 50 --run runs/gsm8k --mtbf 2000
+    sixfold plan gsm8k --gpus 8xH100 --simulate 50 --run runs/gsm8k
 
 TARGET is a recipe, a model folder or its config.json, the name of a public model, or a number of
 parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.md says how far the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-LABEL, COLUMN, WIDTH = 26, 16, 100
+LABEL, COLUMN, WIDTH = 26, 14, 100
 
 Rows = list[tuple[str, str]]
 """(label, statement) pairs of a section."""

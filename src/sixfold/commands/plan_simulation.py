@@ -21,6 +21,9 @@ from .plan_layout import Table, print_section, print_table
 FACTORS = (0.25, 0.5, 1, 2)
 """Samples per prompt that are compared, as multiples of those of the recipe."""
 
+FAILURE_RUNS = 5
+"""Simulations with failures, which are rare events."""
+
 
 @dataclass(frozen=True)
 class SimulationRequest:
@@ -83,7 +86,7 @@ def print_simulation(
         UserError: if devices fail too often.
     """
     simulator = _Simulator(inputs, cluster, k, request, groups)
-    found = simulator.topologies(inputs.work.samples, None)
+    found = simulator.topologies(inputs.work.samples, None, request.seed)
     print_section(
         f"Simulation of {request.steps} steps (seed {request.seed})",
         [
@@ -98,8 +101,8 @@ def print_simulation(
     )
     if request.device_hours is not None:
         print_table(
-            f"Failures: one per device in {request.device_hours:g} hours on average, restart in"
-            f" {request.restart_seconds:g} s (simulated)",
+            f"Failures: one per device every {request.device_hours:g} h on average, restart in"
+            f" {request.restart_seconds:g} s (mean of {FAILURE_RUNS} simulations)",
             _failure_rows(simulator, request.device_hours, found),
         )
 
@@ -136,12 +139,15 @@ class _Simulator:
     request: SimulationRequest
     groups: Groups
 
-    def topologies(self, samples: int, failures: Failures | None) -> dict[str, _Simulated]:
+    def topologies(
+        self, samples: int, failures: Failures | None, seed: int
+    ) -> dict[str, _Simulated]:
         """Simulate every topology.
 
         Args:
             samples: samples per prompt.
             failures: failures of devices. None: none fails.
+            seed: seed of the random numbers.
         """
         arch, request = self.inputs.arch, self.request
         work = replace(self.inputs.work, samples=samples)
@@ -155,7 +161,7 @@ class _Simulator:
                 staleness=request.staleness,
                 attempts=max(1, self.inputs.plan.algorithm.dynamic_sampling),
                 failures=failures,
-                seed=request.seed,
+                seed=seed,
             )
             timing = planned_timing(arch, self.cluster.device, plan, work, self.k)
             outcome = Simulation(timing, self.groups, settings).run()
@@ -196,9 +202,12 @@ def _sample_rows(simulator: _Simulator, usual: Mapping[str, _Simulated]) -> Tabl
     counts = {max(2, round(factor * own)) for factor in FACTORS} | {own}
     if isinstance(groups, RecordedGroups):
         counts = {samples for samples in counts if samples <= groups.largest}
-    rows: Table = [("", [*usual, "longest / mean", "equal rewards"])]
+    found: Mapping[str, _Simulated]
+    rows: Table = [("", [*usual, "longest/mean", "equal rewards"])]
     for samples in sorted(counts):
-        found = usual if samples == own else simulator.topologies(samples, None)
+        found = usual
+        if samples != own:
+            found = simulator.topologies(samples, None, simulator.request.seed)
         one = found["colocated"].outcome
         cells = [f"{other.outcome.useful_per_second:,.0f}" for other in found.values()]
         cells += [f"{one.group_longest:.2f}", f"{one.equal:.1%}"]
@@ -209,26 +218,30 @@ def _sample_rows(simulator: _Simulator, usual: Mapping[str, _Simulated]) -> Tabl
 def _failure_rows(
     simulator: _Simulator, device_hours: float, without: Mapping[str, _Simulated]
 ) -> Table:
-    """What failures cost, simulated and by the closed form."""
+    """What failures cost: mean of several simulations, and the closed form."""
     every = simulator.inputs.plan.recipe.checkpoint.every
     failures = Failures(3600 * device_hours, simulator.request.restart_seconds, every)
-    found = simulator.topologies(simulator.inputs.work.samples, failures)
-    outcomes = [one.outcome for one in found.values()]
-    slower = [
-        one.outcome.total_seconds / without[name].outcome.total_seconds
-        for name, one in found.items()
+    first, samples = simulator.request.seed, simulator.inputs.work.samples
+    runs = [
+        simulator.topologies(samples, failures, seed) for seed in range(first, first + FAILURE_RUNS)
     ]
-    expected = [_slowdown(failures, without[name]) for name in found]
-    devices = simulator.cluster.count
-    often = [failures.rate(devices) * one.outcome.total_seconds for one in without.values()]
+
+    def mean(name: str, value: Callable[[Outcome], float]) -> float:
+        return sum(value(run[name].outcome) for run in runs) / FAILURE_RUNS
+
+    def row(label: str, form: str, value: Callable[[Outcome], float]) -> tuple[str, list[str]]:
+        return label, [format(mean(name, value), form) for name in without]
+
+    ideal = [one.outcome.total_seconds for one in without.values()]
+    longer = [mean(name, lambda o: o.total_seconds) for name in without]
+    expected = [_slowdown(failures, one) for one in without.values()]
     return [
-        ("", list(found)),
-        ("failures", [str(outcome.failures) for outcome in outcomes]),
-        ("expected failures", [f"{value:.2g}" for value in often]),
-        ("tokens lost", [f"{o.tokens.lost / o.tokens.sampled:.1%}" for o in outcomes]),
-        ("useful tokens/s", [f"{o.useful_per_second:,.0f}" for o in outcomes]),
-        ("time, relative", [f"{value:.3f}" for value in slower]),
-        ("expected time, relative", [f"{value:.3f}" for value in expected]),
+        ("", list(without)),
+        row("failures", ".1f", lambda o: o.failures),
+        row("tokens lost", ".1%", lambda o: o.tokens.lost / o.tokens.sampled),
+        row("useful tokens/s", ",.0f", lambda o: o.useful_per_second),
+        ("time, relative", [f"{a / b:.2f}" for a, b in zip(longer, ideal, strict=True)]),
+        ("closed form", [f"{value:.2f}" for value in expected]),
     ]
 
 
