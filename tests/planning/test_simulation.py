@@ -287,7 +287,7 @@ def test_a_seed_repeats_a_simulation(topology: str) -> None:
 )
 def test_bad_settings_are_refused_in_one_line(changed: dict[str, object], named: str) -> None:
     with pytest.raises(UserError, match=named) as refused:
-        simulate(**changed)
+        simulate(**changed)  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
 
 
