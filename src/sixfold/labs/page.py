@@ -1,8 +1,8 @@
-"""HTML page of a lab: one file with sliders, without network access.
+"""HTML pages with controls: one file with sliders, without network access.
 
-A browser cannot run the lab, so the page holds its outcomes: for each control, the outcomes over
-the control's values, with the other controls as given. The content security policy admits only the
-page's own script, by its hash.
+A browser cannot run a lab, so the page holds outcomes: for each control, the outcomes over its
+values, with the other controls as given. The content security policy admits only the page's own
+script, by its hash. The page of `sixfold plan` is made in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import base64
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -28,6 +29,36 @@ MOST_POINTS = 120
 """Points of a curve on the page; longer curves are thinned."""
 
 Json = Mapping[str, object]
+Tables = dict[str, int]
+"""Tables of a page as JSON, with the position of each."""
+
+
+@dataclass(frozen=True)
+class ControlPage:
+    """What a page with controls shows.
+
+    Attributes:
+        name: title of the browser's tab.
+        title: heading.
+        about: text below the heading.
+        controls: inputs, in the order to show them.
+        run: outcome for a value of every control, given as keywords.
+        command: the command that prints the outcome for a value of every control.
+        general: the command for any combination of values.
+        ending: heading and text of the last section.
+        kept: name of a control that keeps its value while another one moves. The page then holds
+            the outcomes for each of its values. "": no control does.
+    """
+
+    name: str
+    title: str
+    about: str
+    controls: tuple[Control, ...]
+    run: Callable[..., Outcome]
+    command: Callable[[Mapping[str, Setting]], str]
+    general: str
+    ending: tuple[str, str]
+    kept: str = ""
 
 
 def write_page(lab: Lab, settings: Mapping[str, Setting], path: Path) -> None:
@@ -41,37 +72,107 @@ def write_page(lab: Lab, settings: Mapping[str, Setting], path: Path) -> None:
     Raises:
         UserError: if the folder of `path` does not exist.
     """
+    write_controls(page_of(lab), settings, path)
+
+
+def write_controls(page: ControlPage, settings: Mapping[str, Setting], path: Path) -> None:
+    """Write a page to `path`.
+
+    Args:
+        page: what the page shows.
+        settings: a value for every control.
+        path: file to write.
+
+    Raises:
+        UserError: if the folder of `path` does not exist.
+    """
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: no folder {path.parent}. Create it first")
-    write_text_atomic(path, render(lab, settings))
+    write_text_atomic(path, render_controls(page, settings))
 
 
 def render(lab: Lab, settings: Mapping[str, Setting]) -> str:
+    """The page of a lab as a string. `settings` has a value for every control."""
+    return render_controls(page_of(lab), settings)
+
+
+def page_of(lab: Lab) -> ControlPage:
+    """What the page of a lab shows."""
+    words = [f"{control.option} VALUE" for control in lab.controls]
+    return ControlPage(
+        name=lab.name,
+        title=lab.title,
+        about=lab.about,
+        controls=lab.controls,
+        run=lab.run,
+        command=lambda settings: _command(lab, settings),
+        general=" ".join(["sixfold lab", lab.name, *words]),
+        ending=("When it fails", lab.breaking.why),
+    )
+
+
+def _command(lab: Lab, settings: Mapping[str, Setting]) -> str:
+    """Command that prints the outcome; controls at their defaults are left out."""
+    words = [
+        f"{control.option}={written(value)}"
+        if str(value).startswith("-")
+        else f"{control.option} {shlex.quote(written(value))}"
+        for control in lab.controls
+        if (value := settings[control.name]) != control.default
+    ]
+    return " ".join(["sixfold lab", lab.name, *words])
+
+
+def render_controls(page: ControlPage, settings: Mapping[str, Setting]) -> str:
     """The page as a string. `settings` has a value for every control."""
-    usual = lab.run(**settings)
-    script = resources.files("sixfold.report").joinpath("templates/lab.js").read_text("utf-8")
-    moving = [control for control in lab.controls if len(_values(control, settings)) > 1]
-    data = {
-        "usual": _outcome(usual),
-        "command": _command(lab, settings, {}),
-        "controls": [_sweep(lab, control, settings, usual) for control in moving],
-    }
+    script = resources.files("sixfold.report").joinpath("templates/controls.js").read_text("utf-8")
+    moving = [control for control in page.controls if len(_values(control, settings)) > 1]
+    outcome = page.run(**settings)
     return render_page(
-        "lab.html",
-        lab=lab,
-        fixed=[(c, written(settings[c.name])) for c in lab.controls if c not in moving],
+        "controls.html",
+        page=page,
+        fixed=[(c, written(settings[c.name])) for c in page.controls if c not in moving],
         moving=[
             (c, [written(value) for value in _values(c, settings)], _place(c, settings))
             for c in moving
         ],
-        outcome=_outcome(usual),
-        general=f"sixfold lab {lab.name} "
-        + " ".join(f"{control.option} VALUE" for control in lab.controls),
-        command=data["command"],
-        data=_embedded(data),
+        outcome=_outcome(outcome, None),
+        command=page.command(settings),
+        data=_embedded(_data(page, moving, settings)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _data(page: ControlPage, moving: list[Control], settings: Mapping[str, Setting]) -> Json:
+    """What the script reads: the sweeps, and every distinct table once.
+
+    With a kept control there are sweeps for each of its values; None stands for those of the given
+    value.
+    """
+    tables: Tables = {}
+    data = dict(_state(page, moving, settings, tables))
+    for at, control in enumerate(moving):
+        if control.name == page.kept:
+            data["kept"] = at
+            data["states"] = [
+                None
+                if value == settings[control.name]
+                else _state(page, moving, {**settings, control.name: value}, tables)
+                for value in _values(control, settings)
+            ]
+    return data | {"tables": [json.loads(table) for table in tables]}
+
+
+def _state(
+    page: ControlPage, moving: list[Control], settings: Mapping[str, Setting], tables: Tables
+) -> Json:
+    """Outcome of the settings, and the sweep of every control from there."""
+    return {
+        "usual": _outcome(page.run(**settings), tables),
+        "command": page.command(settings),
+        "controls": [_sweep(page, control, settings, tables) for control in moving],
+    }
 
 
 def _values(control: Control, settings: Mapping[str, Setting]) -> list[Setting]:
@@ -89,45 +190,46 @@ def _place(control: Control, settings: Mapping[str, Setting]) -> int:
     return _values(control, settings).index(settings[control.name])
 
 
-def _sweep(lab: Lab, control: Control, settings: Mapping[str, Setting], usual: Outcome) -> Json:
+def _sweep(
+    page: ControlPage, control: Control, settings: Mapping[str, Setting], tables: Tables
+) -> Json:
     """Outcomes over the values of one control. None stands for the usual outcome."""
     at = _place(control, settings)
     values = _values(control, settings)
+    found: Json = {"at": at, "shown": [written(value) for value in values]}
+    if control.name == page.kept:
+        return found
+    states = [{**settings, control.name: value} for value in values]
     return {
-        "at": at,
-        "shown": [written(value) for value in values],
-        "commands": [_command(lab, settings, {control.name: value}) for value in values],
+        **found,
+        "commands": [page.command(state) for state in states],
         "outcomes": [
-            None if index == at else _outcome(lab.run(**{**settings, control.name: value}))
-            for index, value in enumerate(values)
+            None if index == at else _outcome(page.run(**state), tables)
+            for index, state in enumerate(states)
         ],
     }
 
 
-def _command(lab: Lab, settings: Mapping[str, Setting], changed: Mapping[str, Setting]) -> str:
-    """Command that prints the outcome; controls at their defaults are left out."""
-    words = [
-        f"{control.option}={written(value)}"
-        if str(value).startswith("-")
-        else f"{control.option} {shlex.quote(written(value))}"
-        for control in lab.controls
-        if (value := {**settings, **changed}[control.name]) != control.default
+def _outcome(outcome: Outcome, tables: Tables | None) -> Json:
+    """An outcome with its values as they are shown.
+
+    Args:
+        outcome: the outcome.
+        tables: tables of the page, which this outcome adds to. The outcome then has their
+            positions. None: it has the tables.
+    """
+    own: list[Json] = [
+        {
+            "title": table.title,
+            "columns": list(table.columns),
+            "rows": [[shown(cell) for cell in row] for row in table.rows],
+        }
+        for table in outcome.tables
     ]
-    return " ".join(["sixfold lab", lab.name, *words])
-
-
-def _outcome(outcome: Outcome) -> Json:
-    """An outcome with its values as they are shown."""
+    places = None if tables is None else [tables.setdefault(_json(t), len(tables)) for t in own]
     return {
         "values": [[name.replace("_", " "), shown(v)] for name, v in outcome.values.items()],
-        "tables": [
-            {
-                "title": table.title,
-                "columns": list(table.columns),
-                "rows": [[shown(cell) for cell in row] for row in table.rows],
-            }
-            for table in outcome.tables
-        ],
+        "tables": own if places is None else places,
         "figures": [_figure(figure) for figure in outcome.figures],
         "lines": [visible(line) for line in outcome.lines],
     }
@@ -176,5 +278,8 @@ def _rounded(value: float) -> float:
 
 def _embedded(data: Json) -> Markup:
     """JSON for a script element: `<` is escaped, so that the text cannot close the element."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c"))
+    return Markup(_json(data).replace("<", "\\u003c"))
+
+
+def _json(data: Json) -> str:
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))

@@ -145,7 +145,7 @@ function show(outcome, command) {
   const figures = emptied("figures"), tables = emptied("tables");
   const draw = { chart, bars, timeline };
   for (const figure of outcome.figures) draw[figure.kind](figures, figure);
-  for (const shown of outcome.tables) {
+  for (const shown of outcome.tables.map((place) => DATA.tables[place])) {
     element("h3", tables, {}, shown.title);
     const table = element("table", element("div", tables, { class: "scroll" }));
     const head = element("tr", table);
@@ -158,15 +158,21 @@ function show(outcome, command) {
   document.getElementById("command").textContent = command;
 }
 
-// Show control `moved` at value number `index`, and all other controls as given.
+// Sweeps at the value of the kept control, if the page has one.
+let state = DATA;
+
+// Show control `moved` at value number `index`, and all other controls as given. The kept control
+// keeps its value.
 function move(moved, index) {
-  DATA.controls.forEach((control, i) => {
+  if (moved === DATA.kept) state = DATA.states[index] || DATA;
+  state.controls.forEach((control, i) => {
     const at = i === moved ? index : control.at;
     document.getElementById(`control${i}`).value = at;
     document.getElementById(`shown${i}`).textContent = control.shown[at];
   });
-  const control = DATA.controls[moved];
-  show(control.outcomes[index] || DATA.usual, control.commands[index]);
+  const control = state.controls[moved];
+  if (moved === DATA.kept) show(state.usual, state.command);
+  else show(control.outcomes[index] || state.usual, control.commands[index]);
 }
 
 DATA.controls.forEach((control, i) => {
