@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sixfold.labs.catalogue import find
-from sixfold.labs.page import render
+from sixfold.labs.lab import Control, Outcome, Table
+from sixfold.labs.page import ControlPage, render, render_controls
 from sixfold.labs.text import shown, written
 
 
@@ -107,3 +108,24 @@ def test_the_page_is_of_moderate_size(name: str) -> None:
     text = page(name)
     assert data(text)["usual"]["values"]
     assert len(text) < 1_500_000
+
+
+def product(a: int, b: int) -> Outcome:
+    return Outcome({"product": a * b}, tables=(Table("Parity", ("of a",), [[a % 2]]),))
+
+
+def test_a_kept_control_has_sweeps_for_each_of_its_values() -> None:
+    controls = tuple(Control(name, 2, name, low=1, high=3) for name in ("a", "b"))
+    page = ControlPage(
+        "n", "t", "x", controls, product, "{a} x {b}".format_map, "a x b", ("end", "."), kept="a"
+    )
+    held = data(render_controls(page, {"a": 2, "b": 2}))
+    assert held["kept"] == 0 and held["states"][1] is None
+    for a, state in zip((1, 2, 3), (held["states"][0], held, held["states"][2]), strict=True):
+        assert state["controls"][0] == {"at": a - 1, "shown": ["1", "2", "3"]}
+        moved = state["controls"][1]
+        assert state["usual"]["values"] == [["product", str(2 * a)]]
+        assert moved["commands"] == [f"{a} x {b}" for b in (1, 2, 3)]
+        assert moved["outcomes"][2]["values"] == [["product", str(3 * a)]]
+        assert held["tables"][state["usual"]["tables"][0]]["rows"] == [[str(a % 2)]]
+    assert len(held["tables"]) == 2

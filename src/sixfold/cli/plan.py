@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -22,10 +23,11 @@ Predict whether a run fits, how long a step takes, what limits it and what it co
     sixfold plan 70B --gpus 64xH100 --length 4000 --rollout.max_new_tokens 8192
     sixfold plan Qwen2.5-7B --hardware server.toml --run.steps 500
     sixfold plan gsm8k --gpus 8xH100 --simulate 50 --run runs/gsm8k
+    sixfold plan gsm8k --gpus 1xL4 --html plan.html
 
 TARGET is a recipe, a model folder or its config.json, the name of a public model, or a number of
 parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.md says how far the
-times can be trusted.
+times can be trusted. With --html FILE: write a page with sliders instead of text.
 
 With --simulate: simulate some steps with lengths that differ, and print use of the devices,
 staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
@@ -76,6 +78,7 @@ def parser() -> VerbParser:
     )
     _add_simulation(arguments)
     arguments.add_argument("--points", metavar="FILE", help="CSV file of published measurements")
+    arguments.add_argument("--html", metavar="FILE", help="write a page with sliders to FILE")
     arguments.add_argument("--json", action="store_true", help="with --points: print JSON")
     return arguments
 
@@ -149,22 +152,36 @@ def run(argv: Sequence[str]) -> int:
             "sixfold plan needs either a recipe or model, or --points FILE. See sixfold plan --help"
         )
     if given.points is not None:
+        for name in ("html", "simulate"):
+            if getattr(given, name) is not None:
+                raise UserError(f"sixfold plan: --{name} needs a TARGET instead of --points")
         from ..commands.plan_points import plan_points
 
         return plan_points(given.points, as_json=given.json)
-    simulation = _simulation(given)
-    mean_tokens = given.length
-    if simulation is not None and simulation.recorded is not None:
-        mean_tokens = simulation.recorded.mean
-    from ..commands.plan_report import plan_report
     from ..planning.hardware import parse_cluster
     from ..planning.hardware_file import read_hardware
 
+    simulation = _simulation(given)
+    hardware = given.hardware or ""
+    cluster = read_hardware(hardware) if hardware else parse_cluster(given.gpus or "H100")
+    if given.html is not None:
+        if simulation is not None:
+            raise UserError("sixfold plan: --simulate prints text: leave out --html")
+        from ..commands.plan_page import PlanQuestion, write_plan_page
+
+        path = Path(given.html).expanduser()
+        asked = (given.length, given.pass_rate, given.variation)
+        write_plan_page(PlanQuestion(given.target, settings, cluster, hardware, *asked), path)
+        print(f"wrote {path}")
+        return 0
+    from ..commands.plan_report import plan_report
+
+    recorded = None if simulation is None else simulation.recorded
     return plan_report(
         given.target,
         settings,
-        read_hardware(given.hardware) if given.hardware else parse_cluster(given.gpus or "H100"),
-        mean_tokens=mean_tokens,
+        cluster,
+        mean_tokens=given.length if recorded is None else recorded.mean,
         pass_rate=given.pass_rate,
         variation=given.variation,
         simulation=simulation,

@@ -14,7 +14,9 @@ Table = list[tuple[str, list[str]]]
 
 
 def print_section(title: str, rows: Rows) -> None:
-    """Print a title and its rows, wrapped."""
+    """Print a title and its rows, wrapped. Without rows, print nothing."""
+    if not rows:
+        return
     print(f"\n{title}")
     for label, text in rows:
         print(

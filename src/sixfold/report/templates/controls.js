@@ -148,8 +148,10 @@ function show(outcome, command) {
   for (const shown of outcome.tables.map((place) => DATA.tables[place])) {
     element("h3", tables, {}, shown.title);
     const table = element("table", element("div", tables, { class: "scroll" }));
-    const head = element("tr", table);
-    for (const column of shown.columns) element("th", head, {}, column);
+    if (shown.columns.some((column) => column)) {
+      const head = element("tr", table);
+      for (const column of shown.columns) element("th", head, {}, column);
+    }
     for (const cells of shown.rows) {
       const row = element("tr", table);
       for (const cell of cells) element("td", row, {}, cell);

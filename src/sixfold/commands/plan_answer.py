@@ -1,0 +1,223 @@
+"""What `sixfold plan` says about a model on given devices, as text and as a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..planning.constants import CONSTANTS
+from ..planning.hardware import Cluster
+from ..planning.planner import Comparison, TopologyPlan, compare_topologies
+from ..planning.run_cost import run_hours, run_price
+from ..planning.step_time import useful_tokens_per_second
+from ..report.untrusted import one_line
+from .plan_advice import async_rows, limit_rows, split_rows, sync_rows
+from .plan_inputs import Inputs
+from .plan_layout import Rows, Table
+from .plan_memory import copy_rows, pool_rows, shared_rows
+
+ERRORS = "Times come from a model of published runs; docs/planning.md has its errors."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predictions for one model, workload and set of devices.
+
+    Attributes:
+        inputs: the question.
+        cluster: the devices.
+        found: seconds of a step by topology.
+        memory: memory of one device that has all roles.
+        fits: all roles fit on one set of devices. None: not known.
+        pools: memory per device of two pools. Empty for one device.
+        pools_fit: both pools fit. None: not known.
+    """
+
+    inputs: Inputs
+    cluster: Cluster
+    found: Comparison
+    memory: Rows
+    fits: bool | None
+    pools: Rows
+    pools_fit: bool | None
+
+    @property
+    def together(self) -> TopologyPlan:
+        """All roles on the same devices."""
+        return self.found.topologies["colocated"]
+
+    @property
+    def apart(self) -> TopologyPlan | None:
+        """Two pools that take turns. None if one replica of the sampler needs all devices."""
+        return self.found.topologies.get("disaggregated")
+
+    @property
+    def recommended(self) -> TopologyPlan | None:
+        """The fastest topology that is not known to exceed memory. None if all exceed it."""
+        fits = {"colocated": self.fits is not False}
+        fitting = [
+            plan
+            for plan in self.found.topologies.values()
+            if fits.get(plan.name, self.pools_fit is not False)
+        ]
+        return min(fitting, key=lambda plan: plan.step.seconds) if fitting else None
+
+    def hours(self, plan: TopologyPlan) -> float:
+        """Hours that the run takes in a topology."""
+        steps = self.inputs.plan.recipe.run.steps
+        return run_hours(steps=steps, seconds_per_step=plan.step.seconds)
+
+    def price(self, plan: TopologyPlan) -> float | None:
+        """US dollars that the run costs in a topology. None if the price is not known."""
+        hourly = self.cluster.device.price_per_hour
+        if hourly is None:
+            return None
+        return run_price(
+            hours=self.hours(plan), devices=self.cluster.count, price_per_device_hour=hourly
+        )
+
+
+def answer(inputs: Inputs, cluster: Cluster) -> Answer:
+    """Predict memory and time.
+
+    Args:
+        inputs: the question.
+        cluster: the devices.
+
+    Raises:
+        UserError: if the devices cannot hold the model's weights.
+    """
+    found = compare_topologies(inputs.arch, cluster, inputs.work, CONSTANTS)
+    memory, fits = shared_rows(inputs, cluster)
+    apart = found.topologies.get("disaggregated")
+    pools: Rows = []
+    pools_fit: bool | None = False
+    if apart is not None:
+        pools, pools_fit = pool_rows(inputs, cluster, apart)
+        pools = [*pools, *copy_rows(inputs, apart)]
+    return Answer(inputs, cluster, found, memory, fits, pools, pools_fit)
+
+
+def title(given: Answer) -> str:
+    """What is planned, on which devices."""
+    device = given.cluster.device
+    return (
+        f"Plan of {one_line(given.inputs.title)} on {given.cluster.count} x"
+        f" {one_line(device.name)} ({device.memory_gb:g} GB each)"
+    )
+
+
+def work_rows(inputs: Inputs) -> Rows:
+    """Model, samples and assumptions."""
+    work, arch = inputs.work, inputs.arch
+    size = f"{arch.params_b:.3g} billion parameters"
+    if arch.experts:
+        size += f", {arch.active_b:.3g} active"
+    assumed = (
+        *inputs.assumed,
+        "reward checks hide behind sampling",
+        "colocated devices switch between sampling and training in no time",
+    )
+    return [
+        ("model", f"{one_line(arch.name)}: {size}; sizes from {inputs.sizes_from}"),
+        (
+            "samples",
+            f"{work.prompts} prompts x {work.samples}, prompts of {work.prompt_tokens:,.0f} tokens,"
+            f" completions of {work.mean_tokens:,.0f} (at most {work.longest_tokens:,.0f})",
+        ),
+        ("assumed", "; ".join(assumed)),
+    ]
+
+
+def memory_title(given: Answer) -> str:
+    """Heading of the memory of one device."""
+    return f"Memory of each {one_line(given.cluster.device.name)}, all roles on it"
+
+
+def longest_phase(plan: TopologyPlan) -> str:
+    """The longest phase, and its share of all phases."""
+    seconds = getattr(plan.phases, plan.phases.dominant)
+    return f"{plan.phases.dominant}, {seconds / plan.phases.total:.0%} of the step"
+
+
+def all_limit_rows(given: Answer) -> Rows:
+    """Longest phase, and what the roofline says."""
+    together = given.together
+    limits = limit_rows(given.inputs, given.cluster, together)
+    return [("longest phase", longest_phase(together)), *limits]
+
+
+def two_pool_rows(given: Answer) -> Rows:
+    """Split, weight sync and staleness. Empty for one pool."""
+    apart = given.apart
+    if apart is None:
+        return []
+    return [
+        *split_rows(given.cluster, given.found, given.inputs),
+        *sync_rows(given.inputs, given.cluster, apart, CONSTANTS),
+        *async_rows(given.cluster, apart),
+    ]
+
+
+def topology_table(given: Answer) -> Table:
+    """Rows of the table of topologies: a label, and one cell per topology. The first has names."""
+    plans = list(given.found.topologies.values())
+    rows = [("", [plan.name for plan in plans]), ("devices", [_devices(plan) for plan in plans])]
+    for name, _ in plans[0].phases.items():
+        if name != "verifier":
+            rows.append((name, [f"{getattr(plan.phases, name):.2f}" for plan in plans]))
+    rows.append(("step", [f"{plan.step.seconds:.2f}" for plan in plans]))
+    rows.append(("sampler waits", [f"{_wait(plan, plan.step.sampler_idle):.2f}" for plan in plans]))
+    rows.append(("trainer waits", [f"{_wait(plan, plan.step.trainer_idle):.2f}" for plan in plans]))
+    rows.append(("tokens/s", [f"{_tokens(given, plan):,.0f}" for plan in plans]))
+    return rows
+
+
+def _wait(plan: TopologyPlan, idle: float) -> float:
+    """Idle seconds of a pool. Colocated roles take turns: no device waits."""
+    return 0.0 if plan.name == "colocated" else max(0.0, idle)
+
+
+def _devices(plan: TopologyPlan) -> str:
+    if plan.name == "colocated":
+        return str(plan.training_devices)
+    return f"{plan.sampling_devices} + {plan.training_devices}"
+
+
+def _tokens(given: Answer, plan: TopologyPlan) -> float:
+    work = given.inputs.work
+    return useful_tokens_per_second(
+        prompts=work.prompts,
+        samples=work.samples,
+        mean_length=work.mean_tokens,
+        keep_rate=1.0,
+        seconds=plan.step.seconds,
+    )
+
+
+def cost_rows(given: Answer) -> Rows:
+    """Time and price of the whole run in each topology, and the recommended one."""
+    rows = [(name, _cost(given, plan)) for name, plan in given.found.topologies.items()]
+    best = given.recommended
+    if best is not None:
+        rows.append(("recommended", f"{best.name}: the fastest that fits, by this estimate"))
+    else:
+        rows.append(("recommended", "none fits: see what would help, above"))
+    rows.append(("note", "Sixfold itself trains colocated"))
+    device = given.cluster.device
+    if device.price_per_hour is not None:
+        price = f"{device.price_per_hour:g} US dollars per device and hour"
+        rows.append(("price", f"{price} ({one_line(device.price_source)})"))
+    return rows
+
+
+def duration(hours: float) -> str:
+    """`8.3 hours`, or days from 48 hours."""
+    return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
+
+
+def _cost(given: Answer, plan: TopologyPlan) -> str:
+    steps = given.inputs.plan.recipe.run.steps
+    per_day = f"{24 * plan.step.steps_per_hour:,.0f} steps a day"
+    text = f"{steps:,} steps in {duration(given.hours(plan))}; {per_day}"
+    price = given.price(plan)
+    return text if price is None else f"{text}; {price:,.2f} US dollars"

@@ -1,0 +1,225 @@
+"""`sixfold plan TARGET --html FILE`: the plan as a page with sliders. No torch.
+
+The page holds answers of `plan_answer` for every position of a slider; the browser computes
+nothing. Each answer comes with the command that prints it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from ..errors import UserError
+from ..labs.lab import Bars, Figure, Outcome, Span, Table, Timeline, Value
+from ..labs.page import ControlPage, write_controls
+from ..planning.hardware import TABLE, Cluster
+from ..planning.pass_rate import degenerate_probability
+from ..planning.planner import TopologyPlan
+from ..planning.stragglers import exact_longest
+from ..report.untrusted import one_line
+from .plan_advice import group_rows
+from .plan_answer import (
+    ERRORS,
+    Answer,
+    all_limit_rows,
+    answer,
+    cost_rows,
+    duration,
+    longest_phase,
+    memory_title,
+    topology_table,
+    two_pool_rows,
+    work_rows,
+)
+from .plan_inputs import Inputs, read_inputs
+from .plan_layout import Rows
+from .plan_question import PROMPTS, SAMPLES, PlanQuestion, controls
+
+PHASES = ("rollout", "reference", "trainer", "sync")
+
+
+def write_plan_page(question: PlanQuestion, path: Path) -> None:
+    """Write the page to `path`.
+
+    Args:
+        question: what the user asked.
+        path: file to write.
+
+    Raises:
+        UserError: if the target is unknown, the devices cannot hold the model's weights, or the
+            folder of `path` does not exist.
+    """
+    answer(question.inputs, question.cluster)  # a mistake of the user is not an outcome
+    write_controls(plan_page(question), question.settings, path)
+
+
+def plan_page(question: PlanQuestion) -> ControlPage:
+    """Controls and outcomes of the page."""
+
+    @cache
+    def inputs(prompts: int, samples: int, length: float) -> Inputs:
+        flags = question.changed_flags(prompts, samples)
+        asked = read_inputs(question.target, flags, mean_tokens=length)
+        same = length == question.inputs.work.mean_tokens
+        return replace(asked, assumed=question.inputs.assumed) if same else asked
+
+    @cache
+    def answers(accelerator: str, devices: int, work: tuple[int, int, float]) -> Answer | str:
+        """The answer, or why there is none."""
+        device = question.cluster.device
+        device = device if accelerator == device.name else TABLE[accelerator]
+        try:
+            return answer(inputs(*work), Cluster(device, devices))
+        except UserError as error:
+            return one_line(str(error))
+
+    @cache
+    def groups(work: tuple[int, int, float], pass_rate: float, variation: float) -> Rows:
+        return group_rows(inputs(*work), pass_rate, variation)
+
+    def run(
+        *,
+        accelerator: str,
+        devices: int,
+        prompts: int,
+        samples: int,
+        length: float,
+        variation: float,
+        pass_rate: float,
+    ) -> Outcome:
+        work = (prompts, samples, length)
+        given = answers(accelerator, devices, work)
+        if isinstance(given, str):
+            return Outcome({"plan": "not possible"}, lines=(f"{given}.",))
+        rows = groups(work, pass_rate, variation)
+        return outcome(given, rows, pass_rate=pass_rate, variation=variation)
+
+    name = one_line(question.target)
+    return ControlPage(
+        name=f"plan of {name}",
+        title=f"Plan of {name}",
+        about=(
+            "Will it fit, how long does a step take, what limits it and what does it cost? The"
+            " command below prints the same numbers. Nothing was started or loaded."
+            f" {ERRORS}"
+        ),
+        controls=controls(question),
+        run=run,
+        command=question.command,
+        general=(
+            f"sixfold plan {shlex.quote(question.target)} --gpus COUNTxNAME --{PROMPTS} VALUE"
+            f" --{SAMPLES} VALUE --length TOKENS --variation VALUE --pass-rate SHARE"
+        ),
+        ending=(
+            "What is assumed",
+            "Colocated devices switch between sampling and training in no time: all roles stay in"
+            " memory. Reward checks hide behind sampling. Lengths and the pass rate do not change"
+            " during training. Sixfold itself trains colocated; the other topologies show what"
+            " separate devices would give. The command also prints how long a step takes if one"
+            " assumption is a third worse.",
+        ),
+        kept="accelerator",
+    )
+
+
+def outcome(given: Answer, groups: Rows, *, pass_rate: float, variation: float) -> Outcome:
+    """An answer as values, tables and charts, with the numbers as `sixfold plan` prints them.
+
+    Args:
+        given: the answer.
+        groups: rows about groups.
+        pass_rate: share of correct samples.
+        variation: coefficient of variation of the lengths in a group.
+    """
+    together, best, samples = given.together, given.recommended, given.inputs.work.samples
+    fastest = best or together
+    price = given.price(fastest)
+    longest = exact_longest(1.0, variation=variation, samples=samples)
+    values: dict[str, Value] = {
+        "all roles on the same devices": _fits(given.fits),
+        "two pools": _fits(given.pools_fit) if given.apart else "need more devices",
+        "recommended": best.name if best else "none fits",
+        "seconds of a colocated step": f"{together.step.seconds:.2f}",
+        "longest phase": longest_phase(together),
+        f"time of the run, {fastest.name}": duration(given.hours(fastest)),
+        f"US dollars, {fastest.name}": "price not known" if price is None else f"{price:,.2f}",
+        "groups without a gradient": f"{degenerate_probability(pass_rate, samples):.1%}",
+        "longest sample of a group": f"{longest:.1f} x the mean",
+    }
+    head, *rows = topology_table(given)
+    sections = (
+        (memory_title(given), given.memory),
+        ("Memory per device with two pools (estimate)", given.pools),
+        ("Time and cost", cost_rows(given)),
+        ("What limits it", all_limit_rows(given)),
+        ("Groups", groups),
+        ("Two pools", two_pool_rows(given)),
+        ("Work of a step", work_rows(given.inputs)),
+    )
+    return Outcome(
+        values,
+        tables=(
+            Table(
+                "Seconds of a step (estimate)",
+                ("", *head[1]),
+                [[label, *cells] for label, cells in rows],
+            ),
+            *(
+                Table(title, ("", ""), [list(row) for row in part])
+                for title, part in sections
+                if part
+            ),
+        ),
+        figures=_figures(given),
+    )
+
+
+def _fits(fits: bool | None) -> str:
+    return "not known" if fits is None else "fit" if fits else "do not fit"
+
+
+def _figures(given: Answer) -> tuple[Figure, ...]:
+    """Phases of each topology as bars, and one step of all of them on a common axis."""
+    plans = list(given.found.topologies.values())
+    spans = [span for plan in plans for span in _spans(plan)]
+    return (
+        Timeline("One step of each topology", "seconds", spans),
+        *(
+            Bars(
+                f"Phases, {plan.name}",
+                "seconds",
+                PHASES,
+                [getattr(plan.phases, name) for name in PHASES],
+            )
+            for plan in plans
+        ),
+    )
+
+
+def _spans(plan: TopologyPlan) -> list[Span]:
+    """One step. Pools work at the same time; only async training also syncs at that time."""
+    phases, step = plan.phases, plan.step
+    if plan.name == "colocated":
+        return _sequence("colocated", [(name, getattr(phases, name)) for name in PHASES])
+    label = "pools" if plan.name == "disaggregated" else "async"
+    spans = [
+        *_sequence(f"{label}: sampler", [("rollout", phases.rollout)]),
+        *_sequence(
+            f"{label}: trainer", [("reference", phases.reference), ("trainer", phases.trainer)]
+        ),
+    ]
+    start = 0.0 if plan.name == "async" else step.seconds - phases.sync
+    return [*spans, Span(f"{label}: sync", start, start + phases.sync, "sync")]
+
+
+def _sequence(row: str, parts: Sequence[tuple[str, float]]) -> list[Span]:
+    """Spans one after another. Phases that take no time are left out."""
+    spans, start = [], 0.0
+    for kind, seconds in parts:
+        if seconds:
+            spans.append(Span(row, start, start + seconds, kind))
+        start += seconds
+    return spans

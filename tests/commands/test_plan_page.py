@@ -1,0 +1,182 @@
+"""The page of `sixfold plan`: self-contained, and with the numbers that the command prints."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.commands.plan_page import plan_page
+from sixfold.commands.plan_question import PlanQuestion
+from sixfold.labs.lab import Bars, Setting, Timeline
+from sixfold.labs.text import shown
+from sixfold.planning.hardware import parse_cluster
+
+HARDWARE = """\
+name = "card"
+count = 2
+memory_gb = 24
+bandwidth_gb_s = 300
+link_gb_s = 32
+network_gb_s = 12.5
+price_per_hour = 0.5
+[peak_tflops]
+bf16 = 121
+"""
+
+
+def question(target: str, gpus: str, *flags: str) -> PlanQuestion:
+    return PlanQuestion(target, flags, parse_cluster(gpus), "", None, 0.5, 0.8)
+
+
+def printed(capsys: pytest.CaptureFixture[str], command: str) -> str:
+    """What the command prints, in one line."""
+    assert main(shlex.split(command, comments=True)[1:]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+SMALL, LARGE = question("gsm8k", "1xL4"), question("70B", "64xH100", "--run.steps", "500")
+
+
+@pytest.mark.parametrize(
+    ("asked", "moved"),
+    [
+        (SMALL, {}),
+        (SMALL, {"accelerator": "RTX 4090", "devices": 4}),
+        (SMALL, {"prompts": 64, "samples": 2}),
+        (SMALL, {"length": 461.0, "variation": 2.0, "pass_rate": 0.98}),
+        (LARGE, {}),
+        (LARGE, {"accelerator": "H200", "devices": 16}),
+        (LARGE, {"samples": 32}),
+        (question("7B", "8xA100", "--rollout.samples_per_prompt=4"), {"samples": 16}),
+    ],
+)
+def test_a_position_shows_what_its_command_prints(
+    capsys: pytest.CaptureFixture[str], asked: PlanQuestion, moved: dict[str, Setting]
+) -> None:
+    page = plan_page(asked)
+    settings = asked.settings | moved
+    found = page.run(**settings)
+    text = printed(capsys, page.command(settings))
+    assert len(found.tables) >= 5
+    for table in found.tables:
+        assert not table.title or table.title in text
+        for row in table.rows:
+            assert " ".join(" ".join(map(str, row)).split()) in text
+    seconds = found.values["seconds of a colocated step"]
+    assert re.search(rf" step {seconds}\b", text)
+    for name in ("longest phase", "recommended", "longest sample of a group"):
+        assert str(found.values[name]) in text
+    assert f"equal rewards {found.values['groups without a gradient']} of groups" in text
+    (price,) = (str(v) for name, v in found.values.items() if name.startswith("US dollars"))
+    assert f"{price} US dollars" in text
+    fits = found.values["all roles on the same devices"] == "fit"
+    assert ("verdict fits" in text) is fits
+
+
+def test_bars_and_timeline_have_the_seconds_of_the_table() -> None:
+    found = plan_page(LARGE).run(**LARGE.settings)
+    rows = {row[0]: row[1:] for row in found.tables[0].rows}
+    timeline, *bars = found.figures
+    assert isinstance(timeline, Timeline)
+    for column, chart in enumerate(bars):
+        assert isinstance(chart, Bars)
+        assert chart.title == f"Phases, {found.tables[0].columns[column + 1]}"
+        for label, value in zip(chart.labels, chart.values, strict=True):
+            assert rows[label][column] == f"{value:.2f}"
+    ends = {
+        name: max(span.end for span in timeline.spans if span.row.startswith(name))
+        for name in ("colocated", "pools", "async")
+    }
+    assert [f"{end:.2f}" for end in ends.values()] == list(rows["step"])
+
+
+def test_the_command_keeps_other_flags_and_replaces_those_of_the_sliders() -> None:
+    asked = question("7B", "8xA100", "--rollout.samples_per_prompt=4", "--run.steps", "9")
+    assert asked.command(asked.settings | {"samples": 16}).startswith(
+        "sixfold plan 7B --run.steps 9 --rollout.samples_per_prompt 16 --gpus 8xA100"
+    )
+    assert "--rollout.samples_per_prompt=4 --run.steps 9" in asked.command(asked.settings)
+    assert "--gpus '8xRTX 4090'" in asked.command(asked.settings | {"accelerator": "RTX 4090"})
+
+
+def test_devices_that_cannot_hold_the_model_say_so() -> None:
+    found = plan_page(LARGE).run(**(LARGE.settings | {"devices": 1}))
+    assert found.values == {"plan": "not possible"}
+    assert "cannot hold the weights" in found.lines[0]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PlanQuestion]:
+    """The page for a device that a file describes, which has no other accelerators."""
+    folder = tmp_path_factory.mktemp("plan")
+    hardware = folder / "card.toml"
+    hardware.write_text(HARDWARE, encoding="utf-8")
+    path = folder / "plan.html"
+    assert main(["plan", "gsm8k", "--hardware", str(hardware), "--html", str(path)]) == 0
+    from sixfold.planning.hardware_file import read_hardware
+
+    cluster = read_hardware(str(hardware))
+    asked = PlanQuestion("gsm8k", [], cluster, str(hardware), None, 0.5, 0.8)
+    return path.read_text(encoding="utf-8"), asked
+
+
+def data(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found
+    parsed: dict[str, Any] = json.loads(found[1])
+    return parsed
+
+
+def test_the_page_loads_nothing_and_runs_only_its_script(written: tuple[str, PlanQuestion]) -> None:
+    text, _ = written
+    found = re.search(r'Security-Policy"\s+content="([^"]*)"', text)
+    assert found
+    policy = html.unescape(found[1])
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert not re.findall(r"(?:src|href)\s*=|url\(|@import|fetch\(|import\(", text)
+    assert len(text) < 500_000
+
+
+def test_every_slider_holds_the_outcomes_of_its_values(written: tuple[str, PlanQuestion]) -> None:
+    text, asked = written
+    page, held = plan_page(asked), data(text)
+    names = [c.name for c in page.controls if c.name != "accelerator"]
+    assert names == ["devices", "prompts", "samples", "length", "variation", "pass_rate"]
+    for name, control in zip(names, held["controls"], strict=True):
+        kind = type(asked.settings[name])
+        assert len(control["shown"]) >= 6
+        for value, outcome, command in zip(
+            control["shown"], control["outcomes"], control["commands"], strict=True
+        ):
+            settings = asked.settings | {name: kind(value)}
+            expected = page.run(**settings)
+            values = (outcome or held["usual"])["values"]
+            assert [shown for _, shown in values] == [shown(v) for v in expected.values.values()]
+            places = (outcome or held["usual"])["tables"]
+            assert [held["tables"][place]["title"] for place in places] == [
+                table.title for table in expected.tables
+            ]
+            assert command == page.command(settings)
+
+
+def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for words, message in (
+        (["gsm8k", "--html", str(tmp_path / "no" / "plan.html")], "no folder"),
+        (["--points", "x.csv", "--html", "plan.html"], "remove --points"),
+        (["70B", "--gpus", "1xL4", "--html", str(tmp_path / "p.html")], "cannot hold the weights"),
+    ):
+        assert main(["plan", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
