@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from sixfold.labs.bandit import REWARDS, score, softmax
+from sixfold.labs.bandit import REWARDS
 from sixfold.labs.catalogue import find
+from sixfold.labs.softmax_policy import score, softmax
 
 LOGITS = [0.3, -0.2, 0.8, 0.0, -1.1]
 

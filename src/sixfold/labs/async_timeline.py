@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..planning.freshness import BANDS, clip_fraction, clip_verdict, idle_band
 from ..planning.step_time import TOPOLOGIES, StepTime, step_time
+from .controls import seed_control, source_control
 from .lab import Breaking, Chart, Control, Curve, Lab, Outcome
 from .topology import phases, timeline
 
@@ -132,14 +133,8 @@ ASYNC_TIMELINE = Lab(
         Control("train", 8.0, "seconds of training", low=2.0, high=20.0, step=1.0),
         Control("sync", 3.0, "seconds of weight sync", low=0.0, high=10.0, step=1.0),
         Control("staleness", 2, "weight versions, async only", low=0, high=MOST_STALE),
-        Control(
-            "source",
-            "formula",
-            "formula: the model of the clip fraction; library: train a small policy",
-            choices=("formula", "library"),
-            sweep=(),
-        ),
-        Control("seed", 0, "seed of the small policy", low=0, high=9999, sweep=()),
+        source_control("the model of the clip fraction", "train a small policy"),
+        seed_control("the small policy", sweep=()),
     ),
     run=async_timeline,
     breaking=Breaking(

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 
+from .controls import seed_control
 from .lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome
+from .softmax_policy import reinforce, softmax
 
 ARMS = ("A", "B", "C", "D", "E")
 REWARDS = (0.1, 0.3, 0.9, 0.4, 0.2)
 BEST = REWARDS.index(max(REWARDS))
-
-
-def softmax(logits: list[float]) -> list[float]:
-    """Probabilities of the logits."""
-    top = max(logits)
-    weights = [math.exp(logit - top) for logit in logits]
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def score(probabilities: list[float], arm: int) -> list[float]:
-    """Gradient of log pi(arm) with respect to the logits: 1[i = arm] - pi_i."""
-    return [float(i == arm) - p for i, p in enumerate(probabilities)]
 
 
 def bandit(*, eta: float, steps: int, seed: int) -> Outcome:
@@ -41,9 +29,7 @@ def bandit(*, eta: float, steps: int, seed: int) -> Outcome:
     for step in range(steps):
         arm = draw.choices(range(len(ARMS)), policy)[0]
         reward = REWARDS[arm]
-        logits = [
-            theta + eta * reward * g for theta, g in zip(logits, score(policy, arm), strict=True)
-        ]
+        logits = reinforce(logits, policy, arm, eta * reward)
         policy = softmax(logits)
         average = 0.9 * average + 0.1 * reward
         curves[0].append((step + 1, policy[BEST]))
@@ -83,7 +69,7 @@ BANDIT = Lab(
     controls=(
         Control("eta", 0.4, "learning rate", low=0.01, high=2.0, step=0.01),
         Control("steps", 200, "number of updates", low=1, high=2000, step=1),
-        Control("seed", 0, "seed of the samples", low=0, high=9999),
+        seed_control("the samples"),
     ),
     run=bandit,
     breaking=Breaking(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .group_advantages import SOURCE
+from .controls import SOURCE
 from .lab import Bars, Breaking, Control, Lab, Outcome, Table
 
 CELLS = {

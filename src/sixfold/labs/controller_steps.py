@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import pstdev
 
-from .group_advantages import LEAST_STD, SOURCE, zscore
+from .controls import SOURCE
+from .group_advantages import degenerate, zscore
 from .lab import Breaking, Control, Lab, Outcome, Table, Value
 from .verifier import last_integer
 
@@ -66,7 +66,7 @@ def controller_steps(*, clicks: int, equal_rewards: bool, source: str) -> Outcom
     done, within = divmod(max(clicks - 1, 0), len(record.phases))
     phase = record.phases[within] if clicks else "idle"
     seen = set(record.phases[: within + 1]) if clicks else set[str]()
-    degenerate = pstdev(record.rewards) < LEAST_STD
+    equal = degenerate(record.rewards)
     return Outcome(
         values={
             "phase": phase,
@@ -75,7 +75,7 @@ def controller_steps(*, clicks: int, equal_rewards: bool, source: str) -> Outcom
             "optimizer_steps": done + ("trainer" in seen),
             "weight_syncs": done + ("sync" in seen),
             "batch_shape": list(record.batch) if "batch" in seen else None,
-            "degenerate": degenerate if "environment" in seen else None,
+            "degenerate": equal if "environment" in seen else None,
         },
         tables=(
             Table("Roles", ("phase", "now"), [(name, name == phase) for name in record.phases]),
@@ -87,7 +87,7 @@ def controller_steps(*, clicks: int, equal_rewards: bool, source: str) -> Outcom
         ),
         lines=(
             ("All rewards are equal: the advantages are 0 and the update has no gradient.",)
-            if degenerate and "algorithm" in seen
+            if equal and "algorithm" in seen
             else ()
         ),
     )

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from .controls import seed_control
 from .lab import Breaking, Chart, Control, Curve, Lab, Outcome
 
 STEPS = 200
@@ -97,7 +98,7 @@ DAPO_ABLATION = Lab(
         Control("dynamic_sampling", True, "replace groups with equal rewards"),
         Control("token_level", True, "average the loss over tokens, not sequences"),
         Control("overlong_penalty", True, "soft penalty for overlong responses"),
-        Control("seed", 0, "seed of the steps without a gradient", low=0, high=9999),
+        seed_control("the steps without a gradient"),
     ),
     run=dapo_ablation,
     breaking=Breaking(

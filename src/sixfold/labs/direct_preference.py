@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import random
 
-from .bandit import softmax
+from .controls import seed_control
 from .lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome, Table, Value
 from .preferences import RESPONSES, TRUE_SCORES, labelled_pair, sigmoid, softplus
+from .softmax_policy import softmax
 
 FIRST, BEST = 0, len(RESPONSES) - 1
 TRUE_GAP = TRUE_SCORES[BEST] - TRUE_SCORES[FIRST]
@@ -102,7 +103,7 @@ DPO_POLICY = Lab(
         Control("beta", 0.5, "KL weight", low=0.05, high=2.0, step=0.05),
         Control("eta", 0.1, "learning rate", low=0.01, high=0.5, step=0.01),
         Control("steps", 500, "number of pairs", low=1, high=20_000, step=50),
-        Control("seed", 0, "seed of the pairs and labels", low=0, high=9999),
+        seed_control("the pairs and labels"),
     ),
     run=dpo_policy,
     breaking=Breaking(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import fmean
 
-from .group_advantages import SOURCE
+from .controls import SOURCE, seed_control
 from .lab import Breaking, Chart, Control, Curve, Lab, Outcome, Table
 
 TRUE = (1.0, 0.4)
@@ -128,7 +128,7 @@ GRADIENT_NOISE = Lab(
     controls=(
         Control("k", 8, "samples per estimate (K)", low=1, high=32),
         Control("estimates", 200, "number of estimates", low=1, high=1000),
-        Control("seed", 0, "seed of the samples", low=0, high=9999),
+        seed_control("the samples"),
         SOURCE,
     ),
     run=gradient_noise,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
 
+from .controls import SOURCE, seed_control
 from .lab import Bars, Breaking, Control, Lab, Outcome, Table
 
 EPS = 1e-6
 LEAST_STD = 1e-8
 """Below this standard deviation a group is degenerate."""
 
-SOURCE = Control(
-    "source",
-    "formula",
-    "formula: this lab's arithmetic; library: the functions of sixfold.algorithm that train",
-    choices=("formula", "library"),
-    sweep=(),
-)
-
 Advantages = Callable[[Sequence[float]], list[float]]
+
+
+def std(rewards: Sequence[float]) -> float:
+    """Population standard deviation."""
+    mean = fmean(rewards)
+    return math.sqrt(fmean((reward - mean) ** 2 for reward in rewards))
+
+
+def degenerate(rewards: Sequence[float]) -> bool:
+    """True if the rewards of a group are equal: it has no gradient."""
+    return std(rewards) < LEAST_STD
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
@@ -31,8 +36,10 @@ def centred(rewards: Sequence[float]) -> list[float]:
 
 def zscore(rewards: Sequence[float]) -> list[float]:
     """(r_i - mean) / (std + 1e-6) with the population std; 0 if all are equal. GRPO."""
-    std = pstdev(rewards)
-    return [0.0 if std < LEAST_STD else a / (std + EPS) for a in centred(rewards)]
+    if degenerate(rewards):
+        return [0.0] * len(rewards)
+    size = std(rewards) + EPS
+    return [a / size for a in centred(rewards)]
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
@@ -76,13 +83,13 @@ def advantages(*, r0: float, r1: float, r2: float, source: str) -> Outcome:
         "RLOO": others_of(rewards),
         "Dr. GRPO": mean_of(rewards),
     }
-    degenerate = pstdev(rewards) < LEAST_STD
+    equal = degenerate(rewards)
     return Outcome(
         values={
             "mean": fmean(rewards),
-            "std": pstdev(rewards),
-            "degenerate": degenerate,
-            "diagnostic": "degenerate: the step is skipped" if degenerate else "has a gradient",
+            "std": std(rewards),
+            "degenerate": equal,
+            "diagnostic": "degenerate: the step is skipped" if equal else "has a gradient",
         },
         tables=(
             Table(
@@ -101,8 +108,8 @@ def grpo_group(*, r0: int, r1: int, r2: int, r3: int, source: str) -> Outcome:
     return Outcome(
         values={
             "mean": fmean(rewards),
-            "std": pstdev(rewards),
-            "degenerate": pstdev(rewards) < LEAST_STD,
+            "std": std(rewards),
+            "degenerate": degenerate(rewards),
             "advantages": scaled,
         },
         tables=(
@@ -125,14 +132,14 @@ def grpo_rloo(*, k: int, accuracy: float, seed: int, source: str) -> Outcome:
     rewards = [float(draw.random() < accuracy) for _ in range(k)]
     mean_of, _, others_of = functions(source)
     around, others = mean_of(rewards), others_of(rewards)
-    degenerate = pstdev(rewards) < LEAST_STD
+    equal = degenerate(rewards)
     ratios = [b / a if a else None for a, b in zip(around, others, strict=True)]
     return Outcome(
         values={
             "mean": fmean(rewards),
             "ratio": next((r for r in ratios if r is not None), None),
             "expected_ratio": k / (k - 1),
-            "degenerate": degenerate,
+            "degenerate": equal,
         },
         tables=(
             Table(
@@ -141,7 +148,7 @@ def grpo_rloo(*, k: int, accuracy: float, seed: int, source: str) -> Outcome:
                 [(i, rewards[i], around[i], others[i], ratios[i]) for i in range(k)],
             ),
         ),
-        lines=("All rewards are equal: both advantages are 0.",) if degenerate else (),
+        lines=("All rewards are equal: both advantages are 0.",) if equal else (),
     )
 
 
@@ -205,7 +212,7 @@ LEAVE_ONE_OUT = Lab(
     controls=(
         Control("k", 4, "samples of the prompt (K)", low=2, high=10),
         Control("accuracy", 0.5, "probability of reward 1", low=0.0, high=1.0, step=0.01),
-        Control("seed", 0, "seed of the rewards", low=0, high=9999),
+        seed_control("the rewards"),
         SOURCE,
     ),
     run=grpo_rloo,

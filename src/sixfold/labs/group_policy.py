@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
+from .controls import seed_control
+from .group_advantages import degenerate, zscore
 from .lab import Breaking, Chart, Control, Curve, Lab, Outcome, Table
 
 REFERENCE = 0.2
 """Probability of a correct answer under the reference policy, and at the start."""
 ETA = 0.18
 LEAST, MOST = 0.01, 0.99
-DEAD_STD = 1e-8
 RECENT = 100
-
-
-def advantages(rewards: Sequence[float]) -> list[float] | None:
-    """(r - mean) / std with the population std. None for a dead group: equal rewards."""
-    mean = sum(rewards) / len(rewards)
-    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
-    return None if std < DEAD_STD else [(r - mean) / std for r in rewards]
 
 
 def update(p: float, rewards: Sequence[float], beta: float) -> float:
@@ -31,10 +24,9 @@ def update(p: float, rewards: Sequence[float], beta: float) -> float:
         rewards: 0 or 1 per sample of the group.
         beta: KL weight.
     """
-    values = advantages(rewards)
-    if values is None:
+    if degenerate(rewards):
         return p
-    gain = sum(a * r for a, r in zip(values, rewards, strict=True)) / len(rewards)
+    gain = sum(a * r for a, r in zip(zscore(rewards), rewards, strict=True)) / len(rewards)
     return min(MOST, max(LEAST, p + ETA * gain - ETA * beta * (p - REFERENCE)))
 
 
@@ -59,12 +51,12 @@ def group_policy(*, k: int, beta: float, steps: int, seed: int) -> Outcome:
     rewards: list[float] = []
     for step in range(1, steps + 1):
         rewards = [float(draw.random() < p) for _ in range(k)]
-        dead.append(advantages(rewards) is None)
+        dead.append(degenerate(rewards))
         p = update(p, rewards, beta)
         average = 0.92 * average + 0.08 * sum(rewards) / k
         for curve, y in zip(curves, (p, average, kl(p)), strict=True):
             curve.append((step, y))
-    last = advantages(rewards) or [0.0] * k
+    last = zscore(rewards)
     recent = dead[-RECENT:]
     labels = ("p(correct)", "reward average", "KL")
     return Outcome(
@@ -101,7 +93,7 @@ GROUP_POLICY = Lab(
     about=(
         "A policy answers correctly with probability p, 0.2 at the start and in the reference."
         " Every step samples K answers, skips the group if all rewards are equal, and adds"
-        " 0.18 * mean(A * r) - 0.18 * beta * (p - 0.2) to p, with A = (r - mean) / std"
+        " 0.18 * mean(A * r) - 0.18 * beta * (p - 0.2) to p, with A = (r - mean) / (std + 1e-6)"
         " (population). p stays in [0.01, 0.99]. The KL is modelled as 10 (p - 0.2)^2. Reward"
         " average: 0.92 * average + 0.08 * mean. Shao et al. (2024), GRPO."
     ),
@@ -109,7 +101,7 @@ GROUP_POLICY = Lab(
         Control("k", 4, "samples per group (K)", low=2, high=8),
         Control("beta", 0.05, "KL weight", low=0.0, high=0.5, step=0.05),
         Control("steps", 400, "number of groups", low=1, high=2000, step=100),
-        Control("seed", 0, "seed of the samples", low=0, high=9999, sweep=(0, 1, 2, 3)),
+        seed_control("the samples", sweep=(0, 1, 2, 3)),
     ),
     run=group_policy,
     breaking=Breaking(

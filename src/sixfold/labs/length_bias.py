@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .group_advantages import SOURCE
+from .controls import SOURCE
 from .lab import Bars, Breaking, Control, Lab, Outcome, Table
 
 ADVANTAGE = 0.5

@@ -6,7 +6,7 @@ import math
 import random
 from typing import NamedTuple
 
-from .group_advantages import SOURCE
+from .controls import SOURCE, seed_control
 from .lab import Breaking, Control, Lab, Outcome, Table, Value
 
 
@@ -159,7 +159,7 @@ LOSS_ASSEMBLY = Lab(
         Control("show_old", True, "show the log-probs at sampling"),
         Control("show_ref", True, "show the log-probs under the reference"),
         Control("show_advantage", True, "show the advantages"),
-        Control("seed", 0, "seed of the new log-probs", low=0, high=9999),
+        seed_control("the new log-probs"),
         SOURCE,
     ),
     run=loss_assembly,

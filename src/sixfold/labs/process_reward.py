@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
+from .controls import seed_control
 from .lab import Bars, Breaking, Control, Lab, Outcome, Table, Value
 
 STEPS = 6
@@ -130,7 +131,7 @@ PROCESS_REWARD = Lab(
         ),
         Control("beam", 4, "partial chains that are kept", low=1, high=8),
         Control("trials", 500, "number of tasks", low=100, high=2000, sweep=()),
-        Control("seed", 0, "seed of the samples", low=0, high=9999, sweep=()),
+        seed_control("the samples", sweep=()),
     ),
     run=process_reward,
     breaking=Breaking(

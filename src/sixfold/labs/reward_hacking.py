@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from .bandit import score, softmax
+from .controls import seed_control
 from .lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome
+from .softmax_policy import reinforce, softmax
 
 ACTIONS = ("solve", "phrase")
 CORRECT = (0.7, 0.4)
@@ -35,8 +36,7 @@ def train(rho: float, steps: int, seed: int) -> tuple[list[float], list[tuple[fl
         action = 0 if draw.random() < policy[0] else 1
         correct = float(draw.random() < CORRECT[action])
         reward = correct + rho * action
-        gradient = score(policy, action)
-        logits = [theta + ETA * reward * g for theta, g in zip(logits, gradient, strict=True)]
+        logits = reinforce(logits, policy, action, ETA * reward)
         reward_average = 0.95 * reward_average + 0.05 * reward
         correct_average = 0.95 * correct_average + 0.05 * correct
         averages.append((reward_average, correct_average))
@@ -92,7 +92,7 @@ REWARD_HACKING = Lab(
     controls=(
         Control("rho", 0.5, "bonus for the phrase", low=0.0, high=1.0, step=0.05),
         Control("steps", 1000, "number of samples", low=1, high=5000, step=100),
-        Control("seed", 0, "seed of the samples", low=0, high=9999, sweep=(0, 1, 2, 3)),
+        seed_control("the samples", sweep=(0, 1, 2, 3)),
     ),
     run=reward_hacking,
     breaking=Breaking(

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 
+from .controls import seed_control
 from .lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome, Table, Value
 from .preferences import RESPONSES, TRUE_SCORES, labelled_pair, sigmoid, softplus
 
@@ -112,7 +113,7 @@ REWARD_MODEL = Lab(
     controls=(
         Control("eta", 0.3, "learning rate", low=0.01, high=1.0, step=0.01),
         Control("steps", 500, "number of pairs", low=1, high=10_000, step=50),
-        Control("seed", 0, "seed of the pairs and labels", low=0, high=9999),
+        seed_control("the pairs and labels"),
     ),
     run=reward_model,
     breaking=Breaking(

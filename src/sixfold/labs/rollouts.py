@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import random
-from statistics import fmean, pstdev
+from statistics import fmean
 
+from ..planning.pass_rate import degenerate_probability
+from .controls import seed_control
+from .group_advantages import degenerate, std
 from .lab import Bars, Breaking, Control, Lab, Outcome, Table
 from .verifier import last_integer
 
 ANSWER = "12"
-LEAST_STD = 1e-8
-"""Below this standard deviation a group is degenerate."""
 
 
 def digit_probability(temperature: float) -> float:
     """Probability that one digit is right: 1 - 0.3 T, between 0.2 and 0.95."""
     return min(max(1 - 0.30 * temperature, 0.2), 0.95)
-
-
-def degenerate_probability(p: float, k: int) -> float:
-    """Probability that K samples are all right or all wrong, p = probability of a right one."""
-    return float(p**k + (1 - p) ** k)
 
 
 def rollouts(*, k: int, temperature: float, seed: int) -> Outcome:
@@ -35,12 +31,12 @@ def rollouts(*, k: int, temperature: float, seed: int) -> Outcome:
     right = digit_probability(temperature)
     responses = ["".join(_digit(draw, right, digit) for digit in ANSWER) + "#" for _ in range(k)]
     rewards = [float(last_integer(response) == ANSWER) for response in responses]
-    degenerate = pstdev(rewards) < LEAST_STD
+    equal = degenerate(rewards)
     return Outcome(
         values={
             "mean_reward": fmean(rewards),
-            "std_reward": pstdev(rewards),
-            "degenerate": degenerate,
+            "std_reward": std(rewards),
+            "degenerate": equal,
             "expected_reward": right**2,
             "degenerate_probability": degenerate_probability(right**2, k),
         },
@@ -57,7 +53,7 @@ def rollouts(*, k: int, temperature: float, seed: int) -> Outcome:
         figures=(Bars("Rewards", "reward", [str(i) for i in range(k)], rewards),),
         lines=(
             ("All rewards are equal: the group has no gradient, and the step is skipped.",)
-            if degenerate
+            if equal
             else ()
         ),
     )
@@ -80,7 +76,7 @@ ROLLOUTS = Lab(
     controls=(
         Control("k", 4, "samples of the prompt (K)", low=1, high=16),
         Control("temperature", 1.0, "sampling temperature T", low=0.5, high=1.5, step=0.05),
-        Control("seed", 0, "seed of the samples", low=0, high=9999),
+        seed_control("the samples"),
     ),
     run=rollouts,
     breaking=Breaking(

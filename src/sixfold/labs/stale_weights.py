@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .group_advantages import SOURCE
+from .controls import SOURCE
 from .lab import Breaking, Chart, Control, Curve, Lab, Outcome
 
 TARGET = 4.0

@@ -14,6 +14,7 @@ from ..planning.stragglers import (
     lognormal_lengths,
     straggler_tax,
 )
+from .controls import seed_control, source_control
 from .lab import Bars, Breaking, Control, Lab, Outcome
 
 POOL = 2000
@@ -157,14 +158,8 @@ STRAGGLER = Lab(
         Control("cap", False, "truncate at the 95th percentile"),
         Control("early_stop", False, "dynamic K: abort the last quarter of the samples"),
         Control("packing", False, "train on packed sequences"),
-        Control("seed", 0, "seed of the lengths", low=0, high=9999, sweep=(0, 1, 2, 3, 4)),
-        Control(
-            "source",
-            "formula",
-            "formula: this lab's dynamic K; library: the one that trains",
-            choices=("formula", "library"),
-            sweep=(),
-        ),
+        seed_control("the lengths", sweep=(0, 1, 2, 3, 4)),
+        source_control("this lab's dynamic K", "the one that trains"),
     ),
     run=straggler,
     breaking=Breaking(

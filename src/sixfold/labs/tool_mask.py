@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..types import OBSERVATION, PROMPT, SAMPLED, Trajectory, Turn
-from .group_advantages import SOURCE
+from .controls import SOURCE
 from .lab import Breaking, Control, Lab, Outcome, Table
 
 PARTS = (
