@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sixfold.labs.catalogue import find
+from sixfold.labs.dapo_changes import Changes
+from sixfold.labs.dapo_training import (
+    LEARNING_RATE,
+    LONGEST,
+    SAMPLES,
+    TOKENS,
+    Group,
+    update,
+)
 
 CLIP, DAPO, LENGTH = find("clip-cells"), find("dapo-ablation"), find("length-bias")
 
@@ -70,6 +80,40 @@ def test_mean_effect_of_each_change(
 def test_clip_higher_matters_most() -> None:
     losses = {name: means(**{name: False})[0] for name in CHANGES}
     assert min(losses, key=losses.__getitem__) == "clip_higher"
+
+
+@pytest.mark.slow
+def test_changes_of_a_trained_policy() -> None:
+    def means(name: str, **off: bool) -> float:
+        return sum(DAPO(**off, seed=s, source="library").number(name) for s in range(3)) / 3
+
+    all_off = dict.fromkeys(CHANGES, False)
+    assert means("useful_steps") > means("useful_steps", dynamic_sampling=False) + 5
+    length = means("mean_length")
+    assert length < means("mean_length", token_level=False) - 0.5
+    assert length < means("mean_length", overlong_penalty=False) - 0.5
+    assert means("final_reward_average") > means("final_reward_average", **all_off) + 0.04
+    assert means("entropy") > means("entropy", **all_off) + 0.1
+
+
+@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("clip_higher", [True, False])
+def test_first_update_of_the_trained_policy_by_hand(token_level: bool, clip_higher: bool) -> None:
+    """The ratio is 1 at first, so the gradient is sum_t w_t A (onehot - p)."""
+    tokens = torch.tensor([[3], [2]]).repeat(SAMPLES // 2, LONGEST)
+    lengths = torch.tensor([2, 8] * (SAMPLES // 2))
+    mask = torch.arange(LONGEST)[None] < lengths[:, None]
+    rewards = torch.tensor([1.0, 0.0] * (SAMPLES // 2), dtype=torch.float64)
+    changes = Changes(clip_higher, False, token_level, False)
+    logits = torch.zeros(TOKENS, dtype=torch.float64)
+    moved = update(logits, Group(tokens, mask, rewards), changes, 1)
+    # Half of the answers: token 3, A = 1, 2 tokens. Half: token 2, A = -1, 8 tokens.
+    good, bad = (0.2, 0.8) if token_level else (0.5, 0.5)
+    uniform = (good - bad) / TOKENS
+    expected = torch.full((TOKENS,), -uniform, dtype=torch.float64)
+    expected[3] += good
+    expected[2] -= bad
+    assert moved.tolist() == pytest.approx((LEARNING_RATE * expected).tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("source", ["formula", "library"])
