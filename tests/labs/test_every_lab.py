@@ -12,6 +12,9 @@ from sixfold.labs.catalogue import LABS, find
 from sixfold.labs.lab import Bars, Chart, Lab, Outcome, Timeline
 
 NAMES = sorted(LABS)
+SLOW = {"dpo-policy", "gradient-noise", "process-reward", "signal-density"}
+"""Labs whose largest settings take long."""
+ENDS = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES]
 
 
 @cache
@@ -68,7 +71,7 @@ def test_controls_are_documented_and_their_defaults_valid(name: str) -> None:
             assert math.isfinite(control.high)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ENDS)
 def test_the_ends_of_every_range_run(name: str) -> None:
     lab = find(name)
     for control in lab.controls:

@@ -32,13 +32,15 @@ def test_small_steps_never_hack(beta: float, theta: float, value: float, kl: flo
     ("beta", "theta", "hacked"),
     [
         (0.0, 10.0, True),
+        (0.001, 10.0, True),
+        (0.002, 4.73, True),  # over the flag, but short of the bonus at 5
         (0.005, 3.77, False),
         (0.05, 1.60, False),
         (0.5, 0.366, False),
         (1.0, 0.204, False),
     ],
 )
-def test_large_steps_hack_without_the_kl_term_only(beta: float, theta: float, hacked: bool) -> None:
+def test_large_steps_hack_with_a_small_kl_weight(beta: float, theta: float, hacked: bool) -> None:
     outcome = LAB(beta=beta, eta=0.5, steps=400)
     assert outcome.number("theta") == pytest.approx(theta, abs=5e-3)
     assert outcome.values["hacked"] is hacked

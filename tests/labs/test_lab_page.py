@@ -103,7 +103,9 @@ def test_controls_outside_the_sweep_are_not_moved() -> None:
     assert len(data(page("grpo-group"))["controls"]) == 4
 
 
-@pytest.mark.parametrize("name", ["dapo-ablation", "gradient-noise", "grpo-rloo"])
+@pytest.mark.parametrize(
+    "name", ["dapo-ablation", pytest.param("gradient-noise", marks=pytest.mark.slow), "grpo-rloo"]
+)
 def test_the_page_is_of_moderate_size(name: str) -> None:
     text = page(name)
     assert data(text)["usual"]["values"]

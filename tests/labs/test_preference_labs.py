@@ -70,9 +70,11 @@ def test_dpo_converges_to_the_tilted_reference(beta: float) -> None:
 
 def test_dpo_reports_absolute_log_probabilities() -> None:
     values = find("dpo-policy")(steps=2000).values
-    assert sum(math.exp(x) for x in values["log_probabilities"]) == pytest.approx(1)  # type: ignore[union-attr,arg-type]
-    gap = 0.5 * (values["log_probabilities"][3] - values["log_probabilities"][0])  # type: ignore[index,operator]
-    assert values["implicit_reward_gap"] == pytest.approx(gap)
+    found = values["log_probabilities"]
+    assert isinstance(found, list)
+    logs = [float(logp) for logp in found]
+    assert sum(map(math.exp, logs)) == pytest.approx(1)
+    assert values["implicit_reward_gap"] == pytest.approx(0.5 * (logs[3] - logs[0]))
 
 
 @pytest.mark.parametrize(("beta", "minimum"), [(0.05, 10), (0.1, 5), (0.5, 1), (2.0, 0.25)])

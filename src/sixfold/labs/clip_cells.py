@@ -85,8 +85,8 @@ CLIP_CELLS = Lab(
     about=(
         "Objective min(r A, clip(r, 1 - eps, 1 + eps) A), arXiv:1707.06347 eq. 7, at r = 0.7, 1.0"
         " and 1.4 and A = +1 and -1. The gradient is lost where the clipped term is the smaller"
-        " one: A > 0 above the band, and A < 0 below it. Outside the band with the other sign the"
-        " gradient flows and leads back."
+        " one: A > 0 above the band, and A < 0 below it. Outside the band with the other sign of A,"
+        " the gradient moves the ratio back towards the band."
     ),
     controls=(
         Control("chosen", "high-positive", "zone of the ratio and sign of A", choices=tuple(CELLS)),

@@ -245,7 +245,7 @@ def concept_gaps(*, concept: str, read: int) -> Outcome:
 
 CONCEPT_GAPS = Lab(
     name="concept-gaps",
-    title="Seventeen concepts beyond an introductory course: where each slots in",
+    title="Seventeen concepts beyond an introductory course: where each fits in",
     about=(
         "Each concept belongs to one force of RL training (signal, estimator or cost), follows a"
         " chapter of the course and may need others. `module` is the file of Sixfold that has it."

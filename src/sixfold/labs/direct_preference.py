@@ -109,7 +109,7 @@ DPO_POLICY = Lab(
     breaking=Breaking(
         breaks={"beta": 0.05, "eta": 0.01, "steps": 500, "seed": 0},
         safe={"beta": 0.5, "eta": 0.1, "steps": 5000, "seed": 0},
-        why="A margin grows by at most 2 * eta * beta^2 per pair: with both small, not at all.",
+        why="A margin grows by at most 2 * eta * beta^2 per pair: hardly at all if both are small.",
         failed=lambda outcome: abs(outcome.number("implicit_reward_gap") - TRUE_GAP) > 1.0,
     ),
 )

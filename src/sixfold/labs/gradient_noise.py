@@ -121,9 +121,9 @@ GRADIENT_NOISE = Lab(
     about=(
         "u is uniform on the unit circle; r = 1 if u . (1, 0.4) exceeds a uniform number in"
         " [-0.5, 0.5]. An estimate is the mean of r u over K samples. Its error is measured against"
-        " the exact expectation (0.285, 0.114), not against (1, 0.4): that distance has a floor of"
-        " 0.770 at any K. With the library as source, the estimate is the gradient of sixfold's"
-        " REINFORCE loss."
+        " the exact expectation (0.285, 0.114). The distance to (1, 0.4) would not fall below 0.770"
+        " at any K, because the expectation is that far away. With the library as source, the"
+        " estimate is the gradient of sixfold's REINFORCE loss."
     ),
     controls=(
         Control("k", 8, "samples per estimate (K)", low=1, high=32),

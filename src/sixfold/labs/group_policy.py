@@ -89,7 +89,7 @@ def group_policy(*, k: int, beta: float, steps: int, seed: int) -> Outcome:
 
 GROUP_POLICY = Lab(
     name="group-policy",
-    title="GRPO on one probability: small groups die, no KL weight lets the policy run off",
+    title="GRPO on one probability: small groups often have no gradient; a KL weight limits drift",
     about=(
         "A policy answers correctly with probability p, 0.2 at the start and in the reference."
         " Every step samples K answers, skips the group if all rewards are equal, and adds"

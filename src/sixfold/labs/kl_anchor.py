@@ -58,7 +58,7 @@ KL_ANCHOR = Lab(
         "One parameter theta in [0, 10], from 0.05. Reward: 0.7 (1 - exp(-theta / 1.5)), plus a"
         " flaw of 0.5 (theta - 5) / 5 above 5. KL to the reference: theta^2. Gradient ascent on"
         " reward - beta KL. The policy counts as hacked above theta = 4.5. With eta 0.05 and 200"
-        " steps theta cannot come that far at any beta; the defaults are therefore 0.5 and 400."
+        " steps theta stays below 2.2 at any beta. The defaults are therefore 0.5 and 400."
     ),
     controls=(
         Control("beta", 0.05, "weight of the KL term", low=0.0, high=1.0, step=0.005),

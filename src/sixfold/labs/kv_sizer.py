@@ -75,8 +75,8 @@ KV_SIZER = Lab(
     title="KV cache: bytes per token, what fits beside the weights, and time to read it",
     about=(
         "A token has 2 * layers * kv_heads * head_dim * 2 bytes of keys and values in bfloat16. A"
-        " decode step reads the weights once and the whole cache: batching spreads the first over"
-        " more sequences, not the second. The GPU has 80 GiB, and all rates are in GiB: 3350 GiB/s."
+        " decode step reads the weights once and the whole cache. A larger batch reads the weights"
+        " less often per token, but not the cache. The GPU has 80 GiB and reads 3350 GiB/s."
         " (An H100 has 3350 decimal GB/s, so it reads 7 % more slowly.) 7b: 32 layers, 32 heads,"
         " 14 GiB; 70b: 80 layers, 64 heads, 140 GiB; heads of 128. Grouped-query attention has 8"
         " key-value heads."

@@ -76,7 +76,7 @@ LOSS_MASK = Lab(
     breaking=Breaking(
         breaks={"mask_prompt": False},
         safe={"mask_prompt": True},
-        why="The model is trained to predict the prompt, which no prompt determines.",
+        why="The model is trained to predict the word of the prompt, which it cannot know.",
         failed=lambda outcome: outcome.number("trained_prompt_characters") > 0,
     ),
 )

@@ -93,7 +93,7 @@ def serial_compute(*, layers: int, k: int) -> Outcome:
 
 SERIAL_COMPUTE = Lab(
     name="serial-compute",
-    title="Chain of thought buys serial steps: a forward pass has only as many as layers",
+    title="Chain of thought adds serial steps: a forward pass has one per layer",
     about=(
         "A sum of K numbers needs K - 1 dependent additions. One forward pass of L layers has L"
         " serial slots; R written tokens have R * L. Written out, the additions take 6 (K - 1) + 5"

@@ -92,8 +92,8 @@ SIGNAL_DENSITY = Lab(
     name="signal-density",
     title="Signal of a prompt pool: too easy and too hard prompts waste rollouts",
     about=(
-        "1000 prompts have difficulties d = 3u^2 - 2u^3 at even u; a policy of strength s solves a"
-        " prompt with probability p = sigmoid(6 (s - d)). Curation c keeps"
+        "1000 prompts have difficulties d = 3u^2 - 2u^3 at evenly spaced u. A policy of strength s"
+        " solves a prompt with probability p = sigmoid(6 (s - d)). Curation c keeps"
         " |p - 0.5| < 0.5 - 0.45 c. For a binary reward and a group-mean baseline, E[A^2] ="
         " p (1 - p): the signal of a prompt. A group of K samples is wasted with probability"
         " p^K + (1 - p)^K, because equal rewards give no gradient."

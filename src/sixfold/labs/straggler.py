@@ -139,8 +139,7 @@ STRAGGLER = Lab(
         " lengths: a percentile of the group itself would be its maximum for K of 20 or less."
         " Dynamic K keeps the first three quarters that finish, waits until two of their binary"
         " rewards differ, and aborts the rest; with the library as source, sixfold's DynamicK"
-        " decides. Packing trains on the"
-        " sum of the lengths instead of K times the longest. Every seed gives other lengths."
+        " decides. Packing trains on the sum of the lengths instead of K times the longest."
     ),
     controls=(
         Control(

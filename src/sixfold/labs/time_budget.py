@@ -31,7 +31,7 @@ OPTIMISATIONS = {
     "fsdp": Optimisation("train", 0.85, True, "FSDP and activation checkpointing"),
     "overlap": Optimisation("sync", 0.0, False, "sync hidden behind the next rollout"),
     "sync_every_5": Optimisation("sync", 0.2, False, "sync every fifth step"),
-    "ref_pool": Optimisation("ref", 0.0, False, "reference on a pool of its own"),
+    "ref_pool": Optimisation("ref", 0.0, False, "reference on separate devices"),
 }
 
 
@@ -101,8 +101,8 @@ TIME_BUDGET = Lab(
         " shares, the algorithm the rest. Every optimisation multiplies one share: prefix caching"
         " 0.4, continuous batching 0.6, speculative decoding 0.7 and FP8 0.7 (rollout); chunked"
         " cross-entropy 0.8, packing 0.7 and FSDP with checkpointing 0.85 (training); overlap 0"
-        " and sync every fifth step 0.2 (sync); a pool of its own 0 (reference). Factors are"
-        " assumed to be independent. Shares above 100 in total are refused."
+        " and sync every fifth step 0.2 (sync); separate devices 0 (reference). Factors are assumed"
+        " to be independent. Shares that add up to more than 100 are an error."
     ),
     controls=(
         _share("rollout", 60.0, 20, 90, (20.0, 30.0, 40.0, 50.0, 60.0, 65.0)),

@@ -76,8 +76,8 @@ TOPOLOGY = Lab(
     about=(
         "A step takes R + T + S colocated, max(R, T) + S disaggregated and max(R, T) async, where"
         " rollout takes R, training T and weight sync S seconds. Async hides the sync. The phases"
-        " have the same duration in every topology: the model leaves out that two pools share the"
-        " devices of one."
+        " have the same duration in every topology: the model ignores that two pools have fewer"
+        " devices each."
     ),
     controls=(
         Control("rollout", 20.0, "seconds of rollout", low=1.0, high=60.0, step=1.0),

@@ -75,9 +75,9 @@ WALL_CLOCK = Lab(
         "64 prompts with K samples of L tokens. R = 21 s (P/7) (tokens/1e6) (1 + 1.8 tanh(L/2048)),"
         " V = 1 s, T = 8 s (P/7) (tokens/1e6), ref = T/3, S = 0.15 P + 0.005 P^2 for P billion"
         " parameters. Colocated R + V + ref + T + S; disaggregated max(R + V, ref + T) + S; async"
-        " max(R + V, ref + T, S). The calibration is for 4 GPUs; the published model divides R and"
-        " T by 4 again, which `calibration` = published keeps. The corrected model has no such"
-        " division."
+        " max(R + V, ref + T, S). The calibration is for 4 GPUs. The published model divides R and"
+        " T by 4 once more, by mistake; `calibration` = published repeats that. The corrected model"
+        " does not."
     ),
     controls=(
         Control(
