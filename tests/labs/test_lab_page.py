@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from sixfold.labs.catalogue import find
-from sixfold.labs.lab import Control, Outcome, Table
-from sixfold.labs.page import ControlPage, render, render_controls
+from sixfold.labs.lab import Control, Lab, Outcome, Setting, Table
+from sixfold.labs.page import ControlPage, page_of, render_controls
 from sixfold.labs.text import shown, written
+
+
+def render(lab: Lab, settings: dict[str, Setting]) -> str:
+    return render_controls(page_of(lab), settings)
 
 
 def page(name: str, **given: Any) -> str:

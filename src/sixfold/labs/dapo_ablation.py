@@ -134,8 +134,8 @@ DAPO_ABLATION = Lab(
         " Without the token-level loss the reward falls by 0.0008 (step - 80) once it is above 0.7."
         " Without the overlong penalty it falls by 0.04 progress. Average: 0.95 and 0.05. With the"
         " library as source, a small policy is trained with sixfold's clipped surrogate, loss"
-        " aggregation, overlong penalty and group advantages, and samples a group again up to four"
-        " times if its rewards are equal. It shows what each part does, not the published numbers."
+        " aggregation, overlong penalty and group advantages. Dynamic sampling replaces a group"
+        " with equal rewards, in at most four rounds. The numbers are not those of the publication."
     ),
     controls=(
         Control("clip_higher", True, "wider clip band for A > 0: 1.28 instead of 1.2"),

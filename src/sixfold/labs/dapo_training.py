@@ -102,6 +102,7 @@ def update(logits: Tensor, group: Group, changes: Changes, updates: int) -> Tens
     rule = DAPO.aggregation if changes.token_level else GRPO.aggregation
     weights = AGGREGATIONS[rule](group.mask.double(), one, LONGEST)
     low, high = GRPO.clip_low, DAPO.clip_high if changes.clip_higher else GRPO.clip_high
+    assert low is not None and high is not None
     old = logits.log_softmax(-1)[group.tokens]
     for _ in range(updates):
         logits = logits.detach().requires_grad_()
@@ -129,7 +130,7 @@ def train(changes: Changes, seed: int) -> Training:
     done = Training([], [], [], [])
     for step in range(STEPS):
         prompt = step % PROMPTS
-        for _ in range(1 + (DAPO.dynamic_sampling if changes.dynamic_sampling else 0)):
+        for _ in range(DAPO.dynamic_sampling if changes.dynamic_sampling else 1):
             group = sample(logits[prompt].log_softmax(-1), 1 + prompt, draw)
             if group.mixed:
                 break

@@ -91,11 +91,6 @@ def write_controls(page: ControlPage, settings: Mapping[str, Setting], path: Pat
     write_text_atomic(path, render_controls(page, settings))
 
 
-def render(lab: Lab, settings: Mapping[str, Setting]) -> str:
-    """The page of a lab as a string. `settings` has a value for every control."""
-    return render_controls(page_of(lab), settings)
-
-
 def page_of(lab: Lab) -> ControlPage:
     """What the page of a lab shows."""
     words = [f"{control.option} VALUE" for control in lab.controls]
