@@ -174,7 +174,7 @@ def test_every_slider_holds_the_outcomes_of_its_values(written: tuple[str, PlanQ
 def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, message in (
         (["gsm8k", "--html", str(tmp_path / "no" / "plan.html")], "no folder"),
-        (["--points", "x.csv", "--html", "plan.html"], "remove --points"),
+        (["--points", "x.csv", "--html", "plan.html"], "--html needs a TARGET"),
         (["70B", "--gpus", "1xL4", "--html", str(tmp_path / "p.html")], "cannot hold the weights"),
     ):
         assert main(["plan", *words]) == 2

@@ -12,13 +12,14 @@ from sixfold.planning.constants import CONSTANTS
 from sixfold.planning.hardware import Cluster, find_accelerator
 from sixfold.planning.planner import (
     Comparison,
-    Workload,
     compare_topologies,
-    sampler_of,
+    planned_topology,
     training_utilisation,
     weight_sync,
 )
 from sixfold.planning.pools import pool_fit
+from sixfold.planning.samplers import sampler_of
+from sixfold.planning.workload import Workload
 
 H100 = find_accelerator("H100")
 WORK = Workload(
@@ -64,13 +65,35 @@ def test_one_device_has_one_topology_and_no_sync_of_shared_weights() -> None:
     assert copied.topologies["colocated"].phases.sync == pytest.approx(4 / (3350 * 0.67))
 
 
-def test_no_other_split_of_the_devices_has_a_shorter_step() -> None:
-    found = compare(7, 8)
+@pytest.mark.parametrize(("size", "count"), [(7, 8), (7, 64), (70, 64)])
+@pytest.mark.parametrize("topology", ["disaggregated", "async"])
+def test_no_other_split_of_the_devices_has_a_shorter_step(
+    size: float, count: int, topology: str
+) -> None:
+    arch, found = dense_of_size(size), compare(size, count)
+    least = sampler_of(arch, H100, count).tensor
+    steps = [
+        planned_topology(
+            arch, H100, WORK, CONSTANTS, sampling=n, training=count - n, topology=topology
+        ).step.seconds
+        for n in range(least, count, least)
+    ]
+    assert found.topologies[topology].step.seconds == pytest.approx(min(steps))
     assert found.split is not None
-    work = (found.split.rollout * found.split.rollout_seconds,)
-    work += (found.split.trainer * found.split.trainer_seconds,)
-    best = min(max(work[0] / n, work[1] / (8 - n)) for n in range(1, 8))
-    assert found.split.seconds == pytest.approx(best)
+    assert found.split.rollout == found.topologies["disaggregated"].sampling_devices
+
+
+@pytest.mark.parametrize("size", [7, 32, 70])
+def test_more_memory_and_bandwidth_never_make_a_step_slower(size: float) -> None:
+    """H200 is H100 with 141 GB at 4.8 TB/s."""
+    arch = dense_of_size(size)
+    for count in (8, 64):
+        slow, fast = (
+            compare_topologies(arch, Cluster(find_accelerator(name), count), WORK, CONSTANTS)
+            for name in ("H100", "H200")
+        )
+        for name, plan in fast.topologies.items():
+            assert plan.step.seconds <= slow.topologies[name].step.seconds * (1 + 1e-9)
 
 
 def test_a_critic_adds_training_and_no_reference_removes_its_pass() -> None:

@@ -14,7 +14,7 @@ from sixfold.planning.constants import CONSTANTS
 from sixfold.planning.decode_time import decay_rate
 from sixfold.planning.hardware import Cluster, find_accelerator
 from sixfold.planning.pass_rate import degenerate_probability, resampling_factor
-from sixfold.planning.planner import TopologyPlan, Workload, compare_topologies
+from sixfold.planning.planner import TopologyPlan, compare_topologies
 from sixfold.planning.simulate.failures import Failures
 from sixfold.planning.simulate.groups import Drawn, Groups, LogNormalGroups
 from sixfold.planning.simulate.outcome import Outcome
@@ -23,6 +23,7 @@ from sixfold.planning.simulate.simulation import Simulation
 from sixfold.planning.simulate.timing import Timing, planned_timing
 from sixfold.planning.step_time import TOPOLOGIES
 from sixfold.planning.stragglers import compare_longest, exact_longest
+from sixfold.planning.workload import Workload
 
 H100 = find_accelerator("H100")
 SETTINGS = Settings(

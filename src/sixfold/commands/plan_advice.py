@@ -8,6 +8,7 @@ from ..planning.async_benefit import async_benefit
 from ..planning.balance import ideal_ratio, usual_split
 from ..planning.collectives import all_reduce_seconds
 from ..planning.constants import Constants
+from ..planning.decode_time import Sampler
 from ..planning.flops import RECOMPUTED, TRAINING, flops_per_token, tokens_per_second
 from ..planning.freshness import BANDS, largest_staleness, replay_weight
 from ..planning.hardware import Cluster
@@ -15,8 +16,7 @@ from ..planning.pass_rate import degenerate_probability, resampling_factor
 from ..planning.planner import (
     Comparison,
     TopologyPlan,
-    compare_topologies,
-    sampler_of,
+    planned_topology,
     training_utilisation,
     weight_sync,
 )
@@ -40,7 +40,7 @@ def limit_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan) -> Rows:
         f"{role} by {role_regime(role, flops_per_second=peak, bytes_per_second=bandwidth).limit}"
         for role in ROLES
     ]
-    sampler = sampler_of(arch, device, plan.sampling_devices)
+    sampler = Sampler(device, plan.sampling_devices, plan.engine_devices, 2.0)
     batch = max(1, round(work.sequences / sampler.replicas))
     ideal = decode_step(
         weight_bytes=arch.read_params(batch) * sampler.weight_bytes,
@@ -132,8 +132,16 @@ def sensitivity_rows(inputs: Inputs, cluster: Cluster, k: Constants) -> Rows:
         ),
     )
     for name, changed, constants in cases:
-        found = compare_topologies(inputs.arch, cluster, changed, constants)
-        rows.append((name, f"{found.topologies['colocated'].step.seconds:.2f}"))
+        plan = planned_topology(
+            inputs.arch,
+            cluster.device,
+            changed,
+            constants,
+            sampling=cluster.count,
+            training=cluster.count,
+            topology="colocated",
+        )
+        rows.append((name, f"{plan.step.seconds:.2f}"))
     return rows
 
 
@@ -150,7 +158,7 @@ def sync_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan, k: Constants
     volume = sync_volume(
         arch.params_b * 1e9,
         width=2,
-        copies=max(1, round(sampler_of(arch, device, plan.sampling_devices).replicas)),
+        copies=max(1, plan.sampling_devices // plan.engine_devices),
         bytes_per_second=network,
         step_seconds=plan.step.seconds,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..checkpoint.model_source import with_model_folders
 from ..errors import UserError
 from ..planning.architectures import Architecture, dense_of_size, find
-from ..planning.planner import Workload
+from ..planning.workload import Workload
 from ..recipe.dump import toml_literal
 from ..recipe.find import shipped_recipes
 from ..recipe.layer_sizes import ExpertSize, LinearModule

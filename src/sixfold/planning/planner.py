@@ -8,78 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from ..errors import UserError
-from . import checks
 from .architectures import Architecture
 from .balance import Split, balanced_split
 from .constants import Constants
-from .decode_time import Lengths, Sampler, draining_seconds, steady_seconds
+from .decode_time import Sampler
 from .flops import TRAINING, attention_flops_per_token, flops_per_token, model_flops_utilisation
 from .hardware import Accelerator, Cluster
+from .samplers import fastest_sampler, sampler_of, sampling_seconds
 from .step_time import PhaseSeconds, StepTime, step_time
 from .sync_time import OPERATIONS, SyncLinks, sync_operations
 from .train_time import FORWARD, Engine, Layout, Pass, pass_seconds, training_pass
-
-WEIGHT_SHARE = 0.6
-"""Share of a device's memory that weights of a sampler may fill, as in `point_inputs`."""
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Work of one step.
-
-    Attributes:
-        prompts: prompts per step.
-        samples: samples per prompt.
-        prompt_tokens: mean length of a prompt.
-        mean_tokens: mean length of a completion.
-        longest_tokens: bound of the length of a completion.
-        packed: tokens per micro-batch of one trainer rank.
-        recompute: activation checkpointing: "none", "selective" or "full".
-        adapters: train adapters (LoRA) only.
-        shared_prompt: the trainer computes a prompt once for all of its samples.
-        reference: score a reference model.
-        critic: train a critic of the policy's size.
-        shared_weights: sampler and trainer of one device share one set of weights: no sync.
-    """
-
-    prompts: int
-    samples: int
-    prompt_tokens: float
-    mean_tokens: float
-    longest_tokens: float
-    packed: float
-    recompute: str
-    adapters: bool
-    shared_prompt: bool
-    reference: bool
-    critic: bool
-    shared_weights: bool
-
-    def __post_init__(self) -> None:
-        checks.whole(prompts=self.prompts, samples=self.samples)
-        checks.positive(
-            prompt_tokens=self.prompt_tokens,
-            mean_tokens=self.mean_tokens,
-            longest_tokens=self.longest_tokens,
-            packed=self.packed,
-        )
-        if self.mean_tokens > self.longest_tokens:
-            raise UserError(
-                f"the mean length of completions ({self.mean_tokens:g} tokens) is above their bound"
-                f" of {self.longest_tokens:g}. Lower the mean, or raise the bound"
-            )
-
-    @property
-    def sequences(self) -> int:
-        """Trajectories per step."""
-        return self.prompts * self.samples
-
-    @property
-    def trained(self) -> float:
-        """Tokens per trajectory in the trainer's forward pass."""
-        return self.mean_tokens + self.prompt_tokens / (self.samples if self.shared_prompt else 1)
+from .workload import Workload
 
 
 @dataclass(frozen=True)
@@ -90,6 +31,7 @@ class TopologyPlan:
         name: "colocated", "disaggregated" or "async".
         sampling_devices: devices that sample.
         training_devices: devices that train. Colocated: the same devices.
+        engine_devices: devices per replica of the sampler (tensor parallelism).
         phases: seconds of each phase.
         step: duration of a step and idle times.
     """
@@ -97,6 +39,7 @@ class TopologyPlan:
     name: str
     sampling_devices: int
     training_devices: int
+    engine_devices: int
     phases: PhaseSeconds
     step: StepTime
 
@@ -112,24 +55,6 @@ class Comparison:
 
     topologies: Mapping[str, TopologyPlan]
     split: Split | None
-
-
-def sampler_of(arch: Architecture, device: Accelerator, devices: int) -> Sampler:
-    """Sampler with the fewest devices per replica that hold the weights in bf16.
-
-    Raises:
-        UserError: if all devices together cannot hold them.
-    """
-    tensor = 1
-    while 2 * arch.params_b > WEIGHT_SHARE * device.memory_gb * tensor and 2 * tensor <= devices:
-        tensor *= 2
-    if 2 * arch.params_b > device.memory_gb * tensor:
-        raise UserError(
-            f"{devices} x {device.name} cannot hold the weights of {arch.name}:"
-            f" {2 * arch.params_b:.0f} GB in bf16, and {tensor} devices have"
-            f" {device.memory_gb * tensor:g} GB. Use more devices, or a smaller model"
-        )
-    return Sampler(device, devices, tensor, 2.0)
 
 
 def learning_seconds(
@@ -189,16 +114,15 @@ def weight_sync(
 
 def _phases(
     arch: Architecture,
-    device: Accelerator,
     work: Workload,
     k: Constants,
     *,
+    sampler: Sampler,
     sampling: int,
     training: int,
     topology: str,
 ) -> PhaseSeconds:
-    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)
-    sample = steady_seconds if topology == "async" else draining_seconds
+    device = sampler.device
     reference, train = learning_seconds(arch, device, work, training, k)
     sync = 0.0
     if topology != "colocated":
@@ -211,7 +135,7 @@ def _phases(
             device.bandwidth_gb_s * 1e9 * k.bandwidth
         )
     return PhaseSeconds(
-        rollout=sample(arch, sampler_of(arch, device, sampling), work.sequences, lengths, k),
+        rollout=sampling_seconds(arch, sampler, work, topology, k),
         verifier=0.0,
         reference=reference,
         trainer=train,
@@ -224,38 +148,95 @@ def compare_topologies(
 ) -> Comparison:
     """Predict a step in each topology. Reward checks are not included: they hide behind sampling.
 
-    Two pools get the split that balances their device-seconds, in whole replicas of the sampler.
-    Colocated is the only topology if a replica needs all devices.
+    Two pools get the split with the shortest step. Colocated is the only topology if a replica
+    needs all devices.
 
     Raises:
         UserError: if the devices cannot hold the model's weights.
     """
     device, count = cluster.device, cluster.count
-    together = _phases(arch, device, work, k, sampling=count, training=count, topology="colocated")
-    found = {"colocated": _planned("colocated", count, count, together)}
+    together = planned_topology(
+        arch, device, work, k, sampling=count, training=count, topology="colocated"
+    )
+    found = {"colocated": together}
     least = sampler_of(arch, device, count).tensor
     if least >= count:
         return Comparison(found, None)
-    splits = {}
     for topology in ("disaggregated", "async"):
-        whole = _phases(arch, device, work, k, sampling=count, training=count, topology=topology)
-        splits[topology] = balanced_split(
-            count,
-            rollout_work=whole.rollout * count,
-            trainer_work=(whole.reference + whole.trainer) * count,
-        )
-        sampling = splits[topology].rollout
-        sampling = max(least, sampling - sampling % least)  # whole replicas
-        phases = _phases(
-            arch, device, work, k, sampling=sampling, training=count - sampling, topology=topology
-        )
-        found[topology] = _planned(topology, sampling, count - sampling, phases)
-    return Comparison(found, splits["disaggregated"])
+        found[topology] = _apart(arch, device, work, k, count, topology)
+    plan = found["disaggregated"]
+    learning = plan.phases.reference + plan.phases.trainer
+    split = Split(plan.sampling_devices, plan.training_devices, plan.phases.rollout, learning)
+    return Comparison(found, split)
 
 
-def _planned(name: str, sampling: int, training: int, phases: PhaseSeconds) -> TopologyPlan:
-    step = step_time(phases, topology=name, reference_on="trainer", sync_hidden=False)
-    return TopologyPlan(name, sampling, training, phases, step)
+def _apart(
+    arch: Architecture, device: Accelerator, work: Workload, k: Constants, count: int, topology: str
+) -> TopologyPlan:
+    """Two pools with the split that has the shortest step. Whole replicas sample.
+
+    The search starts at the balanced split, which takes rates as proportional to the number of
+    devices. It ends where no move of up to 16 replicas makes the step shorter: fewer sequences per
+    replica are not decoded in proportionally less time.
+    """
+    least = sampler_of(arch, device, count).tensor
+    most = (count - 1) // least
+
+    @cache
+    def planned(replicas: int) -> TopologyPlan:
+        used = replicas * least
+        return planned_topology(
+            arch, device, work, k, sampling=used, training=count - used, topology=topology
+        )
+
+    whole = planned_topology(
+        arch, device, work, k, sampling=count, training=count, topology=topology
+    ).phases
+    balanced = balanced_split(
+        count,
+        rollout_work=whole.rollout * count,
+        trainer_work=(whole.reference + whole.trainer) * count,
+    )
+    best = min(most, max(1, balanced.rollout // least))
+    while True:
+        moves = (best + sign * size for size in (1, 2, 4, 8, 16) for sign in (-1, 1))
+        tried = [best, *(move for move in moves if 1 <= move <= most)]
+        better = min(tried, key=lambda replicas: planned(replicas).step.seconds)
+        if better == best:
+            return planned(best)
+        best = better
+
+
+def planned_topology(
+    arch: Architecture,
+    device: Accelerator,
+    work: Workload,
+    k: Constants,
+    *,
+    sampling: int,
+    training: int,
+    topology: str,
+) -> TopologyPlan:
+    """Predict a step on given devices, with the fastest sampler.
+
+    Args:
+        arch: the model.
+        device: the accelerator.
+        work: work of a step.
+        k: fitted constants.
+        sampling: devices that sample.
+        training: devices that train. Colocated: the same ones.
+        topology: "colocated", "disaggregated" or "async".
+
+    Raises:
+        UserError: if the sampling devices cannot hold the model's weights.
+    """
+    sampler = fastest_sampler(arch, device, sampling, work, topology, k)
+    phases = _phases(
+        arch, work, k, sampler=sampler, sampling=sampling, training=training, topology=topology
+    )
+    step = step_time(phases, topology=topology, reference_on="trainer", sync_hidden=False)
+    return TopologyPlan(topology, sampling, training, sampler.tensor, phases, step)
 
 
 def training_utilisation(

@@ -10,8 +10,9 @@ from .hardware import Accelerator
 from .kv_cache import cache_tokens, group_tokens
 from .logits import chunked_logits_bytes, whole_logits_peak
 from .memory_envelope import PoolMemory, pool_memory
-from .planner import TopologyPlan, Workload, sampler_of
+from .planner import TopologyPlan
 from .training_bytes import STATES, devices_needed, sharded_bytes_per_parameter, training_bytes
+from .workload import Workload
 
 USABLE = 0.9
 """Share of a device's memory that a plan may fill. The rest is headroom for fragmentation."""
@@ -71,8 +72,7 @@ def pool_fit(
         chunk: tokens whose logits exist at once. 0: all of a micro-batch.
     """
     parameters, tokens = arch.params_b * 1e9, max(1, round(work.packed))
-    engine = sampler_of(arch, device, plan.sampling_devices)
-    sampling = plan.sampling_devices - plan.sampling_devices % engine.tensor
+    sampling = plan.sampling_devices - plan.sampling_devices % plan.engine_devices
     cached = work.prompts * group_tokens(
         prompt=max(1, round(work.prompt_tokens)),
         completion=max(1, round(work.mean_tokens)),
@@ -84,7 +84,7 @@ def pool_fit(
         trainer_devices=plan.training_devices,
         reference_devices=plan.training_devices,
         rollout_devices=sampling,
-        devices_per_engine=engine.tensor,
+        devices_per_engine=plan.engine_devices,
         activations_per_device=_activations(arch, work, tokens),
         cached_tokens=cached,
         kv_per_token=round(arch.kv_bytes()),

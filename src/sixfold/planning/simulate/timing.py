@@ -12,12 +12,14 @@ from ..decode_time import (
     LARGEST_BATCH,
     POINTS,
     Lengths,
+    Sampler,
     fitting_sequences,
     prompt_seconds,
     step_seconds,
 )
 from ..hardware import Accelerator
-from ..planner import TopologyPlan, Workload, learning_seconds, sampler_of
+from ..planner import TopologyPlan, learning_seconds
+from ..workload import Workload
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def planned_timing(
         work: work of a step.
         k: fitted constants.
     """
-    sampler = sampler_of(arch, device, plan.sampling_devices)
+    sampler = Sampler(device, plan.sampling_devices, plan.engine_devices, 2.0)
     lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)
     steady = plan.name == "async"
     slots = int(fitting_sequences(arch, sampler, lengths))

@@ -1,0 +1,76 @@
+"""Devices per replica of the sampler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import UserError
+from .architectures import Architecture
+from .constants import Constants
+from .decode_time import Lengths, Sampler, draining_seconds, steady_seconds
+from .hardware import Accelerator
+from .workload import Workload
+
+WEIGHT_SHARE = 0.6
+"""Share of a device's memory that weights of a sampler may fill, as in `point_inputs`."""
+
+
+def sampler_of(arch: Architecture, device: Accelerator, devices: int) -> Sampler:
+    """Sampler with the fewest devices per replica that hold the weights in bf16.
+
+    Raises:
+        UserError: if all devices together cannot hold them.
+    """
+    tensor = 1
+    while 2 * arch.params_b > WEIGHT_SHARE * device.memory_gb * tensor and 2 * tensor <= devices:
+        tensor *= 2
+    if 2 * arch.params_b > device.memory_gb * tensor:
+        raise UserError(
+            f"{devices} x {device.name} cannot hold the weights of {arch.name}:"
+            f" {2 * arch.params_b:.0f} GB in bf16, and {tensor} devices have"
+            f" {device.memory_gb * tensor:g} GB. Use more devices, or a smaller model"
+        )
+    return Sampler(device, devices, tensor, 2.0)
+
+
+def fastest_sampler(
+    arch: Architecture,
+    device: Accelerator,
+    devices: int,
+    work: Workload,
+    topology: str,
+    k: Constants,
+) -> Sampler:
+    """Sampler with the shortest sampling phase.
+
+    More devices per replica than the weights need leave room for more sequences, and read the
+    weights sooner. Tried are twice the fewest, four times and so on, up to a whole node, if they
+    divide the devices.
+
+    Args:
+        arch: the model.
+        device: the accelerator.
+        devices: devices that sample.
+        work: work of a step.
+        topology: "colocated", "disaggregated" or "async".
+        k: fitted constants.
+
+    Raises:
+        UserError: if all devices together cannot hold the weights.
+    """
+    least = sampler_of(arch, device, devices)
+    tried, tensor = [least], 2 * least.tensor
+    while tensor <= min(devices, device.devices_per_node):
+        if devices % tensor == 0:
+            tried.append(replace(least, tensor=tensor))
+        tensor *= 2
+    return min(tried, key=lambda one: sampling_seconds(arch, one, work, topology, k))
+
+
+def sampling_seconds(
+    arch: Architecture, sampler: Sampler, work: Workload, topology: str, k: Constants
+) -> float:
+    """Seconds of the sampling phase of a topology. Arguments as for `fastest_sampler`."""
+    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)
+    seconds = steady_seconds if topology == "async" else draining_seconds
+    return seconds(arch, sampler, work.sequences, lengths, k)
