@@ -5,8 +5,9 @@
 
 Each run is a whole `sixfold train RECIPE` in its own process, start-up included, one after another.
 A recipe passes with a seed if the share of solved held-out tasks rises by at least 20 points on
-each of its tasks, within 10 minutes. Recipes of agents must also end at 90 % or more. gsm8k needs a GPU and a model of the hub, so a copy is trained
-that is scaled down to a CPU: `scaled_gsm8k.py`. Its base model is made before the clock starts.
+each of its tasks, within 10 minutes. Recipes of agents must also end at 90 % or more. gsm8k needs a
+GPU and a model of the hub, so a copy is trained that is scaled down to a CPU: `scaled_gsm8k.py`.
+Its base model is made before the clock starts.
 """
 
 from __future__ import annotations
