@@ -175,6 +175,8 @@ def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, message in (
         (["gsm8k", "--html", str(tmp_path / "no" / "plan.html")], "no folder"),
         (["--points", "x.csv", "--html", "plan.html"], "--html needs a TARGET"),
+        (["--points", "x.csv", "--simulate"], "--simulate needs a TARGET"),
+        (["gsm8k", "--simulate", "--html", str(tmp_path / "p.html")], "leave out --html"),
         (["70B", "--gpus", "1xL4", "--html", str(tmp_path / "p.html")], "cannot hold the weights"),
     ):
         assert main(["plan", *words]) == 2

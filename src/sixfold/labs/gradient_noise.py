@@ -27,7 +27,7 @@ def solve_probability(angle: float) -> float:
 
 @cache
 def expected_gradient() -> Vector:
-    """E[r u] over the circle, by the trapezoidal rule."""
+    """Exact gradient E[r u]: mean of P(r = 1 | u) u over all directions u, by a sum over a grid."""
     angles = [2 * math.pi * i / GRID for i in range(GRID)]
     return (
         fmean(solve_probability(a) * math.cos(a) for a in angles),

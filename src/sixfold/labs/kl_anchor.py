@@ -9,7 +9,7 @@ from .lab import Breaking, Chart, Control, Curve, Lab, Outcome
 LOWEST, HIGHEST, START = 0.0, 10.0, 0.05
 HACKED_ABOVE = 4.5
 BONUS_FROM = 5.0
-"""The flaw of the reward begins here."""
+"""Above this theta the reward pays for its flaw."""
 
 
 def reward(theta: float) -> float:

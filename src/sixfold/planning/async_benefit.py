@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from . import checks
 
 CLEAR_RATIO = 2.0
-"""Rollout divided by trainer time from which rollout counts as much longer. Our choice."""
+"""Sampling counts as much longer than training from this ratio of their times on. The number is
+Sixfold's own: no source gives one.
+"""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def optimised_sync_seconds(seconds: float, enabled: Collection[str]) -> float:
 
 @dataclass(frozen=True)
 class SyncVolume:
-    """Bytes that a sync sends, and what they cost per step.
+    """Bytes that a weight sync sends, and the time to send them.
 
     Attributes:
         model_bytes: one copy of the weights.

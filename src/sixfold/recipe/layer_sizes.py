@@ -45,7 +45,7 @@ class ExpertSize:
 
     @property
     def record(self) -> int:
-        """Bytes of the record of the experts of one token: `engine/routes.py`."""
+        """Bytes that record which experts one token used, as in `engine/routes.py`."""
         return self.layers * self.top_k * (1 if self.count <= 256 else 2)
 
 

@@ -26,7 +26,7 @@ SHOWN = 5
 """Maximum number of examples in a finding."""
 
 SHOWN_CHARACTERS = 70
-"""Maximum number of characters of a text in a finding."""
+"""A finding quotes at most this many characters of a text."""
 
 MOST_WRONG = 0.02
 """Largest share of tasks that may be wrong. A larger share fails; a smaller one gives a warning."""

@@ -155,7 +155,7 @@ class RecordedGroups:
         return sum(reward > 0 for reward in known) / len(known) if known else 0.0
 
     def draw(self, random: Random, samples: int) -> Drawn:
-        """A random subset of a random group that is large enough.
+        """Draw a recorded group of at least `samples` samples, and a random subset of it.
 
         Raises:
             UserError: if no group is large enough.

@@ -16,7 +16,7 @@ from .settings import Settings
 from .timing import Timing
 
 MOST_RESTARTS = 200
-"""Restarts from the same checkpoint after which the simulation gives up."""
+"""The simulation ends with an error after this many restarts from the same checkpoint."""
 
 
 class Simulation:
