@@ -14,11 +14,14 @@ from typing import Any, NoReturn
 import pytest
 from safetensors.torch import load_file
 
+from sixfold.batch import Metrics
 from sixfold.errors import UserError
 from sixfold.files import durable
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
+from sixfold.run.sft import SftStage
 from sixfold.run.start import train_run
+from sixfold.trainer.trainer import Trainer
 from sixfold.types import Task
 
 from .processes import tiny_recipe
@@ -73,6 +76,23 @@ def test_it_is_saved_during_sft_and_at_its_end(whole: Path) -> None:
         "step-000000",
     ]
     assert any("heldout/accuracy" in line for line in sft_log(whole))
+
+
+def test_it_learns_from_as_many_tasks_as_the_recipe_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[str] = set()
+    step = SftStage._step
+
+    def spied(self: SftStage, trainer: Trainer, tasks: list[Task], number: int) -> Metrics:
+        used.update(task.id for task in tasks)
+        return step(self, trainer, tasks, number)
+
+    monkeypatch.setattr(SftStage, "_step", spied)
+    assert train_run(recipe(tmp_path, sft__tasks=5, sft__stop_at_accuracy=0.0)) == 0
+    assert len(used) == 5
+    with pytest.raises(UserError, match=r"sft\.tasks = 401: only \d+ training tasks have"):
+        train_run(recipe(tmp_path / "more", sft__tasks=401))
 
 
 @pytest.mark.slow

@@ -86,6 +86,12 @@ class SftStage:
         # Without a probe, SFT would continue until all tasks are memorised.
         probed = {task.id for task in probe} if len(tasks) > 2 * PROBE_TASKS else set()
         rest = [task for task in tasks if task.id not in probed]
+        if sft.tasks > len(rest):
+            raise UserError(
+                f"sft.tasks = {sft.tasks}: only {len(rest)} training tasks have a solution and are"
+                " not in the probe set. Lower it"
+            )
+        rest = drawn_tasks(rest, sft.tasks, recipe.run.seed)
         stream = task_stream(rest, sft.examples_per_step, recipe.run.seed, self.world.tasks.weights)
         settings = recipe.trainer.model_copy(
             update={

@@ -92,8 +92,9 @@ def test_state_of_fields_after_actions(backend: Backend) -> None:
         lambda s: s.select(6, "x"),
         lambda s: s.click(7),
     ]
-    found = sent(backend, page, *steps)
-    assert found == [("GET", "/to?a=abc&c=on&r=2&s=two&m=y", b"")]
+    for _ in range(2):  # the second visitor gets the page as it was, not as the first left it
+        found = sent(backend, page, *steps)
+        assert found == [("GET", "/to?a=abc&c=on&r=2&s=two&m=y", b"")]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -101,8 +101,8 @@ def test_tasks_are_different_and_repeatable(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(len(task.trace or ()) <= 10 for task in tasks)
     monkeypatch.setattr("sixfold.environment.web.tasks.SHARES", {"remove": 1})
     assert len(shop_tasks(200, seed=0)) == 200
-    with pytest.raises(UserError, match=r"data\.limit"):  # 240 exist
-        shop_tasks(241, seed=0)
+    with pytest.raises(UserError, match=r"data\.limit"):  # 480 exist
+        shop_tasks(481, seed=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

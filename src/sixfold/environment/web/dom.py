@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SPACES = re.compile(r"[\t\n\f\r ]+")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u2028\u2029]")
@@ -89,6 +89,33 @@ class Element:
         while above is not None:
             yield above
             above = above.parent
+
+    def copy(self) -> Element:
+        """A copy of this element and its descendants, without the parent."""
+        whole = replace(self, attributes=dict(self.attributes), children=[], parent=None)
+        stack = [(self, whole)]
+        while stack:
+            source, made = stack.pop()
+            for child in source.children:
+                if isinstance(child, Text):
+                    made.children.append(Text(child.text))
+                    continue
+                below = Element(
+                    child.tag,
+                    dict(child.attributes),
+                    [],
+                    made,
+                    child.value,
+                    child.checked,
+                    child.selected,
+                    child.display,
+                    child.visible,
+                    child.key,
+                )
+                made.children.append(below)
+                if child.children:
+                    stack.append((child, below))
+        return whole
 
     def text(self) -> str:
         """All text of the descendants, as in `textContent`."""

@@ -30,6 +30,10 @@ MOST_DEPTH = 200
 """Maximum depth of nested elements. In both backends, deeper elements become siblings."""
 
 
+_LONGEST_KEPT = 20_000
+"""Maximum number of characters of a page that is kept. Episodes of a task load the same pages."""
+
+
 def parse_page(html: str, sheets: Sequence[str] = ()) -> Element:
     """Parse a page. The result has the initial state of its forms and the visibility.
 
@@ -40,6 +44,18 @@ def parse_page(html: str, sheets: Sequence[str] = ()) -> Element:
     Raises:
         UserError: if selectolax is not installed.
     """
+    if sheets or len(html) > _LONGEST_KEPT:
+        return _parsed(html, sheets)
+    return _kept(html).copy()
+
+
+@lru_cache(512)
+def _kept(html: str) -> Element:
+    return _parsed(html)
+
+
+def _parsed(html: str, sheets: Sequence[str] = ()) -> Element:
+    """Parse a page. Arguments and errors as for `parse_page`."""
     document = _parser()(_without_noscript(html))
     root, elements = _converted(document.root)
     initial_state(root)

@@ -22,7 +22,7 @@ NAMES = ("ann", "bob", "eva", "ian", "joe", "kim", "leo", "max")
 COUNTS = range(1, 6)
 """Numbers of pieces that a task may ask for."""
 
-SHARES = {"buy": 6, "put": 2, "remove": 1, "change": 1}
+SHARES = {"buy": 4, "put": 2, "remove": 2, "change": 2}
 """Relative frequency of each kind of task."""
 
 DONE = "done"
@@ -182,7 +182,7 @@ def _remove(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
     name = products[lines[at].product - 1].name
     left = lines[:at] + lines[at + 1 :]
     calls: list[Call] = [("click", {"element": 1}), ("click", {"element": 4 + 3 * at})]
-    words = f"remove the {lines[at].colour} {name} from the cart"
+    words = f"remove line {at + 1} from the cart: {lines[at].colour} {name}"
     return _Drawn(words, {"lines": _plain(left)}, calls, tuple(lines))
 
 
@@ -196,7 +196,7 @@ def _change(rng: random.Random, products: tuple[Product, ...]) -> _Drawn:
     wanted[at] = Line(line.product, line.colour, count)
     typed = {"element": 2 + 3 * at, "text": str(count), "submit": True}
     calls: list[Call] = [("click", {"element": 1}), ("type", typed)]
-    words = f"change the {line.colour} {name} in the cart to {count}"
+    words = f"change line {at + 1} of the cart to {count}: {line.colour} {name}"
     return _Drawn(words, {"lines": _plain(wanted)}, calls, tuple(lines))
 
 

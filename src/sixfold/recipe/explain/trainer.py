@@ -31,10 +31,12 @@ def trainer_facts(plan: Plan) -> list[Fact]:
             if sft.stop_at_accuracy
             else ""
         )
+        drawn = f" from {sft.tasks} tasks" if sft.tasks else ""
         facts.insert(
             0,
             Fact(
-                "warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"
+                "warm-up",
+                f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{drawn}{end}",
             ),
         )
     return facts

@@ -82,6 +82,9 @@ class SftConfig(Section):
 
     steps: int = knob(0, "maximum number of SFT steps before RL (0: no SFT)", ge=0)
     examples_per_step: int = knob(64, "worked solutions per SFT step", ge=1)
+    tasks: int = knob(
+        0, "number of tasks whose solutions SFT learns from, drawn at random (0: all)", ge=0
+    )
     learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
