@@ -53,7 +53,12 @@ class RankFailed(Exception):
 
 def one_line(error: BaseException) -> str:
     """`ValueError: message`, on one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - boundary: the class of a user, whose __str__ fails
+        text = f"{type(error).__name__} (without a message: its __str__ failed)"
+    # Half of a surrogate pair can neither be printed nor tokenized.
+    return " ".join(text.encode("utf-8", "replace").decode().split())[:300]
 
 
 def check_platform(name: str) -> None:

@@ -5,6 +5,7 @@ episode.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -16,7 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.families import BY_NAME, make_tokenizer
@@ -35,6 +38,7 @@ from tests.rollout.episodes import (
 from sixfold.engine.engine import Engine
 from sixfold.environment.base import Tally
 from sixfold.environment.episode import MakeEpisode
+from sixfold.environment.grade import Grade
 from sixfold.environment.scorer import Environment
 from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.errors import UserError
@@ -207,9 +211,29 @@ class Synchronous(Scripted):
         return End(1.0)
 
 
+class Started(Raises):
+    """Environment whose `start` returns `given`, or awaits it."""
+
+    def __init__(self, task: Task, given: Any) -> None:
+        self.given = given
+
+    async def start(self) -> Any:
+        return await self.given() if asyncio.iscoroutinefunction(self.given) else self.given
+
+
+class SynchronousStart(Scripted):
+    def start(self) -> Observation:  # type: ignore[override]
+        return Observation(text="x")
+
+
 class Unmade:
     def __init__(self, task: Task) -> None:
         raise KeyError("unmade")
+
+
+class ExitsAtOnce(Unmade):
+    def __init__(self, task: Task) -> None:
+        sys.exit(3)
 
 
 async def stubborn(action: Action) -> None:
@@ -227,8 +251,42 @@ async def timed_out(action: Action) -> End:
     raise TimeoutError("the tool's own")
 
 
-async def exits(action: Action) -> End:
+async def exits(*action: Action) -> End:
     sys.exit(0)
+
+
+async def cancels(*action: Action) -> End:
+    raise asyncio.CancelledError
+
+
+async def waits() -> None:
+    await asyncio.sleep(60)
+
+
+class Mute(Exception):
+    """Error whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
+async def mute(action: Action) -> End:
+    raise Mute
+
+
+async def fails_in_a_file_name(action: Action) -> End:
+    raise OSError("no file a\ud800b")
+
+
+def starting(given: Any) -> MakeEpisode:
+    return lambda task: Started(task, given)
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
 
 
 class NoAction(Scripted):
@@ -240,7 +298,19 @@ FAULTS: list[tuple[Any, str, str]] = [
     (Raises, "error", "OSError: no tool"),
     (Unwritable, "error", "does not know"),
     (Unmade, "error", "KeyError: 'unmade'"),
-    (Synchronous, "error", "TypeError"),
+    (ExitsAtOnce, "error", "SystemExit: 3"),
+    (Synchronous, "error", "async def step"),
+    (SynchronousStart, "error", "async def start"),
+    (starting(None), "error", "`start` returned NoneType, not Observation"),
+    (starting("1+1="), "error", "`start` returned str"),
+    (starting(End(1.0)), "error", "`start` returned End"),
+    (starting(exits), "error", "SystemExit"),
+    (starting(cancels), "error", "cancelled itself"),
+    (starting(waits), "timeout", "`start` took longer than environment.timeout_s"),
+    (scripted(cancels), "error", "`step` cancelled itself"),
+    (scripted(mute), "error", "Mute"),
+    (scripted(fails_in_a_file_name), "error", "OSError: no file a?b"),
+    (scripted(("x", 1.0, False, {})), "error", "`step` returned tuple"),
     (scripted(raises), "error", "ValueError: two lines"),
     (scripted(timed_out), "error", "TimeoutError: the tool's own"),
     (scripted(stubborn), "timeout", "environment.timeout_s"),
@@ -249,7 +319,27 @@ FAULTS: list[tuple[Any, str, str]] = [
     (scripted(Observation(text="x", messages=(user("x"),))), "error", "Observation"),
     (scripted(Observation(messages=({"role": "assistant", "content": "x"},))), "error", "assist"),
     (scripted(Observation(text="é")), "error", "characters"),
-    (scripted(End(math.nan)), "error", "nan"),
+    (scripted(End(math.nan)), "error", "End.reward: the environment returned nan"),
+    (scripted(End(-math.inf)), "error", "-inf"),
+    (scripted(End(np.float32("nan"))), "error", "nan"),  # type: ignore[arg-type]
+    (scripted(End(10**400)), "error", "too large"),
+    (scripted(End(np.array([0.5, 1.0]))), "error", "ndarray"),  # type: ignore[arg-type]
+    (scripted(End({"right": 1.0})), "error", "dict"),  # type: ignore[arg-type]
+    (scripted(End(Grade(math.nan, "passed"))), "error", "Grade.value"),
+    (scripted(End(Reward(math.inf))), "error", "Reward.value"),
+    (scripted(End(Reward(1.0, {"right": 1.0, "form": math.nan}))), "error", "parts['form']"),
+    (scripted(End(Reward(1.0, {"form": "good"}))), "error", "parts['form']"),  # type: ignore
+    (scripted(End(Reward(1.0, score=math.nan))), "error", "Reward.score"),
+    (scripted(End(Reward(1.0, steps=((4, math.nan),)))), "error", "Reward.steps"),
+    (scripted(End(Reward(1.0, steps=((0, 1.0),)))), "error", "token 0 was not sampled"),
+    (scripted(End(Reward(1.0, steps=((999, 1.0),)))), "error", "token 999 was not sampled"),
+    (scripted(Observation(text="x", reward="1")), "error", "reward"),  # type: ignore[arg-type]
+    (scripted(Observation(text="x", reward=None)), "error", "reward"),  # type: ignore[arg-type]
+    (scripted(Observation(text="x", tool_errors="1")), "error", "tool_errors"),  # type: ignore
+    (scripted(End(1.0, tool_errors=-1)), "error", "tool_errors"),
+    (scripted(End(1.0, events=({"deep": nested(100_000)},))), "error", "an event is not JSON"),
+    (scripted(End(1.0, events=None)), "error", "an event is not JSON"),  # type: ignore[arg-type]
+    (scripted(Observation(text="\ud800")), "error", "surrogate"),
     (scripted(End(1e300)), "error", "1e+300"),
     (scripted(End(1.0, outcome="done")), "error", "End.outcome"),  # type: ignore[arg-type]
     (scripted(End("good")), "error", "str"),  # type: ignore[arg-type]
@@ -259,6 +349,8 @@ FAULTS: list[tuple[Any, str, str]] = [
     (scripted(End(Reward(None), outcome="timeout")), "timeout", "End.reward"),
     (scripted(exits), "error", "SystemExit"),
     (NoAction, "error", "TypeError"),
+    (scripted(Observation(messages=({"role": "user", "content": 5},))), "error", "content"),  # type: ignore
+    (scripted(Observation(messages=(user("\ud800"),))), "error", "surrogate"),
     (scripted(Observation(text=5)), "error", "text"),  # type: ignore[arg-type]
     (scripted(Observation(messages=({"role": "user"},))), "error", "content"),  # type: ignore
     (scripted(Observation(messages="so?")), "error", "messages"),  # type: ignore[arg-type]
@@ -296,6 +388,30 @@ def test_a_failing_environment_fails_its_own_episode(make: Any, outcome: str, er
         assert group.rewards == [1.0] and len(group.trajectories[0].turns) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        (1, 1.0),
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.bool_(False), 0.0),
+        (np.array([0.25]), 0.25),
+        (torch.tensor(-2.0), -2.0),
+        (Grade(np.float64(0.5), "wrong_answer"), 0.5),
+        (Reward(np.float32(0.5), {"form": torch.tensor(1.0)}), 0.5),  # type: ignore
+    ],
+)
+def test_a_reward_may_be_a_number_of_an_array_library(given: Any, value: float) -> None:
+    """The trajectory holds Python numbers, so that it can be written as JSON."""
+    text = renderer()
+    make = scripted(Observation(text="x", reward=np.float32(0.125)), End(given))  # type: ignore
+    ((group,), _) = played(Recording(text, letters(text, None)), text, make, [task("t", False)])
+    (t,) = group.trajectories
+    assert t.reward is not None and t.reward.value == value and t.turns[0].reward == 0.125
+    again = Trajectory.from_record(json.loads(json.dumps(t.to_record())))
+    assert again.reward == t.reward and again.turns == t.turns
+
+
 async def compared() -> float:
     await asyncio.sleep(0.3)
     return 2.0
@@ -315,6 +431,9 @@ async def unnumbered() -> float:
         (compared, 2.0, ""),  # longer than a step may take
         (incomparable, None, "nothing to compare"),
         (unnumbered, None, "nan"),
+        (exits, None, "SystemExit"),
+        (lambda: 1.0, None, "async def later"),
+        (3, None, "int"),
     ],
 )
 def test_a_reward_may_come_later(later: Any, value: float | None, error: str) -> None:
@@ -352,7 +471,10 @@ def test_every_episode_is_closed_once(make: Any, outcome: str, error: str) -> No
     tasks = [task("t", "assist" in error)]
     ((group,), _) = played(generator, text, closing, tasks, limits=Limits(1000, 8, step_s=0.2))
     assert group.trajectories[0].outcome in (outcome, "length")
-    assert closed == ["t"] or make is Unmade  # an episode that was never made holds nothing
+    assert closed == ["t"] or make in (
+        Unmade,
+        ExitsAtOnce,
+    )  # an episode that was never made holds nothing
 
 
 def test_a_cancelled_episode_is_closed() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 from ..types import FinishReason, Message, Outcome, Reward, Task, ToolCall
@@ -124,24 +125,50 @@ def final_reward(end: End) -> Reward | None:
     """The final reward of an episode. None: reward functions score it.
 
     Raises:
-        TypeError: if it is not a number.
-        ValueError: if it is not finite or too large.
+        TypeError: if one of its numbers has another type.
+        ValueError: if one of its numbers is not finite or too large, or if there is also a `later`.
     """
     given = end.reward
+    if given is not None and end.later is not None:
+        raise ValueError("End has both reward and later. Give one of them")
     if isinstance(given, Reward):
-        if given.value is not None:
-            checked_value(given.value)
-        return given
+        return _checked(given)
     if isinstance(given, Grade):
         return _graded(given)
-    return None if given is None else Reward(checked_value(given))
+    return None if given is None else Reward(_number(given, "End.reward"))
+
+
+def _checked(given: Reward) -> Reward:
+    """The reward with all of its numbers as finite floats."""
+    if given.value is None:
+        return given
+    if not isinstance(given.parts, Mapping):
+        raise TypeError(f"Reward.parts is of type {type(given.parts).__name__}, not a dictionary")
+    score = given.score
+    return replace(
+        given,
+        value=_number(given.value, "Reward.value"),
+        parts={
+            name: _number(part, f"Reward.parts[{name!r}]") for name, part in given.parts.items()
+        },
+        steps=tuple((index(at), _number(step, "Reward.steps")) for at, step in given.steps),
+        score=None if score is None else _number(score, "Reward.score"),
+    )
+
+
+def _number(given: object, where: str) -> float:
+    """A number of an environment as a float. The errors of `checked_value` name `where`."""
+    try:
+        return checked_value(given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: the environment {error}. Give a finite number") from error
 
 
 def _graded(grade: Grade) -> Reward:
     if grade.value is None:
         return replace(Reward.failed(grade.detail or grade.verdict), isolation=grade.isolation)
     return Reward(
-        checked_value(grade.value),
+        _number(grade.value, "Grade.value"),
         verdict=grade.verdict,
         detail=grade.detail,
         isolation=grade.isolation,
@@ -150,4 +177,6 @@ def _graded(grade: Grade) -> Reward:
 
 def turn_reward(answer: Observation | End) -> float:
     """The reward of the last reply. Raises TypeError or ValueError as `final_reward` does."""
-    return checked_value(answer.reward) if isinstance(answer, Observation) else 0.0
+    if isinstance(answer, End):
+        return 0.0
+    return _number(answer.reward, "Observation.reward")

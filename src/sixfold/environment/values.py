@@ -27,6 +27,7 @@ def number(value: Any) -> float:
 
     Raises:
         TypeError: for text, None, lists, complex numbers and arrays of several entries.
+        ValueError: for an integer that is too large for a float.
     """
     plain = value.tolist() if isinstance(value, Array) else value
     if isinstance(value, Array):
@@ -34,7 +35,10 @@ def number(value: Any) -> float:
             plain = plain[0]
     if not isinstance(plain, SupportsFloat):
         raise TypeError(f"returned {type(value).__name__}, not a number")
-    return float(plain)
+    try:
+        return float(plain)
+    except OverflowError as error:
+        raise ValueError("returned an integer that is too large for a float") from error
 
 
 def entries(values: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from ..errors import one_line
 from ..types import Group, Reward, SamplingParams, Task, Trajectory
 from .base import Choose
 from .branches import Branching, Trunk
+from .environment_fault import EnvironmentFault, called
 from .generator import Peers
 from .player import Played, Player, Plays
 
@@ -271,7 +272,9 @@ async def _settled(played: Played) -> str:
     if played.later is None or played.error:
         return played.error
     try:
-        reward = final_reward(End(await played.later()))
+        reward = final_reward(End(await called(played.later, "later")))
+    except EnvironmentFault as fault:
+        return str(fault)
     except Exception as error:  # noqa: BLE001 - boundary: a failed environment is data
         return one_line(error)
     if reward is None or reward.value is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
-from ..environment.episode import Observation
+from ..environment.episode import End, Observation, final_reward, turn_reward
 from ..errors import one_line
-from ..types import Outcome
+from ..types import SAMPLED, Outcome, Reward
 
 T = TypeVar("T")
 
@@ -41,6 +41,60 @@ def check_observation(seen: Observation) -> None:
         raise EnvironmentFault("Observation.stops must be a tuple of non-empty strings")
     if not _is_list(seen.tools) or not all(isinstance(one, Mapping) for one in seen.tools):
         raise EnvironmentFault("Observation.tools must be a tuple of dictionaries")
+    if not _is_encodable((seen.text, seen.messages, seen.tools)):
+        raise EnvironmentFault(
+            "an Observation has half of a surrogate pair, which cannot be tokenized. Use"
+            " text.encode('utf-8', 'replace').decode()"
+        )
+
+
+def checked_turn(answer: Observation | End) -> tuple[float, int]:
+    """Reward of the last reply, and the number of its calls that failed.
+
+    Raises:
+        EnvironmentFault: the reward is not a finite number, or the count is not a whole number.
+    """
+    failed = answer.tool_errors
+    if not isinstance(failed, int) or failed < 0:
+        raise EnvironmentFault(
+            f"tool_errors = {failed!r} must be the number of failed calls, 0 or more"
+        )
+    try:
+        return turn_reward(answer), int(failed)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFault(one_line(error)) from error
+
+
+def checked_end(end: End, provenance: str) -> Reward | None:
+    """Final reward of an episode. None: it is not known yet, or reward functions score it.
+
+    Args:
+        end: the end of the episode.
+        provenance: one letter per token of the episode, as in `Trajectory`.
+
+    Raises:
+        EnvironmentFault: the outcome is unknown, a number of the reward is not finite, the reward
+            has no value, or a step's reward is on a token that was not sampled.
+    """
+    if end.outcome not in get_args(Outcome):
+        raise EnvironmentFault(
+            f"End.outcome = {end.outcome!r} is unknown. Use {', '.join(get_args(Outcome))}"
+        )
+    try:
+        reward = final_reward(end)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFault(one_line(error)) from error
+    if reward is None:
+        return None
+    if reward.value is None:
+        raise EnvironmentFault(
+            reward.error or "End.reward has no value",
+            "error" if end.outcome == "ended" else end.outcome,
+        )
+    for at, _ in reward.steps:
+        if not 0 <= at < len(provenance) or provenance[at] != SAMPLED:
+            raise EnvironmentFault(f"Reward.steps: token {at} was not sampled by the policy")
+    return reward
 
 
 def _is_list(given: object) -> bool:
@@ -53,20 +107,42 @@ def _is_message(given: object) -> bool:
     )
 
 
-async def called(call: Callable[[], Awaitable[T]]) -> T:
-    """Result of the call.
+def _is_encodable(given: object) -> bool:
+    """True if no text in a JSON value has half of a surrogate pair."""
+    if isinstance(given, str):
+        return not any("\ud800" <= character <= "\udfff" for character in given)
+    if isinstance(given, Mapping):
+        return all(_is_encodable(one) for pair in given.items() for one in pair)
+    return not isinstance(given, list | tuple) or all(map(_is_encodable, given))
+
+
+async def called(call: Callable[[], Awaitable[T]], name: str) -> T:
+    """Result of an async method of the environment.
+
+    Args:
+        call: calls the method.
+        name: name of the method, for messages.
 
     Raises:
-        EnvironmentFault: the environment called `sys.exit`, which must not end the run.
+        EnvironmentFault: the method is not async, or it called `sys.exit`, which must not end the
+            run.
     """
     try:
-        return await call()
+        result = call()
+        if not isinstance(result, Awaitable):
+            raise EnvironmentFault(f"`{name}` is not async. Write `async def {name}`")
+        return await result
     except SystemExit as error:
         raise EnvironmentFault(one_line(error)) from error
 
 
-async def in_time(answer: Awaitable[T], limit: float) -> T:
+async def in_time(answer: Awaitable[T], limit: float, name: str) -> T:
     """Result of an awaitable.
+
+    Args:
+        answer: the awaitable.
+        limit: time limit in seconds.
+        name: name of the environment's method, for messages.
 
     Raises:
         EnvironmentFault: after `limit` seconds. The awaitable is then cancelled. Its end is not
@@ -79,8 +155,8 @@ async def in_time(answer: Awaitable[T], limit: float) -> T:
         task.cancel()
     if not done:
         raise EnvironmentFault(
-            f"a step took longer than environment.timeout_s = {limit:g} s", "timeout"
+            f"`{name}` took longer than environment.timeout_s = {limit:g} s", "timeout"
         )
     if task.cancelled():
-        raise EnvironmentFault("the environment cancelled itself")
+        raise EnvironmentFault(f"`{name}` cancelled itself")
     return task.result()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from ..environment.episode import (
     Action,
@@ -21,13 +21,18 @@ from ..environment.episode import (
     Episode,
     MakeEpisode,
     Observation,
-    final_reward,
-    turn_reward,
 )
 from ..errors import UserError, one_line
 from ..types import PROMPT, FinishReason, Outcome, Reward, SamplingParams, Task, Trajectory
 from .branches import Trunk
-from .environment_fault import EnvironmentFault, called, check_observation, in_time
+from .environment_fault import (
+    EnvironmentFault,
+    called,
+    check_observation,
+    checked_end,
+    checked_turn,
+    in_time,
+)
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
 from .renderer.renderer import Renderer, RenderError
@@ -242,14 +247,14 @@ class _Course:
         """
         if self.episode is None:
             self.episode = self._made()
-            self.seen = await self._ask(self.episode.start, Observation)
+            self.seen = await self._ask("start", self.episode.start, Observation)
             self._begin(self.seen)
         while True:
             if self.trunk and self.trunk.parts(len(self.transcript.turns), self.seen.branch):
                 self.trunk.split(self._copied)
             action, rest = await self._reply(self.seen.stops)
             answer: Observation | End = await self._ask(
-                partial(self.episode.step, action), Observation, End
+                "step", partial(self.episode.step, action), Observation, End
             )
             self._note(answer)
             if isinstance(answer, End):
@@ -293,9 +298,9 @@ class _Course:
         """Close the environment's episode. A failure is recorded as an event."""
         if not isinstance(self.episode, Closing):
             return
-        closing = called(self.episode.close)
+        closing = called(self.episode.close, "close")
         try:
-            await in_time(closing, self.player.limits.step_s or CLOSE_S)
+            await in_time(closing, self.player.limits.step_s or CLOSE_S, "close")
         # Boundary: the episode is over, and its reward stands.
         except Exception as error:  # noqa: BLE001
             self.events.append({"kind": "close_failed", "error": one_line(error)})
@@ -329,13 +334,14 @@ class _Course:
     def _made(self) -> Episode:
         try:
             return self.player.make(self.task)
-        except Exception as error:  # boundary: a failed environment is data
+        except (Exception, SystemExit) as error:  # boundary: a failed environment is data
             raise EnvironmentFault(one_line(error)) from error
 
-    async def _ask(self, call: Callable[[], Awaitable[Any]], *kinds: type[Any]) -> Any:
+    async def _ask(self, name: str, call: Callable[[], Awaitable[Any]], *kinds: type[Any]) -> Any:
         """Answer of the environment.
 
         Args:
+            name: name of the method, for messages.
             call: calls `start`, or `step` with an action.
             kinds: accepted types of the answer.
 
@@ -343,16 +349,16 @@ class _Course:
             EnvironmentFault: the environment raised an error, took too long, or returned a
                 malformed answer.
         """
-        limit, answer = self.player.limits.step_s, called(call)
+        limit, answer = self.player.limits.step_s, called(call, name)
         try:
-            given = await (answer if limit is None else in_time(answer, limit))
+            given = await (answer if limit is None else in_time(answer, limit, name))
         except EnvironmentFault:
             raise
         except Exception as error:  # boundary: a failed environment is data
             raise EnvironmentFault(one_line(error)) from error
         if not isinstance(given, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise EnvironmentFault(f"the environment returned {type(given).__name__}, not {names}")
+            raise EnvironmentFault(f"`{name}` returned {type(given).__name__}, not {names}")
         if isinstance(given, Observation):
             check_observation(given)
         return given
@@ -435,33 +441,17 @@ class _Course:
         """Record the reward, tool errors and events of the last reply."""
         before = len(self.events)
         self._record(answer.events)
-        try:
-            self.transcript.credit(
-                turn_reward(answer), int(answer.tool_errors), len(self.events) - before
-            )
-        except (TypeError, ValueError) as error:
-            raise EnvironmentFault(one_line(error)) from error
+        reward, failed_calls = checked_turn(answer)
+        self.transcript.credit(reward, failed_calls, len(self.events) - before)
 
     def _record(self, events: Sequence[Mapping[str, Any]]) -> None:
         try:
             self.events += [json.loads(json.dumps(dict(e), allow_nan=False)) for e in events]
-        except (TypeError, ValueError) as error:
-            raise EnvironmentFault(f"an event is not JSON: {error}") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EnvironmentFault(f"an event is not JSON: {one_line(error)}") from error
 
     def _end(self, end: End) -> None:
-        if end.outcome not in get_args(Outcome):
-            raise EnvironmentFault(
-                f"End.outcome = {end.outcome!r} is unknown. Use {', '.join(get_args(Outcome))}"
-            )
-        try:
-            self.reward = final_reward(end)
-        except (TypeError, ValueError) as error:
-            raise EnvironmentFault(one_line(error)) from error
-        if self.reward is not None and self.reward.value is None:
-            raise EnvironmentFault(
-                self.reward.error or "End.reward has no value",
-                "error" if end.outcome == "ended" else end.outcome,
-            )
+        self.reward = checked_end(end, self.transcript.provenance)
         self.later = end.later
         reason = self.transcript.turns[-1].finish_reason
         self.outcome = reason if end.outcome == "ended" and reason != "stop" else end.outcome

@@ -87,6 +87,8 @@ class Listed:
 
         try:
             values = json.loads(arguments or "{}")
+            # Neither NaN nor half of a surrogate pair can be sent to the server.
+            json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
             found = next(validator_for(self.schema)(self.schema).iter_errors(values), None)
         except (ValueError, RecursionError) as error:
             problem = f"the arguments are not a JSON object: {error}"

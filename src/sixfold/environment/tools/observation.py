@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from ..values import Array
+
 ErrorKind = Literal[
     "malformed",
     "unknown_tool",
@@ -44,7 +46,7 @@ class ToolError(Exception):
     """
 
     def __init__(self, message: str, kind: str = "exception") -> None:
-        super().__init__(message)
+        super().__init__(encodable(message))
         self.kind = kind
 
 
@@ -69,14 +71,25 @@ def result_text(result: Any) -> str:
         text = ""
     else:
         try:
-            plain = to_jsonable_python(result)
+            plain = to_jsonable_python(result, fallback=_listed)
             text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
         except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
             name = type(result).__name__
             problem = f"the tool returned a {name} that has no JSON form"
             raise ToolError(problem, "bad_result") from error
-    # Half of a surrogate pair cannot be encoded.
+    return encodable(text)
+
+
+def encodable(text: str) -> str:
+    """The text with "?" for each half of a surrogate pair, which no tokenizer and no file takes."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _listed(value: object) -> Any:
+    """A number, array or tensor of an array library as Python numbers."""
+    if isinstance(value, Array):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def shortened(text: str, limit: int) -> str:
