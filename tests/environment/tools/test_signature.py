@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, Literal
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import pytest
+import typing_extensions
 from pydantic import BaseModel, Field
 
 from sixfold.environment.tools.observation import ToolError
@@ -114,6 +121,24 @@ def test_sphinx_docstrings_and_missing_docstrings() -> None:
     assert dict(Tool(bare).description)["function"]["description"] == ""
 
 
+def test_an_object_and_a_class_are_tools_by_their_call() -> None:
+    class Adder:
+        """Add."""
+
+        def __call__(self, a: int) -> int:
+            return a + 1
+
+    class Pair:
+        """A pair."""
+
+        def __init__(self, a: int) -> None: ...
+
+    for given, what in ((Adder(), "Add."), (Pair, "A pair.")):
+        function = dict(Tool(given).description)["function"]
+        assert function["description"] == what
+        assert function["parameters"]["required"] == ["a"]
+
+
 def untyped(a, b: int): ...  # type: ignore[no-untyped-def]
 
 
@@ -135,13 +160,118 @@ def odd(a: Tool) -> None: ...
 def default(a: str = object()) -> None: ...  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("function", [untyped, spread, keywords, position, unknown, odd, default])
+def default_of_another_type(a: int = "3") -> None: ...  # type: ignore[assignment]
+
+
+def default_outside(a: Literal["x", "y"] = "z") -> None: ...  # type: ignore[assignment]
+
+
+def default_below(a: Annotated[int, Field(ge=1)] = 0) -> None: ...
+
+
+def default_without_json(a: float = math.nan) -> None: ...
+
+
+def calls_back(a: Callable[[], int]) -> None: ...
+
+
+class Cup(TypedDict):
+    size: int
+
+
+def typed_dict(a: Cup) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        untyped,
+        spread,
+        keywords,
+        position,
+        unknown,
+        odd,
+        default,
+        default_of_another_type,
+        default_outside,
+        default_below,
+        default_without_json,
+        calls_back,
+        max,
+    ],
+)
 def test_a_function_without_a_schema_is_refused_and_named(function: Any) -> None:
     with pytest.raises(UserError) as refused:
         _ = Tool(function).description
     words = str(refused.value)
     assert repr(function.__name__) in words
     assert "'a'" in words or "annotation" in words
+    assert ("its default" in words) == function.__name__.startswith("default_")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic reads this class from 3.12 on")
+def test_a_typed_dict_of_typing_is_refused_with_the_class_to_use() -> None:
+    with pytest.raises(UserError, match=r"typing_extensions\.TypedDict"):
+        _ = Tool(typed_dict).description
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 2
+
+
+@dataclass(frozen=True)
+class Box:
+    size: int
+    colour: str = "red"
+
+
+class Mug(typing_extensions.TypedDict):
+    size: int
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "schema", "given", "value"),
+    [
+        (int | None, None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}, None, None),
+        (int, None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}, 3, 3),
+        (int | str, ..., {"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
+        (Literal["x", 1], "x", {"enum": ["x", 1]}, 1, 1),
+        (Annotated[int, Field(description="d")], 1, {"description": "d", "type": "integer"}, 2, 2),
+        (Annotated[int, "words"], ..., {"type": "integer"}, 2, 2),
+        (Box, Box(1), {"$ref": "#/$defs/Box"}, {"size": 2}, Box(2)),
+        (Mug, ..., {"$ref": "#/$defs/Mug"}, {"size": 2}, {"size": 2}),
+        (Point, Point(1), {"$ref": "#/$defs/Point"}, [3], Point(3, 2)),
+        (Level, Level.LOW, {"$ref": "#/$defs/Level"}, 2, Level.HIGH),
+        (float, 1, {"type": "number"}, 2, 2.0),
+        (dict[str, float], {}, {"type": "object"}, {"a": 1}, {"a": 1.0}),
+        (list[int], (), {"type": "array", "items": {"type": "integer"}}, [1], [1]),
+        (set[int], {1}, {"type": "array", "uniqueItems": True}, [2], {2}),
+        (date, date(2026, 1, 2), {"format": "date"}, "2026-11-23", date(2026, 11, 23)),
+        (Any, ..., {}, [None], [None]),
+    ],
+)
+def test_annotations_become_schemas_and_arguments_python_values(
+    kind: Any, default: Any, schema: dict[str, Any], given: Any, value: Any
+) -> None:
+    def function(a: Any) -> None: ...
+
+    function.__annotations__["a"] = kind
+    function.__defaults__ = None if default is ... else (default,)
+    made = Tool(function)
+    parameters = dict(made.description)["function"]["parameters"]
+    shown = parameters["properties"]["a"]
+    assert {key: shown.get(key) for key in schema} == schema
+    assert (
+        ("default" in shown) == (default is not ...) == ("a" not in parameters.get("required", ()))
+    )
+    json.dumps(parameters, allow_nan=False)
+    assert made.values(json.dumps({"a": given})) == {"a": value}
 
 
 @pytest.mark.parametrize("more", [{"name": "two words"}, {"timeout_s": 0}, {"timeout_s": -1.0}])

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from sixfold.environment.episode import Action, End, Observation
@@ -48,14 +49,34 @@ class Shop(ToolEpisode):
         return End(reward=float(self.cart == self.task.answer))
 
 
+class Mute(Exception):
+    """Error whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
 @tool
 def lookup(city: str, unit: Literal["C", "F"] = "C") -> Any:
     """Weather of a city."""
-    answers: dict[str, Any] = {"Oslo": {"t": 3}, "x": object(), "nan": float("nan"), "none": None}
+    answers: dict[str, Any] = {
+        "Oslo": {"t": 3},
+        "x": object(),
+        "nan": float("nan"),
+        "none": None,
+        "numpy": {"t": np.float32(0.5), "days": np.arange(2)},
+        "half": "a\ud800b",
+    }
     if city == "exit":
         raise SystemExit(3)
     if city == "own":
         raise ToolError("no such city")
+    if city == "own half":
+        raise ToolError("no city a\ud800b")
+    if city == "error half":
+        raise OSError("no file a\ud800b")
+    if city == "mute":
+        raise Mute
     return answers[city]
 
 
@@ -132,6 +153,9 @@ def test_episodes_of_a_class_do_not_share_state() -> None:
         (("lookup", {"city": "Rome"}), "exception"),
         (("lookup", {"city": "own"}), "exception"),
         (("lookup", {"city": "exit"}), "exception"),
+        (("lookup", {"city": "own half"}), "exception"),
+        (("lookup", {"city": "error half"}), "exception"),
+        (("lookup", {"city": "mute"}), "exception"),
         (("lookup", {"city": "x"}), "bad_result"),
         (("lookup", {"city": "nan"}), "bad_result"),
         (("slow", {}), "timeout"),
@@ -142,6 +166,7 @@ def test_a_failed_call_gives_a_structured_error(call: tuple[str, Any], kind: str
     _, seen = play(episode, calls(call))
     assert kinds(seen) == [kind]
     assert (seen.tool_errors, seen.events[0]["error"]) == (1, kind)
+    assert contents(seen)[0].encode(), "half of a surrogate pair cannot be tokenized"
     assert not episode.cart
 
 
@@ -162,6 +187,11 @@ def test_a_result_is_text_or_json_and_is_cut() -> None:
     assert contents(seen)[0] == ""
     assert contents(seen)[1].startswith("cart:\n[cut: 5 of 7")
     assert contents(seen)[2].startswith('{"t":\n')
+
+
+def test_a_result_may_hold_arrays_and_half_of_a_surrogate_pair() -> None:
+    _, seen = play(Shop(TASK), calls(("lookup", {"city": "numpy"}), ("lookup", {"city": "half"})))
+    assert contents(seen) == ['{"t": 0.5, "days": [0, 1]}', "a?b"]
 
 
 def test_calls_over_the_limit_are_refused_one_by_one() -> None:

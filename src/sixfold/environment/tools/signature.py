@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
@@ -72,7 +73,8 @@ class Signature:
         """Type and field of each parameter, by name."""
         try:
             parameters = list(inspect.signature(function).parameters.values())
-            hints = get_type_hints(function, include_extras=True)
+            called = function if inspect.isroutine(function) else function.__call__
+            hints = get_type_hints(called, include_extras=True)
         except (TypeError, ValueError, NameError, AttributeError) as error:
             raise UserError(
                 f"tool {self._name!r}: its signature cannot be read ({error}). Give every parameter"
@@ -86,18 +88,23 @@ class Signature:
             if parameter.annotation is parameter.empty:
                 raise self._unfit(name, "it has no annotation", f"Write {name}: TYPE")
             default = ... if parameter.default is parameter.empty else parameter.default
-            # The field is renamed: a name such as "schema" would hide a method of the model.
-            fields[name] = (
-                hints[name],
-                Field(default, alias=name, description=documented.get(name)),
+            # `a: int = None` means `a: int | None = None`, as in older code.
+            hint = hints.get(name, parameter.annotation)  # of a class: from its `__init__`
+            hint = hint if default is not None else hint | None
+            # An explicit None would replace the description of `Annotated[..., Field(...)]`.
+            described: dict[str, Any] = (
+                {"description": documented[name]} if name in documented else {}
             )
+            # The field is renamed: a name such as "schema" would hide a method of the model.
+            fields[name] = (hint, Field(default, alias=name, **described))
         return fields
 
     def _made(self, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
         """The model of all arguments. Each is tried alone first, so that an error can name it."""
         for name, field in fields.items():
             try:
-                self._json_schema(_model({name: field}))
+                model = _model({name: field})
+                schema = self._json_schema(model)
             except (PydanticUserError, PydanticJsonSchemaWarning, TypeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
                 raise self._unfit(
@@ -105,7 +112,28 @@ class Signature:
                     f"its annotation or default has no JSON schema ({reason})",
                     "Use str, int, float, bool, Literal, list, dict, or a pydantic model",
                 ) from error
+            self._check_default(name, model, schema["properties"][name])
         return _model(fields)
+
+    def _check_default(self, name: str, model: type[BaseModel], shown: Mapping[str, Any]) -> None:
+        """Refuse a default that the schema shows to the policy, but does not allow.
+
+        Args:
+            name: the parameter.
+            model: the model of this parameter alone.
+            shown: its JSON schema.
+        """
+        if "default" not in shown:
+            return
+        try:
+            given = json.dumps({name: shown["default"]}, allow_nan=False)
+            model.model_validate_json(given, strict=True)
+        except ValueError as error:
+            raise self._unfit(
+                name,
+                f"its default {shown['default']!r} does not fit its annotation",
+                "Correct one of them",
+            ) from error
 
     @staticmethod
     def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
