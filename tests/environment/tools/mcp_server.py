@@ -3,6 +3,7 @@
 - good: a working server over standard input and output.
 - hangs: never answers.
 - junk: writes text that is not JSON.
+- chatty: writes text that is not JSON first, and then works.
 - ends: exits immediately.
 - http: a working server on the port of the second argument.
 - wrong_type, missing_reference, wrong_pattern: the tool `add` has an invalid schema.
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -20,9 +22,10 @@ if HOW == "ends":
     sys.exit(3)
 if HOW == "hangs":
     time.sleep(60)
-if HOW == "junk":
-    for _ in range(3):
+if HOW in ("junk", "chatty"):
+    for _ in range(30):
         print("hello, I am no server", flush=True)
+if HOW == "junk":
     time.sleep(60)
 
 from mcp.server.mcpserver import MCPServer  # noqa: E402
@@ -54,6 +57,13 @@ def fail() -> str:
 def die() -> str:
     """End the server."""
     os._exit(1)
+
+
+@server.tool()
+def stop() -> str:
+    """The process stops and answers no more."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return ""
 
 
 @server.tool()

@@ -78,8 +78,10 @@ def test_the_tools_of_a_server_are_described_and_called(server: McpServer) -> No
     [
         (("add", "{"), "bad_json"),
         (("add", "[]"), "bad_json"),
+        (("add", '{"a": NaN, "b": 1}'), "bad_json"),
         (("add", {"a": 1}), "missing_argument"),
         (("add", {"a": 1, "b": "x"}), "wrong_argument"),
+        (("count", '{"name": "\\ud800"}'), "bad_json"),
         (("fail", {}), "exception"),
         (("wait", {}), "timeout"),
     ],
@@ -112,7 +114,7 @@ def test_a_server_that_dies_is_restarted_once_and_named_in_errors() -> None:
     [
         (command("ends"), "no licence found"),
         (command("hangs"), "no answer within"),
-        (command("junk"), "no answer within"),
+        (command("junk"), "no message: 'hello, I am no server'"),
         ("/no/such/program", "No such file"),
         ("http://127.0.0.1:9/mcp", "onnect"),
     ],
@@ -120,13 +122,41 @@ def test_a_server_that_dies_is_restarted_once_and_named_in_errors() -> None:
 def test_a_server_that_does_not_start_is_refused_and_named(
     spec: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "START_S", 0.5 if "within" in words else 30.0)
+    slow = "no answer" in words or "no message" in words
+    monkeypatch.setattr(mcp, "START_S", 0.5 if slow else 30.0)
     start = time.monotonic()
     with pytest.raises(UserError, match=r"environment\.tools\.mcp") as refused:
         McpServer(spec)
     assert spec in str(refused.value) and words in str(refused.value)
+    assert not slow or "no answer within" in str(refused.value)
     assert time.monotonic() - start < 30
     assert set(children()) <= {"good"}, "only the server of the other tests is left"
+
+
+def test_lines_that_are_no_messages_do_not_disturb_a_server_or_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = McpServer(command("chatty"))
+    try:
+        _, seen = play(episode(made), calls(("add", {"a": 2, "b": 3})))
+        assert contents(seen) == ["5"]
+    finally:
+        made.close()
+    assert "no message" in made._connection.unreadable  # type: ignore[union-attr]
+    assert caplog.text == ""
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_gives_timeouts_and_ends_with_the_run() -> None:
+    made = McpServer(command("good"))
+    try:
+        played = episode(made, timeout_s=1.0)
+        _, first, second = play(played, calls(("stop", {})), calls(("add", {"a": 1, "b": 1})))
+        assert kinds(first) == kinds(second) == ["timeout"]
+        assert (first.tool_errors, second.tool_errors) == (1, 1)
+    finally:
+        made.close()
+    assert set(children()) <= {"good"} and len(children()) <= 1, "the stopped server was killed"
 
 
 @pytest.mark.parametrize(

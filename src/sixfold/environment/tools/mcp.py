@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import logging
 import os
 import shlex
 import sys
@@ -19,6 +20,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, Any
+
+from pydantic import ValidationError as UnreadableLine
 
 from ...errors import UserError, one_line
 from .observation import ToolError, ToolsFailed
@@ -138,9 +141,10 @@ class McpServer:
             self.close()
             if isinstance(error, KeyboardInterrupt | UserError):
                 raise
+            unread = self._connection.unreadable if self._connection else ""
             raise UserError(
                 f"environment.tools.mcp: {spec!r} does not answer as an MCP server:"
-                f" {_reason(error)}. Try the command alone"
+                f" {_reason(error)}{unread}. Try the command alone"
             ) from error
 
     def tools(self) -> list[Tool]:
@@ -231,6 +235,8 @@ class _Connection:
     Attributes:
         ready: future descriptions of the tools, set when the session is connected.
         failure: why the session ended. "" while it is open.
+        unreadable: note with the first line on the server's standard output that is no message of
+            the protocol, or "".
     """
 
     def __init__(self, spec: str) -> None:
@@ -239,6 +245,7 @@ class _Connection:
         self._left = asyncio.Event()
         self._errors: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self.failure = ""
+        self.unreadable = ""
         self.ready: asyncio.Future[list[Listed]] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._session())
 
@@ -318,7 +325,19 @@ class _Connection:
         if program in ("python", "python3"):
             program = sys.executable
         command = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
-        return Client(stdio_client(command, errlog=self._errors))  # type: ignore[arg-type]
+        logging.getLogger("mcp.client.stdio").addFilter(_is_no_unreadable_line)
+        return Client(
+            stdio_client(command, errlog=self._errors),  # type: ignore[arg-type]
+            message_handler=self._noted,
+        )
+
+    async def _noted(self, message: Any) -> None:
+        """Take what the server sends unasked: notifications, and lines that cannot be parsed."""
+        if isinstance(message, UnreadableLine) and not self.unreadable:
+            line = str(message.errors()[0]["input"])
+            self.unreadable = (
+                f" (its standard output has a line that is no message: {line[:100]!r})"
+            )
 
     async def _listed(self) -> list[Listed]:
         info = self._client.server_info
@@ -337,6 +356,11 @@ class _Connection:
                 return found
             if len(found) > MAX_TOOLS:
                 raise ToolsFailed(f"it lists over {MAX_TOOLS} tools")
+
+
+def _is_no_unreadable_line(record: logging.LogRecord) -> bool:
+    """Filter of the SDK's log, which has a traceback for each line that is no message."""
+    return "Failed to parse" not in record.msg
 
 
 def mcp_tool(listed: Listed, function: Any) -> Tool:
