@@ -33,6 +33,9 @@ class Odd: ...
 def untyped(x): ...
 def anything(x: Odd): ...
 def spread(*more: int): ...
+
+from sixfold.environment.web.episode import WebShop
+class OwnShop(WebShop): ...
 """
 
 
@@ -102,6 +105,10 @@ def trajectories(folder: Path) -> list[Any]:
         ({"environment.tools.replay": "nowhere"}, r"environment\.tools\.replay"),
         ({"environment.tools.record": "a", "environment.tools.replay": "b"}, r"exclude"),
         ({"model.scratch.words": []}, r"model\.chat_template.*model\.scratch\.words"),
+        (
+            {"environment.episode": "TOOL:OwnShop", "rollout.branches": 2},
+            r"rollout\.branches = 2.*'OwnShop'.*rollout\.branches = 1",
+        ),
     ],
 )
 def test_settings_of_tools_that_cannot_work_are_refused(

@@ -51,7 +51,7 @@ from .recipe_judge import judge_notes, recipe_judge
 from .rendered_prompt import rendering
 from .sampler import Sync, engine_and_sync, sharded_policy
 from .shared_rollout import SharedRollout
-from .tool_setup import check_template, recipe_episode, tool_tokens
+from .tool_setup import check_branches, check_template, recipe_episode, tool_tokens
 
 if TYPE_CHECKING:
     from ..agents.player import AgentPlayer
@@ -264,6 +264,7 @@ def build_world(
         on_failure.callback(_close, environment, judge)
         ending = on_failure.enter_context(ExitStack())
         made = recipe_episode(recipe.environment, episode, ending)
+        check_branches(made, recipe.rollout.branches)
         environment.start()  # start early: its workers load while the model loads
         policy = _trained_policy(recipe, source, device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)

@@ -16,7 +16,7 @@ from ..environment.tools.running import Slots
 from ..environment.tools.setup import ToolSetup
 from ..environment.tools.tool import Registry
 from ..environment.web.settings import WebSettings
-from ..environment.web.user_site import with_web
+from ..environment.web.user_site import in_browser, with_web
 from ..errors import UserError
 from ..recipe.schema.environment import EnvironmentConfig
 from ..rollout.renderer.renderer import Renderer, RenderError
@@ -51,9 +51,10 @@ def recipe_episode(
             does not use the tools.
     """
     if config.episode and episode is None:
-        episode = with_web(load_episode(config.episode), WebSettings(**dict(config.web)))
+        episode = load_episode(config.episode)
     if episode is None:
         return None
+    episode = with_web(episode, WebSettings(**dict(config.web)))
     equipped = Equipped(episode, _setup(config, ending))
     _check(equipped, config)
     return equipped
@@ -87,6 +88,25 @@ def check_template(episode: Equipped | None, renderer: Renderer) -> None:
     """
     if episode is not None and episode.tool_class:
         _ = renderer.call_format
+
+
+def check_branches(episode: Equipped | None, branches: int) -> None:
+    """Check that episodes can be copied if samples branch.
+
+    The plan has checked the names of the built-in environments. This checks a user's class.
+
+    Args:
+        episode: makes the episodes.
+        branches: `rollout.branches`.
+
+    Raises:
+        UserError: the episodes use a browser.
+    """
+    if branches > 1 and episode is not None and (kind := in_browser(episode.make)):
+        raise UserError(
+            f"rollout.branches = {branches} copies episodes, but those of {kind.__name__!r} use a"
+            " browser and cannot be copied. Use rollout.branches = 1"
+        )
 
 
 def tool_tokens(episode: Equipped | None, renderer: Renderer) -> int:

@@ -19,6 +19,7 @@ from sixfold.environment.audit.trials import Trials
 from sixfold.environment.episode import Action, End, Episode, Observation, final_reward
 from sixfold.environment.episodes import load_episode
 from sixfold.environment.grade import right_or_wrong
+from sixfold.environment.tools.episode import ToolEpisode
 from sixfold.environment.tools.observation import ToolsFailed
 from sixfold.environment.web.episode import WebShop
 from sixfold.environment.web.settings import WebSettings
@@ -217,6 +218,23 @@ def test_settings_that_cannot_be_used(site: Path, given: dict[str, Any], named: 
     }
     with pytest.raises(UserError, match=named):
         with_web(Web, WebSettings(**filled))
+
+
+def test_a_subclass_gets_the_settings_of_the_run_unless_it_has_its_own() -> None:
+    class Small(WebShop):
+        settings = WebSettings(page_characters=60)
+
+    class Strict(WebShop):
+        """The reward is 0."""
+
+    class OtherTools(ToolEpisode): ...
+
+    assert with_web(Small, WebSettings(page_characters=90)) is Small
+    assert with_web(OtherTools, WebSettings()) is OtherTools
+    made = with_web(Strict, WebSettings(page_characters=90))(TASKS[0])
+    assert isinstance(made, Strict) and made.settings.page_characters == 90
+    with pytest.raises(UserError, match=r"environment\.web\.site"):
+        with_web(type("Own", (Web,), {}), WebSettings())
 
 
 def test_a_site_that_is_down_fails_the_episode_and_not_the_policy(site: Path) -> None:

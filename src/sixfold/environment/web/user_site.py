@@ -98,15 +98,21 @@ class Web(ToolEpisode):
 
 
 def with_web(make: MakeEpisode, settings: WebSettings) -> MakeEpisode:
-    """Apply the web settings of the run to `make`, if it is `WebShop` or `Web`.
+    """Apply the web settings of the run to a class of episodes in a browser.
+
+    Args:
+        make: makes episodes. It is returned unchanged if it is no class in a browser, or if the
+            class has its own `settings`.
+        settings: web settings of the run.
 
     Raises:
         UserError: if the settings of `Web` name no site or goal, or one that cannot be loaded.
     """
-    if make is WebShop:
-        return type("WebShop", (WebShop,), {"settings": settings})
-    if make is not Web:
+    kind = in_browser(make)
+    if kind is None or kind.settings not in (Web.settings, WebShop.settings):
         return make
+    if issubclass(kind, WebShop):
+        return type(kind.__name__, (kind,), {"settings": settings})
     if not settings.site:
         raise UserError(
             "environment.episode = 'web' needs environment.web.site: module:app of a WSGI"
@@ -123,7 +129,12 @@ def with_web(make: MakeEpisode, settings: WebSettings) -> MakeEpisode:
         )
     for goal in settings.goals:
         _loaded_goal(goal)
-    return type("Web", (Web,), {"settings": settings})
+    return type(kind.__name__, (kind,), {"settings": settings})
+
+
+def in_browser(make: MakeEpisode) -> type[Web] | type[WebShop] | None:
+    """The class of the episodes if they use a browser, else None. They cannot be copied."""
+    return make if isinstance(make, type) and issubclass(make, (Web, WebShop)) else None
 
 
 def _is_address(site: str) -> bool:
