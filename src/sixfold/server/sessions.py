@@ -184,8 +184,8 @@ class Sessions:
             ask: the reward.
 
         Raises:
-            ApiError: the session has no request, or already has a reward, or the record cannot be
-                written.
+            ApiError: the session has no request or no reply, or already has a reward, or the record
+                cannot be written.
         """
         self._check(name)
         if name not in self._open:
@@ -193,6 +193,14 @@ class Sessions:
                 404,
                 "the session has no request. Send a request before the reward",
                 code="session_not_found",
+            )
+        # A copy, as in `_make_room`.
+        if not any(conversation.marks for conversation in [*self._open[name].all]):
+            raise ApiError(
+                409,
+                "the session has no reply that a reward could score: its requests were refused,"
+                " given up, or still run. Send a request that succeeds before the reward",
+                code="session_without_reply",
             )
         try:
             self._record(name, ask.reward, ask.parts)
