@@ -29,17 +29,17 @@ class AgentConfig(Section):
         " OPENAI_BASE_URL and SIXFOLD_TASK in its environment, or a function of a task and a base"
         " URL: path.py:function or module:function (empty: no agent)",
     )
-    concurrency: int = knob(8, "most agents that run at the same time", ge=1, le=1024)
+    concurrency: int = knob(8, "maximum number of agents that run at the same time", ge=1, le=1024)
     timeout_s: Real = knob(
         60.0,
-        "seconds that an agent may take itself in an episode, without waiting for the policy;"
-        " it is then ended with all its child processes",
+        "time limit for an agent's own work in one episode, in seconds; waiting for the policy does"
+        " not count; at the limit, the agent and all its child processes are ended",
         gt=0,
     )
     answers: bool = knob(
         True,
-        "SIXFOLD_TASK has the task's answer and columns; switch it off for a program that runs what"
-        " the policy writes",
+        "SIXFOLD_TASK has the task's answer and columns; set it to false for a program that"
+        " executes the policy's replies",
     )
 
     @property
@@ -68,13 +68,23 @@ class ToolsConfig(Section):
     )
     timeout_s: Real = knob(
         0.0,
-        "seconds that a call may take, unless its tool has a limit (0: 80% of"
+        "time limit for a call of a tool without its own limit, in seconds (0: 80% of"
         " environment.timeout_s)",
         ge=0,
     )
-    max_calls: int = knob(16, "most calls of one reply that are run", ge=1, le=1024)
-    max_result: int = knob(8192, "most characters of a result; the rest is cut", ge=1)
-    max_running: int = knob(64, "most calls that run at once, over all episodes", ge=1, le=4096)
+    max_calls: int = knob(
+        16,
+        "maximum number of calls in one reply; further calls are not run and get an error",
+        ge=1,
+        le=1024,
+    )
+    max_result: int = knob(8192, "maximum number of characters of a result; the rest is cut", ge=1)
+    max_running: int = knob(
+        64,
+        "maximum number of calls that run at the same time, over all episodes",
+        ge=1,
+        le=4096,
+    )
 
 
 class SearchConfig(Section):
@@ -100,9 +110,12 @@ class WebConfig(Section):
         " Playwright",
     )
     page_characters: int = knob(
-        4000, "longest part of a page that the policy sees at once", ge=100, le=8000
+        4000,
+        "maximum number of characters of a page in one observation; the tool more shows the rest",
+        ge=100,
+        le=8000,
     )
-    answer_s: Real = knob(3.0, "seconds that the site may take for an answer", gt=0, le=60)
+    answer_s: Real = knob(3.0, "time limit for an answer of the site, in seconds", gt=0, le=60)
     site: str = knob(
         "",
         "your own site, for environment.episode = web: module:app or path.py:app (a WSGI"
@@ -137,8 +150,8 @@ class EnvironmentConfig(Section):
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")
     timeout_s: Real = knob(
         5.0,
-        "seconds one check, or one step of an environment of several turns, may take before it is"
-        " stopped and recorded as an error",
+        "time limit for one check, or for one step of an environment of several turns, in seconds;"
+        " a check or step that exceeds it is stopped and recorded as an error",
         gt=0,
     )
     error_budget: Real = knob(

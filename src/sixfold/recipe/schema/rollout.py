@@ -19,25 +19,28 @@ class RolloutConfig(Section):
     )
     max_new_tokens: int = knob(64, "longest completion in tokens; in an episode, of a reply", ge=1)
     max_turns: int = knob(
-        8, "most replies of an episode, with environment.episode; then it ends with reward 0", ge=1
+        8,
+        "maximum number of replies of an episode, with environment.episode; an episode that reaches"
+        " it ends with the sum of the rewards of its turns",
+        ge=1,
     )
     max_episode_tokens: int = knob(
         0,
-        "most tokens of an episode after its prompt, with environment.episode: replies and"
-        " observations (0: room for max_turns replies of max_new_tokens)",
+        "maximum number of tokens of an episode after its prompt, with environment.episode: replies"
+        " and observations (0: room for max_turns replies of max_new_tokens)",
         ge=0,
     )
     branches: int = knob(
         1,
-        "samples of a task that share the first turns of an episode and then part, with"
-        " environment.episode; it divides samples_per_prompt (1: every sample plays from the"
-        " start)",
+        "number of samples of a task that share the first turns of an episode and diverge after"
+        " them, with environment.episode; must divide samples_per_prompt (1: every sample plays"
+        " from the start)",
         ge=1,
     )
     branch_turn: int = knob(
         1,
-        "with branches: number of replies after which the samples part (0: where the environment"
-        " says, by Observation.branch)",
+        "with branches > 1: number of replies after which the samples diverge (0: at the first"
+        " observation with Observation.branch)",
         ge=0,
     )
     temperature: Real = knob(
