@@ -127,21 +127,27 @@ def on_policy(model: PreTrainedModel, temperature: float) -> Batch:
     return algorithm.prepare(batch.with_(old_logp=logp))
 
 
-def test_the_trap_of_a_trained_observation_is_found_by_the_mask_check() -> None:
-    """The mask is changed between rollout and trainer."""
+@pytest.mark.parametrize(
+    ("token", "claim"), [(OUTPUT[0], "is in the mask"), (None, "is not in the mask")]
+)
+def test_the_traps_of_a_changed_mask_are_found_by_the_mask_check(
+    token: int | None, claim: str
+) -> None:
+    """Between rollout and trainer, the mask gets an observed token, or loses a sampled one."""
     model = tiny_model()
     batch = on_policy(model, 1.0)
-    b, t = (batch.tokens == OUTPUT[0]).nonzero()[0].tolist()
+    found = batch.mask if token is None else (batch.tokens == token) & ~batch.mask
+    b, t = found.nonzero()[0].tolist()
     mask = batch.mask.clone()
-    mask[b, t] = True
+    mask[b, t] = token is not None
     trainer = make_trainer(model)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match=f"trajectory {b} of task t: token {t} is in the mask"):
+    with pytest.raises(ValueError, match=f"trajectory {b} of task t: token {t} {claim}"):
         trainer.train_step(batch.with_(mask=mask), Composed(ZOO["reinforce"], 8).compute_loss)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("temperature", [0.7, 0.9, 1.0, 1.3])
 def test_the_trap_of_another_temperature_is_found_by_the_mismatch(temperature: float) -> None:
     """The engine samples at one temperature and the trainer scores at 1."""
     model = tiny_model()
