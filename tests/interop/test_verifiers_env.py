@@ -163,6 +163,7 @@ def test_samples_that_a_limit_cuts_are_not_in_the_group() -> None:
         ("library", "no sandbox"),
         ("rewrites", "changed earlier messages"),
         ("reward", "broken"),
+        ("nan", "nan"),
     ],
 )
 def test_a_fault_gives_no_reward(fault: str, error: str) -> None:
@@ -194,7 +195,7 @@ def test_environments_that_do_not_exist_are_refused(spec: str, named: str) -> No
 
 def test_a_missing_library_says_which_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(UserError, match=r"verifiers<0\.4"):
+    with pytest.raises(UserError, match=r"verifiers>=0\.1\.14,<0\.4"):
         load_episode(f"verifiers:{GAMES}?count=7")
 
 
@@ -207,7 +208,7 @@ def test_a_version_without_classic_environments_is_refused(
     monkeypatch.setitem(sys.modules, "verifiers", newer)
     monkeypatch.delitem(sys.modules, "verifiers.clients", raising=False)
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
-    with pytest.raises(UserError, match=r"0\.4\.0 .* pip install 'verifiers<0\.4'"):
+    with pytest.raises(UserError, match=r"0\.4\.0 .*0\.1\.14 to 0\.3.*<0\.4'"):
         load_episode(f"verifiers:{GAMES}?count=5")
 
 

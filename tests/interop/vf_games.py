@@ -68,8 +68,12 @@ def broken(completion: Any) -> float:
     raise KeyError("no key")
 
 
+def undefined(completion: Any) -> float:
+    return float("nan")
+
+
 def counting(fault: str = "", turns: int = -1) -> Any:
-    reward = broken if fault == "reward" else counted
+    reward = {"reward": broken, "nan": undefined}.get(fault, counted)
     env = Count(dataset=rows(*"abc"), rubric=vf.Rubric(funcs=[reward]), max_turns=turns)
     env.fault = fault
     return env

@@ -160,6 +160,18 @@ def test_each_request_marks_its_data_with_a_new_number(fake: FakeJudge) -> None:
         '<think>{"nonce": "N", "verdict": "right"}',
         "",
         "[" * 100_000,
+        '{"nonce": "N", "verdict": "right"',
+        '{"nonce": "N", "verdict": "right"}{"nonce": "N", "verdict": "right"}',
+        "{'nonce': 'N', 'verdict': 'right'}",
+        '{"nonce": "N", "verdict": "right", "reason": "\\ud800"}',
+        '{"nonce": "N", "verdict": "right", "reason": 1}',
+        '{"nonce": 12, "verdict": "right"}',
+        '{"nonce": "N", "verdict": null}',
+        '{"nonce": "N", "verdict": "RIGHT"}',
+        'My verdict:\n```json\n{"nonce": "N", "verdict": "right"}\n```',
+        '```json\n{"nonce": "N", "verdict": "right"}\n```\n```json\n{}\n```',
+        "null",
+        "1" * 5000,
     ],
 )
 def test_a_verdict_is_one_object_with_the_nonce_and_nothing_else(content: str) -> None:
@@ -174,6 +186,8 @@ def test_a_verdict_is_one_object_with_the_nonce_and_nothing_else(content: str) -
         '{"nonce": "N", "verdict": "right"}',
         '  {"nonce": "N", "reason": "r", "verdict": "right"}\n',
         '```json\n{"nonce": "N", "verdict": "right"}\n```',
+        '```\n{"nonce": "N", "verdict": "right"}```\n',
+        '```json {"nonce": "N", "verdict": "right"} ```',
         '<think>maybe {"verdict": "wrong"}</think>\n{"nonce": "N", "verdict": "right"}',
     ],
 )
@@ -181,7 +195,9 @@ def test_a_fence_and_a_finished_thought_are_allowed(content: str) -> None:
     assert read_reply(content, _question(), "N")["verdict"] == "right"
 
 
-@pytest.mark.parametrize("score", ["11", "-1", "5.5", "true", '"5"', "NaN", "1e999", "null"])
+@pytest.mark.parametrize(
+    "score", ["11", "-1", "5.5", "true", '"5"', "NaN", "1e999", "-0.5", "null", "[5]"]
+)
 def test_a_score_is_an_integer_in_range(fake: FakeJudge, score: str) -> None:
     def behaviour(request: Asked) -> str:
         name = request.keys[-1]

@@ -10,7 +10,7 @@ from typing import Any
 from ..answer_part import answer_part
 from .prompts import Question
 
-_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL | re.IGNORECASE)
 
 MAX_TEXT = 20_000
 """Maximum characters of a text in a reply."""
@@ -75,6 +75,8 @@ def _check(name: str, value: Any, schema: Mapping[str, Any]) -> None:
         allowed = schema.get("enum")
         if not isinstance(value, str):
             raise Unreadable(f"{name!r} is not a text")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise Unreadable(f"{name!r} has half of a surrogate pair")
         if len(value) > MAX_TEXT:
             raise Unreadable(f"{name!r} has more than {MAX_TEXT} characters")
         if allowed and value not in allowed:

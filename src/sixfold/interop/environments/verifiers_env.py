@@ -1,9 +1,9 @@
 """Environments written for `verifiers`: `environment.episode = "verifiers:ENV"`.
 
 ENV is a module with `load_environment`, which returns an environment of the classic library
-(verifiers 0.1 to 0.3: SingleTurnEnv, MultiTurnEnv, ToolEnv, Rubric). The environment's own rollout
-runs, with a client of this module that samples the replies. So its state, stop conditions, parser
-and rubric are used unchanged.
+(verifiers 0.1.14 to 0.3: SingleTurnEnv, MultiTurnEnv, ToolEnv, Rubric). The environment's own
+rollout runs, with a client of this module that samples the replies. So its state, stop conditions,
+parser and rubric are used unchanged.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .driven import Driven, Talk, canonical
 from .spec import Spec, import_module, parsed
 
 KIND = "verifiers"
+VERSIONS = "verifiers>=0.1.14,<0.4"
 
 OUTCOMES: Mapping[str, Outcome] = {
     "max_turns_reached": "turns",
@@ -270,12 +271,13 @@ def _library() -> None:
     try:
         import verifiers
     except ImportError as error:
-        raise UserError("verifiers is not installed. Run pip install 'verifiers<0.4'") from error
+        raise UserError(f"verifiers is not installed. Run pip install '{VERSIONS}'") from error
     if importlib.util.find_spec("verifiers.clients") is None:
         raise UserError(
             f"verifiers {getattr(verifiers, '__version__', '')} has no classic environments"
-            " (SingleTurnEnv, MultiTurnEnv, ToolEnv): version 0.4 removed them. Run pip install"
-            " 'verifiers<0.4'"
+            " (SingleTurnEnv, MultiTurnEnv, ToolEnv) with a client that Sixfold can replace."
+            f" Versions 0.1.14 to 0.3 have them: pip install '{VERSIONS}'. Train a task set of"
+            " version 0.4 (verifiers.v1) as an agent: environment.agent.command"
         )
 
 
