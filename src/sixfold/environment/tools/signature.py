@@ -73,7 +73,7 @@ class Signature:
         """Type and field of each parameter, by name."""
         try:
             parameters = list(inspect.signature(function).parameters.values())
-            called = function if inspect.isroutine(function) else function.__call__
+            called = function if inspect.isroutine(function) else type(function).__call__
             hints = get_type_hints(called, include_extras=True)
         except (TypeError, ValueError, NameError, AttributeError) as error:
             raise UserError(
