@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,52 +54,46 @@ def test_on_policy_preferences_get_a_warning() -> None:
     assert lab(reward="preference", policy="on").lines
 
 
-FORCES = {"signal": 6, "estimator": 5, "cost": 6}
-EFFORTS = {
-    # 14 efforts of the course, in the order of its list without 5, 6 and 15
-    "process-reward-training": ("17", "medium"),
-    "reward-model-internals": ("15", "small"),
-    "curriculum": ("18a", "medium"),
-    "ai-feedback": ("15", "medium"),
-    "gae": ("10", "small"),
-    "kl-estimators": ("03", "small"),
-    "entropy-bonus": ("13", "small"),
-    "off-policy-correction": ("19", "medium"),
-    "reward-whitening": ("14", "small"),
-    "fp8": ("22", "medium"),
-    "mixture-of-experts": ("22", "large"),
-    "kv-offload": ("20", "small"),
-    "checkpointing": ("23", "medium"),
-    "multi-lora": ("20", "medium"),
+COURSE = {
+    # concept: force, chapter before, prerequisites, proposed section, effort (None: not given)
+    "process-reward-training": ("signal", "17", "03 17", "27.1", "medium"),
+    "reward-model-internals": ("signal", "15", "", "15.5", "small"),
+    "curriculum": ("signal", "18a", "", "", "medium"),
+    "ai-feedback": ("signal", "15", "", "15.7", "medium"),
+    "verifier-robustness": ("signal", "18", "", "", None),
+    "sandbox": ("signal", "18", "", "", None),
+    "gae": ("estimator", "10", "04 10", "10.5", "small"),
+    "kl-estimators": ("estimator", "03", "", "03.5", "small"),
+    "entropy-bonus": ("estimator", "13", "", "13.5", "small"),
+    "off-policy-correction": ("estimator", "19", "02 10", "19.5", "medium"),
+    "reward-whitening": ("estimator", "14", "", "", "small"),
+    "fp8": ("cost", "22", "", "", "medium"),
+    "mixture-of-experts": ("cost", "22", "22 25", "", "large"),
+    "kv-offload": ("cost", "20", "", "", "small"),
+    "interconnect": ("cost", "25", "", "", None),
+    "checkpointing": ("cost", "23", "19 22", "28.5", "medium"),
+    "multi-lora": ("cost", "20", "06 20", "", "medium"),
 }
+"""L27, in its order."""
 
 
-def test_concepts_have_the_forces_chapters_and_efforts_of_the_course() -> None:
-    assert Counter(concept.force for concept in CONCEPTS.values()) == FORCES
-    rated = {
-        name: (concept.after, concept.effort)
-        for name, concept in CONCEPTS.items()
-        if not concept.rated_by_us
-    }
-    assert rated == EFFORTS
-    ours = {name: concept.after for name, concept in CONCEPTS.items() if concept.rated_by_us}
-    assert ours == {"verifier-robustness": "18", "sandbox": "18", "interconnect": "25"}
+def test_the_seventeen_concepts_are_those_of_the_course_in_its_order() -> None:
+    assert list(CONCEPTS) == list(COURSE) and len(COURSE) == 17
+    ours = {name for name, concept in CONCEPTS.items() if concept.rated_by_us}
+    assert ours == {"verifier-robustness", "sandbox", "interconnect"}
 
 
-@pytest.mark.parametrize(
-    ("concept", "prerequisites"),
-    [
-        ("process-reward-training", ("03", "17")),
-        ("gae", ("04", "10")),
-        ("off-policy-correction", ("02", "10")),
-        ("mixture-of-experts", ("22", "25")),
-        ("checkpointing", ("19", "22")),
-        ("multi-lora", ("06", "20")),
-    ],
-)
-def test_prerequisites_of_a_concept(concept: str, prerequisites: tuple[str, ...]) -> None:
-    titles = find("concept-gaps")(concept=concept).values["prerequisites"]
-    assert titles == [f"{key} {CHAPTERS[key]}" for key in prerequisites]
+@pytest.mark.parametrize("concept", COURSE)
+def test_a_concept_has_every_value_of_the_course(concept: str) -> None:
+    force, after, needed, section, effort = COURSE[concept]
+    values = find("concept-gaps")(concept=concept).values
+    assert values["force"] == force
+    assert values["slots_after"] == f"{after} {CHAPTERS[after]}"
+    assert values["prerequisites"] == [f"{key} {CHAPTERS[key]}" for key in needed.split()]
+    assert values["section"] == (section or None)
+    assert values["effort_is_our_estimate"] is (effort is None)
+    assert values["effort"] == effort or effort is None
+    assert values["effort"] in ("small", "medium", "large")
 
 
 @pytest.mark.parametrize("concept", CONCEPTS)
