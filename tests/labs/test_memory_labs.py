@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.planning.course_values import MEMORY_GB
 
 from sixfold.labs.catalogue import find
 
@@ -41,17 +42,7 @@ def test_sequences_that_fit_beside_the_weights() -> None:
     assert find("kv-sizer")().values["sequences_that_fit"] == 264
 
 
-@pytest.mark.parametrize(
-    ("billions", "gpus", "checkpointing", "train", "fits"),
-    [
-        (7, 8, True, 32.9, True),
-        (7, 8, False, 153.2, False),
-        (7, 1, True, 143.2, False),
-        (7, 2, True, 80.2, False),
-        (70, 16, True, 153.9, False),
-        (70, 64, True, 94.8, False),
-    ],
-)
+@pytest.mark.parametrize(("billions", "gpus", "checkpointing", "train", "fits"), MEMORY_GB)
 def test_training_memory_per_gpu(
     billions: float, gpus: int, checkpointing: bool, train: float, fits: bool
 ) -> None:

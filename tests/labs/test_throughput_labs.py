@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.planning.course_values import STEP_SECONDS
 
 from sixfold.errors import UserError
 from sixfold.labs.catalogue import find
@@ -50,14 +51,7 @@ def test_speculation_gains_most_at_temperature_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("billions", "k", "length", "topology", "seconds", "dominant"),
-    [
-        (7, 16, 1024, "disaggregated", 12.38, "rollout"),
-        (7, 16, 1024, "colocated", 15.18, "rollout"),
-        (7, 16, 1024, "async", 11.08, "rollout"),
-        (7, 16, 8192, "disaggregated", 125.6, "rollout"),
-        (70, 4, 1024, "disaggregated", 61.2, "sync"),
-    ],
+    ("billions", "k", "length", "topology", "seconds", "dominant"), STEP_SECONDS
 )
 def test_published_seconds_per_step(
     billions: float, k: int, length: int, topology: str, seconds: float, dominant: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.planning.course_values import MEMORY_GB, STEP_SECONDS
 
 from sixfold.errors import UserError
 from sixfold.planning.balance import balanced_split, ideal_ratio, usual_split
@@ -186,17 +187,7 @@ def test_engines_must_fill_their_devices() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("billions", "devices", "checkpointed", "gigabytes", "fits"),
-    [
-        (7, 8, True, 32.9, True),
-        (7, 8, False, 153.2, False),
-        (7, 1, True, 143.2, False),
-        (7, 2, True, 80.2, False),
-        (70, 16, True, 153.9, False),
-        (70, 64, True, 94.8, False),
-    ],
-)
+@pytest.mark.parametrize(("billions", "devices", "checkpointed", "gigabytes", "fits"), MEMORY_GB)
 def test_envelope_oracle(
     billions: int, devices: int, checkpointed: bool, gigabytes: float, fits: bool
 ) -> None:
@@ -260,22 +251,16 @@ def test_shapes_are_interpolated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("billions", "samples", "length", "topology", "published"),
-    [
-        (7, 16, 1024, "disaggregated", 12.38),
-        (7, 16, 1024, "colocated", 15.18),
-        (7, 16, 1024, "async", 11.08),
-        (7, 16, 8192, "disaggregated", 125.6),
-        (70, 4, 1024, "disaggregated", 61.2),
-    ],
+    ("billions", "samples", "length", "topology", "published", "longest"), STEP_SECONDS
 )
 def test_step_model_as_published(
-    billions: int, samples: int, length: int, topology: str, published: float
+    billions: int, samples: int, length: int, topology: str, published: float, longest: str
 ) -> None:
     """L22a, oracle of the wall-clock widget, which divides by four devices twice (E3)."""
     phases = modelled_phases(billions, prompts=64, samples=samples, length=length, devices=16)
     step = step_time(phases, topology=topology, reference_on="trainer", sync_hidden=False)
     assert step.seconds == pytest.approx(published, abs=0.05)
+    assert phases.dominant == longest
 
 
 def test_dominant_phases_as_published() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.planning.workloads import WORK
 
 from sixfold.errors import UserError
 from sixfold.planning.architectures import dense_of_size, find
@@ -22,20 +23,6 @@ from sixfold.planning.samplers import sampler_of
 from sixfold.planning.workload import Workload
 
 H100 = find_accelerator("H100")
-WORK = Workload(
-    prompts=64,
-    samples=16,
-    prompt_tokens=128,
-    mean_tokens=1024,
-    longest_tokens=2048,
-    packed=8192,
-    recompute="full",
-    adapters=False,
-    shared_prompt=True,
-    reference=True,
-    critic=False,
-    shared_weights=True,
-)
 
 
 def compare(billions: float, devices: int, work: Workload = WORK) -> Comparison:

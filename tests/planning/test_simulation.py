@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
+from tests.planning.workloads import EQUAL_LENGTHS
 
 from sixfold.errors import UserError
 from sixfold.planning.architectures import Architecture, find
@@ -48,20 +49,6 @@ TIMING = Timing(
     sync=0.5,
 )
 HEAVY = LogNormalGroups(mean=60, variation=1.5, longest=2000, pass_rate=0.5)
-WORK = Workload(
-    prompts=32,
-    samples=8,
-    prompt_tokens=128,
-    mean_tokens=1024,
-    longest_tokens=1024,
-    packed=8192,
-    recompute="full",
-    adapters=False,
-    shared_prompt=True,
-    reference=True,
-    critic=False,
-    shared_weights=True,
-)
 
 
 def simulate(groups: Groups = HEAVY, timing: Timing = TIMING, **changed: object) -> Outcome:
@@ -106,8 +93,8 @@ def test_equal_lengths_give_the_step_of_the_planner(topology: str, name: str, er
     """
     arch = find(name)
     assert arch is not None
-    plan = planned(arch, 2, WORK, topology)
-    found = as_planned(arch, plan, WORK, Fixed((1024,) * 8))
+    plan = planned(arch, 2, EQUAL_LENGTHS, topology)
+    found = as_planned(arch, plan, EQUAL_LENGTHS, Fixed((1024,) * 8))
     assert found.step_seconds == pytest.approx(plan.step.seconds, rel=error)
     tokens = 256 * 1024 / plan.step.seconds
     assert found.tokens_per_second == pytest.approx(tokens, rel=error)
@@ -133,7 +120,7 @@ class LargestEntropy:
 def test_lengths_of_the_time_model_give_its_step(topology: str, name: str) -> None:
     arch = find(name)
     assert arch is not None
-    work = replace(WORK, prompts=128, mean_tokens=300)
+    work = replace(EQUAL_LENGTHS, prompts=128, mean_tokens=300)
     plan = planned(arch, 2, work, topology)
     found = as_planned(arch, plan, work, LargestEntropy(300, 1024))
     assert found.step_seconds == pytest.approx(plan.step.seconds, rel=0.015)

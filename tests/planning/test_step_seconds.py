@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.planning.course_values import STEPS_PER_HOUR, TOPOLOGY_STEPS
 
 from sixfold.errors import UserError
 from sixfold.planning.step_time import (
@@ -20,14 +21,7 @@ def _step(phases: PhaseSeconds, topology: str, **conventions: object) -> StepTim
     return step_time(phases, topology=topology, **chosen)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("phases", "per_hour", "gain"),
-    [
-        ((20, 15, 2), (97, 164, 180), 1.85),
-        ((60, 10, 5), (48, 55, 60), 1.25),
-        ((10, 60, 20), (40, 45, 60), 1.50),
-    ],
-)
+@pytest.mark.parametrize(("phases", "per_hour", "gain"), STEPS_PER_HOUR)
 def test_steps_per_hour(
     phases: tuple[float, float, float], per_hour: tuple[int, int, int], gain: float
 ) -> None:
@@ -82,16 +76,13 @@ def test_async_waits_for_a_long_sync_unless_it_is_hidden() -> None:
     assert _step(phases, "async", sync_hidden=True).seconds == 8
 
 
-@pytest.mark.parametrize(
-    ("topology", "seconds", "gain", "idle"),
-    [("colocated", 31, 1, None), ("disaggregated", 23, 1.35, 0.52), ("async", 20, 1.55, 0.60)],
-)
-def test_gantt_oracle(topology: str, seconds: float, gain: float, idle: float | None) -> None:
+@pytest.mark.parametrize(("topology", "seconds", "gain", "idle"), TOPOLOGY_STEPS)
+def test_gantt_oracle(topology: str, seconds: float, gain: float, idle: float) -> None:
     """L22c with rollout 20 s, trainer 8 s and sync 3 s."""
     step = _step(PhaseSeconds(20, 0, 0, 8, 3), topology)
     assert step.seconds == seconds
     assert 31 / step.seconds == pytest.approx(gain, abs=0.005)
-    if idle is not None:
+    if topology != "colocated":
         assert step.trainer_idle / step.seconds == pytest.approx(idle, abs=0.005)
 
 
