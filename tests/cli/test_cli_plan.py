@@ -101,6 +101,22 @@ def test_the_page_of_70b_on_64_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
+def test_a_sync_in_fp8_is_cast_first_and_sends_half(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds, tax = {}, {}
+    flags = ("--algorithm.correction", "truncated", "--sync.kind")
+    for kind in ("copy", "fp8"):
+        text = " ".join(page(capsys, "70B", "--gpus", "64xH100", *flags, kind).split())
+        (sync,) = re.findall(r"weight sync (gather .*?) = ", text)
+        seconds[kind] = {k: float(v) for k, v in re.findall(r"(\w+) ([\d.e-]+)", sync)}
+        # The percentages have no decimals.
+        tax[kind] = float(re.findall(r"verdict (\d+)% of a step", text)[0])
+        assert ("fp8 " in re.findall(r"shorter (.*?) \(", text)[0]) is (kind == "copy")
+    assert set(seconds["fp8"]) == {*seconds["copy"], "cast"}
+    assert seconds["fp8"]["broadcast"] == pytest.approx(seconds["copy"]["broadcast"] / 2, rel=0.05)
+    assert seconds["fp8"]["gather"] == pytest.approx(seconds["copy"]["gather"], rel=0.05)
+    assert tax["fp8"] < 0.7 * tax["copy"]
+
+
 def test_settings_that_would_help_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = page(capsys, "7B", "--gpus", "1xRTX 4090")
     assert "does not fit" in text

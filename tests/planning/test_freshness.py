@@ -21,6 +21,7 @@ from sixfold.planning.sync_time import (
     OPERATIONS,
     OPTIMISATIONS,
     SyncLinks,
+    cumulative_sync_seconds,
     optimised_sync_seconds,
     sync_bytes,
     sync_operations,
@@ -154,6 +155,10 @@ def test_optimisations_are_cumulative() -> None:
     names = list(OPTIMISATIONS)
     found = [optimised_sync_seconds(10, names[:n]) for n in range(len(names) + 1)]
     assert found == pytest.approx([10, 5.5, 4.5, 3.0, 2.2, 0])
+    stages = cumulative_sync_seconds(10, names[::-1])
+    assert list(stages) == names and list(stages.values()) == pytest.approx(found[1:])
+    without = cumulative_sync_seconds(10, ["zero-copy", "tree"])
+    assert without == pytest.approx({"tree": 5.5, "zero-copy": 5.5 * 0.22 / 0.30})
 
 
 def test_every_set_of_optimisations_helps_and_order_does_not_matter() -> None:

@@ -101,11 +101,34 @@ def test_a_sampler_has_the_fewest_devices_that_hold_its_weights() -> None:
 
 
 def test_operations_of_a_weight_sync() -> None:
-    found = weight_sync(dense_of_size(70), H100, trainer_ranks=28, devices=64, k=CONSTANTS)
+    arch, links = dense_of_size(70), {"trainer_ranks": 28, "devices": 64}
+    found = weight_sync(arch, H100, **links, sent_width=2, k=CONSTANTS)
     assert found["gather"] == pytest.approx(140 * 27 / 28 / (50 * 0.67))
     assert found["broadcast"] == pytest.approx(140 / (50 * 0.452))
     assert found["reshard"] == pytest.approx(140 / (450 * 0.67))
     assert found["cast"] == 0
+    # FP8: the weights are read twice and written once before they are sent.
+    half = weight_sync(arch, H100, **links, sent_width=1, k=CONSTANTS)
+    assert half["cast"] == pytest.approx(70 * (2 + 2 + 1) / (3350 * 0.67))
+    assert half["broadcast"] == pytest.approx(found["broadcast"] / 2)
+    assert half["gather"] == found["gather"]
+
+
+def test_a_narrow_copy_of_the_weights_is_sent_in_less_time() -> None:
+    """Two pools send half of the bytes. One device reads 4 bytes per weight and writes 1."""
+    narrow = replace(WORK, sent_width=1.0, shared_weights=False)
+    one = compare(1, 1, narrow).topologies["colocated"].phases.sync
+    assert one == pytest.approx(5 / (3350 * 0.67))
+    arch, work = dense_of_size(7), replace(WORK, shared_weights=False)
+    for split in ("disaggregated", "async"):
+        wide, less = (
+            planned_topology(
+                arch, H100, each, CONSTANTS, sampling=32, training=32, topology=split
+            ).phases.sync
+            for each in (work, narrow)
+        )
+        sent = 7 * (1 / (50 * 0.452) + 1 / (450 * 0.67))
+        assert wide - less == pytest.approx(sent - 7 * 5 / (3350 * 0.67), rel=1e-6)
 
 
 def test_useful_share_of_the_peak() -> None:

@@ -24,7 +24,7 @@ from ..planning.prefix_reuse import prefill_saving, prefill_seconds
 from ..planning.roofline import ROLES, decode_step, prefill_knee, role_regime
 from ..planning.step_time import trainer_utilisation
 from ..planning.stragglers import compare_longest
-from ..planning.sync_time import OPTIMISATIONS, optimised_sync_seconds, sync_volume
+from ..planning.sync_time import OPTIMISATIONS, cumulative_sync_seconds, sync_volume
 from .plan_inputs import Inputs
 from .plan_layout import Rows
 
@@ -149,15 +149,21 @@ def sync_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan, k: Constants
     """Operations of a weight sync between two pools, and what would shorten it."""
     arch, device = inputs.arch, cluster.device
     operations = weight_sync(
-        arch, device, trainer_ranks=plan.training_devices, devices=cluster.count, k=k
+        arch,
+        device,
+        trainer_ranks=plan.training_devices,
+        devices=cluster.count,
+        sent_width=inputs.work.sent_width,
+        k=k,
     )
     total = sum(operations.values())
-    best = optimised_sync_seconds(total, OPTIMISATIONS)
-    some = optimised_sync_seconds(total, ("tree", "buckets"))
+    narrow = inputs.work.sent_width < 2
+    offered = [name for name in OPTIMISATIONS if name != "fp8" or not narrow]
+    shorter = cumulative_sync_seconds(total, offered)
     network = device.bandwidth_between(cluster.count)
     volume = sync_volume(
         arch.params_b * 1e9,
-        width=2,
+        width=inputs.work.sent_width,
         copies=max(1, plan.sampling_devices // plan.engine_devices),
         bytes_per_second=network,
         step_seconds=plan.step.seconds,
@@ -173,7 +179,8 @@ def sync_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan, k: Constants
         ("weight sync", f"{shown} = {total:.2g} s"),
         (
             "shorter",
-            f"{some:.2g} s with a tree and buckets; {best:.2g} s if it also overlaps with prefill",
+            ", then ".join(f"{name} {value:.2g} s" for name, value in shorter.items())
+            + " (published shares; overlap makes samples one version older)",
         ),
         ("verdict", f"{volume.tax:.0%} of a step if copies go one by one: {volume.verdict}"),
         ("gradients", f"their sum over the trainer's devices takes {gradients:.2g} s"),

@@ -145,6 +145,7 @@ def _workload(plan: Plan, mean_tokens: float | None) -> tuple[Workload, tuple[st
         reference=plan.keeps_reference,
         critic=plan.algorithm.needs_critic,
         shared_weights=recipe.sync.kind == "shared",
+        sent_width=1.0 if recipe.sync.quantised else 2.0,
     )
     return work, tuple(assumed)
 

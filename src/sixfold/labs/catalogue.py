@@ -42,6 +42,7 @@ LABS: dict[str, str] = {
     "async-timeline": "async_timeline",
     "time-budget": "time_budget",
     "step-triage": "cluster_planning",
+    "weight-sync": "weight_sync",
     "sync-size": "cluster_planning",
     "async-planner": "cluster_planning",
     "framework-selector": "framework_selector",

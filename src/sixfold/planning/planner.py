@@ -85,15 +85,22 @@ def learning_seconds(
 
 
 def weight_sync(
-    arch: Architecture, device: Accelerator, *, trainer_ranks: int, devices: int, k: Constants
+    arch: Architecture,
+    device: Accelerator,
+    *,
+    trainer_ranks: int,
+    devices: int,
+    sent_width: float,
+    k: Constants,
 ) -> dict[str, float]:
-    """Seconds of each operation that brings bf16 weights to other devices.
+    """Seconds of each operation that brings the trainer's bf16 weights to other devices.
 
     Args:
         arch: the model.
         device: the accelerator.
         trainer_ranks: devices of the trainer, which shard the weights.
         devices: devices of trainer and sampler together: they decide between link and network.
+        sent_width: bytes per parameter after the cast.
         k: fitted constants.
     """
     links = SyncLinks(
@@ -107,7 +114,7 @@ def weight_sync(
         links=links,
         trainer_ranks=trainer_ranks,
         trained_width=2,
-        sent_width=2,
+        sent_width=sent_width,
         operations=OPERATIONS,
     )
 
@@ -125,15 +132,25 @@ def _phases(
     device = sampler.device
     reference, train = learning_seconds(arch, device, work, training, k)
     sync = 0.0
-    if topology != "colocated":
-        both = sampling + training
-        sync = sum(weight_sync(arch, device, trainer_ranks=training, devices=both, k=k).values())
-    elif training > 1 or not work.shared_weights:
-        # Every device gets all weights from the shards of the others, and keeps a copy.
-        operations = weight_sync(arch, device, trainer_ranks=training, devices=training, k=k)
-        sync = operations["gather"] + 4e9 * arch.params_b / (
-            device.bandwidth_gb_s * 1e9 * k.bandwidth
+
+    def operations(devices: int) -> dict[str, float]:
+        return weight_sync(
+            arch,
+            device,
+            trainer_ranks=training,
+            devices=devices,
+            sent_width=work.sent_width,
+            k=k,
         )
+
+    if topology != "colocated":
+        sync = sum(operations(sampling + training).values())
+    elif training > 1 or not work.shared_weights:
+        # Every device gets all weights from the shards of the others, and keeps a copy. If the
+        # copy is narrower, the cast writes it.
+        found = operations(training)
+        copy = 4e9 * arch.params_b / (device.bandwidth_gb_s * 1e9 * k.bandwidth)
+        sync = found["gather"] + (found["cast"] or copy)
     return PhaseSeconds(
         rollout=sampling_seconds(arch, sampler, work, topology, k),
         verifier=0.0,

@@ -93,9 +93,10 @@ OPTIMISATIONS = {
 }
 """Remaining share of the time of a sync after this optimisation and all before it.
 
-tree: broadcast over a tree; buckets: send many tensors at once; fp8: send FP8 instead of bfloat16;
-zero-copy: receive into the engine's weights; overlap: load during the next prefill, which makes
-one batch staler.
+Published for a 70B model and engines on other nodes; the shares are not derived. tree: broadcast
+over a tree; buckets: send many tensors at once; fp8: send FP8 instead of
+bfloat16; zero-copy: receive into the engine's weights; overlap: load during the next prefill, so
+that one batch is sampled with weights that are one version older.
 """
 
 
@@ -120,6 +121,27 @@ def optimised_sync_seconds(seconds: float, enabled: Collection[str]) -> float:
             seconds *= share / before
         before = share
     return seconds
+
+
+def cumulative_sync_seconds(seconds: float, enabled: Collection[str]) -> dict[str, float]:
+    """Duration of a sync after each of the given optimisations, one after another.
+
+    Args:
+        seconds: duration without any of them.
+        enabled: names from `OPTIMISATIONS`, in any order.
+
+    Returns:
+        Optimisation -> seconds with it and all before it, in the order of `OPTIMISATIONS`.
+
+    Raises:
+        UserError: if a name is unknown or `seconds` is negative.
+    """
+    optimised_sync_seconds(seconds, enabled)  # refuses unknown names
+    names = [name for name in OPTIMISATIONS if name in enabled]
+    return {
+        name: optimised_sync_seconds(seconds, names[: count + 1])
+        for count, name in enumerate(names)
+    }
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Workload:
         reference: score a reference model.
         critic: train a critic of the policy's size.
         shared_weights: sampler and trainer of one device share one set of weights: no sync.
+        sent_width: bytes per parameter that a weight sync sends: 2, or 1 for FP8 and int8.
     """
 
     prompts: int
@@ -39,6 +40,7 @@ class Workload:
     reference: bool
     critic: bool
     shared_weights: bool
+    sent_width: float = 2.0
 
     def __post_init__(self) -> None:
         checks.whole(prompts=self.prompts, samples=self.samples)
@@ -47,6 +49,7 @@ class Workload:
             mean_tokens=self.mean_tokens,
             longest_tokens=self.longest_tokens,
             packed=self.packed,
+            sent_width=self.sent_width,
         )
         if self.mean_tokens > self.longest_tokens:
             raise UserError(
