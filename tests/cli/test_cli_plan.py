@@ -117,6 +117,22 @@ def test_a_sync_in_fp8_is_cast_first_and_sends_half(capsys: pytest.CaptureFixtur
     assert tax["fp8"] < 0.7 * tax["copy"]
 
 
+def test_the_output_head_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen2.5-7B: 152,064 x 3,584 weights, 8,192 tokens, bf16, an H100."""
+    text = " ".join(page(capsys, "Qwen2.5-7B", "--gpus", "8xH100").split())
+    tokens, vocabulary, hidden = 8192, 152064, 3584
+    logits, weight = tokens * vocabulary, vocabulary * hidden
+    flops = 6 * logits * hidden + 6 * logits
+    moved = 18 * logits + 8 * weight + 6 * tokens * hidden
+    assert f"from whole logits: {flops / 1e12:.1f} TFLOP and {moved / 1e9:.1f} GB" in text
+    seconds = 6 * logits * hidden / 989.4e12 + 12 * logits / 3.35e12
+    assert f"at least {1e3 * seconds:.1f} ms" in text
+    assert f"{8 * logits / 1e9:.1f} GB of tables; in chunks of 1,024:" in text
+    again = 2 * (tokens - 1024) * weight  # all chunks but the last
+    assert f"1,024: {(flops + again) / 1e12:.1f} TFLOP" in text
+    assert "output head" not in page(capsys, "demo", "--gpus", "1xH100")
+
+
 def test_settings_that_would_help_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = page(capsys, "7B", "--gpus", "1xRTX 4090")
     assert "does not fit" in text

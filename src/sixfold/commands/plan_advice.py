@@ -11,7 +11,9 @@ from ..planning.constants import Constants
 from ..planning.decode_time import Sampler
 from ..planning.flops import RECOMPUTED, TRAINING, flops_per_token, tokens_per_second
 from ..planning.freshness import BANDS, largest_staleness, replay_weight
-from ..planning.hardware import Cluster
+from ..planning.hardware import Accelerator, Cluster
+from ..planning.head_time import head_kernels, head_time
+from ..planning.logits import chunked_logits_bytes, whole_logits_peak
 from ..planning.pass_rate import degenerate_probability, resampling_factor
 from ..planning.planner import (
     Comparison,
@@ -73,8 +75,54 @@ def limit_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan) -> Rows:
             f"{work.sequences * work.trained / train:,.0f} tokens/s; the peak allows {bound:,.0f};"
             f" {useful:.0%} of the peak is useful work",
         ),
+        *_head_rows(inputs, device),
         ("prefill", f"limited by compute above {knee:,.0f} tokens in one pass"),
     ]
+
+
+def _head_rows(inputs: Inputs, device: Accelerator) -> Rows:
+    """The output head as the recipe computes it, and from whole logits.
+
+    Empty if whole logits are less than a hundredth of the memory.
+    """
+    arch, work = inputs.arch, inputs.work
+    tokens, chunk = max(1, round(work.packed)), inputs.plan.recipe.trainer.logprob_chunk
+    whole = whole_logits_peak(tokens=tokens, vocabulary=arch.vocab, width=2)
+    if whole < 1e7 * device.memory_gb:
+        return []
+
+    def shown(tokens_at_once: int) -> str:
+        found = head_time(
+            head_kernels(
+                tokens=tokens,
+                vocabulary=arch.vocab,
+                hidden=arch.hidden,
+                width=2,
+                chunk=tokens_at_once,
+                trained=not work.adapters,
+            ),
+            flops_per_second=device.peak("bf16"),
+            bytes_per_second=device.bandwidth_gb_s * 1e9,
+        )
+        peak = whole
+        if tokens_at_once:
+            peak = chunked_logits_bytes(
+                tokens=tokens,
+                vocabulary=arch.vocab,
+                token_chunk=tokens_at_once,
+                vocabulary_chunk=arch.vocab,
+                width=2,
+            )
+        return (
+            f"{found.flops / 1e12:.1f} TFLOP and {found.moved / 1e9:.1f} GB, at least"
+            f" {found.seconds * 1e3:.1f} ms ({found.memory_seconds / found.seconds:.0%} limited by"
+            f" memory), {peak / 1e9:.1f} GB of tables"
+        )
+
+    text = f"{tokens:,} tokens from whole logits: {shown(0)}"
+    if chunk:
+        text += f"; in chunks of {chunk:,}: {shown(chunk)}"
+    return [("output head", text)]
 
 
 def group_rows(inputs: Inputs, pass_rate: float, variation: float) -> Rows:
