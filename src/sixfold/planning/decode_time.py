@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .architectures import Architecture
 from .constants import Constants
@@ -80,26 +82,49 @@ def share_longer(position: float, rate: float) -> float:
     return (math.exp(-rate * position) - math.exp(-rate)) / -math.expm1(-rate)
 
 
+@lru_cache(maxsize=256)
+def shares_running(mean: float, longest: float) -> tuple[float, ...]:
+    """Share of sequences that still run at each of `POINTS` positions."""
+    rate = decay_rate(mean, longest)
+    return tuple(share_longer((point + 0.5) / POINTS, rate) for point in range(POINTS))
+
+
+def step_timer(
+    arch: Architecture, sampler: Sampler, k: Constants
+) -> Callable[[float, float], float]:
+    """Function (batch, context) -> seconds of one decoding step of one replica.
+
+    The step takes the longest of reading weights and cache, arithmetic, and launching kernels.
+    Tensor parallelism adds two all-reduces per layer. All that does not depend on batch and context
+    is computed once: a drain asks for many steps.
+    """
+    device, tensor = sampler.device, sampler.tensor
+    read_rate = tensor * device.bandwidth_gb_s * 1e9 * k.bandwidth
+    rate = tensor * device.peak("bf16") * k.eager
+    cached, products = arch.kv_bytes(), 2 * arch.matmul_params
+    attention = 2 * arch.attention_flops(1.0)
+    whole = None if arch.experts else arch.read_params(1.0)
+    launch = arch.layers * k.decode_layer_s
+    hop = per_sequence = 0.0
+    if tensor > 1:
+        hops = math.ceil(tensor / device.devices_per_node) - 1
+        hop = arch.layers * 4 * hops * HOP_S
+        per_sequence = arch.layers * 8 * arch.hidden / device.bandwidth_between(tensor)
+
+    def seconds(batch: float, context: float) -> float:
+        weights = arch.read_params(batch) if whole is None else whole
+        memory = (weights * sampler.weight_bytes + batch * context * cached) / read_rate
+        compute = batch * (products + attention * context) / rate
+        return max(memory, compute, launch) + hop + per_sequence * batch
+
+    return seconds
+
+
 def step_seconds(
     arch: Architecture, sampler: Sampler, batch: float, context: float, k: Constants
 ) -> float:
-    """Seconds of one decoding step of one replica.
-
-    The step takes the longest of reading weights and cache, arithmetic, and launching kernels.
-    Tensor parallelism adds two all-reduces per layer.
-    """
-    device, tensor = sampler.device, sampler.tensor
-    read = arch.read_params(batch) * sampler.weight_bytes + batch * context * arch.kv_bytes()
-    memory = read / (tensor * device.bandwidth_gb_s * 1e9 * k.bandwidth)
-    flops = batch * (2 * arch.matmul_params + 2 * arch.attention_flops(context))
-    compute = flops / (tensor * device.peak("bf16") * k.eager)
-    launch = arch.layers * k.decode_layer_s
-    reduces = 0.0
-    if tensor > 1:
-        hops = math.ceil(tensor / device.devices_per_node) - 1
-        size = 2 * batch * arch.hidden
-        reduces = 2 * (2 * size / device.bandwidth_between(tensor) + 2 * hops * HOP_S)
-    return max(memory, compute, launch) + arch.layers * reduces
+    """Seconds of one decoding step of one replica. See `step_timer`."""
+    return step_timer(arch, sampler, k)(batch, context)
 
 
 def fitting_sequences(arch: Architecture, sampler: Sampler, lengths: Lengths) -> float:
@@ -129,14 +154,11 @@ def draining_seconds(
     running = min(batch, fitting_sequences(arch, sampler, lengths))
     middle = lengths.prompt + lengths.mean / 2
     waiting = (batch / running - 1) * lengths.mean
-    seconds = waiting * step_seconds(arch, sampler, running, middle, k)
-    rate = decay_rate(lengths.mean, lengths.longest)
-    for point in range(POINTS):
-        position = (point + 0.5) / POINTS
-        alive = max(1.0, running * share_longer(position, rate))
-        context = lengths.prompt + position * lengths.longest
-        step = step_seconds(arch, sampler, alive, context, k)
-        seconds += step * lengths.longest / POINTS
+    step = step_timer(arch, sampler, k)
+    seconds, spacing = waiting * step(running, middle), lengths.longest / POINTS
+    for point, share in enumerate(shares_running(lengths.mean, lengths.longest)):
+        context = lengths.prompt + (point + 0.5) * spacing
+        seconds += step(max(1.0, running * share), context) * spacing
     return seconds + batch * prompt_seconds(arch, sampler, lengths.prompt, k)
 
 

@@ -15,7 +15,7 @@ from ..decode_time import (
     Sampler,
     fitting_sequences,
     prompt_seconds,
-    step_seconds,
+    step_timer,
 )
 from ..hardware import Accelerator
 from ..planner import TopologyPlan, learning_seconds
@@ -84,8 +84,10 @@ def planned_timing(
     steady = plan.name == "async"
     slots = int(fitting_sequences(arch, sampler, lengths))
 
+    step = step_timer(arch, sampler, k)
+
     def decode(sequences: int, sampled: float) -> float:
-        return step_seconds(arch, sampler, sequences, work.prompt_tokens + sampled, k)
+        return step(sequences, work.prompt_tokens + sampled)
 
     def learn(mean: float) -> float:
         batch = replace(work, mean_tokens=min(mean, work.longest_tokens))
