@@ -27,7 +27,8 @@ Predict whether a run fits, how long a step takes, what limits it and what it co
 
 TARGET is a recipe, a model folder or its config.json, the name of a public model, or a number of
 parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.md says how far the
-times can be trusted. With --html FILE: write a page with sliders instead of text.
+times can be trusted. With --html FILE: write a page with sliders instead of text. With --json:
+print the numbers, unrounded, as one JSON object (bytes, seconds unless the name says otherwise).
 
 With --simulate: simulate some steps with lengths that differ, and print use of the devices,
 staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
@@ -79,7 +80,7 @@ def parser() -> VerbParser:
     _add_simulation(arguments)
     arguments.add_argument("--points", metavar="FILE", help="CSV file of published measurements")
     arguments.add_argument("--html", metavar="FILE", help="write a page with sliders to FILE")
-    arguments.add_argument("--json", action="store_true", help="with --points: print JSON")
+    arguments.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return arguments
 
 
@@ -165,6 +166,8 @@ def run(argv: Sequence[str]) -> int:
     hardware = given.hardware or ""
     cluster = read_hardware(hardware) if hardware else parse_cluster(given.gpus or "H100")
     if given.html is not None:
+        if given.json:
+            raise UserError("sixfold plan: --html writes a page: leave out --json")
         if simulation is not None:
             raise UserError("sixfold plan: --simulate prints text: leave out --html")
         from ..commands.plan_page import PlanQuestion, write_plan_page
@@ -185,4 +188,5 @@ def run(argv: Sequence[str]) -> int:
         pass_rate=given.pass_rate,
         variation=given.variation,
         simulation=simulation,
+        as_json=given.json,
     )

@@ -168,7 +168,7 @@ def topology_table(given: Answer) -> Table:
     rows.append(("step", [f"{plan.step.seconds:.2f}" for plan in plans]))
     rows.append(("sampler waits", [f"{_wait(plan, plan.step.sampler_idle):.2f}" for plan in plans]))
     rows.append(("trainer waits", [f"{_wait(plan, plan.step.trainer_idle):.2f}" for plan in plans]))
-    rows.append(("tokens/s", [f"{_tokens(given, plan):,.0f}" for plan in plans]))
+    rows.append(("tokens/s", [f"{tokens_per_second(given, plan):,.0f}" for plan in plans]))
     return rows
 
 
@@ -183,7 +183,8 @@ def _devices(plan: TopologyPlan) -> str:
     return f"{plan.sampling_devices} + {plan.training_devices}"
 
 
-def _tokens(given: Answer, plan: TopologyPlan) -> float:
+def tokens_per_second(given: Answer, plan: TopologyPlan) -> float:
+    """Sampled tokens per second in a topology."""
     work = given.inputs.work
     return useful_tokens_per_second(
         prompts=work.prompts,

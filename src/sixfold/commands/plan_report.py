@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from ..planning.constants import CONSTANTS
@@ -20,7 +21,8 @@ from .plan_answer import (
 )
 from .plan_inputs import read_inputs
 from .plan_layout import print_section, print_table
-from .plan_simulation import SimulationRequest, print_simulation, simulated_groups
+from .plan_record import plan_record, simulation_record
+from .plan_simulation import SimulationRequest, print_simulation, simulate, simulated_groups
 
 
 def plan_report(
@@ -32,6 +34,7 @@ def plan_report(
     pass_rate: float,
     variation: float,
     simulation: SimulationRequest | None,
+    as_json: bool,
 ) -> int:
     """Print one page about a recipe or a model on given devices.
 
@@ -43,6 +46,7 @@ def plan_report(
         pass_rate: share of correct samples.
         variation: coefficient of variation of the lengths in a group.
         simulation: what to simulate. None: nothing.
+        as_json: print the numbers as one JSON object.
 
     Raises:
         UserError: if the target is unknown, or the devices cannot hold the model's weights.
@@ -51,6 +55,13 @@ def plan_report(
     if simulation is not None:
         groups = simulated_groups(inputs, simulation, variation=variation, pass_rate=pass_rate)
     given = answer(inputs, cluster)
+    if as_json:
+        record = plan_record(given, pass_rate=pass_rate, variation=variation)
+        if simulation is not None:
+            result = simulate(inputs, cluster, CONSTANTS, simulation, groups)
+            record["simulation"] = simulation_record(result)
+        print(json.dumps(record, indent=1, allow_nan=False))
+        return 0
     print(f"{title(given)}. Nothing was started or loaded.\n{ERRORS}")
     print_section("Work of a step", work_rows(inputs))
     print_section(memory_title(given), given.memory)
@@ -65,5 +76,5 @@ def plan_report(
     )
     print_section("Time and cost", cost_rows(given))
     if simulation is not None:
-        print_simulation(inputs, cluster, CONSTANTS, simulation, groups)
+        print_simulation(simulate(inputs, cluster, CONSTANTS, simulation, groups))
     return 0

@@ -70,10 +70,50 @@ def simulated_groups(
     return recorded
 
 
-def print_simulation(
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated topology."""
+
+    plan: TopologyPlan
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class FailureCosts:
+    """What failures cost.
+
+    Attributes:
+        runs: simulations with failures, each by topology.
+        expected: closed form of the slowdown, by topology. Infinite if the run never ends.
+    """
+
+    runs: tuple[Mapping[str, Simulated], ...]
+    expected: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """Results of the simulations of one page.
+
+    Attributes:
+        request: what was simulated.
+        groups: source of lengths and rewards.
+        topologies: by name, with the recipe's samples per prompt.
+        by_samples: samples per prompt -> topologies.
+        failures: with failures of devices. None: not simulated.
+    """
+
+    request: SimulationRequest
+    groups: Groups
+    topologies: Mapping[str, Simulated]
+    by_samples: Mapping[int, Mapping[str, Simulated]]
+    failures: FailureCosts | None
+
+
+def simulate(
     inputs: Inputs, cluster: Cluster, k: Constants, request: SimulationRequest, groups: Groups
-) -> None:
-    """Print the results of simulations: topologies, samples per prompt, failures.
+) -> SimulationResult:
+    """Simulate the topologies, other numbers of samples per prompt, and failures.
 
     Args:
         inputs: recipe and model.
@@ -87,23 +127,33 @@ def print_simulation(
     """
     simulator = _Simulator(inputs, cluster, k, request, groups)
     found = simulator.topologies(inputs.work.samples, None, request.seed)
+    costs = None
+    by_samples = _by_samples(simulator, found)
+    if request.device_hours is not None:
+        costs = _failure_costs(simulator, request.device_hours, found)
+    return SimulationResult(request, groups, found, by_samples, costs)
+
+
+def print_simulation(result: SimulationResult) -> None:
+    """Print the results of simulations: topologies, samples per prompt, failures."""
+    request = result.request
     print_section(
         f"Simulation of {request.steps} steps (seed {request.seed})",
         [
-            ("groups", _describe(groups)),
+            ("groups", _describe(result.groups)),
             ("async", f"staleness of at most {request.staleness} weight versions"),
         ],
     )
-    print_table("Simulated topologies", _topology_rows(found))
+    print_table("Simulated topologies", _topology_rows(result.topologies))
     print_table(
         "Useful tokens/s by samples per prompt (simulated, each with its best split)",
-        _sample_rows(simulator, found),
+        _sample_rows(result),
     )
-    if request.device_hours is not None:
+    if result.failures is not None:
         print_table(
             f"Failures: one per device every {request.device_hours:g} h on average, restart in"
             f" {request.restart_seconds:g} s (mean of {FAILURE_RUNS} simulations)",
-            _failure_rows(simulator, request.device_hours, found),
+            _failure_rows(result.failures, result.topologies),
         )
 
 
@@ -122,14 +172,6 @@ def _describe(groups: Groups) -> str:
 
 
 @dataclass(frozen=True)
-class _Simulated:
-    """A simulated topology."""
-
-    plan: TopologyPlan
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
 class _Simulator:
     """Everything that simulations of one page have in common."""
 
@@ -141,7 +183,7 @@ class _Simulator:
 
     def topologies(
         self, samples: int, failures: Failures | None, seed: int
-    ) -> dict[str, _Simulated]:
+    ) -> dict[str, Simulated]:
         """Simulate every topology.
 
         Args:
@@ -165,11 +207,11 @@ class _Simulator:
             )
             timing = planned_timing(arch, self.cluster.device, plan, work, self.k)
             outcome = Simulation(timing, self.groups, settings).run()
-            found[name] = _Simulated(plan, outcome)
+            found[name] = Simulated(plan, outcome)
         return found
 
 
-def _topology_rows(found: Mapping[str, _Simulated]) -> Table:
+def _topology_rows(found: Mapping[str, Simulated]) -> Table:
     def row(label: str, cell: Callable[[Outcome], str]) -> tuple[str, list[str]]:
         return label, [cell(one.outcome) for one in found.values()]
 
@@ -193,8 +235,10 @@ def _topology_rows(found: Mapping[str, _Simulated]) -> Table:
     ]
 
 
-def _sample_rows(simulator: _Simulator, usual: Mapping[str, _Simulated]) -> Table:
-    """Useful tokens per second with other numbers of samples per prompt.
+def _by_samples(
+    simulator: _Simulator, usual: Mapping[str, Simulated]
+) -> dict[int, Mapping[str, Simulated]]:
+    """Topologies with other numbers of samples per prompt.
 
     A recorded group cannot show more samples than it has.
     """
@@ -202,12 +246,17 @@ def _sample_rows(simulator: _Simulator, usual: Mapping[str, _Simulated]) -> Tabl
     counts = {max(2, round(factor * own)) for factor in FACTORS} | {own}
     if isinstance(groups, RecordedGroups):
         counts = {samples for samples in counts if samples <= groups.largest}
-    found: Mapping[str, _Simulated]
-    rows: Table = [("", [*usual, "longest/mean", "equal rewards"])]
-    for samples in sorted(counts):
-        found = usual
-        if samples != own:
-            found = simulator.topologies(samples, None, simulator.request.seed)
+    seed = simulator.request.seed
+    return {
+        samples: usual if samples == own else simulator.topologies(samples, None, seed)
+        for samples in sorted(counts)
+    }
+
+
+def _sample_rows(result: SimulationResult) -> Table:
+    """Useful tokens per second by samples per prompt."""
+    rows: Table = [("", [*result.topologies, "longest/mean", "equal rewards"])]
+    for samples, found in result.by_samples.items():
         one = found["colocated"].outcome
         cells = [f"{other.outcome.useful_per_second:,.0f}" for other in found.values()]
         cells += [f"{one.group_longest:.2f}", f"{one.equal:.1%}"]
@@ -215,37 +264,41 @@ def _sample_rows(simulator: _Simulator, usual: Mapping[str, _Simulated]) -> Tabl
     return rows
 
 
-def _failure_rows(
-    simulator: _Simulator, device_hours: float, without: Mapping[str, _Simulated]
-) -> Table:
-    """What failures cost: mean of several simulations, and the closed form."""
+def _failure_costs(
+    simulator: _Simulator, device_hours: float, without: Mapping[str, Simulated]
+) -> FailureCosts:
+    """Several simulations with failures, and the closed form."""
     every = simulator.inputs.plan.recipe.checkpoint.every
     failures = Failures(3600 * device_hours, simulator.request.restart_seconds, every)
     first, samples = simulator.request.seed, simulator.inputs.work.samples
-    runs = [
+    runs = tuple(
         simulator.topologies(samples, failures, seed) for seed in range(first, first + FAILURE_RUNS)
-    ]
+    )
+    return FailureCosts(runs, {name: _slowdown(failures, one) for name, one in without.items()})
+
+
+def _failure_rows(costs: FailureCosts, without: Mapping[str, Simulated]) -> Table:
+    """Mean of several simulations, and the closed form."""
 
     def mean(name: str, value: Callable[[Outcome], float]) -> float:
-        return sum(value(run[name].outcome) for run in runs) / FAILURE_RUNS
+        return sum(value(run[name].outcome) for run in costs.runs) / len(costs.runs)
 
     def row(label: str, form: str, value: Callable[[Outcome], float]) -> tuple[str, list[str]]:
         return label, [format(mean(name, value), form) for name in without]
 
     ideal = [one.outcome.total_seconds for one in without.values()]
     longer = [mean(name, lambda o: o.total_seconds) for name in without]
-    expected = [_slowdown(failures, one) for one in without.values()]
     return [
         ("", list(without)),
         row("failures", ".1f", lambda o: o.failures),
         row("tokens lost", ".1%", lambda o: o.tokens.lost / o.tokens.sampled),
         row("useful tokens/s", ",.0f", lambda o: o.useful_per_second),
         ("time, relative", [f"{a / b:.2f}" for a, b in zip(longer, ideal, strict=True)]),
-        ("closed form", [f"{value:.2f}" for value in expected]),
+        ("closed form", [f"{costs.expected[name]:.2f}" for name in without]),
     ]
 
 
-def _slowdown(failures: Failures, one: _Simulated) -> float:
+def _slowdown(failures: Failures, one: Simulated) -> float:
     """Expected slowdown by failures of training devices, each of which stops the run."""
     segment = failures.checkpoint_steps * one.outcome.step_seconds
     if not 0 < segment < one.outcome.total_seconds:
