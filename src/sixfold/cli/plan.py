@@ -12,7 +12,10 @@ from .parsing import VerbParser, above_zero, at_least, run_folder
 
 if TYPE_CHECKING:
     from ..commands.plan_simulation import SimulationRequest
+    from ..planning.hardware import Cluster
 
+HERE = "here"
+"""`--gpus here`: the machine that `sixfold plan --measure` measured."""
 STEPS, STALENESS, RESTART = 20, 3, 300.0
 """Defaults of a simulation: steps, weight versions, seconds of a restart."""
 
@@ -55,7 +58,9 @@ def parser() -> VerbParser:
     arguments = VerbParser("plan", TEXT, takes_recipe=True)
     arguments.add_argument("target", metavar="TARGET", nargs="?", help="recipe or model")
     devices = arguments.add_mutually_exclusive_group()
-    devices.add_argument("--gpus", metavar="GPUS", help="such as 8xH100 (default 1xH100)")
+    devices.add_argument(
+        "--gpus", metavar="GPUS", help="such as 8xH100 (default 1xH100), or 'here'"
+    )
     devices.add_argument("--hardware", metavar="FILE", help="TOML file that describes a device")
     arguments.add_argument(
         "--length",
@@ -145,6 +150,29 @@ def _simulation(given: argparse.Namespace) -> SimulationRequest | None:
     )
 
 
+def _devices(gpus: str | None, hardware: str | None) -> tuple[Cluster, str]:
+    """The devices that the options name, and the hardware file that describes them, or "".
+
+    Raises:
+        UserError: if a name is unknown, a file is wrong, or this machine was not measured.
+    """
+    from ..planning.hardware import parse_cluster
+    from ..planning.hardware_file import read_hardware
+    from ..planning.measured import measured_hardware, measured_path
+
+    if gpus == HERE:
+        here = measured_hardware()
+        if here is None:
+            raise UserError(
+                f"--gpus {HERE}: this machine was not measured ({measured_path()} does not exist)."
+                " Run sixfold plan --measure"
+            )
+        return here, str(measured_path())
+    if hardware:
+        return read_hardware(hardware), hardware
+    return parse_cluster(gpus or "H100"), ""
+
+
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or compare predictions with published measurements."""
     given, settings = parser().parse(argv)
@@ -159,12 +187,8 @@ def run(argv: Sequence[str]) -> int:
         from ..commands.plan_points import plan_points
 
         return plan_points(given.points, as_json=given.json)
-    from ..planning.hardware import parse_cluster
-    from ..planning.hardware_file import read_hardware
-
     simulation = _simulation(given)
-    hardware = given.hardware or ""
-    cluster = read_hardware(hardware) if hardware else parse_cluster(given.gpus or "H100")
+    cluster, hardware = _devices(given.gpus, given.hardware)
     if given.html is not None:
         if given.json:
             raise UserError("sixfold plan: --html writes a page: leave out --json")
