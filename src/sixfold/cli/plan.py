@@ -27,6 +27,7 @@ Predict whether a run fits, how long a step takes, what limits it and what it co
     sixfold plan Qwen2.5-7B --hardware server.toml --run.steps 500
     sixfold plan gsm8k --gpus 8xH100 --simulate 50 --run runs/gsm8k
     sixfold plan gsm8k --gpus 1xL4 --html plan.html
+    sixfold plan --measure; sixfold plan demo --gpus here
 
 TARGET is a recipe, a model folder or its config.json, the name of a public model, or a number of
 parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.md says how far the
@@ -35,6 +36,9 @@ print the numbers, unrounded, as one JSON object (bytes, seconds unless the name
 
 With --simulate: simulate some steps with lengths that differ, and print use of the devices,
 staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
+
+With --measure: time this machine (half a minute) and write a hardware file. Afterwards
+--gpus here plans for it.
 
 With --points FILE: predict published measurements, and print predicted, published and error. FILE
 is a CSV file with the columns of tests/data/published_points.csv. Empty columns are allowed. Rows
@@ -62,6 +66,10 @@ def parser() -> VerbParser:
         "--gpus", metavar="GPUS", help="such as 8xH100 (default 1xH100), or 'here'"
     )
     devices.add_argument("--hardware", metavar="FILE", help="TOML file that describes a device")
+    arguments.add_argument(
+        "--measure", action="store_true", help="time this machine, for later use of --gpus here"
+    )
+    arguments.add_argument("--out", metavar="FILE", help="with --measure: the file to write")
     arguments.add_argument(
         "--length",
         metavar="TOKENS",
@@ -173,9 +181,31 @@ def _devices(gpus: str | None, hardware: str | None) -> tuple[Cluster, str]:
     return parse_cluster(gpus or "H100"), ""
 
 
+def _measure(given: argparse.Namespace, settings: Sequence[str]) -> int:
+    """Measure this machine.
+
+    Raises:
+        UserError: if other options are given.
+    """
+    if not given.measure:
+        raise UserError("sixfold plan: --out belongs to a measurement: add --measure")
+    others = {name: value for name, value in vars(given).items() if name not in ("measure", "out")}
+    asked = [name for name, value in others.items() if value != parser().get_default(name)]
+    if asked or settings:
+        name = asked[0].replace("_", "-") if asked else settings[0].lstrip("-")
+        raise UserError(
+            f"sixfold plan --measure times this machine and takes only --out FILE: leave out {name}"
+        )
+    from ..commands.measure import measure
+
+    return measure(None if given.out is None else Path(given.out))
+
+
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or compare predictions with published measurements."""
     given, settings = parser().parse(argv)
+    if given.measure or given.out is not None:
+        return _measure(given, settings)
     if (given.points is None) == (given.target is None):
         raise UserError(
             "sixfold plan needs either a recipe or model, or --points FILE. See sixfold plan --help"

@@ -53,11 +53,13 @@ class Lengths:
         prompt: tokens before the first sampled one.
         mean: mean of the sampled tokens.
         longest: bound of the sampled tokens.
+        sharing: samples for which a prompt is computed once.
     """
 
     prompt: float
     mean: float
     longest: float
+    sharing: int = 1
 
 
 def decay_rate(mean: float, longest: float) -> float:
@@ -95,10 +97,13 @@ def step_timer(
     """Function (batch, context) -> seconds of one decoding step of one replica.
 
     The step takes the longest of reading weights and cache, arithmetic, and launching kernels.
-    Tensor parallelism adds two all-reduces per layer. All that does not depend on batch and context
-    is computed once: a drain asks for many steps.
+    Tensor parallelism adds two all-reduces per layer. On a measured device the step takes what the
+    engine took. All that does not depend on batch and context is computed once: a drain asks for
+    many steps.
     """
     device, tensor = sampler.device, sampler.tensor
+    if (measured := device.measured) is not None:
+        return lambda batch, context: measured.decode_seconds(arch, batch, context) / tensor
     read_rate = tensor * device.bandwidth_gb_s * 1e9 * k.bandwidth
     rate = tensor * device.peak("bf16") * k.eager
     cached, products = arch.kv_bytes(), 2 * arch.matmul_params
@@ -139,6 +144,8 @@ def fitting_sequences(arch: Architecture, sampler: Sampler, lengths: Lengths) ->
 
 def prompt_seconds(arch: Architecture, sampler: Sampler, prompt: float, k: Constants) -> float:
     """Seconds in which one replica computes a prompt of `prompt` tokens."""
+    if sampler.device.measured is not None:
+        return sampler.device.measured.prompt_seconds(arch, prompt) / sampler.tensor
     rate = sampler.tensor * sampler.device.peak("bf16") * k.eager
     return 2 * arch.matmul_params * prompt / rate
 
@@ -159,7 +166,8 @@ def draining_seconds(
     for point, share in enumerate(shares_running(lengths.mean, lengths.longest)):
         context = lengths.prompt + (point + 0.5) * spacing
         seconds += step(max(1.0, running * share), context) * spacing
-    return seconds + batch * prompt_seconds(arch, sampler, lengths.prompt, k)
+    prompts = batch / lengths.sharing
+    return seconds + prompts * prompt_seconds(arch, sampler, lengths.prompt, k)
 
 
 def steady_seconds(

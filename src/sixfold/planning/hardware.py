@@ -28,8 +28,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .measured_rates import MeasuredRates
 
 _RUNPOD = "RunPod on demand, 2026-03"
 _GOOGLE = "Google Cloud list price, 2025"
@@ -54,6 +58,7 @@ class Accelerator:
         mma_sync_tflops: bf16 peak of kernels written for older devices; None: the same as bf16.
         grouped_matmul: PyTorch has a grouped matrix product for the device (`torch._grouped_mm`,
             compute capability 9.0 up to PyTorch 2.9).
+        measured: costs of Sixfold's engine and trainer on this device. None: not measured.
     """
 
     name: str
@@ -68,9 +73,15 @@ class Accelerator:
     price_source: str = _NO_PRICE
     mma_sync_tflops: float | None = None
     grouped_matmul: bool = True
+    measured: MeasuredRates | None = None
 
     def peak(self, dtype: str) -> float:
-        """Dense peak in FLOP/s. A dtype that the device lacks runs in bf16."""
+        """Dense peak in FLOP/s. A dtype that the device lacks runs in bf16.
+
+        A device that was measured in another dtype than bf16 has the peak of that dtype instead.
+        """
+        if self.measured is not None and dtype == "bf16":
+            dtype = self.measured.dtype
         return self.peak_tflops.get(dtype, self.peak_tflops["bf16"]) * 1e12
 
     def at_power(self, watts: float) -> Accelerator:

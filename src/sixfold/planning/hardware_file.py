@@ -11,11 +11,13 @@
     bf16 = 989
 
 Units are those of `hardware.Accelerator`. `devices_per_node`, `power_w`, `price_per_hour`,
-`mma_sync_tflops` and further dtypes are optional; `count` is 1 by default.
+`mma_sync_tflops` and further dtypes are optional; `count` is 1 by default. `sixfold plan --measure`
+adds the table [measured] with the fields of `measured_rates.MeasuredRates`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from pathlib import Path
@@ -23,10 +25,11 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from .hardware import Accelerator, Cluster
+from .rates_table import rates_text, read_rates
 
 _REQUIRED = ("memory_gb", "bandwidth_gb_s", "link_gb_s", "network_gb_s")
 _OPTIONAL = ("devices_per_node", "power_w", "price_per_hour", "mma_sync_tflops")
-_KEYS = ("name", "count", *_REQUIRED, *_OPTIONAL, "peak_tflops")
+_KEYS = ("name", "count", *_REQUIRED, *_OPTIONAL, "peak_tflops", "measured")
 _WHOLE = ("count", "devices_per_node")
 _DTYPES = ("bf16", "fp8", "int8", "fp32")
 
@@ -72,8 +75,22 @@ def read_hardware(path: str | Path) -> Cluster:
         price_per_hour=numbers.get("price_per_hour"),
         price_source=f"hardware file {path}",
         mma_sync_tflops=numbers.get("mma_sync_tflops"),
+        measured=read_rates(table["measured"], path) if "measured" in table else None,
     )
     return Cluster(device, count)
+
+
+def hardware_text(cluster: Cluster) -> str:
+    """A hardware file that `read_hardware` reads back as the same devices."""
+    device = cluster.device
+    lines = [f"name = {json.dumps(device.name)}", f"count = {cluster.count}"]
+    lines += [f"{key} = {getattr(device, key)!r}" for key in _REQUIRED]
+    optional = {key: getattr(device, key) for key in _OPTIONAL}
+    lines += [f"{key} = {value!r}" for key, value in optional.items() if value is not None]
+    lines += ["", "[peak_tflops]"]
+    lines += [f"{dtype} = {rate!r}" for dtype, rate in device.peak_tflops.items()]
+    text = "\n".join(lines) + "\n"
+    return text if device.measured is None else f"{text}\n{rates_text(device.measured)}"
 
 
 def _check_keys(

@@ -77,10 +77,14 @@ def learning_seconds(
             arch, device, layout, work.packed, packs, work.trained, kind, Engine(), k
         )
 
-    train = seconds(training_pass(work.recompute, adapters=work.adapters))
-    reference = seconds(FORWARD) if work.reference else 0.0
+    if device.measured is not None:
+        scored, train = device.measured.learning_seconds(arch, work, devices)
+    else:
+        scored = seconds(FORWARD)
+        train = seconds(training_pass(work.recompute, adapters=work.adapters))
+    reference = scored if work.reference else 0.0
     # A critic is scored once and trained once.
-    critic = seconds(FORWARD) + train if work.critic else 0.0
+    critic = scored + train if work.critic else 0.0
     return reference, train + critic
 
 
@@ -150,6 +154,8 @@ def _phases(
         # copy is narrower, the cast writes it.
         found = operations(training)
         copy = 4e9 * arch.params_b / (device.bandwidth_gb_s * 1e9 * k.bandwidth)
+        if device.measured is not None:
+            copy = device.measured.sync_seconds(arch)
         sync = found["gather"] + (found["cast"] or copy)
     return PhaseSeconds(
         rollout=sampling_seconds(arch, sampler, work, topology, k),

@@ -71,6 +71,8 @@ def sampling_seconds(
     arch: Architecture, sampler: Sampler, work: Workload, topology: str, k: Constants
 ) -> float:
     """Seconds of the sampling phase of a topology. Arguments as for `fastest_sampler`."""
-    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)
+    # Published engines are modelled without shared prompts. Sixfold's computes a prompt once.
+    sharing = 1 if sampler.device.measured is None else work.samples
+    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens, sharing)
     seconds = steady_seconds if topology == "async" else draining_seconds
     return seconds(arch, sampler, work.sequences, lengths, k)

@@ -93,6 +93,9 @@ def planned_timing(
         batch = replace(work, mean_tokens=min(mean, work.longest_tokens))
         return sum(learning_seconds(arch, device, batch, plan.training_devices, k))
 
+    prefill = prompt_seconds(arch, sampler, work.prompt_tokens, k)
+    if device.measured is not None:
+        prefill /= work.samples  # one computation for all samples of a group
     return Timing(
         sampling_devices=plan.sampling_devices,
         training_devices=plan.training_devices,
@@ -100,7 +103,7 @@ def planned_timing(
         slots=min(slots, LARGEST_BATCH) if steady else slots,
         stride=work.longest_tokens / POINTS,
         decode=decode,
-        prefill=0.0 if steady else prompt_seconds(arch, sampler, work.prompt_tokens, k),
+        prefill=0.0 if steady else prefill,
         learn=learn,
         sync=plan.phases.sync,
     )

@@ -1,0 +1,181 @@
+"""`sixfold plan --measure`: costs from made-up timings, the models it times, and its options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.commands import measure
+from sixfold.commands.measure_cases import (
+    DEEP,
+    MODELS,
+    PROMPT,
+    STEPS,
+    WIDE,
+    EngineCases,
+    ProbeModel,
+    TrainerCases,
+    trained_groups,
+)
+from sixfold.planning.calibration import Timing
+from sixfold.planning.hardware_file import read_hardware
+from sixfold.planning.measured import measured_hardware
+from sixfold.planning.measured_rates import CallSize, CostTable, MeasuredRates
+
+CPU = measure.Probe("cpu", "fp32")
+
+
+def _table(sizes: tuple[int, ...], scale: float) -> CostTable:
+    """Made-up costs, of the size of real ones, that grow with the tokens."""
+    columns = zip(
+        *((1e-4 * n, 2e-5 * n, 1e-11 * n, 3e-10 * n) for n in range(1, len(sizes) + 1)),
+        strict=True,
+    )
+    return CostTable(sizes, *(tuple(scale * cost for cost in column) for column in columns))
+
+
+RATES = MeasuredRates(
+    dtype="fp32",
+    decode=_table(measure.SEQUENCES, 1.0),
+    prefill=_table(measure.TOKENS, 2.0),
+    score=_table(measure.TOKENS, 3.0),
+    train=_table(measure.TOKENS, 4.0),
+    kv_byte_s=1e-10,
+    update_s=5e-9,
+    sync_byte_s=2e-10,
+)
+
+
+def made_up_timings() -> Mapping[str, Timing]:
+    """Timings of a machine with exactly these costs: 0.1 TFLOP/s, 20 GB/s, link 5 GB/s."""
+    seconds = {
+        "matmul fp32 512": 2 * 512**3 / 0.05e12,
+        "matmul fp32 1024": 2 * 1024**3 / 0.1e12,
+        "matmul bf16 256": 2 * 256**3 / 0.02e12,
+        "copy": 8 * measure.COPY / 20e9,
+        "link": 4 * measure.COPY / 5e9,
+        "update": 5e-9 * WIDE.architecture.params_b * 1e9,
+        "sync": 2e-10 * 4 * WIDE.architecture.params_b * 1e9,
+        "cache short": RATES.decode_seconds(DEEP.architecture, measure.CACHED, measure.SHORT),
+        "cache long": RATES.decode_seconds(DEEP.architecture, measure.CACHED, measure.LONG),
+    }
+    for model in MODELS:
+        arch = model.architecture
+        for n in measure.SEQUENCES:
+            seconds[f"decode {model.name} {n}"] = RATES.decode_seconds(arch, n, measure.SHORT)
+        for n in measure.TOKENS:
+            prompts = CallSize(n, n / PROMPT, PROMPT / 2)
+            size = measure.trained_size(n)
+            trained = _at(RATES.train, n, size, model, 3) + 5e-9 * arch.params_b * 1e9
+            seconds[f"prefill {model.name} {n}"] = _at(RATES.prefill, n, prompts, model, 1)
+            seconds[f"score {model.name} {n}"] = _at(RATES.score, n, size, model, 1)
+            seconds[f"train {model.name} {n}"] = trained
+    return MappingProxyType({key: Timing((value,) * 3) for key, value in seconds.items()})
+
+
+def _at(table: CostTable, tokens: int, size: CallSize, model: ProbeModel, passes: int) -> float:
+    """Seconds of a call, written out: 2 FLOPs per weight, 4 per query number and position."""
+    i, d, layers = table.tokens.index(tokens), model.hidden, model.layers
+    queries = 32 * model.heads
+    weights = layers * (d * 3 * queries + 9 * d * d)  # queries and output; keys and values: half
+    flops = 2 * (weights * size.tokens + d * model.vocabulary * size.predicted) * passes
+    flops += 4 * queries * layers * size.attended * size.tokens * (3.5 if passes == 3 else 1)
+    numbers = layers * (4 * d + 2 * 2 * queries + 3 * 3 * d) * size.tokens
+    numbers += model.vocabulary * size.predicted
+    return (
+        table.call_s[i]
+        + passes * (layers * table.layer_s[i] + numbers * table.number_s[i])
+        + flops * table.flop_s[i]
+    )
+
+
+def test_costs_are_recovered_from_timings() -> None:
+    found = measure.measured_rates(CPU, made_up_timings())
+    for name in ("kv_byte_s", "update_s", "sync_byte_s"):
+        assert getattr(found, name) == pytest.approx(getattr(RATES, name))
+    for name in ("decode", "prefill", "score", "train"):
+        table, expected = getattr(found, name), getattr(RATES, name)
+        assert table.tokens == expected.tokens
+        for cost in ("call_s", "layer_s", "flop_s", "number_s"):
+            assert getattr(table, cost) == pytest.approx(getattr(expected, cost), rel=1e-4), cost
+
+
+@pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
+def test_sizes_of_the_models_are_those_of_the_modules(model: ProbeModel) -> None:
+    module, arch = model.build("cpu"), model.architecture
+    matrices = sum(p.numel() for p in module.parameters() if p.dim() == 2)
+    assert round(arch.params_b * 1e9) == matrices
+    assert arch.mlp_width == pytest.approx(module.config.intermediate_size)
+    assert arch.kv_heads == module.config.num_key_value_heads
+
+
+def test_trained_tokens_are_about_as_many_as_asked() -> None:
+    for tokens in measure.TOKENS:
+        groups, length = trained_groups(tokens)
+        assert measure.trained_size(tokens).tokens == groups * length * 9
+        assert measure.trained_size(tokens).tokens == pytest.approx(tokens, rel=0.02)
+        assert length <= PROMPT
+
+
+def test_every_case_does_the_work_that_it_is_timed_for() -> None:
+    model = DEEP.build("cpu")
+    engine, trainer = EngineCases(model, "cpu", None), TrainerCases(model, "cpu", None)
+    before = model.lm_head.weight.detach().clone()
+    assert engine.decode(8, 4, 8)() == STEPS
+    assert engine.prefill(2 * PROMPT)() == trainer.score(64)() == engine.sync()() == 1
+    assert model.lm_head.weight.equal(before)
+    assert trainer.train(64)() == 1
+    assert not model.lm_head.weight.equal(before)
+
+
+def test_the_file_is_written_and_plans_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "cases_of", lambda probe: {})
+    monkeypatch.setattr(measure, "repeated", lambda *args, **kwargs: made_up_timings())
+    monkeypatch.setattr(measure, "resolve_device", lambda asked, setting: "cpu")
+    assert main(["plan", "demo", "--gpus", "here"]) == 2
+    assert "sixfold plan --measure" in capsys.readouterr().err
+
+    assert main(["plan", "--measure"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"matmul fp32 +100\.00 GFLOP/s +0%", text)
+    assert re.search(r"memory, copy +20\.00 GB/s +0%", text)
+    found = measured_hardware()
+    assert found is not None and found.device.measured is not None
+    assert found.device.peak("bf16") == pytest.approx(0.1e12)
+    assert found.device.link_gb_s == pytest.approx(5)
+
+    assert main(["plan", "demo", "--gpus", "here"]) == 0
+    here = capsys.readouterr().out
+    other = tmp_path / "other.toml"
+    assert main(["plan", "--measure", "--out", str(other)]) == 0
+    assert read_hardware(other).device.measured == found.device.measured
+    capsys.readouterr()
+    assert main(["plan", "demo", "--hardware", str(other)]) == 0
+    assert capsys.readouterr().out == here
+    assert "this machine" in here
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--out", "file.toml"], "add --measure"),
+        (["--measure", "demo"], "leave out target"),
+        (["--measure", "--gpus", "8xH100"], "leave out gpus"),
+        (["--measure", "--run.steps", "3"], "leave out run.steps"),
+        (["--measure", "--pass-rate", "0.2"], "leave out pass-rate"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert main(["plan", *words]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
