@@ -61,8 +61,7 @@ def made_up_timings() -> Mapping[str, Timing]:
         "link": 4 * measure.COPY / 5e9,
         "update": 5e-9 * WIDE.architecture.params_b * 1e9,
         "sync": 2e-10 * 4 * WIDE.architecture.params_b * 1e9,
-        "cache short": RATES.decode_seconds(DEEP.architecture, measure.CACHED, measure.SHORT),
-        "cache long": RATES.decode_seconds(DEEP.architecture, measure.CACHED, measure.LONG),
+        "long": RATES.decode_seconds(DEEP.architecture, measure.CACHED, measure.LONG),
     }
     for model in MODELS:
         arch = model.architecture

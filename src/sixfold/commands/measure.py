@@ -53,8 +53,9 @@ SEQUENCES = (1, 16, 64, 256)
 TOKENS = (64, 512, 2048)
 """Tokens of the timed prefills and micro-batches."""
 
-SHORT, LONG, CACHED = 16, 512, 32
-"""Prompts of the timed decode steps, and the sequences with long ones."""
+SHORT, LONG, CACHED = 16, 160, SEQUENCES[-1]
+"""Prompts of the timed decode steps, and the number of sequences with long ones. Their keys and
+values must not fit in the caches of a processor."""
 
 CPU_MATMUL = {"fp32": (512, 1024), "bf16": (256,)}
 """Widths of the timed matrix products. Without bfloat16 units, wider ones take a CPU seconds."""
@@ -127,8 +128,7 @@ def cases_of(probe: Probe) -> dict[str, Case]:
             cases[f"score {model.name} {tokens}"] = trainer.score(tokens)
             cases[f"train {model.name} {tokens}"] = trainer.train(tokens)
         if model.name == DEEP.name:
-            for name, context in (("short", SHORT), ("long", LONG)):
-                cases[f"cache {name}"] = engine.decode(CACHED, context, steps)
+            cases["long"] = engine.decode(CACHED, LONG, steps)
         if model.name == WIDE.name:
             cases["update"], cases["sync"] = trainer.update(), engine.sync()
     for name, dtype in DTYPES.items():
@@ -170,8 +170,8 @@ def measured_rates(probe: Probe, timings: Mapping[str, Timing]) -> MeasuredRates
     models = [model.on(probe.device) for model in MODELS]
     deep, wide = (model.on(probe.device).architecture for model in (DEEP, WIDE))
     width = 2 if probe.dtype == "fp32" else 1
-    kv = timings["cache long"].median - timings["cache short"].median
-    kv_byte_s = max(0.0, kv / (CACHED * (LONG - SHORT) * deep.kv_bytes() * width))
+    longer = timings["long"].median - timings[f"decode {DEEP.name} {CACHED}"].median
+    kv_byte_s = max(0.0, longer / (CACHED * (LONG - SHORT) * deep.kv_bytes() * width))
     update_s = timings["update"].median / (wide.params_b * 1e9)
 
     def decode(model: ProbeModel, sequences: int) -> Measured:

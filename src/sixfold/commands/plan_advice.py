@@ -180,6 +180,8 @@ def sensitivity_rows(inputs: Inputs, cluster: Cluster, k: Constants) -> Rows:
         ),
     )
     for name, changed, constants in cases:
+        if constants is not k and cluster.device.measured is not None:
+            continue  # the constants have no effect on a measured device
         plan = planned_topology(
             inputs.arch,
             cluster.device,
