@@ -169,13 +169,14 @@ def _devices(gpus: str | None, hardware: str | None) -> tuple[Cluster, str]:
     from ..planning.measured import measured_hardware, measured_path
 
     if gpus == HERE:
-        here = measured_hardware()
+        path = measured_path()
+        here = measured_hardware(path)
         if here is None:
             raise UserError(
-                f"--gpus {HERE}: this machine was not measured ({measured_path()} does not exist)."
+                f"--gpus {HERE}: this machine was not measured ({path} does not exist)."
                 " Run sixfold plan --measure"
             )
-        return here, str(measured_path())
+        return here, str(path)
     if hardware:
         return read_hardware(hardware), hardware
     return parse_cluster(gpus or "H100"), ""
