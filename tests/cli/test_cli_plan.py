@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
-from sixfold.commands.plan_inputs import architecture_of, read_inputs, size_of
+from sixfold.commands.plan_inputs import read_inputs
 from sixfold.recipe.memory_text import memory_lines, memory_of
 from sixfold.recipe.model_size import model_size
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.toml import load_recipe
+from sixfold.run.planned_work import architecture_of, size_of
 
 QWEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-0.5b"
 SECTIONS = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sixfold.commands.plan_inputs import Inputs, read_inputs
+from sixfold.commands.plan_inputs import read_inputs
 from sixfold.planning.activations import layer_activation_bytes
 from sixfold.planning.constants import CONSTANTS
 from sixfold.planning.hardware import parse_cluster
@@ -17,6 +17,7 @@ from sixfold.planning.train_memory import training_gib
 from sixfold.planning.train_time import Layout
 from sixfold.recipe.memory_text import memory_of
 from sixfold.recipe.memory_work import layer_bytes
+from sixfold.run.planned_work import Inputs
 
 TOKENS, CHUNK = 8192, 1024
 ENGINE = ("engine's weights", "sync copy")

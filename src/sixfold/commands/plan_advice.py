@@ -27,7 +27,7 @@ from ..planning.roofline import ROLES, decode_step, prefill_knee, role_regime
 from ..planning.step_time import trainer_utilisation
 from ..planning.stragglers import compare_longest
 from ..planning.sync_time import OPTIMISATIONS, cumulative_sync_seconds, sync_volume
-from .plan_inputs import Inputs
+from ..run.planned_work import Inputs
 from .plan_layout import Rows
 
 TRIALS = 200

@@ -10,8 +10,8 @@ from ..planning.planner import Comparison, TopologyPlan, compare_topologies
 from ..planning.run_cost import run_hours, run_price
 from ..planning.step_time import useful_tokens_per_second
 from ..report.untrusted import one_line
+from ..run.planned_work import Inputs
 from .plan_advice import async_rows, limit_rows, split_rows, sync_rows
-from .plan_inputs import Inputs
 from .plan_layout import Rows, Table
 from .plan_memory import copy_rows, pool_rows, shared_rows
 

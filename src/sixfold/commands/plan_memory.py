@@ -8,7 +8,7 @@ from ..planning.model_copies import METHODS, POOLS, bytes_per_device, model_copi
 from ..planning.planner import TopologyPlan
 from ..planning.pools import PoolFit, pool_fit
 from ..recipe.memory_text import gigabytes, memory_of, what_helps
-from .plan_inputs import Inputs
+from ..run.planned_work import Inputs
 from .plan_layout import Rows
 
 

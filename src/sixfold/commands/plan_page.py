@@ -20,6 +20,7 @@ from ..planning.pass_rate import degenerate_probability
 from ..planning.planner import TopologyPlan
 from ..planning.stragglers import exact_longest
 from ..report.untrusted import one_line
+from ..run.planned_work import Inputs
 from .plan_advice import group_rows
 from .plan_answer import (
     ERRORS,
@@ -34,7 +35,7 @@ from .plan_answer import (
     two_pool_rows,
     work_rows,
 )
-from .plan_inputs import Inputs, read_inputs
+from .plan_inputs import read_inputs
 from .plan_layout import Rows
 from .plan_question import PROMPTS, SAMPLES, PlanQuestion, controls
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from ..labs.lab import Control, Setting
 from ..labs.text import written
 from ..planning.hardware import TABLE, Cluster
-from .plan_inputs import Inputs, read_inputs
+from ..run.planned_work import Inputs
+from .plan_inputs import read_inputs
 
 PROMPTS, SAMPLES = "rollout.prompts_per_step", "rollout.samples_per_prompt"
 MOST_DEVICES = 1 << 20

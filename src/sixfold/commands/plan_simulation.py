@@ -15,7 +15,7 @@ from ..planning.simulate.outcome import Outcome
 from ..planning.simulate.settings import Settings
 from ..planning.simulate.simulation import Simulation
 from ..planning.simulate.timing import planned_timing
-from .plan_inputs import Inputs
+from ..run.planned_work import Inputs
 from .plan_layout import Table, print_section, print_table
 
 FACTORS = (0.25, 0.5, 1, 2)
