@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.planning.workloads import WORK
@@ -20,6 +21,7 @@ from sixfold.planning.planner import (
 )
 from sixfold.planning.pools import pool_fit
 from sixfold.planning.samplers import sampler_of
+from sixfold.planning.step_time import PhaseSeconds
 from sixfold.planning.workload import Workload
 
 H100 = find_accelerator("H100")
@@ -83,13 +85,25 @@ def test_more_memory_and_bandwidth_never_make_a_step_slower(size: float) -> None
             assert plan.step.seconds <= slow.topologies[name].step.seconds * (1 + 1e-9)
 
 
-def test_a_critic_adds_training_and_no_reference_removes_its_pass() -> None:
-    base = compare(7, 8).topologies["colocated"].phases
-    critic = compare(7, 8, replace(WORK, critic=True)).topologies["colocated"].phases
-    # Its forward pass is that of the reference, its training that of the policy.
-    assert critic.trainer == pytest.approx(2 * base.trainer + base.reference)
-    none = compare(7, 8, replace(WORK, reference=False)).topologies["colocated"].phases
-    assert none.reference == 0 and none.trainer == base.trainer
+def colocated(**changed: Any) -> PhaseSeconds:
+    """Phases of a 7B model on 8 devices."""
+    return compare(7, 8, replace(WORK, **changed)).topologies["colocated"].phases
+
+
+def test_scoring_is_one_forward_pass_for_each_of_reference_critic_and_proximal() -> None:
+    one = colocated().reference
+    assert colocated(reference=False).reference == 0
+    assert colocated(critic=True).reference == pytest.approx(2 * one)
+    assert colocated(critic=True, proximal=True).reference == pytest.approx(3 * one)
+    assert colocated(reference=False, proximal=True).reference == pytest.approx(one)
+
+
+def test_training_takes_every_epoch_of_policy_and_critic() -> None:
+    one = colocated().trainer
+    assert colocated(reference=False, proximal=True).trainer == one
+    assert colocated(critic=True).trainer == pytest.approx(2 * one)
+    assert colocated(epochs=4).trainer == pytest.approx(4 * one)
+    assert colocated(epochs=4, critic=True).trainer == pytest.approx(8 * one)
 
 
 def test_a_sampler_has_the_fewest_devices_that_hold_its_weights() -> None:

@@ -60,7 +60,10 @@ class Comparison:
 def learning_seconds(
     arch: Architecture, device: Accelerator, work: Workload, devices: int, k: Constants
 ) -> tuple[float, float]:
-    """Seconds of the reference and of training on devices that shard the model.
+    """Seconds of scoring and of training on devices that shard the model.
+
+    Scoring is one forward pass for each of reference, critic and proximal log-probs. A critic has
+    the policy's size and is trained as often.
 
     Args:
         arch: the model.
@@ -78,14 +81,12 @@ def learning_seconds(
         )
 
     if device.measured is not None:
-        scored, train = device.measured.learning_seconds(arch, work, devices)
+        forward, train = device.measured.learning_seconds(arch, work, devices)
     else:
-        scored = seconds(FORWARD)
+        forward = seconds(FORWARD)
         train = seconds(training_pass(work.recompute, adapters=work.adapters))
-    reference = scored if work.reference else 0.0
-    # A critic is scored once and trained once.
-    critic = scored + train if work.critic else 0.0
-    return reference, train + critic
+    scored = work.reference + work.critic + work.proximal
+    return scored * forward, train * work.epochs * (2 if work.critic else 1)
 
 
 def weight_sync(

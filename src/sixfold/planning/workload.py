@@ -26,6 +26,8 @@ class Workload:
         critic: train a critic of the policy's size.
         shared_weights: sampler and trainer of one device share one set of weights: no sync.
         sent_width: bytes per parameter that a weight sync sends: 2, or 1 for FP8 and int8.
+        epochs: passes of the trainer over the samples of a step.
+        proximal: score the policy itself before its first update (proximal log-probs).
     """
 
     prompts: int
@@ -41,9 +43,11 @@ class Workload:
     critic: bool
     shared_weights: bool
     sent_width: float = 2.0
+    epochs: int = 1
+    proximal: bool = False
 
     def __post_init__(self) -> None:
-        checks.whole(prompts=self.prompts, samples=self.samples)
+        checks.whole(prompts=self.prompts, samples=self.samples, epochs=self.epochs)
         checks.positive(
             prompt_tokens=self.prompt_tokens,
             mean_tokens=self.mean_tokens,
