@@ -68,7 +68,7 @@ ALLOWED = {
         *("environment", "errors", "processes", "recipe", "rollout", "server", "types"),
     },
     "evaluation": {"environment", "errors", "event_loop", "files", "report", "rollout", "types"},
-    "report": {"errors", "files", "recipe", "types"},
+    "report": {"errors", "files", "planning", "recipe", "types"},
     "labs": {
         *("algorithm", "batch", "controller", "environment", "errors", "event_loop", "files"),
         *("model", "planning", "report", "rollout", "types"),

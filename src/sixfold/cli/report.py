@@ -23,17 +23,21 @@ def parser() -> VerbParser:
 def run(argv: Sequence[str]) -> int:
     """Parse the arguments, write the report, and print its path.
 
-    For a run that trains an adapter, standard error says so.
+    Standard error has the adapter, if the run trains one, and predicted and measured durations.
     """
     given, _ = parser().parse(argv)
     folder = run_folder(given.run)
     from ..report.adapter import adapter_of
     from ..report.html import write_report
+    from ..report.prediction_view import prediction_text, prediction_view
+    from ..report.run_record import read_run
     from ..report.untrusted import one_line
 
     print(write_report(folder))
     if adapter := adapter_of(folder, _recipe(folder)):
         print(f"adapter: {one_line(adapter, 200)}", file=sys.stderr)
+    if view := prediction_view(read_run(folder, dumps=False)):
+        print(prediction_text(view), file=sys.stderr)
     return 0
 
 

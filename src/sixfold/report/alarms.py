@@ -1,8 +1,8 @@
 """Alarms about the progress of a run. Each is one line, repeated only after it has cleared.
 
 They report slower steps, fewer tokens per second, slower checks, degenerate groups, a sampler whose
-log-probs differ from the trainer's, a verifier that pays for what a stricter one refuses, and a
-biased or unreadable judge.
+log-probs differ from the trainer's, a verifier that pays for what a stricter one refuses, a biased
+or unreadable judge, and phases that take another time than predicted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from ..planning.prediction import Prediction
 from .metric import Value
 from .numbers import number, percent
+from .predicted import LEAST_STEPS, alarm_line, compare, step_figures
 
 WARM_UP = 5
 """First steps left out of the baseline: caches are filled and memory is mapped."""
@@ -39,6 +41,9 @@ STRICT_GAP = 0.05
 """Share of held-out samples that only the usual verifier counts as solved, above which it is
 probably exploited.
 """
+
+_PREDICTED = "predicted/"
+"""Start of the keys of figures that are compared with the prediction."""
 
 _WATCHED = {
     "time/step_s": ("the duration of a step has grown", "s", 1),
@@ -79,9 +84,11 @@ class Alarms:
     Attributes:
         group_baseline: True if a group with equal rewards gives no gradient. Otherwise no alarm
             says so.
+        prediction: predicted durations. None: nothing was predicted, and no alarm compares them.
     """
 
     group_baseline: bool = True
+    prediction: Prediction | None = None
     _seen: int = 0
     _first: dict[str, list[float]] = field(default_factory=dict)
     _last: dict[str, deque[float]] = field(default_factory=dict)
@@ -110,9 +117,15 @@ class Alarms:
             said.append(line)
         if "heldout/strict_gap" in values and (line := self._lenient(values["heldout/strict_gap"])):
             said.append(line)
+        said += self._predicted(values)
         return said + [
             line for key in _JUDGE if key in values and (line := self._judged(key, values[key]))
         ]
+
+    def look_at_end(self) -> list[str]:
+        """Alarms about durations of the last steps, for a run that ends between two comparisons."""
+        first = self.prediction.first_step if self.prediction else self._seen
+        return [] if (self._seen - first) % WINDOW == 0 else self._compared()
 
     def state(self) -> dict[str, Any]:
         """The whole state, JSON-serialisable. A value that is not finite becomes None."""
@@ -193,6 +206,42 @@ class Alarms:
         mean = fmean(last)
         high = len(last) == WINDOW and abs(mean) > limit
         return self._ring(key, high, f"{words} ({key} = {mean:.2f}): {remedy}")
+
+    def _predicted(self, values: Mapping[str, float]) -> list[str]:
+        """Compare the last WINDOW steps with the prediction, once in WINDOW steps.
+
+        The first step of a prediction does not count: caches are filled and kernels are compiled.
+        """
+        if self.prediction is None:
+            return []
+        after = self._seen - self.prediction.first_step
+        for key, value in step_figures(values).items():
+            last = self._last.setdefault(f"{_PREDICTED}{key}", deque(maxlen=WINDOW))
+            if after > 0:
+                last.append(value)
+            else:
+                last.clear()  # what another machine measured before a resume
+        return self._compared() if after > 0 and after % WINDOW == 0 else []
+
+    def _compared(self) -> list[str]:
+        windows = {
+            key.removeprefix(_PREDICTED): values
+            for key, values in self._last.items()
+            if key.startswith(_PREDICTED)
+        }
+        steps = [
+            dict(zip(windows, row, strict=True)) for row in zip(*windows.values(), strict=True)
+        ]
+        if self.prediction is None or len(steps) < LEAST_STEPS:
+            return []
+        found = compare(self.prediction, steps)
+        lines = [
+            self._ring(
+                _PREDICTED + phase.name, phase.deviates, alarm_line(phase, found, len(steps))
+            )
+            for phase in found.phases
+        ]
+        return [line for line in lines if line]
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:
         new = wrong and key not in self._ringing

@@ -23,6 +23,7 @@ from .headline import header, heldout, other_notes, tiles, warnings
 from .marks import Dot, dot
 from .numbers import number
 from .page import render_page
+from .prediction_view import prediction_view
 from .run_record import RunRecord, dotted, read_run
 from .samples import Sample, pair
 from .schema import METRICS, find
@@ -88,6 +89,7 @@ def render(run: RunRecord) -> str:
         verdicts=verdict_view(run),
         samples=_samples(run.before, run.after),
         time=time_view(run),
+        predicted=prediction_view(run),
         rollouts=[*rollout_figures(run), *judge_figures(run)],
         steps=_steps(run),
         numerics=numerics_figures(run),

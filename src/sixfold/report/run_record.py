@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..files.folder import RunFolder
+from ..planning.prediction import FILE as PREDICTION
+from ..planning.prediction import Prediction, read_prediction
 from .loggers import read_metrics
 from .notes import FILE as NOTES
 from .notes import Note, read_notes
@@ -55,6 +57,8 @@ class RunRecord:
         after: held-out samples after training.
         dumps: (step, records) of some dumped steps.
         notes: notes of the run.
+        prediction: predicted durations. The reason as text if nothing was predicted. None without
+            prediction.json.
         problems: one line for each file that is missing or cannot be read.
     """
 
@@ -69,6 +73,7 @@ class RunRecord:
     after: list[Sample] = field(default_factory=list)
     dumps: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    prediction: Prediction | str | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -178,8 +183,12 @@ def dotted(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def read_run(path: Path) -> RunRecord:
+def read_run(path: Path, *, dumps: bool = True) -> RunRecord:
     """Read a run for its report.
+
+    Args:
+        path: folder of the run.
+        dumps: read trajectories too.
 
     Raises:
         UserError: if `path` is not a run, that is, has neither recipe.toml nor metrics.jsonl.
@@ -204,7 +213,9 @@ def read_run(path: Path) -> RunRecord:
     run.before, run.after = _read(run, "samples.json", read_samples, nothing)
     if (path / NOTES).is_file():
         run.notes = _read(run, NOTES, read_notes, [])
-    run.dumps = _dumps(run)
+    if (path / PREDICTION).is_file():
+        run.prediction = _read(run, PREDICTION, lambda file: read_prediction(file.parent), None)
+    run.dumps = _dumps(run) if dumps else []
     return run
 
 

@@ -71,12 +71,15 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
             {"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}
         ):
             work.notes.add(work.state.step, alarm, warning=True)
+    for alarm in work.alarms.look_at_end():
+        work.notes.add(work.state.step, alarm, warning=True)
     summary |= judge_summary(work.world.judge, work.world.ranks)
     summary |= work.best.record(list_checkpoints(work.run.checkpoints))
     seconds = time.perf_counter() - work.started
     summary |= {
         "tokens_sampled": work.state.tokens_total,
         "seconds": round(seconds, 1),
+        **peak_memory(work.world.device),
         "versions": _versions(),
     }
     write_samples(work.run.samples, samples(before), samples(after))
@@ -98,3 +101,10 @@ def _versions() -> dict[str, str]:
         "python": sys.version.split()[0],
         "torch_build": torch.__version__,
     }
+
+
+def peak_memory(device: str) -> dict[str, int]:
+    """Most bytes that this process has allocated on its GPU. Nothing for the CPU."""
+    if device == "cpu":
+        return {}
+    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)}

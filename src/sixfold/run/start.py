@@ -53,6 +53,7 @@ from .interrupts import Interrupted, Interrupts
 from .isolation import announce_isolation
 from .last_step import LastStep, failures_in_words, last_ending, what_is_left, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_collector
+from .predict import write_prediction
 from .recipe_judge import keep_answers
 from .resume import cut_after, find_checkpoint
 from .several_ranks import (
@@ -273,6 +274,13 @@ class Run:
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
         self.run.write_environment(
             sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits}
+        )
+        self.alarms.prediction = write_prediction(
+            self.run.path,
+            self.recipe,
+            device=self.world.device,
+            ranks=self.world.ranks.size,
+            step=self.state.step,
         )
         self.world.ranks.barrier("the records of the run")
 

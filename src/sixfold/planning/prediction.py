@@ -1,0 +1,128 @@
+"""Predicted seconds of the phases of a run's steps, stored with the run as `prediction.json`.
+
+The file has the inputs of the prediction too. With them the report repeats it for the lengths that
+the run has measured. A measured hardware file is copied into the run folder as `hardware.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .architectures import Architecture
+from .constants import CONSTANTS
+from .decode_time import Lengths
+from .hardware import Cluster, find_accelerator
+from .hardware_file import read_hardware
+from .planner import planned_topology
+from .workload import Workload
+
+FILE = "prediction.json"
+HARDWARE = "hardware.toml"
+PHASES = ("rollout", "reference", "trainer", "sync")
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What planning expects of a run.
+
+    Attributes:
+        arch: sizes of the model.
+        cluster: devices of the run.
+        measured: the devices were measured by `sixfold plan --measure`. Otherwise their figures are
+            those of data sheets (`hardware.TABLE`).
+        work: work of a step, with the lengths assumed before the run.
+        first_step: first step that runs on these devices with these settings. A resume on another
+            machine starts a new prediction.
+        memory_bytes: predicted peak of one device, in bytes. None: not known.
+    """
+
+    arch: Architecture
+    cluster: Cluster
+    measured: bool
+    work: Workload
+    first_step: int
+    memory_bytes: int | None = None
+
+    def seconds(self, lengths: Lengths | None = None) -> dict[str, float]:
+        """Seconds of each phase of a step, and of the step, with all roles on the same devices.
+
+        Args:
+            lengths: tokens of prompts and completions. None: those assumed before the run.
+
+        Raises:
+            UserError: if the devices cannot hold the model's weights.
+        """
+        work = self.work
+        if lengths is not None:
+            # A step of empty completions still samples one token of each.
+            mean = max(1.0, lengths.mean)
+            work = replace(
+                work,
+                prompt_tokens=max(1.0, lengths.prompt),
+                mean_tokens=mean,
+                longest_tokens=max(mean, lengths.longest),
+            )
+        count = self.cluster.count
+        plan = planned_topology(
+            self.arch,
+            self.cluster.device,
+            work,
+            CONSTANTS,
+            sampling=count,
+            training=count,
+            topology="colocated",
+        )
+        return {phase: getattr(plan.phases, phase) for phase in PHASES} | {STEP: plan.step.seconds}
+
+    def record(self) -> dict[str, Any]:
+        """The contents of `prediction.json`."""
+        return {
+            "seconds": self.seconds(),
+            "memory_bytes": self.memory_bytes,
+            "first_step": self.first_step,
+            "device": HARDWARE if self.measured else self.cluster.device.name,
+            "count": self.cluster.count,
+            "model": asdict(self.arch),
+            "work": asdict(self.work),
+        }
+
+
+def read_prediction(folder: Path) -> Prediction | str:
+    """The prediction of a run.
+
+    Args:
+        folder: folder of the run. It must hold `prediction.json`.
+
+    Returns:
+        The reason as text if nothing was predicted.
+
+    Raises:
+        UserError: if a file cannot be read, or has another form.
+    """
+    try:
+        record = json.loads((folder / FILE).read_bytes())
+        if "missing" in record:
+            return str(record["missing"])
+        measured = record["device"] == HARDWARE
+        device = (
+            read_hardware(folder / HARDWARE).device
+            if measured
+            else find_accelerator(record["device"])
+        )
+        found = Prediction(
+            arch=Architecture(**record["model"]),
+            cluster=Cluster(device, record["count"]),
+            measured=measured,
+            work=Workload(**record["work"]),
+            first_step=int(record["first_step"]),
+            memory_bytes=record["memory_bytes"] and int(record["memory_bytes"]),
+        )
+        found.seconds()  # a value of the wrong type is found here, not in the middle of a report
+    except (OSError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UserError(f"not a prediction of this release ({error!r})") from None
+    return found

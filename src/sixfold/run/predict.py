@@ -1,0 +1,136 @@
+"""Write what planning expects of a run into its folder: `prediction.json`.
+
+The report shows it beside what was measured, and alarms compare the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..errors import UserError
+from ..files.durable import write_json_atomic, write_text_atomic
+from ..planning.hardware import Accelerator, Cluster, find_accelerator
+from ..planning.measured import measured_hardware, measured_path
+from ..planning.prediction import FILE, HARDWARE, Prediction, read_prediction
+from ..recipe.memory_text import memory_of
+from ..recipe.plan import Plan
+from ..recipe.schema import Recipe
+from .planned_work import planned_inputs
+
+LEAST_MEMORY = 0.9
+"""Share of a listed accelerator's memory that a GPU of its name must have: an A100 with 40 GB is
+another device than the one in the table.
+"""
+
+
+def write_prediction(
+    folder: Path, recipe: Recipe, *, device: str, ranks: int, step: int
+) -> Prediction | None:
+    """Predict the steps of a run, and store the prediction or why there is none.
+
+    A resume on the same device with the same settings writes the same files.
+
+    Args:
+        folder: folder of the run.
+        recipe: the resolved recipe.
+        device: "cpu", "cuda" or "cuda:N".
+        ranks: processes of the run, each with a device of its own unless it is the CPU.
+        step: steps done so far.
+    """
+    earlier = _earlier(folder)
+    try:
+        found = _predicted(recipe, device, ranks, step + 1)
+        record = found.record()
+        if earlier is not None and record == {**earlier.record(), "first_step": step + 1}:
+            found, record = earlier, earlier.record()
+    except (UserError, ArithmeticError) as error:
+        found, record = None, {"missing": str(error)}
+    if found is not None and found.measured:
+        write_text_atomic(folder / HARDWARE, measured_path().read_text(encoding="utf-8"))
+    write_json_atomic(folder / FILE, record)
+    return found
+
+
+def _earlier(folder: Path) -> Prediction | None:
+    """The prediction of an earlier process of the run."""
+    try:
+        found = read_prediction(folder)
+    except UserError:
+        return None
+    return found if isinstance(found, Prediction) else None
+
+
+def _predicted(recipe: Recipe, device: str, ranks: int, first_step: int) -> Prediction:
+    """Raises UserError with the reason if nothing can be predicted."""
+    cluster, measured = known_devices(device, ranks)
+    inputs = planned_inputs(recipe.run.name, recipe, mean_tokens=None)
+    memory = None if device == "cpu" else _peak_bytes(inputs.plan, device, ranks)
+    return Prediction(inputs.arch, cluster, measured, inputs.work, first_step, memory)
+
+
+def known_devices(device: str, ranks: int) -> tuple[Cluster, bool]:
+    """Devices of a run, and whether they were measured on this machine.
+
+    Ranks on the CPU share one device.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        ranks: processes of the run.
+
+    Raises:
+        UserError: if the device was not measured and is not in the table. The message says how to
+            measure it.
+    """
+    count = 1 if device == "cpu" else ranks
+    name = "" if device == "cpu" else torch.cuda.get_device_name(device)
+    measured = measured_hardware()
+    if measured is not None and _fits(measured.device.name, name):
+        return Cluster(measured.device, count), True
+    if not name:
+        raise UserError(
+            "the speed of this CPU is not known. Measure it before the next run: sixfold plan"
+            " --measure"
+        )
+    total = torch.cuda.get_device_properties(device).total_memory
+    listed = _listed(name)
+    if listed is None or total < LEAST_MEMORY * listed.memory_gb * 1e9:
+        raise UserError(
+            f"the speed of {name} with {total / 1e9:.0f} GB is not known. Measure it before the"
+            " next run: sixfold plan --measure"
+        )
+    return Cluster(listed, count), False
+
+
+def _fits(measured: str, gpu: str) -> bool:
+    """Whether a measured device is the one of the run.
+
+    Args:
+        measured: name in the hardware file.
+        gpu: name of the run's GPU, or "" for the CPU.
+    """
+    if gpu:
+        return measured == gpu or (
+            _listed(measured) is not None and _listed(measured) == _listed(gpu)
+        )
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return _listed(measured) is None and measured != here
+
+
+def _listed(name: str) -> Accelerator | None:
+    """The accelerator of that name in the table."""
+    try:
+        return find_accelerator(name)
+    except UserError:
+        return None
+
+
+def _peak_bytes(plan: Plan, device: str, ranks: int) -> int | None:
+    """Predicted peak memory of one GPU. None: sizes of a model are not known."""
+    memory = memory_of(plan, ranks)
+    if memory is None:
+        return None
+    total = torch.cuda.get_device_properties(device).total_memory
+    cache = memory.cache_that_fits(total)
+    return memory.needed(memory.cache_least if cache is None else cache)
