@@ -68,6 +68,8 @@ def test_all_numbers_are_positive_and_the_network_is_slower_than_the_link(device
         ("4*rtx4090", "RTX 4090", 4),
         ("256xTPU v5e", "TPU v5e", 256),
         ("2xA100 SXM4 80GB", "A100", 2),
+        ("NVIDIA H100 80GB HBM3", "H100", 1),
+        ("8xNVIDIA A100-SXM4-80GB", "A100", 8),
     ],
 )
 def test_a_cluster_is_a_count_and_a_name(text: str, name: str, count: int) -> None:

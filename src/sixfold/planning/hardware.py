@@ -195,7 +195,9 @@ def find_accelerator(name: str) -> Accelerator:
         UserError: if the table has no such name. The message lists the nearest names.
     """
     key = _key(name)
-    device = _BY_KEY.get(key) or _BY_KEY.get(_MEMORY_OR_FORM.sub("", key))
+    # Whole words first: without spaces, "H100 80GB" reads as "H", and 10,080 GB.
+    words = _key(re.sub(rf"\b{_MEMORY_OR_FORM.pattern}\b", " ", name.lower()))
+    device = _BY_KEY.get(words) or _BY_KEY.get(_MEMORY_OR_FORM.sub("", key))
     if device is None:
         from difflib import get_close_matches
 

@@ -18,8 +18,8 @@ from .numbers import number, percent
 
 LIMIT = 0.25
 """Relative deviation of a phase above which an alarm starts."""
-NOTICEABLE = 0.01
-"""Least deviation, as a share of the predicted step: a phase that takes less is not compared."""
+NOTICEABLE = 0.005
+"""Least deviation for an alarm, as a share of the predicted step."""
 LEAST_STEPS = 3
 """Least number of steps for an alarm."""
 

@@ -19,9 +19,9 @@ from ..recipe.plan import Plan
 from ..recipe.schema import Recipe
 from .planned_work import planned_inputs
 
-LEAST_MEMORY = 0.9
-"""Share of a listed accelerator's memory that a GPU of its name must have: an A100 with 40 GB is
-another device than the one in the table.
+LEAST_MEMORY, MOST_MEMORY = 0.9, 1.15
+"""Memory of a GPU divided by that of the listed accelerator of its name. A GPU outside this range
+is another device, such as an A100 with 40 GB or an H100 NVL with 94 GB.
 """
 
 
@@ -95,7 +95,8 @@ def known_devices(device: str, ranks: int) -> tuple[Cluster, bool]:
         )
     total = torch.cuda.get_device_properties(device).total_memory
     listed = _listed(name)
-    if listed is None or total < LEAST_MEMORY * listed.memory_gb * 1e9:
+    memory = total / listed.memory_gb / 1e9 if listed else 0.0
+    if listed is None or not LEAST_MEMORY <= memory <= MOST_MEMORY:
         raise UserError(
             f"the speed of {name} with {total / 1e9:.0f} GB is not known. Measure it before the"
             " next run: sixfold plan --measure"

@@ -1,0 +1,182 @@
+"""The prediction in a run's folder: the numbers of `sixfold plan`, and the same after a resume."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sixfold.cli import main
+from sixfold.errors import UserError
+from sixfold.planning.prediction import FILE, HARDWARE, PHASES, Prediction, read_prediction
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import load_recipe
+from sixfold.run import predict
+from sixfold.run.predict import known_devices, write_prediction
+
+CPU = """\
+name = "a CPU"
+memory_gb = 8
+bandwidth_gb_s = 20
+link_gb_s = 20
+network_gb_s = 1
+[peak_tflops]
+bf16 = 0.2
+fp32 = 0.2
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this machine's hardware file would be. Nothing was measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "cache" / "sixfold" / HARDWARE
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
+
+
+def recipe(*flags: str) -> Recipe:
+    return load_recipe("demo", ["--algorithm.beta", "0.1", *flags])
+
+
+def written(folder: Path, step: int = 0, *flags: str) -> Prediction | None:
+    return write_prediction(folder, recipe(*flags), device="cpu", ranks=1, step=step)
+
+
+def test_prediction_is_what_sixfold_plan_prints(
+    cache: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.write_text(CPU)
+    assert written(folder)
+    seconds = json.loads((folder / FILE).read_text())["seconds"]
+    assert main(["plan", "demo", "--algorithm.beta", "0.1", "--hardware", str(cache)]) == 0
+    text = capsys.readouterr().out
+    for phase in (*PHASES, "step"):
+        printed = re.search(rf"^  {phase} +(?:time )?(\d[\d.]*)$", text, re.MULTILINE)
+        assert printed and float(printed[1]) == pytest.approx(seconds[phase], abs=0.00501), phase
+    assert seconds["reference"] > 0 and seconds["rollout"] > 0
+
+
+def test_a_resume_on_the_same_machine_writes_the_same_bytes(cache: Path, folder: Path) -> None:
+    cache.write_text(CPU)
+    written(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(before) == {FILE, HARDWARE} and before[HARDWARE] == CPU.encode()
+    found = written(folder, step=7)
+    assert found and found.first_step == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("change", ["machine", "settings"])
+def test_a_resume_under_other_conditions_predicts_anew(
+    cache: Path, folder: Path, change: str
+) -> None:
+    cache.write_text(CPU)
+    first = written(folder)
+    if change == "machine":
+        cache.write_text(CPU.replace("0.2", "0.02"))
+        again = written(folder, step=7)
+    else:
+        again = written(folder, 7, "--rollout.samples_per_prompt", "4")
+    assert first and again and again.first_step == 8
+    assert again.seconds() != first.seconds()
+    read = read_prediction(folder)
+    assert isinstance(read, Prediction) and read.record() == again.record()
+
+
+def test_a_machine_that_was_not_measured_gets_the_command_and_no_prediction(
+    cache: Path, folder: Path
+) -> None:
+    assert not cache.exists() and written(folder) is None
+    said = read_prediction(folder)
+    assert isinstance(said, str) and "sixfold plan --measure" in said
+    assert {path.name for path in folder.iterdir()} == {FILE}
+
+
+def test_a_broken_hardware_file_or_too_large_a_model_stops_no_run(
+    cache: Path, folder: Path
+) -> None:
+    for text, said in (("memory_gb = 0", "hardware file"), (CPU, "cannot hold the weights")):
+        cache.write_text(text.replace("memory_gb = 8", "memory_gb = 0.0001"))
+        assert written(folder) is None
+        assert said in str(read_prediction(folder))
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, name: str, gigabytes: float) -> None:
+    properties = SimpleNamespace(total_memory=int(gigabytes * 1e9))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "listed"),
+    [
+        ("NVIDIA H100 80GB HBM3", 85.0, "H100"),
+        ("NVIDIA A100-SXM4-80GB", 85.1, "A100"),
+        ("NVIDIA GeForce RTX 4090", 25.4, "RTX 4090"),
+        ("NVIDIA L4", 24.1, "L4"),
+        ("NVIDIA A100-SXM4-40GB", 42.4, None),  # less memory and bandwidth than the table's
+        ("NVIDIA H100 NVL", 100.3, None),
+        ("Tesla T4", 15.8, None),
+    ],
+)
+def test_a_gpu_is_known_by_its_name_and_memory(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, gigabytes: float, listed: str | None
+) -> None:
+    gpu(monkeypatch, name, gigabytes)
+    if listed is None:
+        with pytest.raises(UserError, match=re.escape(name) + r".*sixfold plan --measure"):
+            known_devices("cuda", 4)
+        return
+    cluster, measured = known_devices("cuda", 4)
+    assert (cluster.device.name, cluster.count, measured) == (listed, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("named", "device", "used"),
+    [
+        ("Tesla T4", "cuda", True),
+        ("Tesla T4", "cpu", False),
+        ("H100", "cuda", False),
+        ("H100", "cpu", False),
+        ("a CPU", "cpu", True),
+        ("a CPU", "cuda", False),
+    ],
+)
+def test_a_measured_file_is_used_for_the_device_it_describes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, named: str, device: str, used: bool
+) -> None:
+    gpu(monkeypatch, "Tesla T4", 15.8)
+    cache.write_text(CPU.replace("a CPU", named))
+    if used:
+        assert known_devices(device, 2)[1]
+    else:
+        with pytest.raises(UserError, match="is not known"):
+            known_devices(device, 2)
+
+
+def test_peak_memory_of_a_gpu_is_that_of_explain(
+    cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roles in turn, with the KV cache that the recipe wants: all of it fits."""
+    gpu(monkeypatch, "NVIDIA H100 80GB HBM3", 85.0)
+    given = recipe("--run.device", "cuda")
+    found = write_prediction(folder, given, device="cuda", ranks=1, step=0)
+    memory = predict.memory_of(predict.planned_inputs("", given, mean_tokens=None).plan, 1)
+    assert found and memory and memory.cache_wanted
+    cache_bytes = memory.cache_wanted * memory.cache_token
+    shared = cache_bytes if memory.cache_trains else 0
+    expected = max(memory.sampling + cache_bytes, memory.training + shared)
+    assert found.memory_bytes == expected
