@@ -10,13 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sixfold.checkpoint.listing import newest_checkpoint
 from sixfold.cli import main
 from sixfold.errors import UserError
 from sixfold.planning.prediction import FILE, HARDWARE, PHASES, Prediction, read_prediction
 from sixfold.recipe.schema import Recipe
-from sixfold.recipe.toml import load_recipe
+from sixfold.recipe.toml import load_recipe, parse_recipe
+from sixfold.report.run_record import read_run
 from sixfold.run import predict
 from sixfold.run.predict import known_devices, write_prediction
+from sixfold.run.start import train_run
+
+from .processes import metrics, tiny_recipe
 
 CPU = """\
 name = "a CPU"
@@ -180,3 +185,38 @@ def test_peak_memory_of_a_gpu_is_that_of_explain(
     shared = cache_bytes if memory.cache_trains else 0
     expected = max(memory.sampling + cache_bytes, memory.training + shared)
     assert found.memory_bytes == expected
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_prediction_and_gives_the_numbers_of_a_run_without(
+    cache: Path, tmp_path: Path
+) -> None:
+    """And a run on a measured machine rings for a machine that is not as fast as its file says."""
+
+    def run(name: str, steps: int, resume: Path | None = None) -> Path:
+        flags = tiny_recipe(tmp_path, run__name=name, run__steps=steps, sft__steps=0)
+        given = parse_recipe('run.name = "r"', "test", flags)
+        assert train_run(given, resume=resume) == 0
+        return tmp_path / name
+
+    plain = run("plain", 6)
+    assert json.loads((plain / FILE).read_text()).keys() == {"missing"}
+    assert not any("predicted" in note.text for note in read_run(plain).notes)
+    assert "sixfold plan --measure" in (plain / "report.html").read_text()
+    cache.write_text(
+        CPU.replace("0.2", "1e9").replace("bandwidth_gb_s = 20", "bandwidth_gb_s = 1e9")
+    )
+    whole, parts = run("whole", 6), run("parts", 3)
+    before = {name: (parts / name).read_bytes() for name in (FILE, HARDWARE)}
+    run("parts", 6, resume=parts)
+    for name, content in before.items():
+        assert (parts / name).read_bytes() == content == (whole / name).read_bytes()
+    assert metrics(plain) == metrics(whole) == metrics(parts)
+    for folder in (whole, parts):
+        ours = [newest_checkpoint(f / "checkpoints")[0] for f in (folder, plain)]
+        mine, other = [(path / "model/model.safetensors").read_bytes() for path in ours if path]
+        assert mine == other
+        alarms = [note for note in read_run(folder).notes if "the predicted time" in note.text]
+        assert {note.text.split()[0] for note in alarms} >= {"trainer"}
+        assert all(note.warning and note.step == 6 for note in alarms)
+        assert "a CPU, measured by sixfold plan --measure" in (folder / "report.html").read_text()
