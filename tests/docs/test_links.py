@@ -27,7 +27,10 @@ PAGES = sorted(
         *(ROOT / "recipes").rglob("*.md"),
     ]
 )
-YOURS = {"environment.py", "tasks.py", "rewards.py", "my.toml", "mine.toml", "recipe.toml"}
+YOURS = {
+    *("environment.py", "tasks.py", "rewards.py", "my.toml", "mine.toml", "recipe.toml"),
+    "hardware.toml",
+}
 """File names that stand for a user's own, or for a file of a run."""
 A_RUNS_FILE = re.compile(r"\.(json|jsonl|html|safetensors)$")
 METRIC = re.compile(

@@ -98,6 +98,28 @@ def test_a_phase_is_the_median_and_the_step_the_sum_of_its_parts() -> None:
     assert {p.name: p.predicted for p in found.phases} == PREDICTION.seconds()
 
 
+def test_groups_that_are_not_trained_on_shorten_the_predicted_training() -> None:
+    """Half of the groups have equal rewards: the trainer gets the work of half of the prompts."""
+    tokens = 2048 * 300 + 256 * 100  # a prompt counts once for its 8 samples
+    steps = [step_figures(logged() | {"train/tokens": n * tokens}) for n in (0.25, 0.5, 0.75)]
+    found = compare(PREDICTION, steps)
+    assert found.trained_share == 0.5
+    predicted = {phase.name: phase.predicted for phase in found.phases}
+    half = replace(PREDICTION, work=replace(PREDICTION.work, prompts=128)).seconds(LENGTHS)
+    whole = PREDICTION.seconds(LENGTHS)
+    assert predicted == {
+        **whole,
+        "trainer": half["trainer"],
+        "step": pytest.approx(whole["step"] - whole["trainer"] + half["trainer"]),
+    }
+    # The tokens of a step are those of all its epochs.
+    twice = replace(PREDICTION, work=replace(PREDICTION.work, epochs=2))
+    full = step_figures(logged() | {"train/tokens": 2 * tokens})
+    assert compare(twice, [full]).trained_share == 1.0
+    nothing = compare(PREDICTION, [step_figures(logged() | {"train/tokens": 0})])
+    assert {p.name: p.predicted for p in nothing.phases}["trainer"] == 0.0
+
+
 def test_the_prediction_is_repeated_for_the_measured_lengths() -> None:
     found = compare(PREDICTION, [step_figures(logged())] * 3)
     assert found.lengths == LENGTHS

@@ -152,12 +152,12 @@ def test_a_gpu_is_known_by_its_name_and_memory(
 @pytest.mark.parametrize(
     ("named", "device", "used"),
     [
-        ("Tesla T4", "cuda", True),
-        ("Tesla T4", "cpu", False),
-        ("H100", "cuda", False),
-        ("H100", "cpu", False),
-        ("a CPU", "cpu", True),
-        ("a CPU", "cuda", False),
+        ("this machine (Tesla T4)", "cuda", True),
+        ("this machine (Tesla T4)", "cpu", False),
+        ("this machine (Tesla T40)", "cuda", False),
+        ("this machine (NVIDIA H100 80GB HBM3)", "cuda", False),
+        ("this machine (x86_64 CPU, 2 threads)", "cpu", True),
+        ("this machine (x86_64 CPU, 2 threads)", "cuda", False),
     ],
 )
 def test_a_measured_file_is_used_for_the_device_it_describes(

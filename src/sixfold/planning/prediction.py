@@ -17,7 +17,7 @@ from .constants import CONSTANTS
 from .decode_time import Lengths
 from .hardware import Cluster, find_accelerator
 from .hardware_file import read_hardware
-from .planner import planned_topology
+from .planner import learning_seconds, planned_topology
 from .workload import Workload
 
 FILE = "prediction.json"
@@ -48,36 +48,52 @@ class Prediction:
     first_step: int
     memory_bytes: int | None = None
 
-    def seconds(self, lengths: Lengths | None = None) -> dict[str, float]:
+    def seconds(
+        self, lengths: Lengths | None = None, trained_share: float = 1.0
+    ) -> dict[str, float]:
         """Seconds of each phase of a step, and of the step, with all roles on the same devices.
 
         Args:
             lengths: tokens of prompts and completions. None: those assumed before the run.
+            trained_share: share of the tokens that the trainer computes. It leaves out groups
+                without a gradient.
 
         Raises:
             UserError: if the devices cannot hold the model's weights.
         """
-        work = self.work
-        if lengths is not None:
-            # A step of empty completions still samples one token of each.
-            mean = max(1.0, lengths.mean)
-            work = replace(
-                work,
-                prompt_tokens=max(1.0, lengths.prompt),
-                mean_tokens=mean,
-                longest_tokens=max(mean, lengths.longest),
-            )
-        count = self.cluster.count
+        work = self.measured_work(lengths)
+        device, count = self.cluster.device, self.cluster.count
         plan = planned_topology(
             self.arch,
-            self.cluster.device,
+            device,
             work,
             CONSTANTS,
             sampling=count,
             training=count,
             topology="colocated",
         )
-        return {phase: getattr(plan.phases, phase) for phase in PHASES} | {STEP: plan.step.seconds}
+        found = {phase: getattr(plan.phases, phase) for phase in PHASES}
+        found[STEP] = plan.step.seconds
+        if trained_share != 1.0:
+            part = replace(work, prompts=max(1, round(work.prompts * trained_share)))
+            _, trainer = learning_seconds(self.arch, device, part, count, CONSTANTS)
+            trainer = trainer if trained_share else 0.0
+            found[STEP] += trainer - found["trainer"]
+            found["trainer"] = trainer
+        return found
+
+    def measured_work(self, lengths: Lengths | None) -> Workload:
+        """Work of a step with measured lengths. None: with those assumed before the run."""
+        if lengths is None:
+            return self.work
+        # Empty completions too have at least one token, or the step would have no work.
+        mean = max(1.0, lengths.mean)
+        return replace(
+            self.work,
+            prompt_tokens=max(1.0, lengths.prompt),
+            mean_tokens=mean,
+            longest_tokens=max(mean, lengths.longest),
+        )
 
     def record(self) -> dict[str, Any]:
         """The contents of `prediction.json`."""

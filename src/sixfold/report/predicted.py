@@ -7,7 +7,7 @@ means that a phase is slower or faster than planned, and not that completions ha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -84,10 +84,12 @@ class Comparison:
         phases: rollout, reference, trainer, sync and the step.
         lengths: mean tokens of prompts, of completions and of the longest completion of a step.
             None: not measured. Then the assumed lengths were used.
+        trained_share: share of the samples' tokens that the trainer computes.
     """
 
     phases: Sequence[Phase]
     lengths: Lengths | None
+    trained_share: float
 
 
 def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -113,6 +115,7 @@ def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
         "prompt": prompts / replies if replies else math.nan,
         "mean": mean,
         "longest": _number(metrics, "rollout/length_max"),
+        "trained": _number(metrics, "train/tokens"),
     }
 
 
@@ -126,17 +129,20 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
     means = {key: fmean(step[key] for step in steps) for key in ("prompt", "mean", "longest")}
     known = all(math.isfinite(value) for value in means.values())
     lengths = Lengths(**means) if known else None
-    predicted = prediction.seconds(lengths)
+    trained = _middle(step["trained"] for step in steps)
+    work = prediction.measured_work(lengths)
+    share = trained / (work.sequences * work.trained * work.epochs)
+    share = share if known and math.isfinite(share) else 1.0
+    predicted = prediction.seconds(lengths, share)
     whole = predicted[STEP]
     phases = []
     for name in (*PHASES, STEP):
-        known_s = [step[name] for step in steps if math.isfinite(step[name])]
-        measured, expected = median(known_s) if known_s else math.nan, predicted[name]
+        measured, expected = _middle(step[name] for step in steps), predicted[name]
         off = abs(measured - expected)  # NaN deviates from nothing
         phases.append(
             Phase(name, expected, measured, off > LIMIT * expected and off > NOTICEABLE * whole)
         )
-    return Comparison(phases, lengths)
+    return Comparison(phases, lengths, share)
 
 
 def alarm_line(phase: Phase, comparison: Comparison, steps: int) -> str:
@@ -162,16 +168,24 @@ def lengths_text(comparison: Comparison) -> str:
     lengths = comparison.lengths
     if lengths is None:
         return "for the lengths assumed before the run"
-    return (
+    text = (
         f"for the measured lengths: prompts of {number(lengths.prompt)} tokens, completions of"
         f" {number(lengths.mean)}, the longest {number(lengths.longest)}"
     )
+    share = percent(comparison.trained_share, 0)
+    return text if share == "100%" else f"{text}, {share} of the tokens trained on"
 
 
 def _sum(metrics: Mapping[str, Any], roles: Sequence[str]) -> float:
     """Seconds of some parts of a step. NaN if none was logged."""
     keys = [f"time/{role}_s" for role in roles if f"time/{role}_s" in metrics]
     return sum(_number(metrics, key) for key in keys) if keys else math.nan
+
+
+def _middle(values: Iterable[float]) -> float:
+    """Median of the values that are known. NaN if none is."""
+    known = [value for value in values if math.isfinite(value)]
+    return median(known) if known else math.nan
 
 
 def _number(metrics: Mapping[str, Any], key: str) -> float:

@@ -5,6 +5,7 @@ The report shows it beside what was measured, and alarms compare the two.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -108,15 +109,13 @@ def _fits(measured: str, gpu: str) -> bool:
     """Whether a measured device is the one of the run.
 
     Args:
-        measured: name in the hardware file.
+        measured: name in the hardware file, such as "this machine (NVIDIA L4)" or "this machine
+            (x86_64 CPU, 2 threads)".
         gpu: name of the run's GPU, or "" for the CPU.
     """
     if gpu:
-        return measured == gpu or (
-            _listed(measured) is not None and _listed(measured) == _listed(gpu)
-        )
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return _listed(measured) is None and measured != here
+        return measured == gpu or f"({gpu})" in measured
+    return bool(re.search(r"\bCPU\b", measured))
 
 
 def _listed(name: str) -> Accelerator | None:
