@@ -80,7 +80,9 @@ class ProbeModel:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return Qwen3ForCausalLM(config).to(device)
+            model = Qwen3ForCausalLM(config)
+        torch.nn.Module.to(model, device)
+        return model
 
 
 BASE = ProbeModel("base", 128, 2, 4, 64)

@@ -46,7 +46,8 @@ def read_rates(table: object, path: str | Path) -> MeasuredRates:
         raise rates.wrong("dtype", f"must be one of {', '.join(DTYPES)}")
     tables = {name: _costs(rates.value(name), name, path) for name in TABLES}
     costs = {name: rates.cost(name) for name in COSTS}
-    return MeasuredRates(dtype=dtype, **tables, **costs)
+    read: dict[str, Any] = {"dtype": dtype, **tables, **costs}
+    return MeasuredRates(**read)
 
 
 def rates_text(rates: MeasuredRates) -> str:

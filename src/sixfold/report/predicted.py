@@ -128,7 +128,7 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
     """
     means = {key: fmean(step[key] for step in steps) for key in ("prompt", "mean", "longest")}
     known = all(math.isfinite(value) for value in means.values())
-    lengths = Lengths(**means) if known else None
+    lengths = Lengths(means["prompt"], means["mean"], means["longest"]) if known else None
     trained = _middle(step["trained"] for step in steps)
     work = prediction.measured_work(lengths)
     share = trained / (work.sequences * work.trained * work.epochs)
