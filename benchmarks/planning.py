@@ -47,6 +47,9 @@ LIMIT = 0.25
 GRPO_PACKED = 2048
 """`MICROBATCH_TOKENS` of grpo_step_sixfold.py."""
 
+SHORT = ("--rollout.max_new_tokens", "1")
+"""Settings with which any model's sizes can be read: the default length may exceed its context."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -124,7 +127,7 @@ def grpo_rows(name: str, device: Accelerator, steps: int, folder: Path) -> list[
     """Steps of a profile of grpo_step.py, beta 0."""
     job = grpo_step.make_job(name, steps, folder)
     lines = grpo_step.run("sixfold", sys.executable, job, folder / "job.json")
-    arch = read_inputs(job.model, (), mean_tokens=None).arch
+    arch = read_inputs(job.model, SHORT, mean_tokens=None).arch
     found = []
     timed = [line for line in lines if line["event"] == "step"][grpo_step.WARMUP_STEPS :]
     for line in timed:
@@ -196,7 +199,7 @@ def engine_rows(case: str, device: Accelerator, prompts: int, folder: Path) -> l
     command = [sys.executable, str(HERE / "engine_sixfold.py"), str(folder / "job.json")]
     lines = run_side(command, case, THREADS)
     runs = [line["seconds"] for line in lines if line["event"] == "run"]
-    arch = read_inputs(job.model, (), mean_tokens=None).arch
+    arch = read_inputs(job.model, SHORT, mean_tokens=None).arch
     assert device.measured is not None
     seconds = engine_seconds(arch, device.measured, name, work)
     return [Row(case, "rollout", statistics.median(runs), seconds)]
