@@ -37,7 +37,7 @@ print the numbers, unrounded, as one JSON object (bytes, seconds unless the name
 With --simulate: simulate some steps with lengths that differ, and print use of the devices,
 staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
 
-With --measure: time this machine (half a minute) and write a hardware file. Afterwards
+With --measure: time this machine (under a minute) and write a hardware file. Afterwards
 --gpus here plans for it.
 
 With --points FILE: predict published measurements, and print predicted, published and error. FILE
