@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # `sixfold plan --measure` on this machine must not change the reports of runs in tests.
-os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / "sixfold-tests-without-a-cache")
+os.environ.setdefault("XDG_CACHE_HOME", f"{tempfile.gettempdir()}/sixfold-tests-without-a-cache")
 # Flushing to the disk is most of the wall time of a tiny run. A killed process loses nothing that
 # it has written; only a power failure would, and no test can cause one. Tests of the order of
 # flushes replace this function by one that takes notes.

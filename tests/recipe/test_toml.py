@@ -484,6 +484,8 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
         return st.sampled_from(["", "0", "1,2"])
     if knob.key in ("model.chat_template", "log.project"):
         return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+    if knob.key == "environment.judge.url":
+        return st.sampled_from(["", "https://api.openai.com/v1", "http://127.0.0.1:8000/v1"])
     if knob.key == "model.template_args":
         return st.lists(st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_]{0,5}=[a-z]{0,5}\Z"))
     low, high = (re.search(rf"{sign} (\d+)", knob.accepts) for sign in (">=", "<="))

@@ -85,7 +85,10 @@ def known_devices(device: str, ranks: int) -> tuple[Cluster, bool]:
             measure it.
     """
     count = 1 if device == "cpu" else ranks
-    name = "" if device == "cpu" else torch.cuda.get_device_name(device)
+    try:
+        name = "" if device == "cpu" else torch.cuda.get_device_name(device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"the device {device} has no name: {error}") from error
     measured = measured_hardware()
     if measured is not None and _fits(measured.device.name, name):
         return Cluster(measured.device, count), True
