@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 import torch
-from serving import Running
+from serving import Running, slowed
 
 from sixfold.server.app import make_app
 from sixfold.server.record import read_trajectories
@@ -120,17 +120,22 @@ def test_a_session_accepts_one_finite_reward_and_then_ends(server: Running) -> N
     assert post(f"{server.url}/sessions/a%20b/reward", reward=1.0) == 400
 
 
-def test_a_session_without_a_reply_takes_no_reward(server: Running) -> None:
+def test_a_session_without_a_reply_takes_no_reward(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its requests were refused, or its client left. A reward would score nothing."""
     client, made = opened(server)
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="tiny", prompt="\u4f60", max_tokens=2)  # unknown
     answer = httpx.post(made["reward_url"], json={"reward": 1.0})
     assert answer.status_code == 409 and "no reply" in answer.json()["error"]["message"]
-    stream = client.completions.create(model="tiny", prompt="ab", max_tokens=300, stream=True)
-    next(iter(stream))
-    stream.close()
-    server.idle()
+    with monkeypatch.context() as patch:  # the reply must not end before its client leaves
+        patch.setattr(server.engine, "step", server.engine.step)
+        slowed(0.01)(server.engine)
+        stream = client.completions.create(model="tiny", prompt="ab", max_tokens=300, stream=True)
+        next(iter(stream))
+        stream.close()
+        server.idle()
     assert post(made["reward_url"], reward=1.0) == 409
     client.completions.create(model="tiny", prompt="ab", max_tokens=2)
     assert post(made["reward_url"], reward=1.0) == 200
