@@ -12,7 +12,7 @@ from tests.models.families import BY_NAME, make_tokenizer
 from tests.rollout.episodes import Recording, letters, user
 
 from sixfold.agents.command import CommandRunner
-from sixfold.agents.function import FunctionRunner
+from sixfold.agents.function import FunctionCalls
 from sixfold.agents.player import AgentPlayer
 from sixfold.environment.episode import MakeEpisode
 from sixfold.environment.scorer import Environment
@@ -70,6 +70,13 @@ def talk(*more: str, **fields: Any) -> Agent:
     return agent
 
 
+class Here(FunctionCalls):
+    """Calls an agent in this process, so that it may be a closure."""
+
+    async def close(self) -> None:
+        pass
+
+
 def with_agent(
     agent: Agent | CommandRunner,
     tasks: Sequence[Task],
@@ -89,7 +96,7 @@ def with_agent(
     """Groups of episodes that an agent plays."""
     made = made or generator(of, script)
     player = Player(made, of, limits or Limits(1000, 8, 5.0), OneTurn, stops)
-    runner = agent if isinstance(agent, CommandRunner) else FunctionRunner(agent, "agent")
+    runner = agent if isinstance(agent, CommandRunner) else Here(agent, "agent")
     plays = AgentPlayer(player, runner, 100_000, concurrency, timeout_s)
     driver = Driver(plays, params(of, tokens), samples, whole=whole)
     scorer = environment.scorer(len(tasks) * samples) if environment else None

@@ -28,7 +28,7 @@ from tests.agents.playing import (
 )
 from tests.rollout.episodes import End, Observation, Recording, Scripted, scripted, user
 
-from sixfold.agents.function import FunctionRunner
+from sixfold.agents.function import FunctionCalls
 from sixfold.environment.scorer import Environment
 from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.errors import UserError
@@ -590,7 +590,7 @@ def test_a_session_cannot_be_guessed(path: str) -> None:
 
 def test_a_function_with_other_arguments_is_refused() -> None:
     with pytest.raises(UserError, match=r"environment\.agent\.command.*task, base_url"):
-        FunctionRunner(lambda task: None, "my.py:agent")
+        FunctionCalls(lambda task: None, "my.py:agent")
 
 
 def test_a_template_that_changes_earlier_turns_begins_a_new_conversation() -> None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.agents.playing import talk
+from tests.agents.playing import Here, talk
 from tests.agents.test_agent_player import content
 from tests.rollout.episodes import End, Observation, scripted, user
 from tests.run.processes import metrics, tiny_recipe
 
-from sixfold.agents.function import FunctionRunner
 from sixfold.agents.player import AgentPlayer
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
@@ -94,7 +93,7 @@ def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path)
     tasks, params = world.tasks.train[:3], SamplingParams(12, stop_token_ids=(1,), seed=5)
     observations = [Observation(messages=(user(text),)) for text in ("1+1=", "2+2=")]
     player = replace(world.player, make=scripted(*observations, End(0.0)))
-    agent = AgentPlayer(player, FunctionRunner(talk("1+1=", "2+2="), "agent"), 1000)
+    agent = AgentPlayer(player, Here(talk("1+1=", "2+2="), "agent"), 1000)
     try:
         expected, found = (
             world.loop.run(groups_in_order(Driver(plays, params, 2).play(tasks, 0), tasks))

@@ -48,6 +48,7 @@ ENTRIES = {
     ("environment.versions", "cached"),  # the same
     ("server.record", "read_trajectories"),  # the Python API: docs/server.md
     ("agents.launcher", "serve"),
+    ("agents.function_worker", "serve"),
     ("environment.worker", "serve"),
     ("commands.judge_server", "serve"),
     ("environment.sandbox.launcher", "serve"),

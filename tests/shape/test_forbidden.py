@@ -15,6 +15,8 @@ ALLOWED: dict[tuple[str, str], str] = {
         " unpickles"
     ),
     ("environment.worker", "pickle"): "the other end of that pipe",
+    ("agents.function_runner", "pickle"): "a private pipe to a process of its own, as above",
+    ("agents.function_worker", "pickle"): "the other end of that pipe",
     **dict.fromkeys(
         (
             (f"environment.code.{program}", word)

@@ -47,11 +47,7 @@ class CommandRunner:
             raise UserError(f"environment.agent.command = {command!r}: {error}") from error
         own = Path(sys.executable).parent
         path = os.pathsep.join([str(own), os.environ.get("PATH", os.defpath)])
-        # Do not send requests for the endpoint to a proxy: it cannot reach a loopback address.
-        direct = {
-            name: _without_proxy(os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")
-        }
-        self._variables = {**os.environ, **direct, "PATH": path}
+        self._variables = {**os.environ, **without_proxy(), "PATH": path}
         if not self._words or shutil.which(self._words[0], path=path) is None:
             name = self._words[0] if self._words else ""
             raise UserError(
@@ -102,9 +98,15 @@ def task_record(task: Task, answers: bool = True) -> dict[str, Any]:
     return record | ({"answer": task.answer, "columns": dict(task.columns)} if answers else {})
 
 
-def _without_proxy(hosts: str) -> str:
-    """Value of NO_PROXY that includes the endpoint's host."""
-    return ",".join([*filter(None, [hosts]), HOST, "localhost"])
+def without_proxy() -> dict[str, str]:
+    """Variables with which requests for the endpoint are not sent to a proxy.
+
+    A proxy cannot reach a loopback address.
+    """
+    given = {name: os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")}
+    return {
+        name: ",".join([*filter(None, [hosts]), HOST, "localhost"]) for name, hosts in given.items()
+    }
 
 
 async def _answer(child: Child) -> bytes:

@@ -1,4 +1,7 @@
-"""Agents that are Python functions. They are called with a task and a base URL."""
+"""Calls of agents that are Python functions, with a task and a base URL.
+
+`function_worker.py` makes them in a process beside the run.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,10 @@ MAX_LEFT = 64
 _FORM = "a function (task, base_url), possibly async, that returns None, a reward or a text"
 
 
-class FunctionRunner:
-    """Calls a function once per episode, each time in a new thread.
+class FunctionCalls:
+    """Calls a function once per episode, each time in a new thread, so the function may block.
 
-    The function may block: the endpoint that it waits for runs in another thread, in the event loop
-    of the run. An async function gets a new event loop in its thread.
+    An async function gets a new event loop in its thread.
 
     Args:
         function: called with the task and the base URL.
@@ -67,9 +69,6 @@ class FunctionRunner:
             raise
         except (Exception, SystemExit) as error:  # boundary: a failed agent is data
             raise EnvironmentFault(one_line(error)) from error
-
-    async def close(self) -> None:
-        """Do nothing: threads that still run end with the process."""
 
 
 class _Call:

@@ -19,7 +19,7 @@ from ..server.requests import Limits as RequestLimits
 from ..types import Reward, SamplingParams, Task
 from .command import CommandRunner
 from .endpoint import Endpoint
-from .function import AGENTS, FunctionRunner
+from .function_runner import FunctionRunner
 from .runner import Runner
 from .session import RewardRefused, Session
 
@@ -217,8 +217,6 @@ def make_agent(config: AgentConfig, player: Player, vocabulary: int) -> AgentPla
     """
     command = config.command
     runner: Runner = (
-        FunctionRunner(AGENTS.load(command), command)
-        if config.is_function
-        else CommandRunner(command, config.answers)
+        FunctionRunner(command) if config.is_function else CommandRunner(command, config.answers)
     )
     return AgentPlayer(player, runner, vocabulary, config.concurrency, config.timeout_s)
