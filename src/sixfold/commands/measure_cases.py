@@ -18,6 +18,7 @@ from ..algorithm.zoo import ZOO
 from ..batch import Batch, collate
 from ..engine.engine import Engine
 from ..model.causal_lm import CausalLM
+from ..model.loading import use_own_kernels
 from ..planning.architectures import Architecture
 from ..recipe.schema import TrainerConfig
 from ..reference.frozen import FrozenReference
@@ -66,7 +67,7 @@ class ProbeModel:
         return Architecture(self.name, params, params, *sizes, tied=True)
 
     def build(self, device: str) -> PreTrainedModel:
-        """The model in float32."""
+        """The model in float32, prepared as `load_policy` does."""
         config = Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -81,8 +82,9 @@ class ProbeModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = Qwen3ForCausalLM(config)
+        use_own_kernels(model)
         torch.nn.Module.to(model, device)
-        return model
+        return model.eval()
 
 
 BASE = ProbeModel("base", 128, 2, 4, 64)

@@ -139,6 +139,13 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
+def use_own_kernels(model: PreTrainedModel) -> None:
+    """Make a model compute attention and norms with Sixfold's functions (`attention`, `kernels`)."""
+    register()
+    model.set_attn_implementation(NAME)
+    fuse_norms(model)
+
+
 def load_policy(
     config: ModelConfig,
     *,
@@ -172,8 +179,7 @@ def load_policy(
     lowered = bool(config.path and config.lora.rank and config.lora.base != "float32")
     check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
     set_template(tokenizer, config.chat_template, config.template_args)
-    model.set_attn_implementation(NAME)
-    fuse_norms(model)
+    use_own_kernels(model)
     prepare_device(device)
     # The check compares in float32. A model for a smaller dtype is checked on the CPU: its float32
     # weights may not fit on the GPU.
