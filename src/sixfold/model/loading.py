@@ -140,7 +140,7 @@ class Policy:
 
 
 def use_own_kernels(model: PreTrainedModel) -> None:
-    """Make a model compute attention and norms with Sixfold's functions (`attention`, `kernels`)."""
+    """Make a model use the attention and the norms of `attention` and `kernels`."""
     register()
     model.set_attn_implementation(NAME)
     fuse_norms(model)
