@@ -32,7 +32,7 @@ import engine
 from sixfold.commands.plan_inputs import read_inputs
 from sixfold.planning.architectures import Architecture
 from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.decode_time import Sampler
+from sixfold.planning.decode_time import Lengths, Sampler
 from sixfold.planning.hardware import Accelerator
 from sixfold.planning.hardware_file import read_hardware
 from sixfold.planning.measured_rates import MeasuredRates
@@ -156,6 +156,7 @@ def engine_seconds(
 ) -> float:
     """Predicted seconds of a profile of engine.py: what is not cached is computed once."""
     shared = engine_job.PROFILES[name].shared
+    sequences = sum(len(c.lengths[0]) for c in work)
     seconds = rates.prompt_seconds(arch, shared) if shared else 0.0
     known = [shared] * len(work)
     said = [0] * len(work)
@@ -163,9 +164,12 @@ def engine_seconds(
         prompts = [said[i] + len(c.turns[turn]) for i, c in enumerate(work)]
         for prompt, cached in zip(prompts, known, strict=True):
             seconds += rates.prompt_seconds(arch, prompt - cached)
-        lengths = [
-            (n, prompt) for c, prompt in zip(work, prompts, strict=True) for n in c.lengths[turn]
-        ]
+        lengths = []
+        for conversation, prompt in zip(work, prompts, strict=True):
+            samples = conversation.lengths[turn]
+            read = Lengths(shared, 1, 1, sequences, rates.shared_read).read
+            read += Lengths(prompt - shared, 1, 1, len(samples), rates.shared_read).read
+            lengths += [(n, read) for n in samples]
         seconds += decode_seconds(arch, rates, lengths)
         said = [prompt + c.lengths[turn][0] for c, prompt in zip(work, prompts, strict=True)]
         known = [length - 1 for length in said]
@@ -173,10 +177,12 @@ def engine_seconds(
 
 
 def decode_seconds(
-    arch: Architecture, rates: MeasuredRates, lengths: list[tuple[int, int]]
+    arch: Architecture, rates: MeasuredRates, lengths: list[tuple[int, float]]
 ) -> float:
-    """Seconds to decode sequences of these (sampled tokens, prompt tokens). The prefill gives the
-    first token."""
+    """Seconds to decode sequences of these (sampled tokens, tokens of the prompt to read).
+
+    The prefill gives the first token.
+    """
 
     def steps() -> Iterator[float]:
         for step in range(1, max(n for n, _ in lengths)):

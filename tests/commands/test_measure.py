@@ -12,12 +12,16 @@ import pytest
 from sixfold.cli import main
 from sixfold.commands import measure
 from sixfold.commands.measure_cases import (
+    BASE,
     DEEP,
+    EPISODES,
     MODELS,
     PROMPT,
+    SAMPLES,
     STEPS,
     WIDE,
     EngineCases,
+    EpisodeCase,
     ProbeModel,
     TrainerCases,
     trained_groups,
@@ -46,6 +50,8 @@ RATES = MeasuredRates(
     score=_table(measure.TOKENS, 3.0),
     train=_table(measure.TOKENS, 4.0),
     kv_byte_s=1e-10,
+    shared_read=0.25,
+    episode_s=4e-4,
     update_s=5e-9,
     sync_byte_s=2e-10,
 )
@@ -61,7 +67,7 @@ def made_up_timings() -> Mapping[str, Timing]:
         "link": 4 * measure.COPY / 5e9,
         "update": 5e-9 * WIDE.architecture.params_b * 1e9,
         "sync": 2e-10 * 4 * WIDE.architecture.params_b * 1e9,
-        "long": RATES.decode_seconds(DEEP.architecture, measure.CACHED, measure.LONG),
+        "long": RATES.decode_seconds(WIDE.architecture, measure.CACHED, measure.LONG),
     }
     for model in MODELS:
         arch = model.architecture
@@ -74,6 +80,11 @@ def made_up_timings() -> Mapping[str, Timing]:
             seconds[f"prefill {model.name} {n}"] = _at(RATES.prefill, n, prompts, model, 1)
             seconds[f"score {model.name} {n}"] = _at(RATES.score, n, size, model, 1)
             seconds[f"train {model.name} {n}"] = trained
+    # One of 8 samples reads 944 tokens at the full cost, 7 at a quarter of it.
+    short = seconds["decode wide 64"]
+    seconds["shared"] = short + (seconds["long"] - short) * (1 + 7 * 0.25) / 8
+    # 8 tokens of a prompt per episode, of calls with 2,048 tokens.
+    seconds["episode"] = 4e-4 + seconds[f"prefill {BASE.name} 2048"] * 8 / 2048
     return MappingProxyType({key: Timing((value,) * 3) for key, value in seconds.items()})
 
 
@@ -95,7 +106,7 @@ def _at(table: CostTable, tokens: int, size: CallSize, model: ProbeModel, passes
 
 def test_costs_are_recovered_from_timings() -> None:
     found = measure.measured_rates(CPU, made_up_timings())
-    for name in ("kv_byte_s", "update_s", "sync_byte_s"):
+    for name in ("kv_byte_s", "shared_read", "episode_s", "update_s", "sync_byte_s"):
         assert getattr(found, name) == pytest.approx(getattr(RATES, name))
     for name in ("decode", "prefill", "score", "train"):
         table, expected = getattr(found, name), getattr(RATES, name)
@@ -125,7 +136,10 @@ def test_every_case_does_the_work_that_it_is_timed_for() -> None:
     model = DEEP.build("cpu")
     engine, trainer = EngineCases(model, "cpu", None), TrainerCases(model, "cpu", None)
     before = model.lm_head.weight.detach().clone()
-    assert engine.decode(8, 4, 8)() == STEPS
+    assert engine.decode(8, 4, 8)() == engine.decode(16, 4, 8, SAMPLES)() == STEPS
+    episode = EpisodeCase(model, None)
+    assert episode() == episode() == EPISODES
+    episode.close()
     assert engine.prefill(2 * PROMPT)() == trainer.score(64)() == engine.sync()() == 1
     assert model.lm_head.weight.equal(before)
     assert trainer.train(64)() == 1
@@ -136,7 +150,7 @@ def test_the_file_is_written_and_plans_for_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "cases_of", lambda probe: {})
+    monkeypatch.setattr(measure, "cases_of", lambda probe, ending: {})
     monkeypatch.setattr(measure, "repeated", lambda *args, **kwargs: made_up_timings())
     monkeypatch.setattr(measure, "resolve_device", lambda asked, setting: "cpu")
     assert main(["plan", "demo", "--gpus", "here"]) == 2

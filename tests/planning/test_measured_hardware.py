@@ -61,6 +61,8 @@ MEASURED = MeasuredRates(
     score=CostTable((64,), (2e-3,), (0.0,), (1e-11,), (3e-10,)),
     train=CostTable((64, 2048), (5e-3, 6e-3), (0.0, 1e-3), (1e-11, 1e-11), (3e-10, 2e-9)),
     kv_byte_s=1.25e-10,
+    shared_read=0.5,
+    episode_s=5e-4,
     update_s=4e-9,
     sync_byte_s=2e-10,
 )

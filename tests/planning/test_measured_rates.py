@@ -18,6 +18,7 @@ from sixfold.planning.measured_rates import (
     call_counts,
 )
 from sixfold.planning.planner import compare_topologies, learning_seconds
+from sixfold.planning.samplers import sampling_seconds
 from sixfold.planning.train_time import FORWARD, training_pass
 from sixfold.planning.workload import Workload
 
@@ -29,7 +30,7 @@ WORK = Workload(4, 2, 5, 10, 10, 30, "none", False, True, True, False, True)
 
 
 def rates(**changed: object) -> MeasuredRates:
-    nothing = MeasuredRates("fp32", FREE, FREE, FREE, FREE, 0, 0, 0)
+    nothing = MeasuredRates("fp32", FREE, FREE, FREE, FREE, 0, 1, 0, 0, 0)
     return replace(nothing, **changed)  # type: ignore[arg-type]
 
 
@@ -103,6 +104,26 @@ def test_the_planned_step_is_the_sum_of_measured_phases() -> None:
     assert plan.phases.trainer == pytest.approx(4 * 2.5)
     assert plan.phases.reference == 0
     assert plan.phases.sync == pytest.approx(1e-4 * 4 * 1360)
+
+
+def test_a_prompt_in_the_cache_is_read_faster_for_its_other_samples() -> None:
+    """Of 2 samples one reads 80 tokens at the full cost, one at a tenth of it: 44 on average."""
+    work = replace(WORK, prompt_tokens=80)
+    free = CostTable((1,), (0,), (0,), (0,), (0,))
+    device = machine(decode=free, prefill=free, kv_byte_s=1e-3, shared_read=0.1)
+    found = sampling_seconds(ARCH, Sampler(device, 1, 1, 4.0), work, "async", CONSTANTS)
+    expected = 8 * 10 * (44 + 5) * 1e-3 * 2 * 2 * 2 * 4 * 4
+    assert found == pytest.approx(expected)
+
+
+def test_episodes_take_time_outside_the_engine() -> None:
+    """8 episodes of the step, each rank plays half of them."""
+    device = machine(decode=CALLS, episode_s=0.5)
+    free = sampling_seconds(
+        ARCH, Sampler(machine(decode=CALLS), 2, 1, 4.0), WORK, "async", CONSTANTS
+    )
+    found = sampling_seconds(ARCH, Sampler(device, 2, 1, 4.0), WORK, "async", CONSTANTS)
+    assert found - free == pytest.approx(0.5 * WORK.sequences / 2)
 
 
 def test_the_peak_is_that_of_the_measured_dtype() -> None:

@@ -122,7 +122,7 @@ class FunctionRunner:
             self._fail(str(answer["fatal"]))
         if "run" not in answer:
             return
-        ended = self._pending.pop(answer["run"], None)  # type: ignore[arg-type]  # an int
+        ended = self._pending.pop(int(str(answer["run"])), None)
         if ended is None or ended.done():
             return
         if "error" in answer:

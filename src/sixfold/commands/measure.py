@@ -7,6 +7,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..planning.measured_rates import (
 )
 from ..planning.train_time import FORWARD, Pass, training_pass
 from .measure_cases import (
-    DEEP,
+    BASE,
     MODELS,
     PROMPT,
     SAMPLES,
@@ -36,6 +37,7 @@ from .measure_cases import (
     WIDE,
     Case,
     EngineCases,
+    EpisodeCase,
     ProbeModel,
     TrainerCases,
     copying,
@@ -47,15 +49,15 @@ from .plan_layout import print_table
 BUDGET_S, LEAST, MOST = 20.0, 2, 15
 """No round starts after this many seconds; rounds at least and at most, after one to warm up."""
 
-SEQUENCES = (1, 16, 64, 256)
+SEQUENCES = (1, 16, 64, 256, 1024)
 """Sequences of the timed decode steps."""
 
 TOKENS = (64, 512, 2048)
 """Tokens of the timed prefills and micro-batches."""
 
-SHORT, LONG, CACHED = 16, 160, SEQUENCES[-1]
+SHORT, LONG, CACHED = 16, 960, 64
 """Prompts of the timed decode steps, and the number of sequences with long ones. Their keys and
-values must not fit in the caches of a processor."""
+values take as long to read as the rest of the step, and do not fit in the caches of a processor."""
 
 CPU_MATMUL = {"fp32": (512, 1024), "bf16": (256,)}
 """Widths of the timed matrix products. Without bfloat16 units, wider ones take a CPU seconds."""
@@ -101,9 +103,9 @@ def measure(out: Path | None) -> int:
     probe = Probe(device, "bf16" if device.startswith("cuda") else "fp32")
     prepare_device(device, "bfloat16" if probe.autocast else "float32")
     print("Measuring. Let nothing else run meanwhile.", flush=True)
-    timings = repeated(
-        cases_of(probe), time.perf_counter, budget_s=BUDGET_S, least=LEAST, most=MOST
-    )
+    with ExitStack() as ending:
+        cases = cases_of(probe, ending)
+        timings = repeated(cases, time.perf_counter, budget_s=BUDGET_S, least=LEAST, most=MOST)
     cluster = Cluster(measured_device(probe, timings), 1)
     path = measured_path() if out is None else out.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +116,8 @@ def measure(out: Path | None) -> int:
     return 0
 
 
-def cases_of(probe: Probe) -> dict[str, Case]:
-    """Everything that is timed, by name."""
+def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:
+    """Everything that is timed, by name. `ending` closes what must be closed."""
     device, cases = probe.device, dict[str, Case]()
     steps = (MOST + 2) * STEPS + 2
     for model in (model.on(device) for model in MODELS):
@@ -127,9 +129,12 @@ def cases_of(probe: Probe) -> dict[str, Case]:
             cases[f"prefill {model.name} {tokens}"] = engine.prefill(tokens)
             cases[f"score {model.name} {tokens}"] = trainer.score(tokens)
             cases[f"train {model.name} {tokens}"] = trainer.train(tokens)
-        if model.name == DEEP.name:
-            cases["long"] = engine.decode(CACHED, LONG, steps)
+        if model.name == BASE.name:
+            cases["episode"] = episode = EpisodeCase(model.build(device), probe.autocast)
+            ending.callback(episode.close)
         if model.name == WIDE.name:
+            cases["long"] = engine.decode(CACHED, LONG, steps)
+            cases["shared"] = engine.decode(CACHED, LONG, steps, SAMPLES)
             cases["update"], cases["sync"] = trainer.update(), engine.sync()
     for name, dtype in DTYPES.items():
         widths = probe.widths[name]
@@ -168,10 +173,16 @@ def measured_device(probe: Probe, timings: Mapping[str, Timing]) -> Accelerator:
 def measured_rates(probe: Probe, timings: Mapping[str, Timing]) -> MeasuredRates:
     """Costs that the timed calls of all models give."""
     models = [model.on(probe.device) for model in MODELS]
-    deep, wide = (model.on(probe.device).architecture for model in (DEEP, WIDE))
+    wide = WIDE.on(probe.device).architecture
     width = 2 if probe.dtype == "fp32" else 1
-    longer = timings["long"].median - timings[f"decode {DEEP.name} {CACHED}"].median
-    kv_byte_s = max(0.0, longer / (CACHED * (LONG - SHORT) * deep.kv_bytes() * width))
+    short = timings[f"decode {WIDE.name} {CACHED}"].median
+    longer = timings["long"].median - short
+    read = (timings["shared"].median - short) / longer if longer > 0 else 1.0
+    # The first of the samples reads a prompt at the full cost.
+    shared_read = min(1.0, max(0.0, (SAMPLES * read - 1) / (SAMPLES - 1)))
+    kv_byte_s = max(0.0, longer / (CACHED * (LONG - SHORT) * wide.kv_bytes() * width))
+    # The prompts of all episodes are computed as those of the timed prefills.
+    prompts = timings[f"prefill {BASE.name} {TOKENS[-1]}"].median * PROMPT / SAMPLES / TOKENS[-1]
     update_s = timings["update"].median / (wide.params_b * 1e9)
 
     def decode(model: ProbeModel, sequences: int) -> Measured:
@@ -198,6 +209,8 @@ def measured_rates(probe: Probe, timings: Mapping[str, Timing]) -> MeasuredRates
         score=_table(partial(learn, "score", FORWARD), models, TOKENS),
         train=_table(partial(learn, "train", training), models, TOKENS),
         kv_byte_s=kv_byte_s,
+        shared_read=shared_read,
+        episode_s=max(0.0, timings["episode"].median - prompts),
         update_s=update_s,
         sync_byte_s=timings["sync"].median / (4e9 * wide.params_b),
     )
@@ -239,6 +252,7 @@ def _print(probe: Probe, device: Accelerator, timings: Mapping[str, Timing]) -> 
     for kind in ("prefill", "score", "train"):
         for n in (TOKENS[0], TOKENS[-1]):
             rows.append(_milliseconds(timings, f"{kind}, {n:,} tokens", f"{kind} {name} {n}"))
+    rows.append(_milliseconds(timings, "an episode of one token", "episode"))
     rows.append(_milliseconds(timings, "optimizer step", "update"))
     rows.append(_milliseconds(timings, "weight sync", "sync"))
     arch = WIDE.on(probe.device).architecture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count, islice
 
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -17,11 +18,19 @@ from ..algorithm.composed import make_algorithm
 from ..algorithm.zoo import ZOO
 from ..batch import Batch, collate
 from ..engine.engine import Engine
+from ..environment.scorer import Environment
+from ..event_loop import EventLoop
 from ..model.causal_lm import CausalLM
 from ..model.loading import use_own_kernels
+from ..model.scratch import character_tokenizer
 from ..planning.architectures import Architecture
 from ..recipe.schema import TrainerConfig
 from ..reference.frozen import FrozenReference
+from ..rollout.base import groups_in_order
+from ..rollout.driver import Driver
+from ..rollout.engine_generator import EngineGenerator
+from ..rollout.player import Limits, Player
+from ..rollout.renderer.renderer import Renderer
 from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.trainer import Trainer
 from ..types import Group, Reward, SamplingParams, Task, Trajectory
@@ -36,6 +45,9 @@ STEPS = 2
 
 LONGEST = 1024
 """Positions of the models."""
+
+EPISODES = 256
+"""Episodes of one measurement, in groups of `SAMPLES`."""
 
 SAMPLES = 8
 """Samples of one prompt in the trainer's batches."""
@@ -128,11 +140,14 @@ class EngineCases:
             autocast=self._autocast,
         )
 
-    def decode(self, sequences: int, context: int, most: int) -> Case:
-        """Decode steps of sequences with prompts of `context` tokens and at most `most` more."""
+    def decode(self, sequences: int, context: int, most: int, samples: int = 1) -> Case:
+        """Decode steps of sequences with prompts of `context` tokens and at most `most` more.
+
+        Every prompt has `samples` of the sequences.
+        """
         engine = self._engine(sequences, context + most)
-        for row, prompt in enumerate(prompts(sequences, context)):
-            engine.add(f"{row}", prompt, SamplingParams(most), [0])
+        for row, prompt in enumerate(prompts(sequences // samples, context)):
+            engine.add(f"{row}", prompt, SamplingParams(most), [*range(samples)])
         while len(engine.scheduler.running) < sequences:
             engine.step()
 
@@ -169,6 +184,47 @@ class EngineCases:
             return 1
 
         return load
+
+
+class EpisodeCase:
+    """Episodes of one token, as a run plays and scores them.
+
+    Args:
+        model: the model. It must have a vocabulary of at least 64 tokens.
+        autocast: dtype of matrix products. None: float32.
+    """
+
+    def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None) -> None:
+        renderer = Renderer(character_tokenizer("0123456789"), ())
+        engine = Engine(
+            CausalLM(model),
+            kv_tokens=EPISODES * 2 * PROMPT,
+            max_running=EPISODES,
+            autocast=autocast,
+        )
+        self._generator = EngineGenerator(engine, renderer)
+        player = Player(self._generator, renderer, Limits(2 * PROMPT))
+        self._driver = Driver(player, SamplingParams(1, stop_token_ids=()), SAMPLES)
+        self._environment, self._loop = Environment([_no_reward]), EventLoop()
+        self._numbers = count()
+
+    def __call__(self) -> int:
+        """Play episodes of new tasks, so that no prompt is cached."""
+        numbers = islice(self._numbers, EPISODES // SAMPLES)
+        tasks = [Task(f"{n}", f"{n:0{PROMPT}}"[::-1]) for n in numbers]
+        scorer = self._environment.scorer(EPISODES)
+        self._loop.run(groups_in_order(self._driver.play(tasks, 0, scorer), tasks))
+        return EPISODES
+
+    def close(self) -> None:
+        """End the engine's thread and the event loop."""
+        self._generator.close()
+        self._environment.close()
+        self._loop.close()
+
+
+def _no_reward(completion: str, task: Task) -> float:
+    return 0.0
 
 
 class TrainerCases:

@@ -54,12 +54,20 @@ class Lengths:
         mean: mean of the sampled tokens.
         longest: bound of the sampled tokens.
         sharing: samples for which a prompt is computed once.
+        shared_read: time to read a cached prompt for another of these samples, as a share of that
+            for the first.
     """
 
     prompt: float
     mean: float
     longest: float
     sharing: int = 1
+    shared_read: float = 1.0
+
+    @property
+    def read(self) -> float:
+        """Tokens of a prompt whose reading takes as long as that of one sample's cached prompt."""
+        return self.prompt * (1 + (self.sharing - 1) * self.shared_read) / self.sharing
 
 
 def decay_rate(mean: float, longest: float) -> float:
@@ -159,12 +167,12 @@ def draining_seconds(
     """
     batch = max(1.0, sequences / sampler.replicas)
     running = min(batch, fitting_sequences(arch, sampler, lengths))
-    middle = lengths.prompt + lengths.mean / 2
+    middle = lengths.read + lengths.mean / 2
     waiting = (batch / running - 1) * lengths.mean
     step = step_timer(arch, sampler, k)
     seconds, spacing = waiting * step(running, middle), lengths.longest / POINTS
     for point, share in enumerate(shares_running(lengths.mean, lengths.longest)):
-        context = lengths.prompt + (point + 0.5) * spacing
+        context = lengths.read + (point + 0.5) * spacing
         seconds += step(max(1.0, running * share), context) * spacing
     prompts = batch / lengths.sharing
     return seconds + prompts * prompt_seconds(arch, sampler, lengths.prompt, k)
@@ -175,5 +183,5 @@ def steady_seconds(
 ) -> float:
     """Seconds per `sequences` if new ones start whenever others end: no drain at the end."""
     batch = min(float(LARGEST_BATCH), max(1.0, 4 * sequences / sampler.replicas))
-    step = step_seconds(arch, sampler, batch, lengths.prompt + lengths.mean / 2, k)
+    step = step_seconds(arch, sampler, batch, lengths.read + lengths.mean / 2, k)
     return sequences / sampler.replicas * lengths.mean / batch * step

@@ -137,6 +137,10 @@ class MeasuredRates:
         score: forward passes of the reference.
         train: forward and backward passes of the trainer.
         kv_byte_s: seconds per byte of keys and values that a decode step reads.
+        shared_read: time in which a decode step reads a prompt for one more of its samples, as a
+            share of that for the first: it may still be in the processor's caches.
+        episode_s: seconds per episode outside the engine: its tasks in the event loop, decoding of
+            its text, and a reward function that does nothing.
         update_s: seconds of the optimizer per trained parameter.
         sync_byte_s: seconds per byte of weights that the engine copies.
     """
@@ -147,6 +151,8 @@ class MeasuredRates:
     score: CostTable
     train: CostTable
     kv_byte_s: float
+    shared_read: float
+    episode_s: float
     update_s: float
     sync_byte_s: float
 

@@ -3,6 +3,8 @@
 [measured]
 dtype = "fp32"
 kv_byte_s = 1.0e-10
+shared_read = 0.3
+episode_s = 4.0e-4
 update_s = 1.2e-9
 sync_byte_s = 2.1e-10
 
@@ -24,7 +26,7 @@ from .measured_rates import CostTable, MeasuredRates
 
 DTYPES = ("fp32", "bf16")
 TABLES = ("decode", "prefill", "score", "train")
-COSTS = ("kv_byte_s", "update_s", "sync_byte_s")
+COSTS = ("kv_byte_s", "shared_read", "episode_s", "update_s", "sync_byte_s")
 _LISTS = ("call_s", "layer_s", "flop_s", "number_s")
 _AGAIN = "Run sixfold plan --measure again"
 

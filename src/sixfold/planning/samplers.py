@@ -72,7 +72,11 @@ def sampling_seconds(
 ) -> float:
     """Seconds of the sampling phase of a topology. Arguments as for `fastest_sampler`."""
     # Published engines are modelled without shared prompts. Sixfold's computes a prompt once.
-    sharing = 1 if sampler.device.measured is None else work.samples
-    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens, sharing)
+    rates = sampler.device.measured
+    sharing = 1 if rates is None else work.samples
+    again = 1.0 if rates is None else rates.shared_read
+    lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens, sharing, again)
     seconds = steady_seconds if topology == "async" else draining_seconds
-    return seconds(arch, sampler, work.sequences, lengths, k)
+    # On published hardware, episodes cost nothing beside the model.
+    outside = 0.0 if rates is None else work.sequences / sampler.devices * rates.episode_s
+    return seconds(arch, sampler, work.sequences, lengths, k) + outside
