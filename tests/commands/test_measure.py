@@ -32,6 +32,8 @@ from sixfold.planning.measured import measured_hardware
 from sixfold.planning.measured_rates import CallSize, CostTable, MeasuredRates
 
 CPU = measure.Probe("cpu", "fp32")
+SHORT = measure.SHORT + 2.5 * STEPS
+"""Mean context of short sequences: a round to warm up, and half of three timed ones."""
 
 
 def _table(sizes: tuple[int, ...], scale: float) -> CostTable:
@@ -67,12 +69,14 @@ def made_up_timings() -> Mapping[str, Timing]:
         "link": 4 * measure.COPY / 5e9,
         "update": 5e-9 * WIDE.architecture.params_b * 1e9,
         "sync": 2e-10 * 4 * WIDE.architecture.params_b * 1e9,
-        "long": RATES.decode_seconds(WIDE.architecture, measure.CACHED, measure.LONG),
+        "long": RATES.decode_seconds(
+            WIDE.architecture, measure.CACHED, SHORT + measure.LONG - measure.SHORT
+        ),
     }
     for model in MODELS:
         arch = model.architecture
         for n in measure.SEQUENCES:
-            seconds[f"decode {model.name} {n}"] = RATES.decode_seconds(arch, n, measure.SHORT)
+            seconds[f"decode {model.name} {n}"] = RATES.decode_seconds(arch, n, SHORT)
         for n in measure.TOKENS:
             prompts = CallSize(n, n / PROMPT, PROMPT / 2)
             size = measure.trained_size(n)

@@ -46,7 +46,7 @@ from .measure_cases import (
 )
 from .plan_layout import print_table
 
-BUDGET_S, LEAST, MOST = 20.0, 2, 15
+BUDGET_S, LEAST, MOST = 25.0, 2, 8
 """No round starts after this many seconds; rounds at least and at most, after one to warm up."""
 
 SEQUENCES = (1, 16, 64, 256, 1024)
@@ -183,11 +183,13 @@ def measured_rates(probe: Probe, timings: Mapping[str, Timing]) -> MeasuredRates
     kv_byte_s = max(0.0, longer / (CACHED * (LONG - SHORT) * wide.kv_bytes() * width))
     # The prompts of all episodes are computed as those of the timed prefills.
     prompts = timings[f"prefill {BASE.name} {TOKENS[-1]}"].median * PROMPT / SAMPLES / TOKENS[-1]
+    # Every round decodes further, after a warm-up round.
+    short_context = SHORT + STEPS * (1 + len(timings["long"].seconds) / 2)
     update_s = timings["update"].median / (wide.params_b * 1e9)
 
     def decode(model: ProbeModel, sequences: int) -> Measured:
         arch, seconds = model.architecture, timings[f"decode {model.name} {sequences}"].median
-        seconds -= kv_byte_s * sequences * SHORT * arch.kv_bytes() * width
+        seconds -= kv_byte_s * sequences * short_context * arch.kv_bytes() * width
         return call_counts(arch, CallSize(sequences, sequences, 0), DECODE_STEP), seconds
 
     def learn(kind: str, work: Pass, model: ProbeModel, tokens: int) -> Measured:

@@ -40,8 +40,8 @@ Case = Callable[[], int]
 PROMPT = 64
 """Tokens of a prompt."""
 
-STEPS = 2
-"""Decode steps of one measurement."""
+STEPS = 6
+"""Decode steps of one measurement. In the first one, weights are not in the processor's caches."""
 
 LONGEST = 1024
 """Positions of the models."""
