@@ -187,7 +187,7 @@ class EngineCases:
 
 
 class EpisodeCase:
-    """Episodes of one token, as a run plays and scores them.
+    """Episodes of one token, played and scored as in a run: a worker process gives the rewards.
 
     Args:
         model: the model. It must have a vocabulary of at least 64 tokens.
@@ -205,13 +205,13 @@ class EpisodeCase:
         self._generator = EngineGenerator(engine, renderer)
         player = Player(self._generator, renderer, Limits(2 * PROMPT))
         self._driver = Driver(player, SamplingParams(1, stop_token_ids=()), SAMPLES)
-        self._environment, self._loop = Environment([_no_reward]), EventLoop()
+        self._environment, self._loop = Environment(["arithmetic"]), EventLoop()
         self._numbers = count()
 
     def __call__(self) -> int:
         """Play episodes of new tasks, so that no prompt is cached."""
         numbers = islice(self._numbers, EPISODES // SAMPLES)
-        tasks = [Task(f"{n}", f"{n:0{PROMPT}}"[::-1]) for n in numbers]
+        tasks = [Task(f"{n}", f"{n:0{PROMPT}}"[::-1], answer="0") for n in numbers]
         scorer = self._environment.scorer(EPISODES)
         self._loop.run(groups_in_order(self._driver.play(tasks, 0, scorer), tasks))
         return EPISODES
@@ -221,10 +221,6 @@ class EpisodeCase:
         self._generator.close()
         self._environment.close()
         self._loop.close()
-
-
-def _no_reward(completion: str, task: Task) -> float:
-    return 0.0
 
 
 class TrainerCases:

@@ -140,7 +140,7 @@ class MeasuredRates:
         shared_read: time in which a decode step reads a prompt for one more of its samples, as a
             share of that for the first: it may still be in the processor's caches.
         episode_s: seconds per episode outside the engine: its tasks in the event loop, decoding of
-            its text, and a reward function that does nothing.
+            its text, and a fast reward function in a worker process.
         update_s: seconds of the optimizer per trained parameter.
         sync_byte_s: seconds per byte of weights that the engine copies.
     """
