@@ -27,7 +27,7 @@ from ..rollout.meter import Meter
 from ..rollout.renderer.renderer import Renderer, RenderError
 from ..server.api_error import ApiError, bad_request
 from ..server.chat_ask import ChatAsk
-from ..server.connections import BoundedHeaders, listener
+from ..server.connections import BoundedHeaders, Interruptible, listener
 from ..server.exchange import Exchange
 from ..server.form import check_form
 from ..server.gate import Gate
@@ -145,7 +145,7 @@ class Endpoint:
             ],
             exception_handlers=ERROR_HANDLERS,
         )
-        return Gate(app, frozenset(), "", AllowedHosts(), Metrics())
+        return Interruptible(Gate(app, frozenset(), "", AllowedHosts(), Metrics()))
 
 
 @dataclass(eq=False)

@@ -1,11 +1,13 @@
-"""Connections: the listening socket, and a time limit for the headers of a request."""
+"""Connections: the listening socket, a time limit for the headers of a request, and their log."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
@@ -24,14 +26,31 @@ def listener(host: str, port: int) -> socket.socket:
     return made
 
 
+class _NotStopped(logging.Filter):
+    """Drops the errors of requests that end because the server stops. They are no failures."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for the record of a request that was cancelled or interrupted by a signal."""
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+
+
+_STOPPED = _NotStopped()
+
+
 class BoundedHeaders(H11Protocol):
     """Closes connections whose headers do not arrive in time. uvicorn would wait forever.
 
     uvicorn already limits the size of the headers (16 KiB) and the wait between two requests.
+    Unlike uvicorn, it logs no traceback for a request that ends because the server stops.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        level = self.logger.level  # uvicorn reads the level of the logger itself
+        self.logger = self.logger.getChild("requests")
+        self.logger.setLevel(level)
+        self.logger.addFilter(_STOPPED)
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,3 +90,32 @@ class BoundedHeaders(H11Protocol):
         self._deadline = None
         if not self._answering:
             self.transport.close()
+
+
+class Interruptible:
+    """ASGI middleware: a signal that arrives in a handler leaves the event loop.
+
+    It is for a server that does not handle signals itself. uvicorn treats every exception of an
+    application as a failed request, even KeyboardInterrupt, so the signal would be lost.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        try:
+            await self._app(scope, receive, send)
+        except (KeyboardInterrupt, SystemExit) as signal:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # otherwise the run stops already
+                asyncio.get_running_loop().call_soon(_throw, signal)
+            raise
+
+
+def _throw(error: BaseException) -> None:
+    """Raise an exception. A callback's KeyboardInterrupt leaves the event loop."""
+    raise error
