@@ -96,7 +96,7 @@ def test_a_trajectory_is_shown_by_origin_turn_and_call(run: Path, show: Show) ->
         "prompt <|user|>2+2",
         "turn 1 c(2+2)",
         "reward +0.5 · 2 tokens · stop",
-        'tool call add({"a": 2}) in 0.25 s → 4',
+        'tool call add({"a": 2}) in 0.25 s',
         "template ⏎<tool>",
         "observation =4",
         "turn 2 4<end>",
@@ -118,6 +118,47 @@ def test_the_best_the_worst_and_one_that_failed_come_first(run: Path, show: Show
     assert len(re.findall("^task ", show(run, "--limit", "5"), re.M)) == 5
     assert re.findall(r"sample (\d)", show(run, "--task", "t1")) == ["4", "5"]
     assert "exit code 3" in show(run, "--sample", "4")
+
+
+def test_only_trajectories_with_a_reason_are_shown(run: Path, show: Show) -> None:
+    """No trajectory of the step failed, so there are two. --limit adds others without a reason."""
+    values = (0.0, 1.0, 0.5, 0.25)
+    dump(run, [episode(k, Reward(v)) for k, v in enumerate(values)], step=6)
+    named = "task t0 · sample "
+    best, worst = f"{named}1 · best reward", f"{named}0 · worst reward"
+    for limit, expected in (
+        ((), [best, worst]),
+        (("--limit", 1), [best]),
+        (("--limit", 3), [best, worst, f"{named}2"]),
+    ):
+        text = show(run, "--step", 6, *limit)
+        assert [line for line in text.split("\n") if line.startswith("task ")] == expected
+        assert f"{4 - len(expected)} more trajectories" in text
+    dump(run, [episode(k, None) for k in range(2)], step=8)
+    assert named + "0" in show(run, "--step", 8), "without rewards, the first one is shown"
+
+
+@pytest.mark.parametrize(
+    ("result", "pieces", "repeated"),
+    [
+        ("4", {6: "=4"}, False),
+        ("4", {6: "It is 4."}, False),
+        ("4", {6: "=404"}, True),
+        ("4", {6: "=4.5 -0.4"}, True),
+        ("  4\n", {6: "[4]"}, False),
+        ("4", {6: "cut", 5: "4"}, True),
+        ({"a": [4]}, {6: '{"a": [4]}'}, False),
+        ("", {6: "="}, True),
+    ],
+)
+def test_a_result_that_the_observation_shows_is_not_repeated(
+    run: Path, show: Show, result: Any, pieces: dict[int, str], repeated: bool
+) -> None:
+    """It is repeated if the policy did not read it: the text was cut, or is in the template."""
+    events = ({**CALL, "result": result},)
+    dump(run, [episode(0, Reward(0.0), events=events)], step=6, pieces={**PIECES, **pieces})
+    (call,) = [line for line in rows(show(run, "--step", "6")) if line.startswith("tool call")]
+    assert call.startswith('tool call add({"a": 2}) in 0.25 s') and ("→" in call) == repeated
 
 
 def test_colours_depend_on_the_terminal_and_the_environment(

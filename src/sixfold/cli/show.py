@@ -10,8 +10,8 @@ TEXT = """\
 Print trajectories of a step: the origin of each token, turns, tool calls and rewards.
 
 Without --task it shows the trajectory with the best reward, the one with the worst reward, and one
-that failed. The trajectories of the step must be recorded (log.rollouts_every). The run may
-continue meanwhile.
+that failed, if there is one. The trajectories of the step must be recorded (log.rollouts_every).
+The run may continue meanwhile.
 """
 
 
@@ -30,7 +30,7 @@ def parser() -> VerbParser:
         "--limit",
         metavar="N",
         type=at_least(1),
-        help="maximum number of trajectories (default 3, or all samples of --task)",
+        help="maximum number of trajectories (default: at most 3, or all samples of --task)",
     )
     arguments.add_argument(
         "--tokens",

@@ -20,9 +20,6 @@ from ..report.trajectory import Record, advantages, figure, total_reward
 from ..report.untrusted import one_line
 from .recorded_step import steps_text
 
-SHOWN = 3
-"""Number of trajectories shown by default: the best, the worst, and one that failed."""
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -31,7 +28,8 @@ class Choice:
     Attributes:
         task: id of the task. "" for all.
         sample: index of the sample. None for all.
-        limit: maximum number of trajectories. None: SHOWN, or all samples of `task`.
+        limit: maximum number of trajectories. None: all samples of `task`; without a task, only
+            those that there is a reason to show.
     """
 
     task: str = ""
@@ -108,14 +106,17 @@ def chosen_records(
             f"--sample {choice.sample}: step {step} has no such sample. Choose one of"
             f" {steps_text(samples)}"
         )
-    most = choice.limit or (len(found) if choice.task else SHOWN)
     if choice.task:
-        return [(record, "") for record in found[:most]]
-    return _interesting(found)[:most]
+        return [(record, "") for record in found[: choice.limit]]
+    picked = _interesting(found)
+    if choice.limit is None:
+        return picked or [(found[0], "")]
+    taken = {id(record) for record, _ in picked}
+    return [*picked, *((r, "") for r in found if id(r) not in taken)][: choice.limit]
 
 
 def _interesting(records: Sequence[Record]) -> list[tuple[Record, str]]:
-    """All records with reasons. The best, the worst and one that failed come first.
+    """The best record, the worst, and one that failed, with reasons. Only those that exist.
 
     Among records with equal rewards, the one with the largest absolute advantage is chosen.
     """
@@ -130,10 +131,8 @@ def _interesting(records: Sequence[Record]) -> list[tuple[Record, str]]:
     taken = {id(r) for r, _ in picked}
     for why, failed in _FAILURES:
         if one := next((r for r in records if id(r) not in taken and failed(r)), None):
-            picked.append((one, why))
-            taken.add(id(one))
-            break
-    return picked + [(r, "") for r in records if id(r) not in taken]
+            return [*picked, (one, why)]
+    return picked
 
 
 _FAILURES: tuple[tuple[str, Callable[[Record], bool]], ...] = (

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -99,8 +100,12 @@ class Part:
 
 
 def parts(record: Record) -> list[Part]:
-    """The parts of a trajectory, in order. Each token is in exactly one part."""
-    tokens, events = _tokens(record), list(_events(record))
+    """The parts of a trajectory, in order. Each token is in exactly one part.
+
+    A tool call has no result in its event if the observation after the reply shows it.
+    """
+    tokens, events = _tokens(record), list(record.get("events") or ())
+    starts = [turn["start"] for turn in record["turns"][1:]] + [len(tokens)]
     counts = [int(turn.get("events", 0)) for turn in record["turns"]]
     # Index of the first event after a reply. Records of earlier releases have no counts: all their
     # events are shown at the end (`other_events`).
@@ -108,7 +113,8 @@ def parts(record: Record) -> list[Part]:
     found, end, differ = list[Part](), 0, len(advantages(record)) > 1
     for n, turn in enumerate(record["turns"], start=1):
         found += _between(tokens[end : turn["start"]])
-        own = events[at : at + counts[n - 1]]
+        shown = _observed(tokens[turn["stop"] : starts[n - 1]])
+        own = [_event(event, shown) for event in events[at : at + counts[n - 1]]]
         end, at = turn["stop"], at + len(own)
         reply, about = tokens[turn["start"] : end], turn_facts(turn)
         if differ and len({token.advantage for token in reply}) == 1:
@@ -119,7 +125,7 @@ def parts(record: Record) -> list[Part]:
 
 def other_events(record: Record) -> list[Event]:
     """Events before the first reply. In records without counts, all events."""
-    events = list(_events(record))
+    events = [_event(event) for event in record.get("events") or ()]
     return events[: len(events) - sum(int(turn.get("events", 0)) for turn in record["turns"])]
 
 
@@ -246,12 +252,18 @@ def _between(tokens: Sequence[Token]) -> Iterator[Part]:
         yield Part(0, origin, list(run))
 
 
-def _events(record: Record) -> Iterator[Event]:
-    for given in record.get("events") or ():
-        yield _event(given)
+def _observed(tokens: Sequence[Token]) -> str:
+    """Text of the observation among some tokens. Empty if the dump has no texts."""
+    return "".join(token.text or "" for token in tokens if token.origin == OBSERVATION)
 
 
-def _event(given: Mapping[str, Any]) -> Event:
+def _event(given: Mapping[str, Any], shown: str = "") -> Event:
+    """An event as text.
+
+    Args:
+        given: the event of a record.
+        shown: text that is shown after it. A result in this text is not repeated.
+    """
     if given.get("kind") != "tool_call":
         rest = {key: value for key, value in given.items() if key != "kind"}
         return Event(str(given.get("kind", "event")), _said(rest) if rest else "")
@@ -263,7 +275,15 @@ def _event(given: Mapping[str, Any]) -> Event:
         why = ": ".join(_said(given[key]) for key in ("error", "message") if given.get(key))
         return Event("tool call", f"{text} failed{after}: {why}", failed=True)
     result = given.get("result")
-    return Event("tool call", text + (f"{after} → {_said(result)}" if result is not None else ""))
+    said = "" if result is None or _has(shown, _said(result)) else f" → {_said(result)}"
+    return Event("tool call", text + after + said)
+
+
+def _has(text: str, part: str) -> bool:
+    """True if a text has a part that is not the inside of a longer word or number."""
+    return bool(part.strip()) and bool(
+        re.search(rf"(?<![\w.]){re.escape(part.strip())}(?!\.?\w)", text)
+    )
 
 
 def _said(value: object) -> str:

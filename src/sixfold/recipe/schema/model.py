@@ -33,14 +33,15 @@ class ScratchConfig(Section):
     context: int = knob(512, "longest sequence in tokens, prompt and completion together", ge=8)
     initializer_range: Real = knob(
         0.02,
-        "standard deviation of the random weights; a small model learns to copy from its context"
-        " much sooner with 0.05",
+        "standard deviation of the initial weights; models with few layers and a short context"
+        " learn to copy from the context in fewer steps with 0.05",
         gt=0,
         le=1,
     )
     rope_theta: Real = knob(
         10_000.0,
-        "base of the rotary position embedding; a small one fits a short context",
+        "base of the rotary position embedding: its longest wavelength is at most 2 pi times the"
+        " base, in tokens; use a smaller base if the context is much shorter",
         gt=1,
         le=1e9,
     )
