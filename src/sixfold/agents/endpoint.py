@@ -208,12 +208,13 @@ class _Turn:
             )
         )
         session.running.add(call)
+        session.latest = call
         session.ask()
         try:
             sampled = await call
         except asyncio.CancelledError:
             self.give_up()
-            session.left = True
+            session.left = session.left or session.latest is call
             task = asyncio.current_task()
             if session.ended and task is not None and not task.cancelling():
                 raise _ended() from None
@@ -242,7 +243,8 @@ class _Turn:
         )
         self.done = True
         session.conversations.reply(prompt, sampled, text, self._message(delta))
-        session.left, session.limit = False, None
+        session.left = session.left and session.latest is not call
+        session.limit = None
         return delta
 
     def give_up(self) -> None:

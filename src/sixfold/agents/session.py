@@ -41,6 +41,7 @@ class Session:
         left: True if the client of the last request disconnected before its reply.
         ended: True once the agent has ended.
         running: calls of the generator that are in progress.
+        latest: the last call of the generator that was started, or None.
         failure: gets the exception if the generator fails.
         began: start time, in seconds since the epoch.
         replies: number of replies, including those in progress.
@@ -58,6 +59,7 @@ class Session:
     left: bool = False
     ended: bool = False
     running: set[asyncio.Future[Sampled]] = field(default_factory=set)
+    latest: asyncio.Future[Sampled] | None = None
     failure: asyncio.Future[None] = field(init=False)
     began: float = field(default_factory=time.time)
     replies: int = 0
@@ -111,7 +113,7 @@ class Session:
         """End the session: running requests are cancelled, later ones are refused."""
         self.ended = True
         running = [*self.running]
-        self.left = self.left or bool(running)
+        self.left = self.left or self.latest in running
         for call in running:
             call.cancel()
         await asyncio.gather(*running, return_exceptions=True)
