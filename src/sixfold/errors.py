@@ -52,13 +52,24 @@ class RankFailed(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """`ValueError: message`, on one line of at most 300 characters."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - boundary: the class of a user, whose __str__ fails
-        text = f"{type(error).__name__} (without a message: its __str__ failed)"
+    """`ValueError: message`, on one line of at most 300 characters.
+
+    For a group, the exceptions in it follow: task groups say nothing about the failure themselves.
+    """
     # Half of a surrogate pair can neither be printed nor tokenized.
-    return " ".join(text.encode("utf-8", "replace").decode().split())[:300]
+    return " ".join(_said(error).encode("utf-8", "replace").decode().split())[:300]
+
+
+def _said(error: BaseException) -> str:
+    """Class and message of an exception."""
+    name = type(error).__name__
+    if isinstance(error, BaseExceptionGroup):
+        return f"{name}: {error.message}: {'; '.join(map(_said, error.exceptions))}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - boundary: the class of a user, whose __str__ fails
+        return f"{name} (without a message: its __str__ failed)"
+    return f"{name}: {text}" if text else name
 
 
 def check_platform(name: str) -> None:

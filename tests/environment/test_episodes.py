@@ -10,6 +10,7 @@ import pytest
 from sixfold.environment.calculator import Calculator
 from sixfold.environment.episodes import check_episode, load_episode
 from sixfold.errors import UserError
+from sixfold.types import Task
 
 MINE = """
 from sixfold.environment.episode import Action, End, Observation
@@ -66,6 +67,10 @@ def test_what_is_no_environment(spec: str, named: str, tmp_path: Path) -> None:
 def test_functions_that_make_episodes() -> None:
     check_episode(partial(Calculator), "environment")
     check_episode(lambda task: Calculator(task), "environment")
-    for wrong in (3, lambda: None):
+
+    async def made_later(task: Task) -> Calculator:
+        return Calculator(task)
+
+    for wrong in (3, lambda: None, made_later):
         with pytest.raises(UserError, match="environment"):
             check_episode(wrong, "environment")

@@ -247,6 +247,12 @@ async def raises(action: Action) -> End:
     raise ValueError("two\nlines")
 
 
+async def raises_group(action: Action) -> End:
+    """As a task group does for a failure in one of its tasks."""
+    inner = ExceptionGroup("inner", [OSError("no tool")])
+    raise ExceptionGroup("unhandled errors in a TaskGroup", [inner, TimeoutError()])
+
+
 async def timed_out(action: Action) -> End:
     raise TimeoutError("the tool's own")
 
@@ -289,6 +295,10 @@ def nested(depth: int) -> list[Any]:
     return found
 
 
+def makes_nothing(task: Task) -> None:
+    pass
+
+
 class NoAction(Scripted):
     async def step(self) -> End:  # type: ignore[override]
         return End(1.0)
@@ -299,6 +309,8 @@ FAULTS: list[tuple[Any, str, str]] = [
     (Unwritable, "error", "does not know"),
     (Unmade, "error", "KeyError: 'unmade'"),
     (ExitsAtOnce, "error", "SystemExit: 3"),
+    (makes_nothing, "error", "NoneType, which has no `start` and `step`"),
+    (scripted(raises_group), "error", "OSError: no tool"),
     (Synchronous, "error", "async def step"),
     (SynchronousStart, "error", "async def start"),
     (starting(None), "error", "`start` returned NoneType, not Observation"),
@@ -474,6 +486,7 @@ def test_every_episode_is_closed_once(make: Any, outcome: str, error: str) -> No
     assert closed == ["t"] or make in (
         Unmade,
         ExitsAtOnce,
+        makes_nothing,
     )  # an episode that was never made holds nothing
 
 
@@ -608,6 +621,42 @@ def test_a_first_observation_that_leaves_no_room_is_a_failure() -> None:
     ((group,), _) = played(Recording(text), text, Long, [Task("t", "1=")], limits=Limits(50))
     (t,) = group.trajectories
     assert t.outcome == "context" and t.tokens == text.encode(Task("t", "1=")) and not t.turns
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_text_that_cannot_fit_is_not_tokenized(
+    first: bool, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing megabytes would block the event loop, and with it all other episodes."""
+    text, huge = renderer("qwen2.5-instruct"), "7 " * 500_000
+    seen = Observation(messages=(user(huge),)) if chat else Observation(text=huge)
+    read = list[int]()
+
+    class Long(Scripted):
+        async def start(self) -> Observation:
+            return seen if first else await super().start()
+
+    def watched(name: str) -> None:
+        before = getattr(Renderer, name)
+
+        def noted(self: Renderer, *given: Any, **more: Any) -> Any:
+            read.append(len(repr(given)))
+            return before(self, *given, **more)
+
+        monkeypatch.setattr(Renderer, name, noted)
+
+    for name in ("encode", "encode_messages", "suffix", "suffix_text", "plain"):
+        watched(name)
+    asked = Task("t", (user("1+1=?"),))
+    ((group,), _) = played(
+        Recording(text, letters(text, None)), text, lambda t: Long(t, seen), [asked]
+    )
+    (t,) = group.trajectories
+    assert (t.outcome, len(t.turns)) == ("context", 0 if first else 1)
+    assert read and max(read) < 10_000
+    if first:
+        assert t.reward is not None and "max_episode_tokens" in str(t.reward.error)
 
 
 # Episodes run together.

@@ -96,6 +96,7 @@ class Action:
             object.__setattr__(self, "content", self.text)
 
 
+@runtime_checkable
 class Episode(Protocol):
     """One episode. An object plays once: `start`, then `step` until it returns `End`."""
 

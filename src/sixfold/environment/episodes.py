@@ -100,6 +100,10 @@ def check_episode(make: Any, where: str) -> None:
         raise UserError(f"{where} cannot be called with a task ({error}). Give {_FORM}") from error
     except ValueError:  # a class without a signature
         return
+    if inspect.iscoroutinefunction(make):
+        raise UserError(
+            f"{where} is an async function. Write `def`, and do what takes long in `async start`"
+        )
     if not isinstance(make, type):
         return
     members = {

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar, get_args
 
-from ..environment.episode import End, Observation, final_reward, turn_reward
+from ..environment.episode import End, Episode, Observation, final_reward, turn_reward
 from ..errors import one_line
 from ..types import SAMPLED, Outcome, Reward
 
@@ -45,6 +45,37 @@ def check_observation(seen: Observation) -> None:
         raise EnvironmentFault(
             "an Observation has half of a surrogate pair, which cannot be tokenized. Use"
             " text.encode('utf-8', 'replace').decode()"
+        )
+
+
+def check_episode(made: object) -> None:
+    """Check what the environment's class or function has made.
+
+    Raises:
+        EnvironmentFault: it is not an episode.
+    """
+    if not isinstance(made, Episode):
+        raise EnvironmentFault(
+            f"it made an object of type {type(made).__name__}, which has no `start` and `step`"
+        )
+
+
+def check_start(length: int, most: int, least: str = "") -> None:
+    """Check that a reply fits after the first observation.
+
+    Args:
+        length: tokens of the observation.
+        most: maximum number of tokens of the episode.
+        least: "at least " if `length` is a lower bound.
+
+    Raises:
+        EnvironmentFault: there is no room.
+    """
+    if length >= most:
+        raise EnvironmentFault(
+            f"the first observation has {least}{length} tokens, which leaves no room for a reply"
+            f" in {most} tokens: raise rollout.max_episode_tokens",
+            "context",
         )
 
 

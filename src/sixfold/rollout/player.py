@@ -28,7 +28,9 @@ from .branches import Trunk
 from .environment_fault import (
     EnvironmentFault,
     called,
+    check_episode,
     check_observation,
+    check_start,
     checked_end,
     checked_turn,
     in_time,
@@ -333,9 +335,11 @@ class _Course:
 
     def _made(self) -> Episode:
         try:
-            return self.player.make(self.task)
+            made = self.player.make(self.task)
         except (Exception, SystemExit) as error:  # boundary: a failed environment is data
             raise EnvironmentFault(one_line(error)) from error
+        check_episode(made)
+        return made
 
     async def _ask(self, name: str, call: Callable[[], Awaitable[Any]], *kinds: type[Any]) -> Any:
         """Answer of the environment.
@@ -374,6 +378,8 @@ class _Course:
         self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
         self.tools = seen.tools
         self.calls = renderer.call_format if self.tools else None
+        most = self.player.limits.tokens
+        check_start(renderer.least_tokens(observed(self.conversation)), most, "at least ")
         # A task's prompt has no other fields, such as the calls of an earlier turn.
         beyond_task = self.tools or any(set(m) - {"role", "content"} for m in seen.messages)
         try:
@@ -383,12 +389,7 @@ class _Course:
                 prompt = renderer.encode(replace(self.task, prompt=said))
         except (RenderError, UserError) as error:
             raise EnvironmentFault(one_line(error)) from error
-        if self._room(len(prompt)) < 1:
-            raise EnvironmentFault(
-                f"the first observation has {len(prompt)} tokens, which leaves no room for a reply"
-                f" in {self.player.limits.tokens} tokens: raise rollout.max_episode_tokens",
-                "context",
-            )
+        check_start(len(prompt), most)
         self.prompt = prompt
         self.transcript.write(self.prompt, PROMPT * len(self.prompt))
         self.turn = len(self.prompt)
@@ -472,6 +473,10 @@ class _Course:
         """
         tokens, renderer = self.transcript.tokens, self.player.renderer
         said = tokens[self.turn :]
+        text = seen.text or observed(seen.messages)
+        # Tokenizing a text of some megabytes would block all episodes for seconds.
+        if self._room(len(tokens) + renderer.least_tokens(text)) < 1:
+            return False
         try:
             suffix = (
                 renderer.suffix_text(said, seen.text)
@@ -482,7 +487,6 @@ class _Course:
             raise EnvironmentFault(one_line(error)) from error
         if self._room(len(tokens) + len(suffix.tokens)) < 1:
             return False
-        text = seen.text or observed(seen.messages)
         self.transcript.write(suffix.tokens, suffix.provenance, rest + text)
         if seen.messages:
             self.conversation, self.turn = suffix.conversation, len(tokens)

@@ -247,9 +247,9 @@ class Renderer:
         """The prompt as text, rendered by the chat template if there is one."""
         return self._template(task, _messages(task)) if self.has_template else _bare(task)
 
-    def least_tokens(self, task: Task) -> int:
-        """Lower bound on the number of tokens of the prompt, without tokenizing it."""
-        return self._shortest.tokens(self.render(task))
+    def least_tokens(self, given: Task | str) -> int:
+        """Lower bound on the number of tokens of a prompt or a text, without tokenizing it."""
+        return self._shortest.tokens(given if isinstance(given, str) else self.render(given))
 
     # Tokens to text.
 
