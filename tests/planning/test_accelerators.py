@@ -25,6 +25,14 @@ SHEETS = {
     "TPU v5p": (459, 102, 2765),
 }
 
+# The same of devices without a listed price.
+UNPRICED = {
+    "V100": (125, 32, 900),
+    "H100 PCIe": (756, 80, 2000),
+    "B300": (2250, 288, 8000),
+    "GB300": (2500, 288, 8000),
+}
+
 FILE = """
 name = "my server"
 count = 4
@@ -48,6 +56,14 @@ def test_the_table_holds_the_data_sheets_numbers(name: str) -> None:
     assert (device.memory_gb, device.bandwidth_gb_s) == (memory, bandwidth)
     assert device.price_per_hour is not None and 0 < device.price_per_hour < 20
     assert any(year in device.price_source for year in ("2025", "2026"))
+
+
+@pytest.mark.parametrize("name", UNPRICED)
+def test_devices_without_a_price_hold_the_data_sheets_numbers(name: str) -> None:
+    device = find_accelerator(name)
+    peak, memory, bandwidth = UNPRICED[name]
+    assert device.peak("bf16") == pytest.approx(peak * 1e12, rel=0.001)
+    assert (device.memory_gb, device.bandwidth_gb_s) == (memory, bandwidth)
 
 
 @pytest.mark.parametrize("device", TABLE.values(), ids=str)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.planning.architectures import dense_of_size, find, with_sizes
+from sixfold.planning.architectures import (
+    dense_of_size,
+    find,
+    mixture_of_size,
+    size_in_name,
+    with_sizes,
+)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +88,76 @@ def test_the_publication_s_parameter_counts_replace_the_table_s() -> None:
     assert arch is not None
     changed = with_sizes(arch, 31.0, 3.0)
     assert (changed.params_b, changed.active_b, changed.layers) == (31.0, 3.0, 48)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "hidden", "width", "experts", "chosen", "attention", "vocab"),
+    [
+        ("Qwen3-Coder-480B-A35B", 62, 6144, 2560, 160, 8, 128 * (2 * 96 + 2 * 8), 151936),
+        ("Mixtral-8x22B-v0.1", 56, 6144, 16384, 8, 2, 128 * (2 * 48 + 2 * 8), 32768),
+        ("openai/gpt-oss-120b", 36, 2880, 2880, 128, 4, 64 * (2 * 64 + 2 * 8), 201088),
+        ("openai/gpt-oss-20b", 24, 2880, 2880, 32, 4, 64 * (2 * 64 + 2 * 8), 201088),
+    ],
+)
+def test_parameters_of_mixtures_follow_from_their_config(
+    model: str,
+    layers: int,
+    hidden: int,
+    width: int,
+    experts: int,
+    chosen: int,
+    attention: int,
+    vocab: int,
+) -> None:
+    # Gated experts have three matrices; embedding and head are not tied.
+    others = layers * hidden * attention + 2 * vocab * hidden
+    expert = layers * 3 * hidden * width
+    arch = find(model)
+    assert arch is not None and (arch.experts, arch.experts_per_token) == (experts, chosen)
+    assert arch.params_b * 1e9 == pytest.approx(others + experts * expert, rel=0.003)
+    assert arch.active_b * 1e9 == pytest.approx(others + chosen * expert, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Foo-27B", (27, 27)),
+        ("foo 27b chat", (27, 27)),
+        ("Foo-1.5-30B-A3B", (30, 3)),
+        ("Foo-1T-A50B", (1000, 50)),
+        ("Foo2-135M", (0.135, 0.135)),
+        ("13B", (13, 13)),
+        ("7B-70B Foo", None),
+        ("Foo-8B/30B", None),
+        ("Foo-8x3B", None),
+        ("Foo-4", None),
+        ("4bit Foo", None),
+    ],
+)
+def test_a_size_in_a_name(name: str, sizes: tuple[float, float] | None) -> None:
+    assert size_in_name(name) == (None if sizes is None else pytest.approx(sizes))
+
+
+@pytest.mark.parametrize(
+    ("total", "active", "layers", "widths"),
+    [
+        (30.5, 3.35, 48, 32 * (128 + 128)),  # Qwen3-30B-A3B
+        (106.9, 12.2, 46, 96 * (128 + 128)),  # GLM-4.5-Air
+        (671, 37.6, 61, 128 * (192 + 128)),  # DeepSeek-V3
+    ],
+)
+def test_a_mixture_of_a_size_has_about_the_attention_of_public_ones(
+    total: float, active: float, layers: int, widths: int
+) -> None:
+    arch = mixture_of_size(total, active)
+    assert arch.attention_flops(1000) == pytest.approx(layers * widths * 1000, rel=0.30)
+    # One sequence reads the active parameters, and a large batch reads all of them.
+    table = arch.vocab * arch.hidden
+    assert arch.read_params(1) == pytest.approx(active * 1e9 - table)
+    assert arch.read_params(10_000) == pytest.approx(total * 1e9 - table)
+
+
+def test_an_unknown_model_with_few_active_parameters_is_a_mixture() -> None:
+    assert with_sizes(dense_of_size(16), 16, 2.2).experts > 0
+    assert with_sizes(dense_of_size(16), 16, 16).experts == 0
+    assert with_sizes(dense_of_size(16), 16, None).active_b == 16

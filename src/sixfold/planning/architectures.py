@@ -157,6 +157,7 @@ _PUBLIC = (
     _dense("Qwen3-32B", 32.762, 64, 5120, 64, 8, 151936, 128),
     # Three of four layers are linear attention.
     replace(_dense("Qwen3.5-9B", 9.0, 32, 4096, 16, 4, 248320, 256), attention_layers=8),
+    _dense("Mistral-7B", 7.242, 32, 4096, 32, 8, 32000),
     _dense("GPT-22B", 22.0, 48, 6144, 64, 64, 51200, tied=True),
     _dense("GPT-175B", 175.0, 96, 12288, 96, 96, 51200, tied=True),
     _dense("GPT-530B", 530.0, 105, 20480, 128, 128, 51200, tied=True),
@@ -191,6 +192,31 @@ _PUBLIC = (
         experts=128, experts_per_token=6, attention_layers=6,
     ),
     Architecture(
+        "Qwen3-Coder-480B-A35B", 480.155, 35.5, 62, 6144, 96, 8, 128, 151936,
+        experts=160, experts_per_token=8,
+    ),
+    # Three of four layers are linear attention.
+    Architecture(
+        "Qwen3-Next-80B-A3B", 79.7, 3.8, 48, 2048, 16, 2, 256, 151936,
+        experts=512, experts_per_token=10, attention_layers=12,
+    ),
+    Architecture(
+        "gpt-oss-20b", 20.91, 4.19, 24, 2880, 64, 8, 64, 201088,
+        experts=32, experts_per_token=4,
+    ),
+    Architecture(
+        "gpt-oss-120b", 116.8, 5.70, 36, 2880, 64, 8, 64, 201088,
+        experts=128, experts_per_token=4,
+    ),
+    Architecture(
+        "Moonlight-16B-A3B", 15.96, 2.91, 27, 2048, 16, 16, 192, 163840,
+        experts=64, experts_per_token=6, value_size=128, latent=512, rotary=64,
+    ),
+    Architecture(
+        "Mixtral-8x22B", 140.62, 39.15, 56, 6144, 48, 8, 128, 32768,
+        experts=8, experts_per_token=2,
+    ),
+    Architecture(
         "Mixtral-8x7B", 46.703, 12.879, 32, 4096, 32, 8, 128, 32000,
         experts=8, experts_per_token=2,
     ),
@@ -223,6 +249,26 @@ _ALIASES = {
 }
 
 
+# Number of experts in "8x7B", parameters, unit, and active parameters in "A3B".
+_SIZE = re.compile(
+    r"(?<![\w.])(?:(?P<experts>\d+)x)?(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>[bBmMT])(?![a-z])"
+    r"(?:[-_ ]*A(?P<active>\d+(?:\.\d+)?)B)?"
+)
+_UNITS = {"M": 1e-3, "B": 1.0, "T": 1e3}
+
+
+def size_in_name(model: str) -> tuple[float, float] | None:
+    """Parameters and active parameters in 1e9 from a name such as `Foo-30B-A3B`.
+
+    None if the name has no size, more than one, or experts of a size ("8x7B"), which share weights.
+    """
+    found = list(_SIZE.finditer(model))
+    if len(found) != 1 or found[0]["experts"]:
+        return None
+    total = float(found[0]["size"]) * _UNITS[found[0]["unit"].upper()]
+    return total, float(found[0]["active"] or total)
+
+
 def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
@@ -242,6 +288,8 @@ def find(model: str) -> Architecture | None:
 
 def with_sizes(arch: Architecture, params_b: float | None, active_b: float | None) -> Architecture:
     """The architecture with the parameter counts that a publication gives."""
+    if params_b is not None and active_b is not None and active_b < 0.5 * params_b:
+        arch = arch if arch.experts else mixture_of_size(params_b, active_b)
     total = params_b or arch.params_b
     active = active_b or (arch.active_b if params_b is None or arch.experts else params_b)
     return replace(arch, params_b=total, active_b=min(active, total))
@@ -256,3 +304,16 @@ def dense_of_size(params_b: float) -> Architecture:
     layers = max(8, round(32 * (params_b / 7.0) ** (1 / 3)))
     hidden = max(512, round((params_b * 1e9 / (12 * layers)) ** 0.5 / 128) * 128)
     return _dense(f"dense {params_b:g}B", params_b, layers, hidden, hidden // 128, 8, 64000)
+
+
+def mixture_of_size(params_b: float, active_b: float) -> Architecture:
+    """A mixture of experts of about that size, in 1e9 parameters, of 128 experts with 8 per token.
+
+    Layers and heads are those of a dense model whose size is the geometric mean of both counts.
+    That gives the attention of Qwen3-30B-A3B, GLM-4.5-Air and DeepSeek-V3 within 30 %.
+    """
+    shape = dense_of_size((params_b * active_b) ** 0.5)
+    return replace(
+        shape, name=f"mixture of {params_b:g}B", params_b=params_b, active_b=active_b,
+        experts=128, experts_per_token=8,
+    )  # fmt: skip

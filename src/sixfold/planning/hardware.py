@@ -10,6 +10,9 @@ Sources, by device:
     H20: NVIDIA's figures as quoted by dealers (148 TFLOP/s bf16, 96 GB, 4.0 TB/s).
     B200, GB200: NVIDIA DGX B200 and GB200 NVL72 data sheets; peaks are half of those with sparsity.
     MI300X: AMD Instinct MI300X data sheet.
+    B300, GB300: NVIDIA DGX B300 and GB300 NVL72 data sheets, 800 Gb/s per device.
+    H100 PCIe: NVIDIA H100 data sheet; the link is PCIe 5.0.
+    V100: NVIDIA V100 SXM2 data sheet; it has no bf16, so its peak is that of fp16.
     L4, L40S, RTX A6000, RTX 4090: NVIDIA data sheets and the Ada whitepaper. The 4090's bf16 peak
         is the one with fp32 accumulation, half of the advertised one.
     TPU v5e, v5p: cloud.google.com/tpu/docs/v5e and /v5p. "Node" means pod: all chips share the ICI.
@@ -167,6 +170,23 @@ TABLE: Mapping[str, Accelerator] = {
             peak_tflops={"bf16": 2500, "fp8": 5000, "int8": 5000, "fp32": 80},
             price_per_hour=None, price_source=_NO_PRICE,
         ),
+        replace(
+            _B200, name="B300", memory_gb=288, network_gb_s=100, power_w=1100,
+            price_per_hour=None, price_source=_NO_PRICE,
+        ),
+        replace(
+            _B200, name="GB300", memory_gb=288, network_gb_s=100, devices_per_node=72, power_w=1400,
+            peak_tflops={"bf16": 2500, "fp8": 5000, "int8": 5000, "fp32": 80},
+            price_per_hour=None, price_source=_NO_PRICE,
+        ),
+        replace(
+            _H100, name="H100 PCIe", bandwidth_gb_s=2000, link_gb_s=64, network_gb_s=25,
+            peak_tflops={"bf16": 756.5, "fp8": 1513, "int8": 1513, "fp32": 51.2}, power_w=350,
+            price_per_hour=None, price_source=_NO_PRICE, mma_sync_tflops=475.8,
+        ),
+        Accelerator(
+            "V100", 32, 900, {"bf16": 125, "fp32": 15.7}, 150, 12.5, 8, 300, grouped_matmul=False,
+        ),
         Accelerator(
             "RTX A6000", 48, 768, {"bf16": 154.8, "int8": 309.7, "fp32": 38.7}, 56, 12.5, 8, 300,
             grouped_matmul=False,
@@ -175,7 +195,13 @@ TABLE: Mapping[str, Accelerator] = {
 }  # fmt: skip
 """Accelerators by name."""
 
-_ALIASES = {"a6000": "RTX A6000", "4090": "RTX 4090", "v5e": "TPU v5e", "v5p": "TPU v5p"}
+_ALIASES = {
+    "h100pcie80gb": "H100 PCIe",
+    "a6000": "RTX A6000",
+    "4090": "RTX 4090",
+    "v5e": "TPU v5e",
+    "v5p": "TPU v5p",
+}
 _MEMORY_OR_FORM = re.compile(r"(sxm\d?|nvl|\d+gb|hbm\d?e?|nvidia|amd|google|geforce|instinct)")
 
 

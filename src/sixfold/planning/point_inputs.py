@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ..errors import UserError
-from .architectures import Architecture, dense_of_size, find, with_sizes
+from .architectures import Architecture, dense_of_size, find, size_in_name, with_sizes
 from .decode_time import Lengths, Sampler
 from .hardware import Accelerator, find_accelerator
 from .points import Point
@@ -26,8 +26,8 @@ models on maths problems (600 to 1000 tokens in Liu et al., arXiv:2503.20783, fi
 MAX_TOKENS = {"reasoning": 16384, "plain": 2048}
 """Bound of sampled tokens if a row has none."""
 
-BATCH = {"verl": (512, 16), "areal": (512, 16)}
-"""(prompts, samples per prompt) of publishers whose other tables state them."""
+BATCH = {"verl docs": (512, 16), "areal": (512, 16)}
+"""(prompts, samples per prompt) of frameworks and documents whose other tables state them."""
 
 USUAL_BATCH = (128, 8)
 """(prompts, samples per prompt) of everyone else."""
@@ -65,7 +65,8 @@ def device_of(point: Point) -> Accelerator:
     if not text:
         raise NotPredictable("the row names no GPU")
     try:
-        device = find_accelerator(re.split(r"\s+\d+\s*GB|\s*\(|\s+HBM", text)[0])
+        name = re.sub(r"^\s*\d+\s*[x*×]\s*|^\s*DGX\s+", "", text, flags=re.IGNORECASE)
+        device = find_accelerator(re.split(r"[\s-]+\d+\s*GB?\b|\s*\(|\s+HBM|\s+NVL", name)[0])
     except UserError as error:
         raise NotPredictable(str(error)) from None
     watts = re.search(r"(\d+)(?:/\d+)?\s*W\b", text)
@@ -73,14 +74,20 @@ def device_of(point: Point) -> Accelerator:
 
 
 def model_of(point: Point) -> Architecture:
-    """A public architecture with the row's own parameter counts, or a dense model of that size."""
+    """A public architecture with the row's own parameter counts, or a model of that size.
+
+    The model is dense, unless its name or the row has fewer active parameters.
+    """
     total, active = point.inputs.get("params_b"), point.inputs.get("active_b")
     known = find(point.text("model"))
     if known is None:
-        size = re.search(r"(?<![\d.-])(\d+(?:\.\d+)?)\s*B\b", point.text("model"))
-        if total is None and size is None:
+        named = size_in_name(point.text("model"))
+        if total is None and named is None:
             raise NotPredictable("the row gives neither a known model nor a number of parameters")
-        known = dense_of_size(total if total is not None else float(size[1] if size else 0))
+        if total is None and named is not None:
+            total = named[0]
+            active = named[1] if active is None else active
+        known = dense_of_size(total or 0.0)
     return with_sizes(known, total, active)
 
 
@@ -93,19 +100,25 @@ def layout_of(point: Point, devices: float) -> Layout:
 
 
 def trainer_engine(point: Point) -> Engine:
-    """Engine of a row that measures training alone."""
+    """Engine of a row that measures training alone.
+
+    Pre-training engines count as tuned, as Megatron-LM is. torchtitan is the exception: it runs
+    layer by layer unless it compiles.
+    """
     name = point.text("framework").lower()
-    titan, megatron = "torchtitan" in name, "megatron-lm" in name or "meta internal" in name
+    titan = "torchtitan" in name
+    pretraining = re.search(r"pre-?train", point.text("workload").lower()) is not None
+    tuned = "megatron-lm" in name or (pretraining and not titan)
     # The runs with tensor or 4D parallelism use torch.compile (their reports say so).
-    compiled = megatron or (titan and re.search(r"compile|tp\b|tp\d|[234]d\b", name) is not None)
+    compiled = tuned or (titan and re.search(r"compile|tp\b|tp\d|[234]d\b", name) is not None)
     return Engine(
         compiled=compiled,
         dtype="fp8" if "fp8" in point.text("precision") else "bf16",
         old_attention=titan or "attn=FA2" in point.text("notes"),
         ring_attention=titan and point.inputs.get("train_cp", 1) > 1,
         gathers="megatron" not in name,
-        hides_tensor_parallel=megatron or "async tp" in name,
-        interleaves=megatron or "interleaved" in name,
+        hides_tensor_parallel=tuned or "async tp" in name,
+        interleaves=tuned or "interleaved" in name,
         loops_experts="prime-rl" in name,
     )
 
@@ -146,8 +159,8 @@ def sequences_of(point: Point, assumed: Assumed) -> float:
     `prompts_or_gbs` counts trajectories if the row has a training batch and no group size. PPO
     samples one trajectory per prompt.
     """
-    publisher = re.split(r"\W", point.text("source").lower() + " ")[0]
-    prompts, samples = BATCH.get(publisher, USUAL_BATCH)
+    origin = f"{point.text('source')} {point.text('framework')}".lower()
+    prompts, samples = next((BATCH[name] for name in BATCH if name in origin), USUAL_BATCH)
     total = assumed.number(point, "prompts_or_gbs", prompts)
     if "samples_per_prompt" not in point.inputs and (
         point.text("algorithm") == "PPO" or "train_gbs" in point.inputs

@@ -26,8 +26,8 @@ from .rl_time import ASYNC, COLOCATED, RlStep, step_phases, sync_seconds
 from .train_memory import training_gib
 from .train_time import Layout, pass_seconds, training_pass
 
-TRAINING = re.compile(r"trainer only|pretrain|sft|rl training phase")
-RL_STEP = re.compile(r"rl step|ppo|(\d+ )?ppo steps|gsm8k grpo")
+TRAINING = re.compile(r"trainer only|pre-?train|\bsft\b|fine-?tun|rl training phase")
+RL_STEP = re.compile(r"\brl\b|rlhf|rlvr|reinforce|\b(ppo|grpo|dapo|rloo|gspo)\b")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ def predict(point: Point, k: Constants) -> Prediction:
     for column, text in point.unreadable.items():
         raise NotPredictable(f"{column} = '{text}' is not a number")
     work = point.text("workload").lower()
-    if work.startswith("weight sync"):
+    if re.search(r"weight (sync|transfer|update)|refit", work.split("(")[0]):
         return _sync(point, k)
-    if TRAINING.match(work):
+    # What a workload starts with counts more than what it mentions.
+    if TRAINING.match(work) or (TRAINING.search(work) and not RL_STEP.search(work)):
         return _training(point, k)
     if RL_STEP.search(work):
         return _rl(point, k)
@@ -83,12 +84,19 @@ def _micro_batches(
 ) -> tuple[float, float]:
     """(sequences per micro-batch, micro-batches per replica) of a training row.
 
-    A pipeline runs one sequence per micro-batch; `micro_batch` is then the batch of a replica.
+    A pipeline runs one sequence per micro-batch; `micro_batch` is then the batch of a replica. If
+    it is missing too, a replica has four micro-batches per stage, which keeps the bubble small.
+    Without a pipeline, a replica takes its part of a known batch at once, and gathers weights once.
     """
-    size = assumed.number(point, "micro_batch", 1)
     batch = point.inputs.get("train_gbs", 0.0)
     if batch > 1e5:  # in tokens, not in sequences
         batch /= context
+    usual = 1.0
+    if layout.pipeline > 1 and not batch:
+        usual = 4.0 * layout.pipeline
+    elif layout.pipeline == 1 and batch:
+        usual = max(1.0, batch / layout.replicas)
+    size = assumed.number(point, "micro_batch", usual)
     if batch:
         return size, max(1.0, batch / (layout.replicas * size))
     return (1.0, size) if layout.pipeline > 1 else (size, 1.0)

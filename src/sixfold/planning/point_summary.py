@@ -18,6 +18,7 @@ PHASES = ("train_s", "gen_s", "logprob_s", "ref_s", "sync_s")
 SCALE_FREE = {"n_gpus", "micro_batch"}
 """Inputs of training rows that hardly change the tokens per second and device."""
 
+NO_NUMBER = "the published value is text, not a number"
 NO_COLUMN = "no rule predicts this column of such a row"
 
 
@@ -27,8 +28,8 @@ class Outcome:
 
     Attributes:
         point: the row.
-        quantity: column of the value; "" for a row without a number.
-        published: the value; NaN if it is not a number.
+        quantity: column of the value; "" for a row with neither a number nor a prediction.
+        published: the value; NaN if there is none, or if it is not a number.
         predicted: None if it is not predictable.
         leads: it is the row's first speed, or its first phase if the row has no speed.
         assumed: input columns that a rule has filled.
@@ -45,8 +46,10 @@ class Outcome:
 
     @property
     def error(self) -> float | None:
-        """Relative error: predicted / published - 1."""
-        return None if self.predicted is None else self.predicted / self.published - 1
+        """Relative error: predicted / published - 1. None if either number is missing."""
+        if self.predicted is None or math.isnan(self.published):
+            return None
+        return self.predicted / self.published - 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,11 @@ class Errors:
 
 
 def outcomes(points: Iterable[Point], k: Constants) -> list[Outcome]:
-    """Every published value of every row; a row without any number gives one outcome."""
+    """Every published value of every row.
+
+    A row without published values gives all quantities that are predicted for it, or the reason why
+    there are none.
+    """
     return [outcome for point in points for outcome in _row(point, k)]
 
 
@@ -75,13 +82,16 @@ def _row(point: Point, k: Constants) -> list[Outcome]:
     try:
         prediction = predict(point, k)
     except NotPredictable as problem:
-        values = point.published or {"": math.nan}
+        values = _published(point) or {"": math.nan}
         return [Outcome(point, name, x, None, reason=str(problem)) for name, x in values.items()]
     order = [name for name in (*SPEED, *PHASES) if name in point.published]
     lead = next((name for name in order if name in prediction.values), "")
     assumed = tuple(name for name in prediction.assumed if name not in SCALE_FREE)
+    values = _published(point) or dict.fromkeys(prediction.values, math.nan)
     return [
-        Outcome(
+        Outcome(point, name, value, None, reason=NO_NUMBER)
+        if name in point.wordy
+        else Outcome(
             point,
             name,
             value,
@@ -90,8 +100,13 @@ def _row(point: Point, k: Constants) -> list[Outcome]:
             assumed,
             "" if name in prediction.values else prediction.refused.get(name, NO_COLUMN),
         )
-        for name, value in point.published.items()
+        for name, value in values.items()
     ]
+
+
+def _published(point: Point) -> dict[str, float]:
+    """Published values of a row; NaN for text."""
+    return point.published | dict.fromkeys(point.wordy, math.nan)
 
 
 def errors(name: str, chosen: Iterable[Outcome]) -> Errors:
