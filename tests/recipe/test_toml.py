@@ -547,6 +547,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
         _keep_fields_of_kind(tree, section, kind)
     if lora := tree.get("model", {}).get("lora"):  # has no effect without a rank
         lora["rank"] = lora.get("rank") or 16
+    if judge := tree.get("environment", {}).get("judge"):  # an endpoint needs a model
+        judge["model"] = judge.get("model") or "judge"
     return Recipe.model_validate_json(json.dumps(tree))
 
 
@@ -591,6 +593,8 @@ def test_any_valid_value_passes_as_a_flag(data: st.DataObject) -> None:
         flags.append(f"--{knob.section}.kind={knob.kinds[0]}")
     if knob.section == "model.lora" and knob.key != "model.lora.rank":
         flags.append("--model.lora.rank=16")
+    if knob.key == "environment.judge.url":
+        flags.append("--environment.judge.model=judge")
     recipe = parse_recipe("run.seed = 1", "x", flags)
     assert flat(recipe)[knob.key] == (tuple(value) if isinstance(value, list) else value)
 
