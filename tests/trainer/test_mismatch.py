@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sixfold.trainer.mismatch import log_ratio_metrics, mismatch_metrics, outside_share
+from sixfold.trainer.mismatch import (
+    log_ratio_metrics,
+    mismatch_metrics,
+    outside_share,
+    temperature_metrics,
+)
 from sixfold.types import LOG_RATIO_EDGES
 
 torch.set_num_threads(1)
@@ -72,6 +77,48 @@ def test_a_wild_token_does_not_make_the_mean_infinite() -> None:
     assert math.isfinite(
         mismatch_metrics(torch.tensor([0.0]), torch.tensor([-500.0]))["mismatch/prob_error"]
     )  # type: ignore[arg-type]
+
+
+def sampled(
+    temperature: float, noise: float = 0.0, spread: float = 2.0
+) -> tuple[torch.Tensor, ...]:
+    """Log-probs of 4,000 tokens at temperature 1 and at a sampling temperature, and the entropies
+    at temperature 1, from one softmax each over 50 tokens.
+    """
+    draw = torch.Generator().manual_seed(0)
+    logits = spread * torch.randn(4000, 50, generator=draw, dtype=torch.float64)
+    engine = (logits / temperature).log_softmax(-1)
+    tokens = torch.multinomial(engine.exp(), 1, generator=draw)
+    trainer = logits.log_softmax(-1)
+    logp, old_logp = (x.gather(-1, tokens)[:, 0] for x in (trainer, engine))
+    old_logp += noise * torch.randn(4000, generator=draw, dtype=torch.float64)
+    return logp, old_logp, -(trainer.exp() * trainer).sum(-1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("temperature", [0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1])
+def test_the_temperature_is_estimated_to_one_percent(temperature: float, noise: float) -> None:
+    """Also below the noise of bfloat16. The fit is of first order, so its error grows with the
+    square of the difference.
+    """
+    found = temperature_metrics(*sampled(temperature, noise))["mismatch/temperature"]
+    assert found == pytest.approx(temperature, abs=0.001 + (temperature - 1) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("noise", "spread"),
+    [(0.5, 2.0), (0.02, 1e5)],  # much noise; a softmax that is nearly an argmax
+)
+def test_a_temperature_that_the_tokens_do_not_determine_is_not_reported(
+    noise: float, spread: float
+) -> None:
+    assert temperature_metrics(*sampled(1.0, noise, spread)) == {}
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_tokens_without_a_choice_have_no_temperature(tokens: int) -> None:
+    """A softmax with probability 1, or too few tokens."""
+    assert temperature_metrics(*torch.zeros(3, tokens)) == {}
 
 
 def test_the_share_of_sequences_outside_a_band_by_hand() -> None:

@@ -158,5 +158,17 @@ def test_the_trap_of_another_temperature_is_found_by_the_mismatch(temperature: f
     if temperature == 1.0:
         assert number(trainer.train_step(batch, loss), "mismatch/mean_abs_logp") < 1e-5
     else:
-        with pytest.raises(EngineDisagrees, match="temperature"):
+        fits = r"log-probs fit [\d.]+ times the trainer.s temperature"
+        with pytest.raises(EngineDisagrees, match=fits):
             trainer.train_step(batch, loss)
+
+
+@pytest.mark.parametrize("temperature", [0.96, 1.04])
+def test_a_small_difference_of_temperature_is_measured(temperature: float) -> None:
+    """Below the limit that stops a run."""
+    model = tiny_model()
+    batch = on_policy(model, temperature)
+    trainer = make_trainer(model)
+    trainer.mismatch_limit = TRAINING_LIMIT["float32"]
+    found = trainer.train_step(batch, Composed(ZOO["reinforce"], 8).compute_loss)
+    assert number(found, "mismatch/temperature") == pytest.approx(temperature, abs=0.003)

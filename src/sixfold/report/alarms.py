@@ -1,8 +1,9 @@
 """Alarms about the progress of a run. Each is one line, repeated only after it has cleared.
 
 They report slower steps, fewer tokens per second, slower checks, degenerate groups, a sampler whose
-log-probs differ from the trainer's, a verifier that pays for what a stricter one refuses, a biased
-or unreadable judge, and phases that take another time than predicted.
+log-probs differ from the trainer's or have another temperature, a verifier that pays for what a
+stricter one refuses, a biased or unreadable judge, and phases that take another time than
+predicted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ DEGENERATE = 0.5
 KL_DRIFT = 0.01
 """Mean KL of sampler to trainer on fresh tokens, in nats per token, above which the sampler counts
 as a different policy. Probabilities then differ by about 10%.
+"""
+TEMPERATURE_GAP = 0.01
+"""Difference of mismatch/temperature from 1 that raises an alarm. The metric is only reported if
+its standard error is below a fifth of this.
 """
 STRICT_GAP = 0.05
 """Share of held-out samples that only the usual verifier counts as solved, above which it is
@@ -115,6 +120,10 @@ class Alarms:
             said.append(line)
         if "mismatch/kl_k3" in values and (line := self._apart(values["mismatch/kl_k3"])):
             said.append(line)
+        if "mismatch/temperature" in values and (
+            line := self._tempered(values["mismatch/temperature"])
+        ):
+            said.append(line)
         if "heldout/strict_gap" in values and (line := self._lenient(values["heldout/strict_gap"])):
             said.append(line)
         said += self._predicted(values)
@@ -189,6 +198,15 @@ class Alarms:
             far,
             f"sampler and trainer differ: their KL divergence is {fmean(last):.2g} nats per token,"
             " although they have the same version of the weights",
+        )
+
+    def _tempered(self, temperature: float) -> str | None:
+        return self._ring(
+            "temperature",
+            abs(temperature - 1) > TEMPERATURE_GAP,
+            f"the engine's log-probs fit a temperature of {temperature:.3g} times the trainer's:"
+            " check that rollout.temperature reaches the engine, and that its log-probs are those"
+            " at this temperature",
         )
 
     def _lenient(self, gap: float) -> str | None:

@@ -207,6 +207,12 @@ MISMATCH = (
         "mean factor between the probabilities; 1 if they are equal",
         "mean of exp |engine logp - trainer logp|",
     ),
+    Metric(
+        "mismatch/temperature",
+        "ratio",
+        "temperature of the engine's log-probs relative to the trainer's; 1 if they are equal",
+        "1 / (1 + slope of engine logp - trainer logp over trainer logp + entropy)",
+    ),
 )
 
 EXPERTS = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..batch import LossOutput, Metrics, upload
 from ..ranks import ALONE, Ranks
 from .logprobs import RoutedScores, Scores
-from .mismatch import log_ratio_metrics, mismatch_metrics
+from .mismatch import log_ratio_metrics, mismatch_metrics, temperature_metrics
 from .routing import Routed, router_metrics
 from .spikes import RowGradients
 
@@ -138,6 +138,7 @@ class UpdateTotals:
         means: by metric name, one number per micro-batch, to be averaged over scored tokens.
         scores: scores of each micro-batch, without gradient.
         old_logp: log-probs at sampling of the scored tokens of each micro-batch.
+        entropies: entropy of the policy at the scored tokens of each micro-batch.
         versions: on the host, the weight version that sampled them. -1: not sampled by a policy.
         routed: report of the routers in each micro-batch of a mixture of experts.
         gradients: derivatives of the loss with respect to the scores.
@@ -150,6 +151,7 @@ class UpdateTotals:
     means: dict[str, list[Tensor]] = field(default_factory=dict)
     scores: list[Tensor] = field(default_factory=list)
     old_logp: list[Tensor] = field(default_factory=list)
+    entropies: list[Tensor] = field(default_factory=list)
     versions: list[Tensor] = field(default_factory=list)
     routed: list[Routed] = field(default_factory=list)
     gradients: RowGradients = field(default_factory=RowGradients)
@@ -175,7 +177,8 @@ class UpdateTotals:
         for name, table in output.means.items():
             self.means.setdefault(name, []).append(table.detach()[at].sum())
         if scores.entropy is not None:
-            self.means.setdefault("train/entropy", []).append(scores.entropy.detach().sum())
+            self.entropies.append(scores.entropy.detach())
+            self.means.setdefault("train/entropy", []).append(self.entropies[-1].sum())
             self.old_logp.append(old_logp[at])
         self.scores.append(scores.values.detach())
         if isinstance(scores, RoutedScores):
@@ -221,16 +224,18 @@ class UpdateTotals:
             version: current weight version. Tokens that it sampled are fresh.
             ranks: the ranks whose tokens count.
         """
-        columns = [torch.cat(x) if x else torch.zeros(0) for x in (self.scores, self.old_logp)]
+        found = self.scores, self.old_logp, self.entropies
+        columns = [torch.cat(x) if x else torch.zeros(0) for x in found]
         columns += [torch.cat(self.versions) if self.versions else torch.zeros(0).long()]
         if ranks.size > 1:
             of_ranks = ranks.gather([column.cpu() for column in columns])
             columns = [torch.cat(column) for column in zip(*of_ranks, strict=True)]
-        logp, old_logp, versions = columns
+        logp, old_logp, entropy, versions = columns
         if not len(old_logp) or not bool((versions >= 0).any()):
             return {}
-        fresh = _chosen(versions == version, logp, old_logp)
-        return log_ratio_metrics(logp, old_logp) | mismatch_metrics(*fresh)
+        fresh = _chosen(versions == version, logp, old_logp, entropy)
+        mismatch = mismatch_metrics(*fresh[:2]) | temperature_metrics(*fresh)
+        return log_ratio_metrics(logp, old_logp) | mismatch
 
 
 def _over_ranks(counts: Sequence[_Counts], norm: float, routers: Metrics) -> Read:

@@ -19,6 +19,13 @@ QUANTISED_LIMIT = 0.1
 The limit applies to the mean: single tokens can differ by several nats while the mean is 0.001.
 """
 
+SLOPE_ERROR = 0.002
+"""Largest standard error at which a slope near 0 is reported as mismatch/temperature. An alarm
+starts at five times this difference from 1.
+"""
+SIGNIFICANT = 10.0
+"""Standard errors from 0 at which any slope is reported."""
+
 HIGH = 0.99
 """Quantile of mismatch/p99_abs_logp."""
 
@@ -71,6 +78,39 @@ def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
         "mismatch/kl_k3": kl,
         "mismatch/prob_error": error,
     }
+
+
+def temperature_metrics(logp: Tensor, old_logp: Tensor, entropy: Tensor) -> Metrics:
+    """Temperature of the log-probs at sampling, relative to the trainer's.
+
+    Let logp be log-softmax(z) at token a, and old_logp log-softmax(b z) at a. The derivative of
+    old_logp with respect to b, at b = 1, is z_a - E[z] = logp + H. H is the entropy of softmax(z).
+    So the slope of old_logp - logp over logp + H, fitted by least squares through the origin,
+    estimates b - 1, and the relative temperature is 1 / b. Numerical error has no such slope.
+
+    Args:
+        logp: [S] log-probs of the trainer on tokens sampled with the current weights.
+        old_logp: [S] log-probs at sampling.
+        entropy: [S] entropy of the trainer's distribution at each token, in nats.
+
+    Returns:
+        mismatch/temperature; empty if the tokens do not determine it, for example because nearly
+        all have probability 1.
+    """
+    if len(logp) < 2:
+        return {}
+    gap, lever = (old_logp - logp).double(), (logp + entropy).double()
+    squares, products, gaps = torch.stack(
+        [lever.square().sum(), (lever * gap).sum(), gap.square().sum()]
+    ).tolist()
+    if not squares > 0:
+        return {}
+    slope = products / squares
+    left = max(gaps - slope * products, 0.0)
+    error = math.sqrt(left / (len(logp) - 1) / squares)
+    if slope <= -1 or error > max(SLOPE_ERROR, abs(slope) / SIGNIFICANT):
+        return {}
+    return {"mismatch/temperature": 1 / (1 + slope)}
 
 
 def outside_share(logp: Tensor, old_logp: Tensor, mask: Tensor, low: float, high: float) -> float:

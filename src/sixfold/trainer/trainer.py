@@ -263,11 +263,17 @@ class Trainer:
         mean = mismatch.get("mismatch/mean_abs_logp")
         if isinstance(mean, float) and self.mismatch_limit < mean < math.inf:
             self.optimizer.zero_grad(set_to_none=True)
+            found = mismatch.get("mismatch/temperature")
+            fits = (
+                f" The engine's log-probs fit {found:.2g} times the trainer's temperature."
+                if isinstance(found, float)
+                else ""
+            )
             raise EngineDisagrees(
                 "engine and trainer disagree on tokens sampled from the current weights: mean"
-                f" difference {mean:.2g} nats (limit {self.mismatch_limit:g}). The ratios would be"
-                " noise, so no update was made. A custom engine must report log-probs at the"
-                " sampling temperature. Otherwise set run.precision = 'float32' or"
+                f" difference {mean:.2g} nats (limit {self.mismatch_limit:g}).{fits} The ratios"
+                " would be noise, so no update was made. A custom engine must report log-probs at"
+                " the sampling temperature. Otherwise set run.precision = 'float32' or"
                 " SIXFOLD_KERNELS=torch; if neither helps, this model cannot be trained"
             )
 
