@@ -114,6 +114,41 @@ def test_devices_that_cannot_hold_the_model_say_so() -> None:
     assert "cannot hold the weights" in found.lines[0]
 
 
+MEASURED = """
+[measured]
+dtype = "fp32"
+kv_byte_s = 1e-10
+shared_read = 0.5
+episode_s = 1e-4
+update_s = 4e-9
+sync_byte_s = 1e-10
+"""
+COSTS = "call_s = [1e-3]\nlayer_s = [1e-4]\nflop_s = [1e-11]\nnumber_s = [1e-10]\n"
+TIMED = {"decode": 96, "prefill": 1500, "score": 700, "train": 2048}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_text_and_page_say_what_was_timed_on_a_measured_device(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, count: int
+) -> None:
+    hardware, path = tmp_path / "card.toml", tmp_path / "plan.html"
+    tables = [f"[measured.{name}]\ntokens = [{most}]\n{COSTS}" for name, most in TIMED.items()]
+    here = HARDWARE.replace("count = 2", f"count = {count}") + MEASURED + "".join(tables)
+    hardware.write_text(here, encoding="utf-8")
+    command = f"sixfold plan gsm8k --hardware {shlex.quote(str(hardware))}"
+    text = printed(capsys, command)
+    printed(capsys, f"{command} --html {shlex.quote(str(path))}")
+    page = " ".join(html.unescape(path.read_text(encoding="utf-8")).split())
+    for found in (text, page):
+        assert "timed on card in fp32" in found
+        assert "decode steps (up to 96 sequences)" in found
+        for name, most in (("prefills", "1,500"), ("scoring", "700"), ("training", "2,048")):
+            assert f"{name} (up to {most} tokens)" in found
+        # Only transfers between devices are left to the model of published runs.
+        assert ("model of published runs" in found) is (count > 1)
+    assert "model of published runs" in printed(capsys, "sixfold plan gsm8k --gpus 1xL4")
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PlanQuestion]:
     """The page for a device that a file describes, which has no other accelerators."""

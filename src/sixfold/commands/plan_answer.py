@@ -15,8 +15,6 @@ from .plan_advice import async_rows, limit_rows, split_rows, sync_rows
 from .plan_layout import Rows, Table
 from .plan_memory import copy_rows, pool_rows, shared_rows
 
-ERRORS = "Times come from a model of published runs; docs/planning.md has its errors."
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -104,6 +102,30 @@ def title(given: Answer) -> str:
         f"Plan of {one_line(given.inputs.title)} on {given.cluster.count} x"
         f" {one_line(device.name)} ({device.memory_gb:g} GB each)"
     )
+
+
+def accuracy(cluster: Cluster) -> str:
+    """Where predicted times come from: published runs, or calls timed on the device."""
+    device, rates = cluster.device, cluster.device.measured
+    if rates is None:
+        return "Times come from a model of published runs; docs/planning.md has its errors."
+    timed = ", ".join(
+        f"{name} (up to {table.tokens[-1]:,} {unit})"
+        for name, table, unit in (
+            ("decode steps", rates.decode, "sequences"),
+            ("prefills", rates.prefill, "tokens"),
+            ("scoring", rates.score, "tokens"),
+            ("training", rates.train, "tokens"),
+        )
+    )
+    text = (
+        f"Times come from calls that were timed on {one_line(device.name)} in {rates.dtype}:"
+        f" {timed}, optimizer steps, copies of weights and short episodes; docs/planning.md has the"
+        " errors."
+    )
+    if cluster.count > 1:
+        text += " Transfers between devices were not timed: a model of published runs gives them."
+    return text
 
 
 def work_rows(inputs: Inputs) -> Rows:

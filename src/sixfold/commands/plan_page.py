@@ -23,8 +23,8 @@ from ..report.untrusted import one_line
 from ..run.planned_work import Inputs
 from .plan_advice import group_rows
 from .plan_answer import (
-    ERRORS,
     Answer,
+    accuracy,
     all_limit_rows,
     answer,
     cost_rows,
@@ -105,7 +105,7 @@ def plan_page(question: PlanQuestion) -> ControlPage:
         about=(
             "Will it fit, how long does a step take, what limits it and what does it cost? The"
             " command below prints the same numbers. Nothing was started or loaded."
-            f" {ERRORS}"
+            f" {accuracy(question.cluster)}"
         ),
         controls=controls(question),
         run=run,

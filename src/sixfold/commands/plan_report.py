@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 
 from ..planning.constants import CONSTANTS
 from ..planning.hardware import Cluster
 from .plan_advice import group_rows, sensitivity_rows
 from .plan_answer import (
-    ERRORS,
+    accuracy,
     all_limit_rows,
     answer,
     cost_rows,
@@ -20,7 +21,7 @@ from .plan_answer import (
     work_rows,
 )
 from .plan_inputs import read_inputs
-from .plan_layout import print_section, print_table
+from .plan_layout import WIDTH, print_section, print_table
 from .plan_record import plan_record, simulation_record
 from .plan_simulation import SimulationRequest, print_simulation, simulate, simulated_groups
 
@@ -62,7 +63,8 @@ def plan_report(
             record["simulation"] = simulation_record(result)
         print(json.dumps(record, indent=1, allow_nan=False))
         return 0
-    print(f"{title(given)}. Nothing was started or loaded.\n{ERRORS}")
+    print(f"{title(given)}. Nothing was started or loaded.")
+    print(textwrap.fill(accuracy(cluster), WIDTH))
     print_section("Work of a step", work_rows(inputs))
     print_section(memory_title(given), given.memory)
     print_section("Memory per device with two pools (estimate)", given.pools)
