@@ -13,7 +13,7 @@ from ..report.untrusted import one_line
 from ..run.planned_work import Inputs
 from .plan_advice import async_rows, limit_rows, split_rows, sync_rows
 from .plan_layout import Rows, Table
-from .plan_memory import copy_rows, pool_rows, shared_rows
+from .plan_memory import SharedMemory, copy_rows, pool_rows, shared_rows
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,25 @@ class Answer:
         )
 
 
-def answer(inputs: Inputs, cluster: Cluster) -> Answer:
+def answer(inputs: Inputs, cluster: Cluster, shared: SharedMemory | None = None) -> Answer:
     """Predict memory and time.
 
     Args:
         inputs: the question.
         cluster: the devices.
+        shared: memory of these devices with all roles. None: computed here.
 
     Raises:
         UserError: if the devices cannot hold the model's weights.
     """
     found = compare_topologies(inputs.arch, cluster, inputs.work, CONSTANTS)
-    memory, fits = shared_rows(inputs, cluster)
+    shared = shared or SharedMemory(inputs.plan, cluster.count)
+    memory, fits = shared_rows(shared, cluster.device)
     apart = found.topologies.get("disaggregated")
     pools: Rows = []
     pools_fit: bool | None = False
     if apart is not None:
-        pools, pools_fit = pool_rows(inputs, cluster, apart)
+        pools, pools_fit = pool_rows(inputs, cluster.device, apart)
         pools = [*pools, *copy_rows(inputs, apart)]
     return Answer(inputs, cluster, found, memory, fits, pools, pools_fit)
 

@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from ..planning.activations import CHECKPOINTING
-from ..planning.hardware import Cluster
+from ..planning.hardware import Accelerator
 from ..planning.model_copies import METHODS, POOLS, bytes_per_device, model_copies
 from ..planning.planner import TopologyPlan
 from ..planning.pools import PoolFit, pool_fit
+from ..recipe.memory import MemoryPlan
 from ..recipe.memory_text import gigabytes, memory_of, what_helps
+from ..recipe.plan import Plan
 from ..run.planned_work import Inputs
 from .plan_layout import Rows
 
 
-def shared_rows(inputs: Inputs, cluster: Cluster) -> tuple[Rows, bool | None]:
-    """Memory of one device on which all roles take turns: the exact plan of `sixfold explain`.
+@dataclass(frozen=True)
+class SharedMemory:
+    """Memory of devices on which all roles take turns: the exact plan of `sixfold explain`.
+
+    It depends on neither the accelerator nor the mean length.
+
+    Attributes:
+        plan: the resolved recipe.
+        ranks: number of devices.
+    """
+
+    plan: Plan
+    ranks: int
+
+    @cached_property
+    def memory(self) -> MemoryPlan | None:
+        """Memory of each device. None: the plan does not apply."""
+        return memory_of(self.plan, self.ranks)
+
+    @cached_property
+    def helps(self) -> str:
+        """Settings that would save memory, with the largest saving first."""
+        assert self.memory is not None
+        found = what_helps(self.plan, self.memory, self.ranks)
+        return "; ".join(f"{name} ({gigabytes(size)} less)" for name, size in found)
+
+
+def shared_rows(shared: SharedMemory, device: Accelerator) -> tuple[Rows, bool | None]:
+    """Memory of one device on which all roles take turns.
 
     Returns:
         The rows, and whether the run fits. None: the plan does not apply.
     """
-    plan, ranks = inputs.plan, cluster.count
-    memory = memory_of(plan, ranks)
+    memory = shared.memory
     if memory is None:
         return [("memory", "not known: sizes of the model or its reference are missing")], None
     rows = [(part.name, gigabytes(part.size)) for part in memory.parts if part.size]
@@ -31,7 +62,7 @@ def shared_rows(inputs: Inputs, cluster: Cluster) -> tuple[Rows, bool | None]:
                 f"{gigabytes(cache)}, {memory.cache_wanted:,} tokens",
             )
         )
-    total = round(cluster.device.memory_gb * 1e9)
+    total = round(device.memory_gb * 1e9)
     fits = memory.cache_that_fits(total)
     least = memory.needed(memory.cache_least)
     rows.append(
@@ -39,10 +70,7 @@ def shared_rows(inputs: Inputs, cluster: Cluster) -> tuple[Rows, bool | None]:
     )
     if fits is None:
         rows.append(("verdict", f"does not fit: {gigabytes(least - round(0.9 * total))} too much"))
-        helps = [
-            f"{name} ({gigabytes(size)} less)" for name, size in what_helps(plan, memory, ranks)
-        ]
-        rows.append(("would help", "; ".join(helps) or "no setting alone: use a smaller model"))
+        rows.append(("would help", shared.helps or "no setting alone: use a smaller model"))
         return rows, False
     says = "fits"
     if memory.cache_wanted and fits < memory.cache_wanted and memory.sequence:
@@ -51,14 +79,16 @@ def shared_rows(inputs: Inputs, cluster: Cluster) -> tuple[Rows, bool | None]:
     return rows, True
 
 
-def pool_rows(inputs: Inputs, cluster: Cluster, topology: TopologyPlan) -> tuple[Rows, bool | None]:
+def pool_rows(
+    inputs: Inputs, device: Accelerator, topology: TopologyPlan
+) -> tuple[Rows, bool | None]:
     """Memory per device of a trainer and a sampler that have their own devices.
 
     Returns:
         The rows, and whether both pools fit. None: the estimate does not apply.
     """
     chunk = inputs.plan.recipe.trainer.logprob_chunk
-    fit = pool_fit(inputs.arch, cluster.device, topology, inputs.work, chunk=chunk)
+    fit = pool_fit(inputs.arch, device, topology, inputs.work, chunk=chunk)
     memory = fit.memory
     if inputs.work.adapters:
         return [("note", "this estimate is for training of all weights, not for adapters")], None

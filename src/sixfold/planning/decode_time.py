@@ -166,16 +166,28 @@ def draining_seconds(
     Sequences that do not fit in the KV cache wait, and start as others end.
     """
     batch = max(1.0, sequences / sampler.replicas)
-    running = min(batch, fitting_sequences(arch, sampler, lengths))
+    replica = Sampler(sampler.device, sampler.tensor, sampler.tensor, sampler.weight_bytes)
+    return _replica_drains(arch, replica, batch, lengths, k)
+
+
+@lru_cache(maxsize=8192)
+def _replica_drains(
+    arch: Architecture, replica: Sampler, batch: float, lengths: Lengths, k: Constants
+) -> float:
+    """`draining_seconds` of one replica with `batch` sequences.
+
+    Cached: the search for the best split of the devices asks for equal batches many times.
+    """
+    running = min(batch, fitting_sequences(arch, replica, lengths))
     middle = lengths.read + lengths.mean / 2
     waiting = (batch / running - 1) * lengths.mean
-    step = step_timer(arch, sampler, k)
+    step = step_timer(arch, replica, k)
     seconds, spacing = waiting * step(running, middle), lengths.longest / POINTS
     for point, share in enumerate(shares_running(lengths.mean, lengths.longest)):
         context = lengths.read + (point + 0.5) * spacing
         seconds += step(max(1.0, running * share), context) * spacing
     prompts = batch / lengths.sharing
-    return seconds + prompts * prompt_seconds(arch, sampler, lengths.prompt, k)
+    return seconds + prompts * prompt_seconds(arch, replica, lengths.prompt, k)
 
 
 def steady_seconds(

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -67,7 +67,7 @@ class Accelerator:
     name: str
     memory_gb: float
     bandwidth_gb_s: float
-    peak_tflops: Mapping[str, float]
+    peak_tflops: Mapping[str, float] = field(hash=False)
     link_gb_s: float
     network_gb_s: float
     devices_per_node: int = 8

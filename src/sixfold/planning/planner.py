@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from .architectures import Architecture
 from .balance import Split, balanced_split
 from .constants import Constants
-from .decode_time import Sampler
 from .flops import TRAINING, attention_flops_per_token, flops_per_token, model_flops_utilisation
 from .hardware import Accelerator, Cluster
-from .samplers import fastest_sampler, sampler_of, sampling_seconds
+from .samplers import fastest_sampler, sampler_of
 from .step_time import PhaseSeconds, StepTime, step_time
 from .sync_time import OPERATIONS, SyncLinks, sync_operations
 from .train_time import FORWARD, Engine, Layout, Pass, pass_seconds, training_pass
@@ -57,6 +56,7 @@ class Comparison:
     split: Split | None
 
 
+@lru_cache(maxsize=8192)
 def learning_seconds(
     arch: Architecture, device: Accelerator, work: Workload, devices: int, k: Constants
 ) -> tuple[float, float]:
@@ -126,15 +126,15 @@ def weight_sync(
 
 def _phases(
     arch: Architecture,
+    device: Accelerator,
     work: Workload,
     k: Constants,
     *,
-    sampler: Sampler,
+    rollout: float,
     sampling: int,
     training: int,
     topology: str,
 ) -> PhaseSeconds:
-    device = sampler.device
     reference, train = learning_seconds(arch, device, work, training, k)
     sync = 0.0
 
@@ -159,7 +159,7 @@ def _phases(
             copy = device.measured.sync_seconds(arch)
         sync = found["gather"] + (found["cast"] or copy)
     return PhaseSeconds(
-        rollout=sampling_seconds(arch, sampler, work, topology, k),
+        rollout=rollout,
         verifier=0.0,
         reference=reference,
         trainer=train,
@@ -255,9 +255,16 @@ def planned_topology(
     Raises:
         UserError: if the sampling devices cannot hold the model's weights.
     """
-    sampler = fastest_sampler(arch, device, sampling, work, topology, k)
+    sampler, rollout = fastest_sampler(arch, device, sampling, work, topology, k)
     phases = _phases(
-        arch, work, k, sampler=sampler, sampling=sampling, training=training, topology=topology
+        arch,
+        device,
+        work,
+        k,
+        rollout=rollout,
+        sampling=sampling,
+        training=training,
+        topology=topology,
     )
     step = step_time(phases, topology=topology, reference_on="trainer", sync_hidden=False)
     return TopologyPlan(topology, sampling, training, sampler.tensor, phases, step)

@@ -40,8 +40,8 @@ def fastest_sampler(
     work: Workload,
     topology: str,
     k: Constants,
-) -> Sampler:
-    """Sampler with the shortest sampling phase.
+) -> tuple[Sampler, float]:
+    """Sampler with the shortest sampling phase, and the seconds of that phase.
 
     More devices per replica than the weights need leave room for more sequences, and read the
     weights sooner. Tried are twice the fewest, four times and so on, up to a whole node, if they
@@ -64,7 +64,8 @@ def fastest_sampler(
         if devices % tensor == 0:
             tried.append(replace(least, tensor=tensor))
         tensor *= 2
-    return min(tried, key=lambda one: sampling_seconds(arch, one, work, topology, k))
+    timed = [(one, sampling_seconds(arch, one, work, topology, k)) for one in tried]
+    return min(timed, key=lambda pair: pair[1])
 
 
 def sampling_seconds(
