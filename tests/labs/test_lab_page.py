@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sixfold.labs.catalogue import find
+from sixfold.labs.combinations import Combinations, Part, Words, combined
 from sixfold.labs.lab import Control, Lab, Outcome, Setting, Table
 from sixfold.labs.page import ControlPage, page_of, render_controls
 from sixfold.labs.text import shown, written
@@ -116,22 +117,44 @@ def test_the_page_is_of_moderate_size(name: str) -> None:
     assert len(text) < 1_500_000
 
 
-def product(a: int, b: int) -> Outcome:
-    return Outcome({"product": a * b}, tables=(Table("Parity", ("of a",), [[a % 2]]),))
+def halves(*, a: int, b: int) -> Outcome:
+    return Outcome({"product": a * b}, tables=(Table("Parity", ("of",), [[a * b % 2]]),))
 
 
-def test_a_kept_control_has_sweeps_for_each_of_its_values() -> None:
-    controls = tuple(Control(name, 2, name, low=1, high=3) for name in ("a", "b"))
-    page = ControlPage(
-        "n", "t", "x", controls, product, "{a} x {b}".format_map, "a x b", ("end", "."), kept="a"
+def last(*, c: int) -> Outcome:
+    return Outcome({"last": c}, tables=(Table("Parity", ("of",), [[c % 2]]),), lines=(f"c is {c}",))
+
+
+def test_parts_are_held_for_combinations_of_their_own_controls() -> None:
+    moving = [(Control(name, 2, name, low=1, high=3), (1, 2, 3)) for name in ("a", "b", "c")]
+    words = (
+        Words((), lambda: "lab"),
+        Words(("b",), lambda b: f"--b {b}" if b != 2 else ""),
+        Words(("a", "c"), lambda a, c: f"{a}/{c}"),
     )
-    held = data(render_controls(page, {"a": 2, "b": 2}))
-    assert held["kept"] == 0 and held["states"][1] is None
-    for a, state in zip((1, 2, 3), (held["states"][0], held, held["states"][2]), strict=True):
-        assert state["controls"][0] == {"at": a - 1, "shown": ["1", "2", "3"]}
-        moved = state["controls"][1]
-        assert state["usual"]["values"] == [["product", str(2 * a)]]
-        assert moved["commands"] == [f"{a} x {b}" for b in (1, 2, 3)]
-        assert moved["outcomes"][2]["values"] == [["product", str(3 * a)]]
-        assert held["tables"][state["usual"]["tables"][0]]["rows"] == [[str(a % 2)]]
-    assert len(held["tables"]) == 2
+    page = Combinations((Part(("a", "b"), halves), Part(("c",), last)), words)
+    held: Any = combined(page, moving, {"a": 2, "b": 2, "c": 2}, lambda found: dict(found.values))
+    first, second = held["parts"]
+    assert (first["controls"], second["controls"]) == ([0, 1], [2])
+    # The last control varies fastest; 1 x 2 and 2 x 1 are held once.
+    products = [held["outcomes"][place]["product"] for place in first["found"]]
+    assert products == [1, 2, 3, 2, 4, 6, 3, 6, 9]
+    assert len(held["outcomes"]) == 6 + 3
+    assert [part["controls"] for part in held["words"]] == [[], [1], [0, 2]]
+    assert [held["texts"][place] for place in held["words"][1]["found"]] == ["--b 1", "", "--b 3"]
+
+    outcome = page.run(a=3, b=1, c=2)
+    assert outcome.values == {"product": 3, "last": 2} and outcome.lines == ("c is 2",)
+    assert [(table.title, table.rows) for table in outcome.tables] == [("Parity", [[1], [0]])]
+    assert page.command({"a": 3, "b": 2, "c": 1}) == "lab 3/1"
+
+
+def test_the_page_says_that_controls_combine() -> None:
+    controls = (Control("c", 2, "c", low=1, high=3),)
+    every = Combinations((Part(("c",), last),), (Words(("c",), lambda c: f"lab {c}"),))
+    page = ControlPage(
+        "n", "t", "x", controls, every.run, every.command, "lab C", ("end", "."), every
+    )
+    text = render_controls(page, {"c": 2})
+    assert "The controls combine" in text and "One control moves" not in text
+    assert "c is 2" in text and "c is 3" not in text  # other outcomes are packed

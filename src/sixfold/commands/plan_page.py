@@ -1,6 +1,6 @@
 """`sixfold plan TARGET --html FILE`: the plan as a page with sliders. No torch.
 
-The page holds answers of `plan_answer` for every position of a slider; the browser computes
+The page holds answers of `plan_answer` for every combination of positions; the browser computes
 nothing. Each answer comes with the command that prints it.
 """
 
@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import UserError
+from ..labs.combinations import Combinations, Part
 from ..labs.lab import Bars, Figure, Outcome, Span, Table, Timeline, Value
 from ..labs.page import ControlPage, write_controls
-from ..planning.hardware import TABLE, Cluster
 from ..planning.pass_rate import degenerate_probability
 from ..planning.planner import TopologyPlan
 from ..planning.stragglers import exact_longest
@@ -36,7 +36,7 @@ from .plan_answer import (
     work_rows,
 )
 from .plan_inputs import read_inputs
-from .plan_layout import Rows
+from .plan_memory import SharedMemory
 from .plan_question import PROMPTS, SAMPLES, PlanQuestion, controls
 
 PHASES = ("rollout", "reference", "trainer", "sync")
@@ -59,45 +59,7 @@ def write_plan_page(question: PlanQuestion, path: Path) -> None:
 
 def plan_page(question: PlanQuestion) -> ControlPage:
     """Controls and outcomes of the page."""
-
-    @cache
-    def inputs(prompts: int, samples: int, length: float) -> Inputs:
-        flags = question.changed_flags(prompts, samples)
-        asked = read_inputs(question.target, flags, mean_tokens=length)
-        same = length == question.inputs.work.mean_tokens
-        return replace(asked, assumed=question.inputs.assumed) if same else asked
-
-    @cache
-    def answers(accelerator: str, devices: int, work: tuple[int, int, float]) -> Answer | str:
-        """The answer, or why there is none."""
-        device = question.cluster.device
-        device = device if accelerator == device.name else TABLE[accelerator]
-        try:
-            return answer(inputs(*work), Cluster(device, devices))
-        except UserError as error:
-            return one_line(str(error))
-
-    @cache
-    def groups(work: tuple[int, int, float], pass_rate: float, variation: float) -> Rows:
-        return group_rows(inputs(*work), pass_rate, variation)
-
-    def run(
-        *,
-        accelerator: str,
-        devices: int,
-        prompts: int,
-        samples: int,
-        length: float,
-        variation: float,
-        pass_rate: float,
-    ) -> Outcome:
-        work = (prompts, samples, length)
-        given = answers(accelerator, devices, work)
-        if isinstance(given, str):
-            return Outcome({"plan": "not possible"}, lines=(f"{given}.",))
-        rows = groups(work, pass_rate, variation)
-        return outcome(given, rows, pass_rate=pass_rate, variation=variation)
-
+    found = Combinations(_parts(question), question.words)
     name = one_line(question.target)
     return ControlPage(
         name=f"plan of {name}",
@@ -108,8 +70,8 @@ def plan_page(question: PlanQuestion) -> ControlPage:
             f" {accuracy(question.cluster)}"
         ),
         controls=controls(question),
-        run=run,
-        command=question.command,
+        run=found.run,
+        command=found.command,
         general=(
             f"sixfold plan {shlex.quote(question.target)} --gpus COUNTxNAME --{PROMPTS} VALUE"
             f" --{SAMPLES} VALUE --length TOKENS --variation VALUE --pass-rate SHARE"
@@ -122,23 +84,83 @@ def plan_page(question: PlanQuestion) -> ControlPage:
             " separate devices would give. The command also prints how long a step takes if one"
             " assumption is a third worse.",
         ),
-        kept="accelerator",
+        combinations=found,
     )
 
 
-def outcome(given: Answer, groups: Rows, *, pass_rate: float, variation: float) -> Outcome:
-    """An answer as values, tables and charts, with the numbers as `sixfold plan` prints them.
+def _parts(question: PlanQuestion) -> tuple[Part, ...]:
+    """The answer, and the rows about groups, each with the controls on which it depends."""
+
+    @cache
+    def inputs(prompts: int, samples: int, length: float) -> Inputs:
+        flags = question.changed_flags(prompts, samples)
+        asked = read_inputs(question.target, flags, mean_tokens=length)
+        same = length == question.inputs.work.mean_tokens
+        return replace(asked, assumed=question.inputs.assumed) if same else asked
+
+    @cache
+    def memory(devices: int, prompts: int, samples: int) -> SharedMemory:
+        return SharedMemory(
+            inputs(prompts, samples, question.inputs.work.mean_tokens).plan, devices
+        )
+
+    def planned(
+        *, accelerator: str, devices: int, prompts: int, samples: int, length: float
+    ) -> Outcome:
+        cluster = question.devices(accelerator, devices)
+        try:
+            asked = inputs(prompts, samples, length)
+            return outcome(answer(asked, cluster, memory(devices, prompts, samples)))
+        except UserError as error:
+            return Outcome({"plan": "not possible"}, lines=(f"{one_line(str(error))}.",))
+
+    return (
+        Part(("accelerator", "devices", "prompts", "samples", "length"), planned),
+        *group_parts(question.inputs, question.pass_rate, question.variation),
+    )
+
+
+def group_parts(inputs: Inputs, pass_rate: float, variation: float) -> tuple[Part, ...]:
+    """The rows of `group_rows`, each with its value and the controls on which it depends.
 
     Args:
-        given: the answer.
-        groups: rows about groups.
-        pass_rate: share of correct samples.
-        variation: coefficient of variation of the lengths in a group.
+        inputs: the question.
+        pass_rate: share of correct samples where a row does not depend on it.
+        variation: coefficient of variation of lengths, likewise.
     """
-    together, best, samples = given.together, given.recommended, given.inputs.work.samples
+
+    def row(place: int, samples: int, length: float, rate: float, spread: float) -> tuple[Table]:
+        work = replace(inputs.work, samples=samples, mean_tokens=length)
+        rows = group_rows(replace(inputs, work=work), rate, spread)
+        return (Table("Groups", ("", ""), [list(rows[place])]),)
+
+    usual = inputs.work.mean_tokens
+
+    def rewards(*, samples: int, pass_rate: float) -> Outcome:
+        share = degenerate_probability(pass_rate, samples)
+        table = row(0, samples, usual, pass_rate, variation)
+        return Outcome({"groups without a gradient": f"{share:.1%}"}, table)
+
+    def prompt(*, samples: int, length: float) -> Outcome:
+        return Outcome({}, row(1, samples, length, pass_rate, variation))
+
+    def longest(*, samples: int, variation: float) -> Outcome:
+        times = exact_longest(1.0, variation=variation, samples=samples)
+        table = row(2, samples, usual, pass_rate, variation)
+        return Outcome({"longest sample of a group": f"{times:.1f} x the mean"}, table)
+
+    return (
+        Part(("samples", "pass_rate"), rewards),
+        Part(("samples", "length"), prompt),
+        Part(("samples", "variation"), longest),
+    )
+
+
+def outcome(given: Answer) -> Outcome:
+    """An answer as values, tables and charts, with the numbers as `sixfold plan` prints them."""
+    together, best = given.together, given.recommended
     fastest = best or together
     price = given.price(fastest)
-    longest = exact_longest(1.0, variation=variation, samples=samples)
     values: dict[str, Value] = {
         "all roles on the same devices": _fits(given.fits),
         "two pools": _fits(given.pools_fit) if given.apart else "need more devices",
@@ -147,8 +169,6 @@ def outcome(given: Answer, groups: Rows, *, pass_rate: float, variation: float) 
         "longest phase": longest_phase(together),
         f"time of the run, {fastest.name}": duration(given.hours(fastest)),
         f"US dollars, {fastest.name}": "price not known" if price is None else f"{price:,.2f}",
-        "groups without a gradient": f"{degenerate_probability(pass_rate, samples):.1%}",
-        "longest sample of a group": f"{longest:.1f} x the mean",
     }
     head, *rows = topology_table(given)
     sections = (
@@ -156,7 +176,6 @@ def outcome(given: Answer, groups: Rows, *, pass_rate: float, variation: float) 
         ("Memory per device with two pools (estimate)", given.pools),
         ("Time and cost", cost_rows(given)),
         ("What limits it", all_limit_rows(given)),
-        ("Groups", groups),
         ("Two pools", two_pool_rows(given)),
         ("Work of a step", work_rows(given.inputs)),
     )

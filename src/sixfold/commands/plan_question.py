@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..labs.combinations import Words
 from ..labs.lab import Control, Setting
 from ..labs.text import written
 from ..planning.hardware import TABLE, Cluster
@@ -14,7 +15,8 @@ from ..run.planned_work import Inputs
 from .plan_inputs import read_inputs
 
 PROMPTS, SAMPLES = "rollout.prompts_per_step", "rollout.samples_per_prompt"
-MOST_DEVICES = 1 << 20
+STEPS, MORE_STEPS = 3, 5
+"""Positions of a slider that doubles its value: with several accelerators, and with one."""
 
 
 @dataclass(frozen=True)
@@ -73,46 +75,74 @@ class PlanQuestion:
                 flags = [*_without(flags, key), f"--{key}", str(value)]
         return flags
 
-    def command(self, settings: Mapping[str, Setting]) -> str:
-        """Command that prints the answer at these positions of the controls."""
-        flags = self.changed_flags(int(settings["prompts"]), int(settings["samples"]))
-        words = ["sixfold", "plan", self.target, *flags, *self._devices(settings)]
-        if self.mean_tokens is not None or settings["length"] != self.settings["length"]:
-            words += ["--length", written(settings["length"])]
-        words += ["--variation", written(settings["variation"])]
-        words += ["--pass-rate", written(settings["pass_rate"])]
-        line = " ".join(shlex.quote(word) for word in words)
-        if self.hardware and settings["devices"] != self.cluster.count:
-            line += f"  # with count = {settings['devices']} in the file"
-        return line
+    @property
+    def words(self) -> tuple[Words, ...]:
+        """Parts of the command that prints the answer at given positions of the controls."""
+        own = self.settings
 
-    def _devices(self, settings: Mapping[str, Setting]) -> list[str]:
-        if self.hardware:
-            return ["--hardware", self.hardware]
-        return ["--gpus", f"{settings['devices']}x{settings['accelerator']}"]
+        def model(*, prompts: int, samples: int) -> str:
+            words = ["sixfold", "plan", self.target, *self.changed_flags(prompts, samples)]
+            return shlex.join(words)
+
+        def devices(*, accelerator: str, devices: int) -> str:
+            words = ["--hardware", self.hardware]
+            return shlex.join(words if self.hardware else ["--gpus", f"{devices}x{accelerator}"])
+
+        def mean(*, length: float) -> str:
+            given = self.mean_tokens is not None or length != own["length"]
+            return f"--length {written(length)}" if given else ""
+
+        def note(*, devices: int) -> str:
+            changed = self.hardware and devices != own["devices"]
+            return f" # with count = {devices} in the file" if changed else ""
+
+        return (
+            Words(("prompts", "samples"), model),
+            Words(("accelerator", "devices"), devices),
+            Words(("length",), mean),
+            Words(("variation",), lambda variation: f"--variation {written(variation)}"),
+            Words(("pass_rate",), lambda pass_rate: f"--pass-rate {written(pass_rate)}"),
+            Words(("devices",), note),
+        )
+
+    def devices(self, accelerator: str, count: int) -> Cluster:
+        """Devices at these positions of the controls."""
+        own = self.cluster.device
+        return Cluster(own if accelerator == own.name else TABLE[accelerator], count)
 
 
 def controls(question: PlanQuestion) -> tuple[Control, ...]:
-    """Sliders and choices of the page, with the values that they show."""
+    """Sliders and choices of the page, with the values that they show.
+
+    The page has every combination of the first five, so there are fewer positions of each if there
+    are many accelerators.
+    """
     work, device = question.inputs.work, question.cluster.device
-    names = [name for name, listed in TABLE.items() if listed.price_per_hour is not None]
+    # Sixfold does not run on TPUs.
+    names = [
+        name
+        for name, listed in TABLE.items()
+        if listed.price_per_hour is not None and not name.startswith("TPU")
+    ]
     bound = work.longest_tokens
-    lengths = sorted({float(max(1, round(bound * tenth / 10))) for tenth in range(1, 11)})
-    accelerators, about = (*names, device.name), "devices with a listed price, and the given one"
+    accelerators, about = (*names, device.name), "GPUs with a listed price, and the given device"
     if question.hardware:
         accelerators, about = (device.name,), "the device of the hardware file"
+    steps = MORE_STEPS if question.hardware else STEPS
+    mean = work.mean_tokens
+    lengths = {float(max(1, round(mean / 2))), mean, float(round((mean + bound) / 2))}
     return (
         Control("accelerator", device.name, about, choices=tuple(dict.fromkeys(accelerators))),
-        _doubling("devices", question.cluster.count, "number of devices", MOST_DEVICES, 64),
-        _doubling("prompts", work.prompts, "prompts per step", MOST_DEVICES, 8 * work.prompts),
-        _doubling("samples", work.samples, "samples per prompt", MOST_DEVICES, 64),
+        _doubling("devices", question.cluster.count, "number of devices", steps),
+        _doubling("prompts", work.prompts, "prompts per step", steps),
+        _doubling("samples", work.samples, "samples per prompt", steps),
         Control(
             "length",
             work.mean_tokens,
             f"mean tokens of a completion, at most {bound:,.0f}",
             low=0,
             high=bound,
-            sweep=tuple(length for length in lengths if length <= bound),
+            sweep=tuple(sorted(lengths)),
         ),
         Control(
             "variation",
@@ -133,11 +163,13 @@ def controls(question: PlanQuestion) -> tuple[Control, ...]:
     )
 
 
-def _doubling(name: str, value: int, about: str, most: int, reach: int) -> Control:
-    """Control over powers of two up to `reach`, or to 4 times the value if that is more."""
-    last = min(most, max(reach, 4 * value))
-    powers = tuple(1 << power for power in range(last.bit_length()) if 1 << power <= last)
-    return Control(name, value, about, low=1, high=max(most, value), sweep=powers[-10:])
+def _doubling(name: str, value: int, about: str, steps: int) -> Control:
+    """Control over halves and doubles of a value, `steps` in all, and more doubles than halves."""
+    lowest = value
+    for _ in range((steps - 1) // 2):
+        lowest = lowest // 2 if lowest % 2 == 0 else lowest
+    sweep = sorted({value, *(lowest << step for step in range(steps))})
+    return Control(name, value, about, low=1, high=sweep[-1], sweep=tuple(sweep))
 
 
 def _without(flags: Sequence[str], key: str) -> list[str]:

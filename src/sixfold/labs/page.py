@@ -1,8 +1,9 @@
 """HTML pages with controls: one file with sliders, without network access.
 
 A browser cannot run a lab, so the page holds outcomes: for each control, the outcomes over its
-values, with the other controls as given. The content security policy admits only the page's own
-script, by its hash. The page of `sixfold plan` is made in the same way.
+values, with the other controls as given. The page of `sixfold plan` holds outcomes for every
+combination of values (`combinations`). The content security policy admits only the page's own
+script, by its hash.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ..errors import UserError
 from ..files.durable import write_text_atomic
 from ..report.page import render_page
 from ..report.untrusted import visible
+from .combinations import Combinations, Json, combined, packed
 from .lab import Bars, Chart, Control, Figure, Lab, Outcome, Setting
 from .text import shown, written
 
 MOST_POINTS = 120
 """Points of a curve on the page; longer curves are thinned."""
 
-Json = Mapping[str, object]
 Tables = dict[str, int]
 """Tables of a page as JSON, with the position of each."""
 
@@ -46,8 +47,7 @@ class ControlPage:
         command: the command that prints the outcome for a value of every control.
         general: the command for any combination of values.
         ending: heading and text of the last section.
-        kept: name of a control that keeps its value while another one moves. The page then holds
-            the outcomes for each of its values. "": no control does.
+        combinations: makes all controls combine. None: one control moves at a time.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ControlPage:
     command: Callable[[Mapping[str, Setting]], str]
     general: str
     ending: tuple[str, str]
-    kept: str = ""
+    combinations: Combinations | None = None
 
 
 def write_page(lab: Lab, settings: Mapping[str, Setting], path: Path) -> None:
@@ -133,41 +133,40 @@ def render_controls(page: ControlPage, settings: Mapping[str, Setting]) -> str:
         ],
         outcome=_outcome(outcome, None),
         command=page.command(settings),
-        data=_embedded(_data(page, moving, settings)),
+        data=_embedded(page, moving, settings),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def _data(page: ControlPage, moving: list[Control], settings: Mapping[str, Setting]) -> Json:
-    """What the script reads: the sweeps, and every distinct table once.
+def _embedded(page: ControlPage, moving: list[Control], settings: Mapping[str, Setting]) -> Markup:
+    """What the script reads: outcomes, and every distinct table once.
 
-    With a kept control there are sweeps for each of its values; None stands for those of the given
-    value.
+    Outcomes of all combinations are packed. In plain JSON `<` is escaped, so that the text cannot
+    close its element.
     """
     tables: Tables = {}
-    data = dict(_state(page, moving, settings, tables))
-    for at, control in enumerate(moving):
-        if control.name == page.kept:
-            data["kept"] = at
-            data["states"] = [
-                None
-                if value == settings[control.name]
-                else _state(page, moving, {**settings, control.name: value}, tables)
-                for value in _values(control, settings)
-            ]
-    return data | {"tables": [json.loads(table) for table in tables]}
-
-
-def _state(
-    page: ControlPage, moving: list[Control], settings: Mapping[str, Setting], tables: Tables
-) -> Json:
-    """Outcome of the settings, and the sweep of every control from there."""
-    return {
-        "usual": _outcome(page.run(**settings), tables),
-        "command": page.command(settings),
-        "controls": [_sweep(page, control, settings, tables) for control in moving],
-    }
+    data: Json
+    if page.combinations is None:
+        data = {
+            "usual": _outcome(page.run(**settings), tables),
+            "command": page.command(settings),
+            "controls": [_sweep(page, control, settings, tables) for control in moving],
+        }
+    else:
+        positions = [(control, _values(control, settings)) for control in moving]
+        shown = [[written(value) for value in values] for _, values in positions]
+        places = [_place(control, settings) for control in moving]
+        data = {
+            "controls": [{"at": a, "shown": s} for a, s in zip(places, shown, strict=True)],
+            **combined(
+                page.combinations, positions, settings, lambda found: _outcome(found, tables)
+            ),
+        }
+    text = _json({**data, "tables": [json.loads(table) for table in tables]})
+    if page.combinations is not None:
+        return Markup(packed(text))
+    return Markup(text.replace("<", "\\u003c"))
 
 
 def _values(control: Control, settings: Mapping[str, Setting]) -> list[Setting]:
@@ -191,12 +190,10 @@ def _sweep(
     """Outcomes over the values of one control. None stands for the usual outcome."""
     at = _place(control, settings)
     values = _values(control, settings)
-    found: Json = {"at": at, "shown": [written(value) for value in values]}
-    if control.name == page.kept:
-        return found
     states = [{**settings, control.name: value} for value in values]
     return {
-        **found,
+        "at": at,
+        "shown": [written(value) for value in values],
         "commands": [page.command(state) for state in states],
         "outcomes": [
             None if index == at else _outcome(page.run(**state), tables)
@@ -269,11 +266,6 @@ def _thinned(points: Sequence[tuple[float, float | None]]) -> list[list[float | 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-def _embedded(data: Json) -> Markup:
-    """JSON for a script element: `<` is escaped, so that the text cannot close the element."""
-    return Markup(_json(data).replace("<", "\\u003c"))
 
 
 def _json(data: Json) -> str:

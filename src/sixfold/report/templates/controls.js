@@ -1,6 +1,6 @@
 "use strict";
 // Shows the outcomes that the page holds. Text enters the page as text, never as HTML.
-const DATA = JSON.parse(document.getElementById("data").textContent);
+let DATA;
 const WIDTH = 360, HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 22, BOTTOM = 24;
 const COLOURS = 11;
 
@@ -145,7 +145,7 @@ function show(outcome, command) {
   const figures = emptied("figures"), tables = emptied("tables");
   const draw = { chart, bars, timeline };
   for (const figure of outcome.figures) draw[figure.kind](figures, figure);
-  for (const shown of outcome.tables.map((place) => DATA.tables[place])) {
+  for (const shown of outcome.tables) {
     element("h3", tables, {}, shown.title);
     const table = element("table", element("div", tables, { class: "scroll" }));
     if (shown.columns.some((column) => column)) {
@@ -160,25 +160,75 @@ function show(outcome, command) {
   document.getElementById("command").textContent = command;
 }
 
-// Sweeps at the value of the kept control, if the page has one.
-let state = DATA;
-
-// Show control `moved` at value number `index`, and all other controls as given. The kept control
-// keeps its value.
-function move(moved, index) {
-  if (moved === DATA.kept) state = DATA.states[index] || DATA;
-  state.controls.forEach((control, i) => {
-    const at = i === moved ? index : control.at;
-    document.getElementById(`control${i}`).value = at;
-    document.getElementById(`shown${i}`).textContent = control.shown[at];
-  });
-  const control = state.controls[moved];
-  if (moved === DATA.kept) show(state.usual, state.command);
-  else show(control.outcomes[index] || state.usual, control.commands[index]);
+function withTables(outcome) {
+  return { ...outcome, tables: outcome.tables.map((place) => DATA.tables[place]) };
 }
 
-DATA.controls.forEach((control, i) => {
-  const input = document.getElementById(`control${i}`);
-  input.addEventListener("input", () => move(i, Number(input.value)));
-});
-show(DATA.usual, DATA.command);
+function place(i, index) {
+  document.getElementById(`control${i}`).value = index;
+  document.getElementById(`shown${i}`).textContent = DATA.controls[i].shown[index];
+}
+
+// Show control `moved` at value number `index`, and all other controls as given.
+function moveOne(moved, index) {
+  DATA.controls.forEach((control, i) => place(i, i === moved ? index : control.at));
+  const control = DATA.controls[moved];
+  show(withTables(control.outcomes[index] || DATA.usual), control.commands[index]);
+}
+
+// Result of a part at the present positions: in the order of nested loops over its controls.
+function result(part) {
+  let at = 0;
+  for (const i of part.controls) at = at * DATA.controls[i].shown.length + DATA.controls[i].at;
+  return part.found[at];
+}
+
+// Outcome of all parts. Tables of equal title become one.
+function joined(parts) {
+  const tables = new Map();
+  for (const table of parts.flatMap((part) => part.tables)) {
+    const before = tables.get(table.title) || { ...table, rows: [] };
+    tables.set(table.title, { ...before, rows: [...before.rows, ...table.rows] });
+  }
+  const all = (name) => parts.flatMap((part) => part[name]);
+  return { values: all("values"), figures: all("figures"), lines: all("lines"),
+    tables: [...tables.values()] };
+}
+
+function showCombination() {
+  const words = DATA.words.map((part) => DATA.texts[result(part)]);
+  const parts = DATA.parts.map((part) => withTables(DATA.outcomes[result(part)]));
+  show(joined(parts), words.filter((text) => text).join(" "));
+}
+
+// Show control `moved` at value number `index`. All others keep their values.
+function combine(moved, index) {
+  DATA.controls[moved].at = index;
+  place(moved, index);
+  showCombination();
+}
+
+// Data of all combinations is base64 of a zlib stream.
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).text();
+}
+
+function start(text) {
+  DATA = JSON.parse(text);
+  const move = DATA.parts ? combine : moveOne;
+  DATA.controls.forEach((control, i) => {
+    const input = document.getElementById(`control${i}`);
+    input.addEventListener("input", () => move(i, Number(input.value)));
+  });
+  if (DATA.parts) showCombination();
+  else show(withTables(DATA.usual), DATA.command);
+}
+
+const HELD = document.getElementById("data");
+if (HELD.getAttribute("type") === "application/json") start(HELD.textContent);
+else {
+  unpacked(HELD.textContent).then(start).catch((error) => element("p", emptied("lines"),
+    { class: "error" }, `This browser cannot unpack the page's data: ${error}`));
+}
