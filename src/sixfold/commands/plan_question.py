@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from functools import cached_property
 from ..labs.combinations import Words
 from ..labs.lab import Control, Setting
 from ..labs.text import written
-from ..planning.hardware import TABLE, Cluster
+from ..planning.hardware import TABLE, Accelerator, Cluster
 from ..run.planned_work import Inputs
 from .plan_inputs import read_inputs
 
 PROMPTS, SAMPLES = "rollout.prompts_per_step", "rollout.samples_per_prompt"
+OTHERS = 5
+"""Accelerators of the page besides the given one."""
 STEPS, MORE_STEPS = 3, 5
 """Positions of a slider that doubles its value: with several accelerators, and with one."""
 
@@ -118,21 +121,12 @@ def controls(question: PlanQuestion) -> tuple[Control, ...]:
     are many accelerators.
     """
     work, device = question.inputs.work, question.cluster.device
-    # Sixfold does not run on TPUs.
-    names = [
-        name
-        for name, listed in TABLE.items()
-        if listed.price_per_hour is not None and not name.startswith("TPU")
-    ]
     bound = work.longest_tokens
-    accelerators, about = (*names, device.name), "GPUs with a listed price, and the given device"
-    if question.hardware:
-        accelerators, about = (device.name,), "the device of the hardware file"
     steps = MORE_STEPS if question.hardware else STEPS
     mean = work.mean_tokens
     lengths = {float(max(1, round(mean / 2))), mean, float(round((mean + bound) / 2))}
     return (
-        Control("accelerator", device.name, about, choices=tuple(dict.fromkeys(accelerators))),
+        _accelerators(device, alone=bool(question.hardware)),
         _doubling("devices", question.cluster.count, "number of devices", steps),
         _doubling("prompts", work.prompts, "prompts per step", steps),
         _doubling("samples", work.samples, "samples per prompt", steps),
@@ -160,6 +154,25 @@ def controls(question: PlanQuestion) -> tuple[Control, ...]:
             high=1,
             sweep=(0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98),
         ),
+    )
+
+
+def _accelerators(given: Accelerator, *, alone: bool) -> Control:
+    """Choice of the accelerator: the given one, and others unless a file describes it."""
+    if alone:
+        return Control("accelerator", given.name, "the device of the file", choices=(given.name,))
+
+    def distance(name: str) -> float:
+        return abs(math.log(TABLE[name].bandwidth_gb_s / given.bandwidth_gb_s))
+
+    # Sixfold does not run on TPUs.
+    listed = [name for name, one in TABLE.items() if one.price_per_hour and name[:3] != "TPU"]
+    near = sorted((name for name in listed if name != given.name), key=distance)[:OTHERS]
+    return Control(
+        "accelerator",
+        given.name,
+        "the given one, and GPUs with a price and the nearest bandwidths of memory",
+        choices=tuple(name for name in TABLE if name == given.name or name in near),
     )
 
 

@@ -8,6 +8,7 @@ counts are in 1e9 and include the embeddings.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .kv_cache import kv_bytes_per_token, latent_bytes_per_token
@@ -102,13 +103,18 @@ class Architecture:
         A dense model reads all of them. Of E experts with k per token, a batch of B tokens reaches
         the share 1 - (1 - k/E)^B, if the router spreads the tokens evenly.
         """
+        return self.reading()(batch)
+
+    def reading(self) -> Callable[[float], float]:
+        """`read_params` as a function. All that does not depend on the batch is computed once."""
         total = self.params_b * 1e9 - (0 if self.tied else self.vocab * self.hidden)
         if not self.experts:
-            return total
-        read = expert_share(
-            experts=self.experts, per_token=self.experts_per_token, tokens=max(batch, 1.0)
+            return lambda batch: total
+        routed = self.expert_params
+        missed = 1 - expert_share(
+            experts=self.experts, per_token=self.experts_per_token, tokens=1.0
         )
-        return total - self.expert_params * (1 - read)
+        return lambda batch: total - routed * missed ** max(batch, 1.0)
 
 
 def _dense(

@@ -116,7 +116,7 @@ def step_timer(
     rate = tensor * device.peak("bf16") * k.eager
     cached, products = arch.kv_bytes(), 2 * arch.matmul_params
     attention = 2 * arch.attention_flops(1.0)
-    whole = None if arch.experts else arch.read_params(1.0)
+    read = arch.reading()
     launch = arch.layers * k.decode_layer_s
     hop = per_sequence = 0.0
     if tensor > 1:
@@ -125,8 +125,7 @@ def step_timer(
         per_sequence = arch.layers * 8 * arch.hidden / device.bandwidth_between(tensor)
 
     def seconds(batch: float, context: float) -> float:
-        weights = arch.read_params(batch) if whole is None else whole
-        memory = (weights * sampler.weight_bytes + batch * context * cached) / read_rate
+        memory = (read(batch) * sampler.weight_bytes + batch * context * cached) / read_rate
         compute = batch * (products + attention * context) / rate
         return max(memory, compute, launch) + hop + per_sequence * batch
 
@@ -179,12 +178,13 @@ def _replica_drains(
     Cached: the search for the best split of the devices asks for equal batches many times.
     """
     running = min(batch, fitting_sequences(arch, replica, lengths))
-    middle = lengths.read + lengths.mean / 2
+    prompt = lengths.read
+    middle = prompt + lengths.mean / 2
     waiting = (batch / running - 1) * lengths.mean
     step = step_timer(arch, replica, k)
     seconds, spacing = waiting * step(running, middle), lengths.longest / POINTS
     for point, share in enumerate(shares_running(lengths.mean, lengths.longest)):
-        context = lengths.read + (point + 0.5) * spacing
+        context = prompt + (point + 0.5) * spacing
         seconds += step(max(1.0, running * share), context) * spacing
     prompts = batch / lengths.sharing
     return seconds + prompts * prompt_seconds(arch, replica, lengths.prompt, k)
