@@ -250,12 +250,49 @@ def test_the_page_is_small_and_soon_made(asked: PlanQuestion, most: float) -> No
     assert len(text) < 500_000
 
 
+def test_a_simulation_is_on_the_page_for_all_positions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.html"
+    command = "sixfold plan gsm8k --gpus 2xL4 --rollout.prompts_per_step 4 --simulate 3 --mtbf 1"
+    text = printed(capsys, command)
+    numbers = json.loads(printed(capsys, f"{command} --json"))["simulation"]["topologies"]
+    printed(capsys, f"{command} --html {shlex.quote(str(path))}")
+    page = path.read_text(encoding="utf-8")
+    held = data(page)
+    assert held["parts"][-1]["controls"] == []  # the same for all positions
+    part = held["outcomes"][held["parts"][-1]["found"][0]]
+    tables = [held["tables"][place] for place in part["tables"]]
+    assert len(tables) == 4
+    for table in tables:
+        assert table["title"] in text
+        for row in table["rows"]:
+            assert " ".join(" ".join(row).split()) in text
+            assert all(f"<td>{html.escape(cell)}</td>" in page for cell in row)
+    bars = {bar["title"].removesuffix(", simulated"): bar for bar in part["figures"]}
+    for name, found in numbers.items():
+        for title, key in (
+            ("Sampling devices busy", "sampling_busy"),
+            ("Training devices busy", "training_busy"),
+        ):
+            at = bars[title]["labels"].index(name)
+            assert bars[title]["values"][at] == pytest.approx(found[key], rel=1e-4)
+        tax = bars["Straggler tax of a step"]
+        assert 1 + tax["values"][tax["labels"].index(name)] == pytest.approx(
+            found["longest_to_mean"], rel=1e-4
+        )
+        ages = bars[f"Staleness, {name}"]
+        shares = dict(zip(ages["labels"], ages["values"], strict=True))
+        assert shares == pytest.approx(found["staleness"], rel=1e-4)
+
+
 def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, message in (
         (["gsm8k", "--html", str(tmp_path / "no" / "plan.html")], "no folder"),
         (["--points", "x.csv", "--html", "plan.html"], "--html needs a TARGET"),
         (["--points", "x.csv", "--simulate"], "--simulate needs a TARGET"),
-        (["gsm8k", "--simulate", "--html", str(tmp_path / "p.html")], "leave out --html"),
+        (["gsm8k", "--simulate", "--html", str(tmp_path / "no" / "p.html")], "no folder"),
+        (["gsm8k", "--json", "--html", str(tmp_path / "p.html")], "leave out --json"),
         (["70B", "--gpus", "1xL4", "--html", str(tmp_path / "p.html")], "cannot hold the weights"),
     ):
         assert main(["plan", *words]) == 2

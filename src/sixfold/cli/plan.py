@@ -34,7 +34,7 @@ parameters such as 70B. Nothing is loaded, downloaded or started. docs/planning.
 times can be trusted. With --html FILE: write a page with sliders instead of text. With --json:
 print the numbers, unrounded, as one JSON object (bytes, seconds unless the name says otherwise).
 
-With --simulate: simulate some steps with lengths that differ, and print use of the devices,
+With --simulate: simulate some steps with lengths that differ, and show use of the devices,
 staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
 
 With --measure: time this machine (under a minute) and write a hardware file. Afterwards
@@ -220,26 +220,26 @@ def run(argv: Sequence[str]) -> int:
         return plan_points(given.points, as_json=given.json)
     simulation = _simulation(given)
     cluster, hardware = _devices(given.gpus, given.hardware)
+    recorded = None if simulation is None else simulation.recorded
+    length = given.length if recorded is None else recorded.mean
     if given.html is not None:
         if given.json:
             raise UserError("sixfold plan: --html writes a page: leave out --json")
-        if simulation is not None:
-            raise UserError("sixfold plan: --simulate prints text: leave out --html")
         from ..commands.plan_page import PlanQuestion, write_plan_page
 
         path = Path(given.html).expanduser()
-        asked = (given.length, given.pass_rate, given.variation)
-        write_plan_page(PlanQuestion(given.target, settings, cluster, hardware, *asked), path)
+        asked = (length, given.pass_rate, given.variation)
+        question = PlanQuestion(given.target, settings, cluster, hardware, *asked)
+        write_plan_page(question, path, simulation)
         print(f"wrote {path}")
         return 0
     from ..commands.plan_report import plan_report
 
-    recorded = None if simulation is None else simulation.recorded
     return plan_report(
         given.target,
         settings,
         cluster,
-        mean_tokens=given.length if recorded is None else recorded.mean,
+        mean_tokens=length,
         pass_rate=given.pass_rate,
         variation=given.variation,
         simulation=simulation,

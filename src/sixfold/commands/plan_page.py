@@ -15,7 +15,8 @@ from pathlib import Path
 from ..errors import UserError
 from ..labs.combinations import Combinations, Part
 from ..labs.lab import Bars, Figure, Outcome, Span, Table, Timeline, Value
-from ..labs.page import ControlPage, write_controls
+from ..labs.page import ControlPage, check_folder, write_controls
+from ..planning.constants import CONSTANTS
 from ..planning.pass_rate import degenerate_probability
 from ..planning.planner import TopologyPlan
 from ..planning.stragglers import exact_longest
@@ -38,28 +39,50 @@ from .plan_answer import (
 from .plan_inputs import read_inputs
 from .plan_memory import SharedMemory
 from .plan_question import PROMPTS, SAMPLES, PlanQuestion, controls
+from .plan_simulation import SimulationRequest, simulate, simulated_groups
+from .plan_simulation_page import simulation_outcome
 
 PHASES = ("rollout", "reference", "trainer", "sync")
 
 
-def write_plan_page(question: PlanQuestion, path: Path) -> None:
+def write_plan_page(
+    question: PlanQuestion, path: Path, simulation: SimulationRequest | None = None
+) -> None:
     """Write the page to `path`.
 
     Args:
         question: what the user asked.
         path: file to write.
+        simulation: what to simulate. None: nothing.
 
     Raises:
-        UserError: if the target is unknown, the devices cannot hold the model's weights, or the
-            folder of `path` does not exist.
+        UserError: if the target is unknown, the devices cannot hold the model's weights, the
+            simulation is not possible, or the folder of `path` does not exist.
     """
-    answer(question.inputs, question.cluster)  # a mistake of the user is not an outcome
-    write_controls(plan_page(question), question.settings, path)
+    check_folder(path)
+    inputs, cluster = question.inputs, question.cluster
+    answer(inputs, cluster)  # a mistake of the user is not an outcome
+    simulated = None
+    if simulation is not None:
+        groups = simulated_groups(
+            inputs, simulation, variation=question.variation, pass_rate=question.pass_rate
+        )
+        result = simulate(inputs, cluster, CONSTANTS, simulation, groups)
+        simulated = simulation_outcome(result)
+    write_controls(plan_page(question, simulated), question.settings, path)
 
 
-def plan_page(question: PlanQuestion) -> ControlPage:
-    """Controls and outcomes of the page."""
-    found = Combinations(_parts(question), question.words)
+def plan_page(question: PlanQuestion, simulated: Outcome | None = None) -> ControlPage:
+    """Controls and outcomes of the page.
+
+    Args:
+        question: what the user asked.
+        simulated: results of a simulation. None: there are none.
+    """
+    parts = _parts(question)
+    if simulated is not None:
+        parts += (Part((), lambda: simulated),)
+    found = Combinations(parts, question.words)
     name = one_line(question.target)
     return ControlPage(
         name=f"plan of {name}",

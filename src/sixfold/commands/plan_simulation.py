@@ -16,7 +16,7 @@ from ..planning.simulate.settings import Settings
 from ..planning.simulate.simulation import Simulation
 from ..planning.simulate.timing import planned_timing
 from ..run.planned_work import Inputs
-from .plan_layout import Table, print_section, print_table
+from .plan_layout import Rows, Table, print_section, print_table
 
 FACTORS = (0.25, 0.5, 1, 2)
 """Samples per prompt that are compared, as multiples of those of the recipe."""
@@ -134,27 +134,39 @@ def simulate(
     return SimulationResult(request, groups, found, by_samples, costs)
 
 
-def print_simulation(result: SimulationResult) -> None:
-    """Print the results of simulations: topologies, samples per prompt, failures."""
+def simulation_rows(result: SimulationResult) -> tuple[str, Rows]:
+    """Title, and what was simulated."""
     request = result.request
-    print_section(
-        f"Simulation of {request.steps} steps (seed {request.seed})",
-        [
-            ("groups", _describe(result.groups)),
-            ("async", f"staleness of at most {request.staleness} weight versions"),
-        ],
-    )
-    print_table("Simulated topologies", _topology_rows(result.topologies))
-    print_table(
-        "Useful tokens/s by samples per prompt (simulated, each with its best split)",
-        _sample_rows(result),
-    )
+    return f"Simulation of {request.steps} steps (seed {request.seed})", [
+        ("groups", _describe(result.groups)),
+        ("async", f"staleness of at most {request.staleness} weight versions"),
+    ]
+
+
+def simulation_tables(result: SimulationResult) -> list[tuple[str, Table]]:
+    """Titles and tables: topologies, samples per prompt, failures."""
+    request = result.request
+    tables = [
+        ("Simulated topologies", _topology_rows(result.topologies)),
+        (
+            "Useful tokens/s by samples per prompt (simulated, each with its best split)",
+            _sample_rows(result),
+        ),
+    ]
     if result.failures is not None:
-        print_table(
+        title = (
             f"Failures: one per device every {request.device_hours:g} h on average, restart in"
-            f" {request.restart_seconds:g} s (mean of {FAILURE_RUNS} simulations)",
-            _failure_rows(result.failures, result.topologies),
+            f" {request.restart_seconds:g} s (mean of {FAILURE_RUNS} simulations)"
         )
+        tables.append((title, _failure_rows(result.failures, result.topologies)))
+    return tables
+
+
+def print_simulation(result: SimulationResult) -> None:
+    """Print the results of simulations."""
+    print_section(*simulation_rows(result))
+    for title, table in simulation_tables(result):
+        print_table(title, table)
 
 
 def _describe(groups: Groups) -> str:

@@ -86,9 +86,14 @@ def write_controls(page: ControlPage, settings: Mapping[str, Setting], path: Pat
     Raises:
         UserError: if the folder of `path` does not exist.
     """
+    check_folder(path)
+    write_text_atomic(path, render_controls(page, settings))
+
+
+def check_folder(path: Path) -> None:
+    """Raise UserError if the folder of `path` does not exist."""
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: no folder {path.parent}. Create it first")
-    write_text_atomic(path, render_controls(page, settings))
 
 
 def page_of(lab: Lab) -> ControlPage:
