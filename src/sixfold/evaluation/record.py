@@ -167,7 +167,7 @@ def _samples(evaluation: Evaluation) -> list[Sample]:
         found.append(
             Sample(
                 group.task.prompt_text,
-                str(group.task.answer),
+                "" if group.task.answer is None else str(group.task.answer),
                 first.text,
                 reward.value,
                 reward.solved,
