@@ -14,6 +14,7 @@ from sixfold.evaluation.record import (
     difference_entry,
     final_rows,
     record,
+    samples,
     shown,
     solved_if,
     summary_entries,
@@ -49,6 +50,10 @@ def test_the_difference_is_paired_and_after_minus_before() -> None:
     assert (entry["mean"], entry["better"], entry["worse"]) == (17 / 40, 18, 1)
     low, high = entry["interval"]
     assert low < 17 / 40 < high and entry["p_value"] == 2 * (1 + 19) / 2**19
+
+
+def test_a_task_without_an_answer_has_an_empty_answer_in_the_samples() -> None:
+    assert [sample.answer for sample in samples(found([True, False]))] == ["", ""]
 
 
 def test_records_without_values_or_of_other_tasks_are_not_compared() -> None:
