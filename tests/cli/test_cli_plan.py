@@ -179,7 +179,9 @@ def test_a_hardware_file_replaces_the_table(
 
 def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "Nearest names: H100" in refused(capsys, "gsm8k", "--gpus", "8xH10O")
-    assert "no recipe named 'gsm9k'. Did you mean 'gsm8k'?" in refused(capsys, "gsm9k")
+    assert "public model" in refused(capsys, "gsm9k")
+    assert "Did you mean 'gsm8k'?" in refused(capsys, "gsm9k")
+    assert "Did you mean 'Qwen2.5-7B'?" in refused(capsys, "Qwen2.5-7")
     assert "recipe or model, or --points" in refused(capsys)
     assert "--gpus '0xH100'" in refused(capsys, "gsm8k", "--gpus", "0xH100")
     assert "'1.5' is not a number from 0 to 1" in refused(capsys, "gsm8k", "--pass-rate", "1.5")
@@ -196,3 +198,57 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config.write_text("[]", encoding="utf-8")
     assert "must hold an object" in refused(capsys, str(tmp_path))
     assert os.listdir(tmp_path) == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gsm8k", "--gpus", ""], "--gpus ''"),
+        (["gsm8k", "--hardware", ""], "hardware file"),
+        (["0.05B"], "at least 0.1B"),
+        (["0B"], "at least 0.1B"),
+        (["no/such.toml"], "recipe not found: no/such.toml"),
+        (["gsm8k", "--run.steps", "0"], "run.steps = 0"),
+        (["gsm8k", "--variation", "50"], "'50' is above 10"),
+        (["gsm8k", "--simulate", "99999999999"], "<= 10000"),
+        (["--points", "x.csv", "--gpus", "8xH100"], "takes only --json: leave out gpus"),
+        (["--points", "x.csv", "--run.steps", "9"], "takes only --json: leave out run.steps"),
+        (["--measure", "--out", "FOLDER"], "it is a folder"),
+        (["--measure", "--out", "FOLDER/no/hw.toml"], "no folder FOLDER/no"),
+        (["--measure", "--json"], "takes only --out FILE: leave out json"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [word.replace("FOLDER", str(tmp_path)) for word in words]
+    assert message.replace("FOLDER", str(tmp_path)) in refused(capsys, *words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_key_value_heads", 5, "num_attention_heads = 14 must be a multiple of"),
+        ("num_attention_heads", 13, "hidden_size = 896 must be a multiple of"),
+        ("hidden_size", [1, 2], "hidden_size = [1, 2] must be a whole number"),
+        ("num_hidden_layers", "24", "num_hidden_layers = '24' must be a whole number"),
+        ("text_config", "x", "text_config must be an object"),
+    ],
+)
+def test_a_wrong_size_of_a_model_is_one_line(
+    field: str, value: object, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = json.loads((QWEN / "config.json").read_text(encoding="utf-8"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(sizes | {field: value}), encoding="utf-8")
+    assert message in refused(capsys, str(tmp_path))
+
+
+def test_a_text_config_that_is_null_stands_for_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = json.loads((QWEN / "config.json").read_text(encoding="utf-8"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(sizes | {"text_config": None}), encoding="utf-8")
+    assert "0.494 billion parameters" in page(capsys, str(path))

@@ -289,8 +289,10 @@ def test_a_simulation_is_on_the_page_for_all_positions(
 def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, message in (
         (["gsm8k", "--html", str(tmp_path / "no" / "plan.html")], "no folder"),
-        (["--points", "x.csv", "--html", "plan.html"], "--html needs a TARGET"),
-        (["--points", "x.csv", "--simulate"], "--simulate needs a TARGET"),
+        (["gsm8k", "--html", str(tmp_path)], "it is a folder"),
+        (["gsm8k", "--html", ""], "it is a folder"),
+        (["--points", "x.csv", "--html", "plan.html"], "takes only --json: leave out html"),
+        (["--points", "x.csv", "--simulate"], "takes only --json: leave out simulate"),
         (["gsm8k", "--simulate", "--html", str(tmp_path / "no" / "p.html")], "no folder"),
         (["gsm8k", "--json", "--html", str(tmp_path / "p.html")], "leave out --json"),
         (["70B", "--gpus", "1xL4", "--html", str(tmp_path / "p.html")], "cannot hold the weights"),

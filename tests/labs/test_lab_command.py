@@ -74,6 +74,8 @@ def test_every_lab_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> No
         (["clip-cells", "--chosen", "hihg-positive"], ["'high-positive'"]),
         (["--json"], ["NAME"]),
         (["bandit", "--html", "/no such folder/page.html"], ["/no such folder/page.html"]),
+        (["bandit", "--html", ""], ["it is a folder"]),
+        (["bandit", "--html", "/"], ["cannot write /: it is a folder"]),
     ],
 )
 def test_a_mistake_is_one_line_with_the_remedy(

@@ -82,6 +82,7 @@ def test_all_numbers_are_positive_and_the_network_is_slower_than_the_link(device
         ("H100", "H100", 1),
         (" 16 x nvidia h100-sxm5-80gb ", "H100", 16),
         ("4*rtx4090", "RTX 4090", 4),
+        ("rtx4090", "RTX 4090", 1),
         ("256xTPU v5e", "TPU v5e", 256),
         ("2xA100 SXM4 80GB", "A100", 2),
         ("NVIDIA H100 80GB HBM3", "H100", 1),
@@ -142,6 +143,8 @@ def test_a_hardware_file_gives_a_cluster(tmp_path: Path) -> None:
         ("memory_gb = 80", "", "memory_gb is missing"),
         ("memory_gb = 80", "memory_gb = 80\nmemory_bg = 80", "Did you mean 'memory_gb'"),
         ("count = 4", "count = 2.5", "count = 2.5"),
+        ("count = 4", "count = 1e30", "must be from 1 to 9,999,999"),
+        ("memory_gb = 80", "memory_gb = 1e-30", "must be from 1e-06 to 1e+12"),
         ("bf16 = 989", "", "peak_tflops.bf16 is missing"),
         ("bf16 = 989", "bf16 = inf", "peak_tflops.bf16 = inf"),
         ("[peak_tflops]", "[peaks]", "peaks"),
@@ -168,3 +171,9 @@ def test_prices_are_known_or_none() -> None:
         known = device.price_per_hour is not None
         assert known == (device.price_source != "no price listed")
         assert not known or math.isfinite(device.price_per_hour or 0)
+
+
+def test_a_hardware_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(FILE, encoding="utf-8-sig")
+    assert read_hardware(path).count == 4

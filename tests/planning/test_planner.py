@@ -110,7 +110,7 @@ def test_a_sampler_has_the_fewest_devices_that_hold_its_weights() -> None:
     """At most 60 % of memory: 140 GB need 4 x 48 GB, 14 GB one device."""
     assert sampler_of(dense_of_size(70), H100, 64).tensor == 4
     assert sampler_of(dense_of_size(7), H100, 64).tensor == 1
-    with pytest.raises(UserError, match="140 GB in bf16, and 1 devices have 80 GB"):
+    with pytest.raises(UserError, match="140 GB in bf16, and 1 device has 80 GB"):
         sampler_of(dense_of_size(70), H100, 1)
 
 

@@ -104,6 +104,13 @@ def test_the_line_of_a_wrong_number_counts_comments_and_empty_lines(
     assert "line 4: tokens_s_gpu = '-7000'" in capsys.readouterr().err
 
 
+def test_a_repeated_column_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(PLAIN.replace("gpu\n", "gpu,n_gpus\n").replace("7000\n", "7000,8\n"))
+    assert main(["plan", "--points", str(path)]) == 2
+    assert "column 'n_gpus' occurs 2 times" in capsys.readouterr().err
+
+
 def test_a_row_without_published_values_shows_its_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     """List the labs, or run one."""
     if not argv or argv[0].startswith("-"):
         given, _ = parser().parse(argv)
-        if given.name or given.as_json or given.html_file:
+        if given.name or given.as_json or given.html_file is not None:
             raise UserError("sixfold lab: write NAME before its options: sixfold lab NAME --json")
         width = max(map(len, LABS)) + 2
         for name in LABS:
@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
             if (text := getattr(given, control.name)) is not None
         }
     )
-    if given.html_file:
+    if given.html_file is not None:
         from ..labs.page import write_page
 
         path = Path(given.html_file).expanduser()

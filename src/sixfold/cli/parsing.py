@@ -116,8 +116,8 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """argparse type for an integer >= `least`."""
+def at_least(least: int, *, most: int | None = None) -> Callable[[str], int]:
+    """argparse type for an integer >= `least`, and <= `most` if there is such a limit."""
 
     def whole(text: str) -> int:
         try:
@@ -126,6 +126,8 @@ def at_least(least: int) -> Callable[[str], int]:
             value = least - 1
         if value < least:
             raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got '{text}'")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"expected an integer <= {most}, got '{text}'")
         return value
 
     return whole

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..files.durable import check_target
 from .parsing import VerbParser, above_zero, at_least, run_folder
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ def share(text: str) -> float:
     return value
 
 
+def spread(text: str) -> float:
+    """Argument type: a number above 0 and at most 10."""
+    value = above_zero(text)
+    if value > 10:
+        raise argparse.ArgumentTypeError(f"'{text}' is above 10")
+    return value
+
+
 def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser("plan", TEXT, takes_recipe=True)
@@ -86,9 +95,9 @@ def parser() -> VerbParser:
     arguments.add_argument(
         "--variation",
         metavar="NUMBER",
-        type=above_zero,
+        type=spread,
         default=0.8,
-        help="standard deviation of lengths divided by their mean (default 0.8)",
+        help="standard deviation of lengths divided by their mean, at most 10 (default 0.8)",
     )
     _add_simulation(arguments)
     arguments.add_argument("--points", metavar="FILE", help="CSV file of published measurements")
@@ -103,7 +112,7 @@ def _add_simulation(arguments: VerbParser) -> None:
         "--simulate",
         metavar="STEPS",
         nargs="?",
-        type=at_least(1),
+        type=at_least(1, most=10_000),
         const=STEPS,
         help=f"simulate this many steps ({STEPS} if no number is given)",
     )
@@ -177,9 +186,9 @@ def _devices(gpus: str | None, hardware: str | None) -> tuple[Cluster, str]:
                 " Run sixfold plan --measure"
             )
         return here, str(path)
-    if hardware:
+    if hardware is not None:
         return read_hardware(hardware), hardware
-    return parse_cluster(gpus or "H100"), ""
+    return parse_cluster("H100" if gpus is None else gpus), ""
 
 
 def _measure(given: argparse.Namespace, settings: Sequence[str]) -> int:
@@ -190,16 +199,37 @@ def _measure(given: argparse.Namespace, settings: Sequence[str]) -> int:
     """
     if not given.measure:
         raise UserError("sixfold plan: --out belongs to a measurement: add --measure")
-    others = {name: value for name, value in vars(given).items() if name not in ("measure", "out")}
+    _refuse_others(
+        given,
+        settings,
+        ("measure", "out"),
+        "sixfold plan --measure times this machine and takes only --out FILE",
+    )
+    path = None if given.out is None else Path(given.out).expanduser()
+    if path is not None:
+        check_target(path)
+    from ..commands.measure import measure
+
+    return measure(path)
+
+
+def _refuse_others(
+    given: argparse.Namespace, settings: Sequence[str], taken: Sequence[str], rule: str
+) -> None:
+    """Refuse options that a form of the command would ignore.
+
+    Args:
+        taken: names of the options that this form takes.
+        rule: what this form does and takes, for the message.
+
+    Raises:
+        UserError: if another option or a setting was given.
+    """
+    others = {name: value for name, value in vars(given).items() if name not in taken}
     asked = [name for name, value in others.items() if value != parser().get_default(name)]
     if asked or settings:
         name = asked[0].replace("_", "-") if asked else settings[0].lstrip("-")
-        raise UserError(
-            f"sixfold plan --measure times this machine and takes only --out FILE: leave out {name}"
-        )
-    from ..commands.measure import measure
-
-    return measure(None if given.out is None else Path(given.out))
+        raise UserError(f"{rule}: leave out {name}")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -212,9 +242,9 @@ def run(argv: Sequence[str]) -> int:
             "sixfold plan needs either a recipe or model, or --points FILE. See sixfold plan --help"
         )
     if given.points is not None:
-        for name in ("html", "simulate"):
-            if getattr(given, name) is not None:
-                raise UserError(f"sixfold plan: --{name} needs a TARGET instead of --points")
+        _refuse_others(
+            given, settings, ("points", "json"), "sixfold plan --points FILE takes only --json"
+        )
         from ..commands.plan_points import plan_points
 
         return plan_points(given.points, as_json=given.json)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..checkpoint.model_source import with_model_folders
-from ..planning.architectures import Architecture, dense_of_size, find
+from ..errors import UserError, nearest
+from ..planning.architectures import Architecture, dense_of_size, find, public_names
 from ..recipe.dump import toml_literal
 from ..recipe.find import shipped_recipes
 from ..recipe.schema import Recipe
@@ -33,6 +34,11 @@ logprob_chunk = 1024
 """Settings for a model without a recipe. Flags change them."""
 
 
+LEAST_SIZE = 0.1
+"""Smallest model that a number of parameters describes, in 1e9 parameters. Below, the assumed
+vocabulary would hold all of them."""
+
+
 def read_inputs(target: str, settings: Sequence[str], *, mean_tokens: float | None) -> Inputs:
     """Resolve a recipe or a model.
 
@@ -46,6 +52,8 @@ def read_inputs(target: str, settings: Sequence[str], *, mean_tokens: float | No
         UserError: if nothing of that name exists, or the model's sizes are not known.
     """
     recipe, arch = _recipe(target, settings)
+    if not recipe.run.steps:
+        raise UserError("run.steps = 0: a plan needs at least one step, such as --run.steps 100")
     return planned_inputs(target, recipe, arch, mean_tokens=mean_tokens)
 
 
@@ -59,12 +67,23 @@ def _recipe(target: str, settings: Sequence[str]) -> tuple[Recipe, Architecture 
     if target in shipped_recipes() or path.suffix == ".toml" or path.exists():
         return with_model_folders(load_recipe(target, settings)), None
     size = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)[bB]", target)
-    if size and float(size[1]) > 0:
+    if size and float(size[1]) < LEAST_SIZE:
+        raise UserError(
+            f"'{target}': a number of parameters must be at least {LEAST_SIZE:g}B: in smaller"
+            " models the vocabulary decides. Give the model's folder"
+        )
+    if size:
         arch: Architecture | None = dense_of_size(float(size[1]))
     else:
         arch = find(target)
     if arch is None:
-        return load_recipe(target, settings), None  # raises, and lists the recipes
+        if path.name != target:
+            return load_recipe(target, settings), None  # raises: no such file
+        names = [*shipped_recipes(), *public_names()]
+        raise UserError(
+            f"'{target}' is no recipe, model folder, public model or number of parameters such as"
+            f" 7B.{nearest(target, names)} Recipes: {', '.join(sorted(shipped_recipes()))}"
+        )
     return parse_recipe(_with_model(arch.name.replace(" ", "-")), target, settings), arch
 
 

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import UserError
+from ..files.durable import check_target
 from ..labs.combinations import Combinations, Part
 from ..labs.lab import Bars, Figure, Outcome, Span, Table, Timeline, Value
-from ..labs.page import ControlPage, check_folder, write_controls
+from ..labs.page import ControlPage, write_controls
 from ..planning.constants import CONSTANTS
 from ..planning.pass_rate import degenerate_probability
 from ..planning.planner import TopologyPlan
@@ -57,9 +58,9 @@ def write_plan_page(
 
     Raises:
         UserError: if the target is unknown, the devices cannot hold the model's weights, the
-            simulation is not possible, or the folder of `path` does not exist.
+            simulation is not possible, or `path` is a folder, or its folder does not exist.
     """
-    check_folder(path)
+    check_target(path)
     inputs, cluster = question.inputs, question.cluster
     answer(inputs, cluster)  # a mistake of the user is not an outcome
     simulated = None

@@ -61,6 +61,18 @@ def disk_errors(failure: str) -> Iterator[None]:
         raise UserError(f"{failure}: {reason}") from error
 
 
+def check_target(path: Path) -> None:
+    """Refuse a path at which no file can be written, before the work that fills the file.
+
+    Raises:
+        UserError: if `path` is a folder, or its folder does not exist.
+    """
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder. Give the name of a file")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: no folder {path.parent}. Create it first")
+
+
 def fsync_path(path: Path) -> None:
     """Flush a file's contents, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ..errors import UserError
-from ..files.durable import write_text_atomic
+from ..files.durable import check_target, write_text_atomic
 from ..report.page import render_page
 from ..report.untrusted import visible
 from .combinations import Combinations, Json, combined, packed
@@ -70,7 +69,7 @@ def write_page(lab: Lab, settings: Mapping[str, Setting], path: Path) -> None:
         path: file to write.
 
     Raises:
-        UserError: if the folder of `path` does not exist.
+        UserError: if `path` is a folder, or its folder does not exist.
     """
     write_controls(page_of(lab), settings, path)
 
@@ -84,16 +83,10 @@ def write_controls(page: ControlPage, settings: Mapping[str, Setting], path: Pat
         path: file to write.
 
     Raises:
-        UserError: if the folder of `path` does not exist.
+        UserError: if `path` is a folder, or its folder does not exist.
     """
-    check_folder(path)
+    check_target(path)
     write_text_atomic(path, render_controls(page, settings))
-
-
-def check_folder(path: Path) -> None:
-    """Raise UserError if the folder of `path` does not exist."""
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: no folder {path.parent}. Create it first")
 
 
 def page_of(lab: Lab) -> ControlPage:

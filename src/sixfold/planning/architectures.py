@@ -285,6 +285,11 @@ _BY_KEY = {_key(arch.name): arch for arch in _PUBLIC} | {
 }
 
 
+def public_names() -> list[str]:
+    """Names of the public models in the table."""
+    return list(_BY_NAME)
+
+
 def find(model: str) -> Architecture | None:
     """The public architecture whose name occurs in `model`, or None. Spelling is normalised."""
     key = _key(model)

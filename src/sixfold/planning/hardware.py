@@ -220,14 +220,11 @@ def find_accelerator(name: str) -> Accelerator:
     Raises:
         UserError: if the table has no such name. The message lists the nearest names.
     """
-    key = _key(name)
-    # Whole words first: without spaces, "H100 80GB" reads as "H", and 10,080 GB.
-    words = _key(re.sub(rf"\b{_MEMORY_OR_FORM.pattern}\b", " ", name.lower()))
-    device = _BY_KEY.get(words) or _BY_KEY.get(_MEMORY_OR_FORM.sub("", key))
+    device = _find(name)
     if device is None:
         from difflib import get_close_matches
 
-        near = get_close_matches(key, _BY_KEY, n=3, cutoff=0.4)
+        near = get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.4)
         names = list(dict.fromkeys(_BY_KEY[close].name for close in near)) or list(TABLE)
         raise UserError(
             f"unknown accelerator '{name}'. Nearest names: {', '.join(names)}. For another device"
@@ -236,12 +233,21 @@ def find_accelerator(name: str) -> Accelerator:
     return device
 
 
+def _find(name: str) -> Accelerator | None:
+    # Whole words first: without spaces, "H100 80GB" reads as "H", and 10,080 GB.
+    words = _key(re.sub(rf"\b{_MEMORY_OR_FORM.pattern}\b", " ", name.lower()))
+    return _BY_KEY.get(words) or _BY_KEY.get(_MEMORY_OR_FORM.sub("", _key(name)))
+
+
 def parse_cluster(text: str) -> Cluster:
     """`8xH100`, or `H100` for one device.
 
     Raises:
         UserError: if the count is not a positive integer, or the name is unknown.
     """
+    whole = _find(text)  # also names with an x, such as RTX 4090
+    if whole is not None:
+        return Cluster(whole, 1)
     match = re.fullmatch(r"\s*(?:(\S+?)\s*[x*×]\s*)?(\S.*?)\s*", text)
     if not match or (match[1] is not None and not re.fullmatch(r"0*[1-9]\d{0,6}", match[1])):
         raise UserError(

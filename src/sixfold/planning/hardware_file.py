@@ -31,6 +31,8 @@ _REQUIRED = ("memory_gb", "bandwidth_gb_s", "link_gb_s", "network_gb_s")
 _OPTIONAL = ("devices_per_node", "power_w", "price_per_hour", "mma_sync_tflops")
 _KEYS = ("name", "count", *_REQUIRED, *_OPTIONAL, "peak_tflops", "measured")
 _WHOLE = ("count", "devices_per_node")
+_MOST_DEVICES = 9_999_999  # as many as --gpus takes
+_LEAST, _MOST = 1e-6, 1e12  # other numbers, in the units of the file, are mistakes
 _DTYPES = ("bf16", "fp8", "int8", "fp32")
 
 
@@ -42,7 +44,7 @@ def read_hardware(path: str | Path) -> Cluster:
             The message names the file and the key.
     """
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"hardware file {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -115,4 +117,9 @@ def _positive(table: dict[str, Any], key: str, path: str | Path, prefix: str = "
         )
     if key in _WHOLE and value != int(value):
         raise UserError(f"hardware file {path}: {prefix}{key} = {value!r} must be a whole number")
+    least, most = (1, _MOST_DEVICES) if key in _WHOLE else (_LEAST, _MOST)
+    if not least <= value <= most:
+        raise UserError(
+            f"hardware file {path}: {prefix}{key} = {value!r} must be from {least:,.9g} to {most:,.9g}"
+        )
     return float(value)

@@ -40,6 +40,8 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 
+_COLUMNS = {*TEXTS, *INPUTS, *TARGETS}
+
 REQUIRED = ("id", "framework", "model", "workload", "gpu")
 """Columns that the header must have."""
 
@@ -91,6 +93,12 @@ def read_points(path: str | Path) -> list[Point]:
                 raise UserError(
                     f"points file {path}: column '{missing[0]}' is missing from the header."
                     f"{nearest(missing[0], columns)}"
+                )
+            repeated = [name for name in columns if name in _COLUMNS and columns.count(name) > 1]
+            if repeated:
+                raise UserError(
+                    f"points file {path}: column '{repeated[0]}' occurs"
+                    f" {columns.count(repeated[0])} times in the header. Keep one"
                 )
             # A row may have fewer cells than the header, or more: then the last ones are ignored.
             return [_point(dict(zip(columns, row, strict=False)), path, at) for at, row in rows]

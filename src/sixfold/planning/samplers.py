@@ -25,10 +25,11 @@ def sampler_of(arch: Architecture, device: Accelerator, devices: int) -> Sampler
     while 2 * arch.params_b > WEIGHT_SHARE * device.memory_gb * tensor and 2 * tensor <= devices:
         tensor *= 2
     if 2 * arch.params_b > device.memory_gb * tensor:
+        have = "1 device has" if tensor == 1 else f"{tensor} devices have"
         raise UserError(
             f"{devices} x {device.name} cannot hold the weights of {arch.name}:"
-            f" {2 * arch.params_b:.0f} GB in bf16, and {tensor} devices have"
-            f" {device.memory_gb * tensor:g} GB. Use more devices, or a smaller model"
+            f" {2 * arch.params_b:.0f} GB in bf16, and {have} {device.memory_gb * tensor:g} GB."
+            " Use more devices, or a smaller model"
         )
     return Sampler(device, devices, tensor, 2.0)
 

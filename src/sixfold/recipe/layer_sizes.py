@@ -81,6 +81,20 @@ class Reader:
         name = self.family.of(name)
         return default if self.config.get(name) is None else self.whole(name, least=0)
 
+    def share(self, whole: str, parts: str) -> int:
+        """One field divided by another.
+
+        Raises:
+            UserError: if a field is not a size, or the first is not a multiple of the second.
+        """
+        size, count = self.whole(whole), self.whole(parts)
+        if size % count:
+            raise UserError(
+                f"config.json: {self.family.of(whole)} = {size} must be a multiple of"
+                f" {self.family.of(parts)} = {count}"
+            )
+        return size // count
+
     def has(self, part: str) -> bool:
         """True if the model has a part that only some models of the family have.
 
@@ -162,9 +176,14 @@ def attention_size(reader: Reader) -> Attention:
         return _latent_attention(reader)
     family, hidden = reader.family, reader.hidden
     heads = reader.whole("num_attention_heads")
-    head = family.head_dim or hidden // heads
-    if not family.fixed_heads:
-        head = reader.optional("head_dim", head) or head
+    if family.fixed_heads:
+        head = family.head_dim or reader.share("hidden_size", "num_attention_heads")
+    else:
+        head = (
+            reader.optional("head_dim", 0)
+            or family.head_dim
+            or reader.share("hidden_size", "num_attention_heads")
+        )
     pairs = _pairs(reader, heads)
     queries, keys = heads * head, pairs * head
     parameters = 2 * hidden * (queries + keys)
@@ -181,7 +200,10 @@ def _pairs(reader: Reader, heads: int) -> int:
         return heads
     if rule == "one":
         return 1 if reader.config.get("multi_query", True) else heads
-    return reader.optional("num_key_value_heads", heads) or heads
+    pairs = reader.optional("num_key_value_heads", heads) or heads
+    if pairs != heads:
+        reader.share("num_attention_heads", "num_key_value_heads")
+    return pairs
 
 
 def _latent_attention(reader: Reader) -> Attention:

@@ -344,7 +344,12 @@ def _local_shape(folder: Path) -> ModelShape:
     if not isinstance(config, dict):
         raise UserError(f"model.path: {folder / 'config.json'} must hold an object, with sizes")
     size, unknown = _size_or_reason(config)
-    config = config.get("text_config", config)
+    inner = config.get("text_config")
+    config = config if inner is None else inner
+    if not isinstance(config, dict):
+        raise UserError(
+            f"model.path: {folder / 'config.json'}: text_config must be an object, with sizes"
+        )
     kind = config.get("model_type", "unknown")
     return ModelShape(
         origin=f"{kind} model in {folder}",
@@ -377,8 +382,12 @@ def cached_numbers(config: dict[str, Any], *, padded: bool) -> CachedNumbers | N
     )
     if not layers or not heads or not hidden or config.get("kv_lora_rank"):
         return None
-    vectors = 2 * layers * (config.get("num_key_value_heads") or heads)
-    return CachedNumbers(vectors * (config.get("head_dim") or hidden // heads), vectors)
+    kv_heads = config.get("num_key_value_heads") or heads
+    if not all(type(size) is int for size in (layers, heads, hidden, kv_heads)):
+        return None
+    width = config.get("head_dim") or hidden // heads
+    vectors = 2 * layers * kv_heads
+    return CachedNumbers(vectors * width, vectors) if type(width) is int else None
 
 
 def kv_token_bytes(recipe: Recipe, cached: CachedNumbers) -> int:
