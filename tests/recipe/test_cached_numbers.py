@@ -20,8 +20,7 @@ from sixfold.model.causal_lm import Segments, hidden_states
 from sixfold.planning.kv_cache import latent_bytes_per_token
 from sixfold.recipe.families import FAMILIES
 from sixfold.recipe.kv_budget import token_bytes
-from sixfold.recipe.model_size import read_size
-from sixfold.recipe.plan import cached_numbers
+from sixfold.recipe.model_size import cached_numbers, read_size
 
 TOKENS, BLOCK = 5, 4
 

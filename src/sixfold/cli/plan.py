@@ -112,7 +112,7 @@ def _add_simulation(arguments: VerbParser) -> None:
         "--simulate",
         metavar="STEPS",
         nargs="?",
-        type=at_least(1, most=10_000),
+        type=at_least(1, most=1000),
         const=STEPS,
         help=f"simulate this many steps ({STEPS} if no number is given)",
     )

@@ -120,6 +120,7 @@ def _positive(table: dict[str, Any], key: str, path: str | Path, prefix: str = "
     least, most = (1, _MOST_DEVICES) if key in _WHOLE else (_LEAST, _MOST)
     if not least <= value <= most:
         raise UserError(
-            f"hardware file {path}: {prefix}{key} = {value!r} must be from {least:,.9g} to {most:,.9g}"
+            f"hardware file {path}: {prefix}{key} = {value!r} must be"
+            f" from {least:,.9g} to {most:,.9g}"
         )
     return float(value)

@@ -245,3 +245,32 @@ def _sparse(config: Mapping[str, Any], layer: int) -> bool:
     if dense or layer in (config.get("mlp_only_layers") or ()):
         return False
     return (layer + 1) % int(config.get("decoder_sparse_step") or 1) == 0
+
+
+def cached_numbers(config: dict[str, Any], *, padded: bool) -> CachedNumbers | None:
+    """What the KV cache of the engine keeps of one token.
+
+    Exact for the families of `families.FAMILIES`. For others it follows from the fields that most
+    architectures share.
+
+    Args:
+        config: the model's config.json.
+        padded: values take as many numbers as keys, as in the engine on a GPU.
+
+    Returns:
+        None if the fields are missing, or if the family has another kind of attention.
+    """
+    size = model_size(config)
+    if size is not None:
+        return size.cached(padded=padded)
+    layers, heads, hidden = (
+        config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    if not layers or not heads or not hidden or config.get("kv_lora_rank"):
+        return None
+    kv_heads = config.get("num_key_value_heads") or heads
+    if not all(type(size) is int for size in (layers, heads, hidden, kv_heads)):
+        return None
+    width = config.get("head_dim") or hidden // heads
+    vectors = 2 * layers * kv_heads
+    return CachedNumbers(vectors * width, vectors) if type(width) is int else None

@@ -13,7 +13,6 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..algorithm.method import Method
 from ..environment.episodes import NOT_COPIED, library_of
@@ -26,7 +25,7 @@ from .memory_checks import check_memory_settings
 from .memory_experts import record_bytes
 from .memory_held import checkpoint_bytes
 from .memory_part import number_width
-from .model_size import ModelSize, model_size, read_size
+from .model_size import ModelSize, cached_numbers, model_size, read_size
 from .schema import Recipe, ScratchConfig
 
 SCRATCH_SPECIAL_TOKENS = 6
@@ -359,35 +358,6 @@ def _local_shape(folder: Path) -> ModelShape:
         size=size,
         unknown=unknown,
     )
-
-
-def cached_numbers(config: dict[str, Any], *, padded: bool) -> CachedNumbers | None:
-    """What the KV cache of the engine keeps of one token.
-
-    Exact for the families of `families.FAMILIES`. For others it follows from the fields that most
-    architectures share.
-
-    Args:
-        config: the model's config.json.
-        padded: values take as many numbers as keys, as in the engine on a GPU.
-
-    Returns:
-        None if the fields are missing, or if the family has another kind of attention.
-    """
-    size = model_size(config)
-    if size is not None:
-        return size.cached(padded=padded)
-    layers, heads, hidden = (
-        config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    )
-    if not layers or not heads or not hidden or config.get("kv_lora_rank"):
-        return None
-    kv_heads = config.get("num_key_value_heads") or heads
-    if not all(type(size) is int for size in (layers, heads, hidden, kv_heads)):
-        return None
-    width = config.get("head_dim") or hidden // heads
-    vectors = 2 * layers * kv_heads
-    return CachedNumbers(vectors * width, vectors) if type(width) is int else None
 
 
 def kv_token_bytes(recipe: Recipe, cached: CachedNumbers) -> int:

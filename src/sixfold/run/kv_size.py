@@ -18,8 +18,8 @@ from ..recipe.memory_held import Holdings, cast_parameters, held_parts
 from ..recipe.memory_part import number_width
 from ..recipe.memory_shards import gathered_parts, ranks_started
 from ..recipe.memory_work import rank_tokens, work_parts
-from ..recipe.model_size import ModelSize, expert_size, rough_size
-from ..recipe.plan import cached_numbers, kv_token_bytes
+from ..recipe.model_size import ModelSize, cached_numbers, expert_size, rough_size
+from ..recipe.plan import kv_token_bytes
 from ..recipe.schema import Recipe
 
 

@@ -12,8 +12,8 @@ import torch
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
-from ..recipe.model_size import model_size
-from ..recipe.plan import cached_numbers, whole_blocks
+from ..recipe.model_size import cached_numbers, model_size
+from ..recipe.plan import whole_blocks
 from ..recipe.schema import Recipe, SglangBackend, SixfoldBackend, VllmBackend
 from ..recipe.schema.backend import KEY_VARIABLE
 from ..rollout.generator import Generator, wait_for
