@@ -114,7 +114,7 @@ def _add_simulation(arguments: VerbParser) -> None:
         nargs="?",
         type=at_least(1, most=1000),
         const=STEPS,
-        help=f"simulate this many steps ({STEPS} if no number is given)",
+        help=f"simulate this many steps, at most 1000 ({STEPS} if no number is given)",
     )
     group.add_argument(
         "--run", metavar="FOLDER", help="take lengths and rewards from the rollouts of this run"
