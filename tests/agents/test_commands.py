@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -99,11 +98,14 @@ open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
 def alive(pid: str) -> bool:
     """True if a process still runs after two seconds."""
     until = time.monotonic() + 2
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
-        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-            return False
-        time.sleep(0.02)
-    return os.path.exists(f"/proc/{pid}")
+    try:
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if time.monotonic() > until:
+                return True
+            time.sleep(0.02)
+    except (FileNotFoundError, ProcessLookupError):  # it ends while its file is read
+        pass
+    return False
 
 
 @pytest.mark.parametrize("command", ["no-such-program x", "python 'open", "  "])

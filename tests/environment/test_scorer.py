@@ -354,8 +354,11 @@ def test_worker_ends_with_its_parent() -> None:
     )
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
     for _ in range(100):
-        stat = Path(f"/proc/{pid}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if stat.rpartition(")")[2].split()[0] == "Z":
             return
         time.sleep(0.05)
     pytest.fail(f"process {pid} is still there")

@@ -4,9 +4,12 @@ answers. Also hostile answers.
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import random
 import resource
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -213,6 +216,44 @@ def test_time_limit_ends_and_leaves_no_timer() -> None:
     start = time.process_time()
     while time.process_time() - start < 0.1:
         pass
+
+
+@pytest.mark.slow
+def test_time_of_other_threads_does_not_count() -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            hashlib.sha256(bytes(1 << 20)).digest()  # without the lock of the interpreter
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    try:
+        with cpu_limit(0.4):
+            end = time.thread_time() + 0.2
+            while time.thread_time() < end:
+                sum(range(1000))
+        with pytest.raises(OutOfTime), cpu_limit(0.05):
+            while True:
+                sum(range(1000))
+    finally:
+        done.set()
+        for worker in workers:
+            worker.join()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_collection_spends_the_time_of_a_check(collects: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(KeyError), cpu_limit(5.0):
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_blame_reaches_the_caller() -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,8 +297,10 @@ asyncio.run(main())
 
 
 def _descendants(pid: int) -> set[int]:
-    lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    own = {int(child) for text in lists for child in text.split()}
+    own: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            own.update(int(child) for child in file.read_text().split())
     return own.union(*(_descendants(child) for child in own))
 
 
