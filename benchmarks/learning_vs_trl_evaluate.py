@@ -27,7 +27,7 @@ from sixfold.files.folder import RunFolder
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run.assemble import World, build_world
+from sixfold.run.assemble import Assembly, assemble
 
 
 def write_tasks(job: Job, recipe: Recipe) -> None:
@@ -61,12 +61,14 @@ def records(job: Job) -> Iterator[StepRecord]:
         )
 
 
-def accuracy(world: World, weights: Path) -> float:
+def accuracy(assembly: Assembly, weights: Path) -> float:
     """Share of the held-out tasks that these weights solve greedily."""
-    world.policy.model.load_state_dict(AutoModelForCausalLM.from_pretrained(weights).state_dict())
-    world.sync.refresh()
-    tasks = world.tasks.heldout
-    found = evaluate(world.evaluator(), world.environment, tasks, seed=0, loop=world.loop)
+    assembly.policy.model.load_state_dict(
+        AutoModelForCausalLM.from_pretrained(weights).state_dict()
+    )
+    assembly.sync.refresh()
+    tasks = assembly.tasks.heldout
+    found = evaluate(assembly.evaluator(), assembly.environment, tasks, seed=0, loop=assembly.loop)
     return found.interval.mean
 
 
@@ -80,7 +82,7 @@ def main(verb: str, path: str) -> None:
     torch.set_num_threads(1)
     for record in records(job):
         print(json.dumps({"record": asdict(record)}), flush=True)
-    world = build_world(recipe, str(job.base))
+    assembly = assemble(recipe, str(job.base))
     for side in (*SIDES, "replay"):
         for step in job.checkpoints[
             side == "replay" :
@@ -90,12 +92,12 @@ def main(verb: str, path: str) -> None:
                     {
                         "side": side,
                         "step": step,
-                        "accuracy": accuracy(world, job.weights(side, step)),
+                        "accuracy": accuracy(assembly, job.weights(side, step)),
                     }
                 ),
                 flush=True,
             )
-    world.close()
+    assembly.close()
 
 
 if __name__ == "__main__":

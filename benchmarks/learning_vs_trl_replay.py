@@ -29,14 +29,14 @@ from transformers import AutoModelForCausalLM
 
 from sixfold.batch import Batch, collate
 from sixfold.recipe.toml import load_recipe
-from sixfold.run.assemble import World, build_world
-from sixfold.run.learners import build_learners
+from sixfold.run.assemble import Assembly, assemble
+from sixfold.run.trainable_roles import build_roles
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Reward, Task, Trajectory
 
 
 def groups_of(
-    world: World, tasks: Mapping[str, Task], step: Mapping[str, Any], version: int
+    assembly: Assembly, tasks: Mapping[str, Task], step: Mapping[str, Any], version: int
 ) -> list[Group]:
     """One step of TRL's samples file as groups; `version` is that of the weights, which are the
     ones TRL sampled with.
@@ -44,7 +44,7 @@ def groups_of(
     groups = []
     for first in range(0, len(step["tasks"]), SAMPLES_PER_PROMPT):
         task = tasks[step["tasks"][first]]
-        prompt = world.renderer.encode(task)
+        prompt = assembly.renderer.encode(task)
         trajectories = []
         for k in range(SAMPLES_PER_PROMPT):
             completion = step["completions"][first + k]
@@ -64,16 +64,16 @@ def groups_of(
     return groups
 
 
-def scored(world: World, batch: Batch) -> Batch:
+def scored(assembly: Assembly, batch: Batch) -> Batch:
     """The batch with the log-probs of the weights as they are, so that every ratio is 1, as it is
     in TRL.
     """
-    config = world.recipe.trainer
+    config = assembly.recipe.trainer
     return batch.with_(
         old_logp=score_batch(
-            world.policy.model,
+            assembly.policy.model,
             batch,
-            world.scoring,
+            assembly.scoring,
             config.max_tokens_per_microbatch,
             config.share_prefix,
         )
@@ -103,26 +103,24 @@ def main(path: str) -> None:
     job = Job.load(Path(path))
     torch.set_num_threads(1)
     clip = (SAMPLES_PER_PROMPT / (SAMPLES_PER_PROMPT - 1)) ** 0.5
-    world = build_world(
+    assembly = assemble(
         load_recipe("demo", [*job.flags(), "--sft.steps", "0", "--trainer.grad_clip", str(clip)]),
         str(job.base),
     )
-    base, tasks = weights_of(job.base), {task.id: task for task in world.tasks.train}
-    learners = build_learners(world)
+    base, tasks = weights_of(job.base), {task.id: task for task in assembly.tasks.train}
+    roles = build_roles(assembly)
     for number, line in enumerate(job.trl_samples.read_text().splitlines(), start=1):
         batch = scored(
-            world, collate(groups_of(world, tasks, json.loads(line), learners.trainer.version))
+            assembly, collate(groups_of(assembly, tasks, json.loads(line), roles.trainer.version))
         )
-        learners.trainer.train_step(
-            learners.algorithm.prepare(batch), learners.algorithm.compute_loss
-        )
+        roles.trainer.train_step(roles.algorithm.prepare(batch), roles.algorithm.compute_loss)
         if number in job.checkpoints:
-            world.policy.save(job.weights("replay", number))
+            assembly.policy.save(job.weights("replay", number))
             found = distance(
-                _parameters(world.policy.model), weights_of(job.weights("trl", number)), base
+                _parameters(assembly.policy.model), weights_of(job.weights("trl", number)), base
             )
             print(json.dumps({"step": number, "distance": found}), flush=True)
-    world.close()
+    assembly.close()
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:

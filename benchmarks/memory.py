@@ -22,11 +22,11 @@ from sixfold.batch import Batch, collate
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.recipe.algorithm_plan import resolve_algorithm
-from sixfold.recipe.memory_held import held_parts, holdings
-from sixfold.recipe.memory_work import work_parts
-from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
+from sixfold.sizing.held import held_parts, holdings
+from sixfold.sizing.model_size import ModelSize, model_size
+from sixfold.sizing.work import work_parts
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
@@ -121,7 +121,7 @@ def report(
     numbers = holdings(recipe, size)
     assert numbers is not None
     held = {p.name: p.size for p in held_parts(recipe, numbers)}
-    work = [p for p in work_parts(recipe, size, PROMPT, numbers) if p.trains]
+    work = [p for p in work_parts(recipe, size, numbers, PROMPT, None) if p.trains]
     rows = [
         ("weights", held["weights"], weights),
         ("gradients", held["gradients"], weights),  # one float32 number for each weight

@@ -7,7 +7,8 @@
 It runs the recipe `demo`, the three profiles of `grpo_step.py` and the four of `engine.py`, all
 with Sixfold only, and prints measured and predicted seconds of each phase. Lengths of prompts and
 completions, and the tokens that were trained on, are inputs of a prediction; seconds are not.
-Nothing is fitted to these runs: the costs come from other models (`commands/measure_cases.py`).
+Nothing is fitted to these runs: the costs come from other models
+(`sixfold_planning/measure_cases.py`).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from side_process import run_side
 from tiny_qwen import make_model
 
 import engine
-from sixfold.commands.plan_inputs import read_inputs
-from sixfold.planning.architectures import Architecture
-from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.decode_time import Lengths, Sampler
-from sixfold.planning.hardware import Accelerator
-from sixfold.planning.hardware_file import read_hardware
-from sixfold.planning.measured_rates import MeasuredRates
-from sixfold.planning.planner import learning_seconds
-from sixfold.planning.samplers import sampling_seconds
-from sixfold.planning.workload import Workload
+from sixfold_planning.architectures import Architecture
+from sixfold_planning.constants import CONSTANTS
+from sixfold_planning.decode_time import Lengths, Sampler
+from sixfold_planning.hardware import Accelerator
+from sixfold_planning.hardware_file import read_hardware
+from sixfold_planning.measured_rates import MeasuredRates
+from sixfold_planning.page.inputs import read_inputs
+from sixfold_planning.planner import learning_seconds
+from sixfold_planning.samplers import sampling_seconds
+from sixfold_planning.workload import Workload
 
 HERE = Path(__file__).resolve().parent
 ENGINE = tuple(f"engine {name}" for name in engine_job.PROFILES)

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from sixfold.planning.constants import CONSTANTS, Constants
-from sixfold.planning.point_summary import Outcome, errors, outcomes
-from sixfold.planning.points import Point, read_points
+from sixfold_planning.constants import CONSTANTS, Constants
+from sixfold_planning.page.points import Outcome, errors, outcomes, read_points
+from sixfold_planning.published import Point
 
 POINTS = Path(__file__).parents[1] / "tests" / "data" / "published_points.csv"
 LARGEST_SHARE = 0.85

@@ -14,27 +14,27 @@ import argparse
 from pathlib import Path
 
 from sixfold.batch import collate
-from sixfold.commands.evaluate import model_folder
+from sixfold.checkpoint.model_source import model_folder
 from sixfold.evaluation.evaluate import evaluate
 from sixfold.recipe.toml import load_recipe
-from sixfold.run.assemble import World, build_world
+from sixfold.run.assemble import Assembly, assemble
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Reward
 
 MODES = ("copy", "int8", "fp8")
 
 
-def drift(world: World, tasks: int) -> str:
+def drift(assembly: Assembly, tasks: int) -> str:
     """A row of the table."""
-    groups = world.sample(world.rollout(), world.tasks.train[:tasks], seed=0)
+    groups = assembly.sample(assembly.rollout(), assembly.tasks.train[:tasks], seed=0)
     for trajectory in (t for g in groups for t in g.trajectories):
         trajectory.reward = Reward(0.0)
-    batch = collate(groups).to(world.device)
-    config = world.recipe.trainer
+    batch = collate(groups).to(assembly.device)
+    config = assembly.recipe.trainer
     logp = score_batch(
-        world.policy.model,
+        assembly.policy.model,
         batch,
-        world.scoring,
+        assembly.scoring,
         config.max_tokens_per_microbatch,
         config.share_prefix,
     )
@@ -42,11 +42,11 @@ def drift(world: World, tasks: int) -> str:
     k3, rho = (gap.exp() - 1 - gap).mean(), gap.exp()
     ess = rho.sum().square() / rho.square().sum() / len(rho)
     solved = evaluate(
-        world.evaluator(),
-        world.environment,
-        world.tasks.heldout,
-        world.recipe.run.seed,
-        world.loop,
+        assembly.evaluator(),
+        assembly.environment,
+        assembly.tasks.heldout,
+        assembly.recipe.run.seed,
+        assembly.loop,
     ).interval.mean
     size = gap.abs()
     return (
@@ -71,9 +71,9 @@ def main() -> None:
     )
     for mode in MODES:
         recipe = load_recipe(str(given.run / "recipe.toml"), ["--sync.kind", mode])
-        world = build_world(recipe, model_folder(str(given.run)))
-        print(f"{mode:6}{drift(world, given.tasks)}", flush=True)
-        world.close()
+        assembly = assemble(recipe, model_folder(str(given.run)))
+        print(f"{mode:6}{drift(assembly, given.tasks)}", flush=True)
+        assembly.close()
 
 
 if __name__ == "__main__":

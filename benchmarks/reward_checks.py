@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import time
 
+from sixfold.checks.environment import Environment
 from sixfold.environment.arithmetic import arithmetic_tasks
-from sixfold.environment.scorer import Environment
 from sixfold.types import Group, Task, Trajectory
 
 SAMPLES, TASKS, ROUNDS = 8, 64, 20

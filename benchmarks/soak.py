@@ -117,7 +117,7 @@ class Life:
     files: list[int] = field(default_factory=list)
     children: set[tuple[int, str]] = field(default_factory=set)
 
-    def look(self, pid: int, age: float) -> None:
+    def observe(self, pid: int, age: float) -> None:
         """Take a sample. Does nothing if the process has just ended."""
         self.children |= descendants(pid)
         try:
@@ -205,7 +205,7 @@ def _compare_with_clean(
     flags = flags_of(settings | {"run.name": "clean", "run.steps": report.steps})
     process, began, life = launch(flags, None), time.monotonic(), Life()
     while process.poll() is None:
-        life.look(process.pid or 0, time.monotonic() - began)
+        life.observe(process.pid or 0, time.monotonic() - began)
         time.sleep(0.2)
     if process.poll():
         report.broken.append(f"the uninterrupted run ended with exit code {process.poll()}")
@@ -238,7 +238,7 @@ def _watch(process: Process, run: Path, wait: float, *, early: bool, last: bool)
     began, life, before = time.monotonic(), Life(), _progress(run)
     first = began if early else math.inf
     while process.poll() is None and time.monotonic() - began < PATIENCE_S:
-        life.look(process.pid or 0, time.monotonic() - began)
+        life.observe(process.pid or 0, time.monotonic() - began)
         if first == math.inf and _progress(run) != before:
             first = time.monotonic()
         enough = not last or _lines(run / "metrics.jsonl") >= LEAST_STEPS

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sixfold.environment.scorer import Environment
-from sixfold.environment.text.cases import text_case
+from sixfold.checks.environment import Environment
 from sixfold.types import Group, Task, Trajectory
+from sixfold_environments.text.cases import text_case
 
 ORDINARY = 300
 """Characters of the longest completion of the mix: the peer hangs on the long ones."""

@@ -21,8 +21,8 @@ from sixfold.data.task_set import TaskSet
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.assemble import build_world
-from sixfold.run.learners import build_learners
+from sixfold.run.assemble import assemble
+from sixfold.run.trainable_roles import build_roles
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Task
 
@@ -157,15 +157,15 @@ def print_after(batch: Batch, logp: Tensor, loss: float) -> None:
 def main() -> None:
     """Build the roles, run the six calls of a step, print what each hands to the next."""
     recipe = parse_recipe(RECIPE, "docs/one_step.py")
-    world = build_world(recipe, reward=arithmetic_reward, tasks=TaskSet(list(TASKS), []))
-    learners = build_learners(world)
-    algorithm, reference, trainer = learners.algorithm, learners.scorers, learners.trainer
-    rollout, sync = world.rollout(), world.sync
+    assembly = assemble(recipe, reward=arithmetic_reward, tasks=TaskSet(list(TASKS), []))
+    roles = build_roles(assembly)
+    algorithm, reference, trainer = roles.algorithm, roles.scorers, roles.trainer
+    rollout, sync = assembly.rollout(), assembly.sync
 
-    groups = world.sample(rollout, TASKS, step_seed(recipe.run.seed, 1))
+    groups = assembly.sample(rollout, TASKS, step_seed(recipe.run.seed, 1))
     print_tasks(groups)
-    print_trajectories(groups, world.renderer.piece)
-    world.environment.score(groups)
+    print_trajectories(groups, assembly.renderer.piece)
+    assembly.environment.score(groups)
     print_rewards(groups)
     batch = collate(groups)
     print_batch(batch)
@@ -179,18 +179,18 @@ def main() -> None:
     print(f"weights with beta = 0 {weights_of(no_kl.prepare(batch))}")
     metrics = trainer.train_step(batch, algorithm.compute_loss)
     print_metrics(metrics)
-    before = world.engine.version
+    before = assembly.engine.version
     sync.sync(trainer.version)
-    print(f"engine.version {before} -> {world.engine.version}, weights shared with the trainer")
+    print(f"engine.version {before} -> {assembly.engine.version}, weights shared with the trainer")
     logp = score_batch(
-        world.policy.model,
+        assembly.policy.model,
         batch,
-        world.scoring,
+        assembly.scoring,
         recipe.trainer.max_tokens_per_microbatch,
         recipe.trainer.share_prefix,
     )
     print_after(batch, logp, float(algorithm.compute_loss(batch, logp).loss))
-    world.close()
+    assembly.close()
 
 
 if __name__ == "__main__":

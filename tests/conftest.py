@@ -6,6 +6,7 @@ torch is imported where it is needed, not at the top.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections import Counter
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+
+from tests import lanes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,6 +102,14 @@ LONG = (
 while the other has nothing to do."""
 
 
+BEFORE = pytest.StashKey[dict[str, str]]()
+"""Fingerprints of test files when they began."""
+FILES: Counter[str] = Counter()
+"""Seconds of the daily tests of a file, with their fixtures. It has every file that was run."""
+SECONDS: Counter[str] = Counter()
+"""Seconds of daily tests, without fixtures."""
+
+
 @cache
 def _prepare_torch() -> None:
     """Compute in one thread, and make our attention known to transformers."""
@@ -114,23 +126,93 @@ def pytest_collectstart() -> None:
     _prepare_torch()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--daily",
+        action="store_true",
+        help="leave out nightly tests, and those of tests/lanes.py that have passed as they are",
+    )
+    parser.addoption(
+        "--note-passed",
+        action="store_true",
+        help="write tests/seconds.json, and if all pass, tests/lanes.json",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties draw the same examples every day, and a third of them; new ones in test-all."""
+    if config.getoption("--note-passed") and not hasattr(config, "workerinput"):
+        if config.getoption("--daily") or config.getoption("-m") or config.getoption("-k"):
+            raise pytest.UsageError("--note-passed notes that every test has passed")
+        config.stash[BEFORE] = lanes.fingerprints()
+    if config.getoption("--daily") or config.getoption("-m") == "not slow":
+        settings.register_profile("daily", derandomize=True, database=None)
+        settings.load_profile("daily")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    daily = 0.0 if "nightly" in report.keywords else report.duration
+    FILES[report.nodeid.partition("::")[0]] += daily
+    if report.when == "call":
+        SECONDS[report.nodeid] += daily
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Runs last in the process that distributes tests: it has the reports of all."""
+    noted = session.config.stash.get(BEFORE, None)
+    if noted is None:
+        return
+    if missing := {f"tests/{name}" for name in noted} - set(FILES):
+        raise pytest.UsageError(f"--note-passed: {len(missing)} files have not been run")
+    longest = {
+        name: round(seconds, 1)
+        for found, least in ((FILES, 5.0), (SECONDS, 2.0))
+        for name, seconds in found.most_common()
+        if seconds >= least
+    }
+    (lanes.HERE / "seconds.json").write_text(json.dumps(longest, indent=2) + "\n")
+    if not exitstatus:
+        lanes.note(noted)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests, and mark as slow what `mostly_slow` leaves out of the quick lane."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests, mark what `mostly_slow` and `mostly_nightly` leave to a longer lane, and
+    leave out of the daily lane what is nightly or has passed as it is.
+    """
+    for lane in ("slow", "nightly"):
+        seen: Counter[tuple[Path, str]] = Counter()
+        for item in items:
+            if mark := item.get_closest_marker(f"mostly_{lane}"):
+                function = (item.path, item.location[2].partition("[")[0])
+                seen[function] += 1
+                if seen[function] > mark.args[0]:
+                    item.add_marker(lane)
+    if config.getoption("--daily"):
+        passed = lanes.unchanged()
+        left = [item for item in items if item.path in passed or item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=left)
+        for item in items:
+            _draw_less(item)
+    places = {path: _place(path) for path in {item.path for item in items}}
+    items.sort(key=lambda item: places[item.path])
+
+
+def _place(path: Path) -> int:
     here = Path(__file__).parent
-    seen: Counter[tuple[Path, str]] = Counter()
-    for item in items:
-        if mark := item.get_closest_marker("mostly_slow"):
-            function = (item.path, item.location[2].partition("[")[0])
-            seen[function] += 1
-            if seen[function] > mark.args[0]:
-                item.add_marker("slow")
+    found = (i for i, name in enumerate(LONG) if path.is_relative_to(here / name))
+    return next(found, len(LONG))
 
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
-        return next((i for i, name in enumerate(LONG) if path.is_relative_to(name)), len(LONG))
 
-    items.sort(key=place)
+def _draw_less(item: pytest.Item) -> None:
+    """A property draws a third of its examples."""
+    function = getattr(item, "obj", None)
+    chosen = getattr(function, "_hypothesis_internal_use_settings", None)  # no public name
+    if chosen is not None and not getattr(function, "draws_less", False):
+        fewer = settings(chosen, max_examples=max(chosen.max_examples // 3, 5))
+        function._hypothesis_internal_use_settings = fewer
+        function.draws_less = True
 
 
 def make_tiny(name: str, **extra: object) -> PreTrainedModel:
@@ -226,3 +308,9 @@ def policy(scratch_config: ScratchConfig) -> Policy:
     from sixfold.recipe.schema import ModelConfig
 
     return load_policy(ModelConfig(scratch=scratch_config), seed=3, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def unset_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables have the width of a pipe, whatever set COLUMNS in this process before."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sixfold.environment.judge.settings import JudgeSettings
+from sixfold_environments.judge.settings import JudgeSettings
 
 
 @dataclass
@@ -121,6 +121,7 @@ class FakeJudge:
         held: no request is answered while this is True.
         usage: whether answers have token counts.
         most: largest number of concurrent requests so far.
+        connections: number of connections so far.
     """
 
     def __init__(self, behaviour: Behaviour = honest) -> None:
@@ -133,7 +134,7 @@ class FakeJudge:
         self.delay_s = 0.0
         self.held = False
         self.usage = True
-        self.most = self._now = 0
+        self.most = self._now = self.connections = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -141,10 +142,20 @@ class FakeJudge:
         return JudgeSettings(url=self.url, model="fake-judge", **more)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await reader.readline() and await self._handled(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _handled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Handle one request. Returns whether the connection is kept."""
         self._now += 1
         self.most = max(self.most, self._now)
         try:
-            await reader.readline()
             headers: dict[str, str] = {}
             while line := (await reader.readline()).strip():
                 name, _, value = line.decode().partition(":")
@@ -160,11 +171,9 @@ class FakeJudge:
             if status:
                 self._answer(writer, status, self.requests[-1])
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+            return status != 0
         finally:
             self._now -= 1
-            writer.close()
 
     def _answer(self, writer: asyncio.StreamWriter, status: int, request: Asked) -> None:
         if status != 200:

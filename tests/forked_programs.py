@@ -24,7 +24,7 @@ from .forkserver import CONTEXT
 
 NEED_TORCH = ("sixfold.reference.worker", "vllm_worker.py")
 """Ends of the targets that need torch."""
-OF_A_RUN = (*NEED_TORCH, "sixfold.environment.worker")
+OF_A_RUN = (*NEED_TORCH, "sixfold.checks.worker")
 """Ends of the targets that a run starts. An interpreter for a worker that checks answers takes
 longer than the step of a tiny run."""
 
@@ -64,7 +64,8 @@ class ForkedProgram:
     ) -> None:
         files = {number: Descriptor(number) for number in pass_fds}
         if stdout is not None:
-            files |= dict.fromkeys((1, 2), Descriptor(stdout.fileno()))
+            given = stdout if isinstance(stdout, int) else stdout.fileno()
+            files |= dict.fromkeys((1, 2), Descriptor(given))
         # After the options and the path of program.py: PARENT REQUESTS REPLIES TARGET.
         arguments = list(command[-3:])
         self._process = CONTEXT.Process(

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from sixfold.engine.engine import Engine
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Generator
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
 
 

@@ -27,12 +27,12 @@ from agents import (
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from sixfold.environment.episode import Action, final_reward
-from sixfold.environment.search.agent import SearchAgent
-from sixfold.environment.sql.agent import SqlAgent
 from sixfold.environment.tools.episode import ToolEpisode
 from sixfold.environment.tools.observation import ToolError, error_text, result_text
 from sixfold.environment.tools.tool import Tool
 from sixfold.types import Task
+from sixfold_environments.search.agent import SearchAgent
+from sixfold_environments.sql.agent import SqlAgent
 
 set_tracing_disabled(True)
 MOST_TURNS = 8

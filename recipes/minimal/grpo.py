@@ -3,9 +3,9 @@ transformers alone.
 
     python recipes/minimal/grpo.py --steps 400
 
-Read it top to bottom. Each part names the room of `src/sixfold/` that does the same for models and
-tasks that matter, and a test (`tests/recipes/test_minimal.py`) feeds both the same trajectories and
-holds losses and weights together.
+Read it top to bottom. Each part names the package of `src/sixfold/` that does the same for real
+models and tasks. A test (`tests/recipes/test_minimal.py`) gives both the same trajectories and
+compares losses and weights.
 
 One step, eight verbs, and what flows between them:
 
@@ -14,9 +14,9 @@ One step, eight verbs, and what flows between them:
              mask
              logp
 
-B trajectories in a step, padded on the right to T tokens. Every [B, T] tensor speaks of tokens:
-index t is about token t, not about the prediction of the next one, so index 0, which nothing
-predicts, is never scored.
+A step has B trajectories, padded on the right to T tokens. In every [B, T] tensor, index t belongs
+to token t, not to the prediction of the next token. No logits predict token 0, so it is never
+scored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be turned."""
+    """Settings of a run."""
 
     steps: int = 400
     prompts_per_step: int = 16
@@ -56,17 +56,17 @@ VOCABULARY = 2 + len(ALPHABET)
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text, a character each."""
+    """Token ids of a text, one per character."""
     return [2 + ALPHABET.index(character) for character in text]
 
 
 def decode(ids: list[int]) -> str:
-    """The text of token ids; padding and end-of-sequence have none."""
+    """Text of token ids. Padding and the end of the sequence have no text."""
     return "".join(ALPHABET[i - 2] for i in ids if i >= 2)
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """A Qwen3 of 76 thousand parameters, made from `seed`."""
+    """A Qwen3 with 76 thousand parameters, initialised from `seed`."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -88,7 +88,7 @@ def make_model(seed: int = 0) -> nn.Module:
 
 @dataclass(frozen=True)
 class Task:
-    """A sum. All prompts have one length here, so a batch of them needs no padding on the left."""
+    """A sum. All prompts have the same length, so a batch needs no padding on the left."""
 
     prompt: str
     answer: str
@@ -101,12 +101,11 @@ def draw_task(rng: random.Random) -> Task:
 
 
 def verify(completion: str, task: Task) -> float:
-    """The reward: 1 for the answer to the letter; else up to a half for a number, by how near it
-    is; 0 for anything else.
+    """Reward: 1 for the exact answer, at most 1/2 for another number (the nearer the more), else 0.
 
-    Right or wrong would be the honest check, but a model that knows nothing is hardly ever right,
-    and equal rewards teach nothing. The
-    half matters: without it "03" pays as much as "3", and some seeds learn to write that.
+    A reward of only 0 or 1 would not do: an untrained model is hardly ever right, and a group with
+    equal rewards gives no gradient. The factor 1/2 matters: without it "03" would earn as much as
+    "3", and some seeds learn to write that.
     """
     if completion == task.answer:
         return 1.0
@@ -119,11 +118,14 @@ def verify(completion: str, task: Task) -> float:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What a rollout makes of the step's tasks: B = prompts * K rows, those of a group together.
+    """Samples of a step: B = prompts * K rows, group after group.
 
-    tokens [B, T]: prompt, completion, padding. mask [B, T]: True where the policy sampled the
-    token, the end-of-sequence token included. logp [B, T]: log-prob of the token under the
-    distribution that sampled it, 0 where mask is False. rewards [B]. groups [B]: which task.
+    Attributes:
+        tokens: [B, T] prompt, completion, padding.
+        mask: [B, T] True for tokens that the policy sampled, including the end of the sequence.
+        logp: [B, T] log-prob under the distribution that sampled the token, 0 off the mask.
+        rewards: [B].
+        groups: [B] index of the task.
     """
 
     tokens: Tensor
@@ -137,8 +139,10 @@ class Trajectories:
 def sample(
     model: nn.Module, prompts: Tensor, settings: Settings, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample a completion of each prompt [B, P], a token at a time over a KV cache; returns tokens,
-    mask, logp, each [B, T].
+    """Sample a completion of each prompt [B, P], token by token with a KV cache.
+
+    Returns:
+        tokens, mask and logp, each [B, T].
     """
     tokens, mask = prompts, torch.zeros_like(prompts, dtype=torch.bool)
     logp = torch.zeros_like(prompts, dtype=torch.float32)
@@ -150,8 +154,7 @@ def sample(
         logprobs = (out.logits[:, -1] / settings.temperature).log_softmax(-1)
         fresh = torch.multinomial(logprobs.exp(), 1, generator=generator)
         taken = logprobs.gather(-1, fresh)
-        # A row that has ended goes on through the model with the others: what it samples there is
-        # padding, and never scored.
+        # A row that has ended stays in the batch. Its further tokens are padding, never scored.
         fresh = fresh.where(alive[:, None], PAD)
         tokens = torch.cat([tokens, fresh], 1)
         mask = torch.cat([mask, alive[:, None]], 1)
@@ -165,7 +168,7 @@ def sample(
 def rollout(
     model: nn.Module, tasks: list[Task], settings: Settings, generator: torch.Generator
 ) -> Trajectories:
-    """K completions of every task, verified."""
+    """Sample and verify K completions of every task."""
     rows = [task for task in tasks for _ in range(settings.samples_per_prompt)]
     tokens, mask, logp = sample(
         model, torch.tensor([encode(task.prompt) for task in rows]), settings, generator
@@ -197,10 +200,9 @@ def token_logp(model: nn.Module, tokens: Tensor, temperature: float = 1.0) -> Te
 
 
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A_i = (r_i - mean) / (std + 1e-6) over the trajectories of i's group, population std: [B],
-    [B] -> [B].
+    """A_i = (r_i - mean) / (std + 1e-6) over the group of trajectory i, with population std.
 
-    A group of equal rewards says nothing: its advantages are 0, not rounding noise divided by 1e-6.
+    [B], [B] -> [B]. With equal rewards the advantages are 0, not rounding noise divided by 1e-6.
     """
     advantages = torch.zeros_like(rewards)
     for group in groups.unique():
@@ -212,11 +214,10 @@ def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def sequence_weights(mask: Tensor) -> Tensor:
-    """How the token losses are averaged, as a tensor [B, T]: over each sequence's sampled tokens,
-    then over the B sequences.
+    """Weights [B, T] of token losses: mean over a sequence's sampled tokens, then over sequences.
 
-    The loss is the weighted sum, so the rows may be split into micro-batches in any way without
-    changing the gradient.
+    The loss is the weighted sum, so any split of the rows into micro-batches gives the same
+    gradient.
     """
     return mask / mask.sum(-1, keepdim=True).clamp(min=1) / len(mask)
 
@@ -230,8 +231,9 @@ def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip: 
 
 
 def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """KL(policy, reference) estimated per token: exp(-r) + r - 1 with r = logp - ref_logp. Never
-    negative; 0 where the two agree.
+    """Estimate of KL(policy, reference) per token: exp(-r) + r - 1 with r = logp - ref_logp.
+
+    Never negative, and 0 where both are equal.
     """
     r = logp - ref_logp
     return (-r).exp() + r - 1
@@ -249,11 +251,12 @@ def step_loss(
     clip: float,
     temperature: float = 1.0,
 ) -> Tensor:
-    """The GRPO loss (https://arxiv.org/abs/2402.03300) of a step's trajectories: [B, T] four times,
-    [B] twice, to a scalar.
+    """GRPO loss (https://arxiv.org/abs/2402.03300) of a step's trajectories, a scalar.
+
+    tokens, mask, old_logp and ref_logp are [B, T]; rewards and groups are [B].
     """
-    # Tokens that nobody sampled have weight 0, but exp(-r) of an unlikely one overflows, and 0 *
-    # inf is NaN: their log-probs become 0 here.
+    # Tokens off the mask have weight 0, but exp(-r) of an unlikely one overflows, and 0 * inf is
+    # NaN. So their log-probs are set to 0.
     logp = token_logp(model, tokens, temperature).where(mask, 0.0)
     loss = clipped_surrogate(logp, old_logp, group_advantages(rewards, groups)[:, None], clip)
     if ref_logp is not None:
@@ -272,8 +275,9 @@ def train(
     given: Callable[[int], Trajectories] | None = None,
     report: Report = lambda step, trajectories, loss: None,
 ) -> list[float]:
-    """Train `model` in place; returns the loss of each step. `given(step)`, if there, replaces the
-    rollout by its trajectories.
+    """Train `model` in place. Returns the loss of each step.
+
+    If `given` is set, the trajectories of a step are `given(step)` instead of a rollout.
     """
     rng, generator = random.Random(settings.seed), torch.Generator().manual_seed(settings.seed)
     reference = copy.deepcopy(model).requires_grad_(False) if settings.beta > 0 else None
@@ -308,8 +312,8 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        # the sampler reads the same weights, so the next rollout is on-policy without a copy:
-        # sixfold/sync
+        # The sampler reads the same weights, so the next rollout is on-policy without a copy:
+        # sixfold/sync.
         optimizer.step()
         losses.append(loss.item())
         report(step, batch, losses[-1])
@@ -317,11 +321,10 @@ def train(
 
 
 def print_step(step: int, trajectories: Trajectories, loss: float) -> None:
-    """One line a step: how many answers were right, and one sample.
+    """Print one line per step: the share of right answers, the loss and one sample.
 
-    Watch the first number. With one optimizer step a rollout every ratio is 1 and advantages sum to
-    0, so without a KL the loss is 0
-    whatever is learned: only its gradient is not.
+    The loss shows no progress: with one optimizer step per rollout every ratio is 1, and advantages
+    sum to 0. So without a KL term the loss is 0, but its gradient is not.
     """
     right = (trajectories.rewards == 1.0).float().mean().item()
     print(
@@ -331,7 +334,6 @@ def print_step(step: int, trajectories: Trajectories, loss: float) -> None:
 
 
 def main() -> None:
-    """Parse, make a model, train it."""
     parser = argparse.ArgumentParser(description="GRPO in one file: a tiny model learns to add.")
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument(

@@ -17,10 +17,10 @@ from .recipe.python_arguments import (
     checked_algorithm,
     checked_recipe,
     checked_tasks,
+    episode_name,
     in_python,
     python_words,
     setting_flags,
-    with_episode,
 )
 from .recipe.schema import Recipe
 from .recipe.toml import load_recipe, parse_recipe
@@ -89,7 +89,7 @@ def train(
             check_callable(reward)
         if environment is not None:
             check_episode(environment, "environment")
-            resolved = with_episode(resolved, environment)
+            resolved = resolved.with_settings({"environment.episode": episode_name(environment)})
         algorithm = checked_algorithm(algorithm)
         if tasks is None and heldout:
             raise UserError(
@@ -101,7 +101,7 @@ def train(
                 "resume=True goes on with the run, overwrite=True replaces it: give one of them"
             )
         given = None if tasks is None else checked_tasks("tasks", tasks)
-        held = [] if heldout is None else checked_tasks("heldout", heldout)
+        held = () if heldout is None else checked_tasks("heldout", heldout)
         resolved = with_model_folders(resolved)
         make_plan(resolved)
         folder = Path(resolved.run.dir) / resolved.run.name

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .types import SAMPLED, Group, Routes, Trajectory
+from .types import SAMPLED, Group, Reward, Routes, Trajectory
 
 Metrics = dict[str, float | list[float]]
 """Metrics of a step, by key. Every key is documented in docs/metrics.md."""
@@ -61,7 +61,6 @@ class KeptSets:
     known: Tensor | None = None
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> KeptSets:
-        """Sets of a selection of tokens."""
         return replace(self, start=self.start[index], count=self.count[index], known=None)
 
     def to(self, device: torch.device | str) -> KeptSets:
@@ -379,8 +378,12 @@ def _add_step_rewards(groups: Sequence[Group], rewards: Tensor, step_ends: Tenso
 
 
 def _parts(trajectories: Sequence[Trajectory]) -> tuple[tuple[str, ...], Tensor]:
-    """Sorted names and [B, R] values of the named rewards; without names, the reward itself."""
-    named = [t.reward.parts if t.reward else {} for t in trajectories]
+    """Sorted names and [B, R] values of the named rewards; without names, the reward itself.
+
+    Parts of weight 0 are left out: they are only logged.
+    """
+    given = [t.reward or Reward(None) for t in trajectories]
+    named = [{n: v for n, v in r.parts.items() if r.weights.get(n) != 0.0} for r in given]
     names = tuple(sorted({name for parts in named for name in parts}))
     if not names:
         return ("reward",), torch.tensor([[_score(t)] for t in trajectories], dtype=torch.float32)

@@ -57,14 +57,24 @@ def one_line(error: BaseException) -> str:
     For a group, the exceptions in it follow: task groups say nothing about the failure themselves.
     """
     # Half of a surrogate pair can neither be printed nor tokenized.
-    return " ".join(_said(error).encode("utf-8", "replace").decode().split())[:300]
+    return " ".join(_class_and_message(error).encode("utf-8", "replace").decode().split())[:300]
 
 
-def _said(error: BaseException) -> str:
-    """Class and message of an exception."""
+def is_fault(error: BaseException) -> bool:
+    """True if user code failed with `error`. False for Ctrl-C, and for the end of a coroutine.
+
+    `except Exception` does not suffice for user code: `sys.exit` would end the run without a word,
+    and a class of the user that only extends BaseException would end it with a traceback.
+    """
+    from asyncio import CancelledError
+
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit | CancelledError)
+
+
+def _class_and_message(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, BaseExceptionGroup):
-        return f"{name}: {error.message}: {'; '.join(map(_said, error.exceptions))}"
+        return f"{name}: {error.message}: {'; '.join(map(_class_and_message, error.exceptions))}"
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - boundary: the class of a user, whose __str__ fails
@@ -89,10 +99,17 @@ def check_platform(name: str) -> None:
 
 
 def nearest(word: str, candidates: list[str]) -> str:
-    """Hint " Did you mean 'x'?" for the closest of `candidates`, or "" if none is close."""
+    """Hint " Did you mean 'x'?" for the closest of `candidates`, or "" if none is close.
+
+    Case, leading dashes, and the difference of - and _ do not count.
+    """
     from difflib import get_close_matches
 
-    close = get_close_matches(word, candidates, n=3, cutoff=0.6)
+    def bare(text: str) -> str:
+        return text.lstrip("-").replace("-", "_").casefold()
+
+    named = {bare(candidate): candidate for candidate in reversed(candidates)}
+    close = get_close_matches(bare(word), named, n=3, cutoff=0.6)
     # Prefer swapped letters, as in "gpro": the most likely typo.
-    close.sort(key=lambda candidate: sorted(candidate) != sorted(word))
-    return f" Did you mean '{close[0]}'?" if close else ""
+    close.sort(key=lambda name: sorted(name) != sorted(bare(word)))
+    return f" Did you mean '{named[close[0]]}'?" if close else ""

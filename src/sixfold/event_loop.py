@@ -71,7 +71,7 @@ class EventLoop:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
-            with _watched(self._loop):
+            with _watch(self._loop):
                 return self._loop.run_until_complete(coroutine)
         except (KeyboardInterrupt, SystemExit):
             # A signal handler raised inside the loop: the tasks were not told.
@@ -95,8 +95,24 @@ class EventLoop:
         return tasks
 
 
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Result of a coroutine, which runs in an event loop of its own in this thread.
+
+    It also works inside a running event loop, such as that of a notebook. That loop stands still
+    meanwhile.
+    """
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        # With a factory, the runner does not change the thread's current event loop.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return runner.run(coroutine)
+    finally:
+        asyncio._set_running_loop(outer)
+
+
 @contextmanager
-def _watched(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def _watch(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Context in which a thread watches an event loop, and reports code that blocks it.
 
     Args:

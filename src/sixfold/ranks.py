@@ -114,11 +114,9 @@ class Alone:
     size = 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the tensor itself."""
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """Return a list of this one object."""
         return [value]
 
     def barrier(self, name: str) -> None:
@@ -138,7 +136,6 @@ class Alone:
         return nullcontext()
 
     def data_ranks(self, group: int) -> Ranks:
-        """This process."""
         return self
 
 
@@ -186,26 +183,22 @@ class ProcessRanks:
                 )
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """As `Ranks.sum`."""
         total = tensor.detach().clone()
         with self.answered():
             dist.all_reduce(total)
         return total
 
     def gather(self, value: T) -> list[T]:
-        """As `Ranks.gather`."""
         found: list[Any] = [None] * self.size
         with self.answered():
             dist.all_gather_object(found, value)
         return found
 
     def barrier(self, name: str) -> None:
-        """As `Ranks.barrier`."""
         self._mark(name)
         self.gather(None)
 
     def agree(self, error: Exception | None) -> None:
-        """As `Ranks.agree`."""
         report: tuple[type[Exception], str] | None = None
         if isinstance(error, UserError):
             report = UserError, f"rank {self.rank}: {error}"
@@ -223,7 +216,6 @@ class ProcessRanks:
         raise self._agreed from error
 
     def agreed_on(self, error: BaseException) -> bool:
-        """As `Ranks.agreed_on`."""
         return error is self._agreed
 
     @contextmanager
@@ -240,11 +232,7 @@ class ProcessRanks:
 
     @contextmanager
     def _reported_once(self, left: Callable[[], str]) -> Iterator[None]:
-        """Raise the error of this context on the first rank that fails, SystemExit on others.
-
-        Args:
-            left: says what the run has saved.
-        """
+        """Raise the error of this context on the first rank that fails, SystemExit on others."""
         try:
             yield
         except Exception as error:
@@ -262,7 +250,6 @@ class ProcessRanks:
             raise
 
     def data_ranks(self, group: int) -> Ranks:
-        """As `Ranks.data_ranks`."""
         if group == 1:
             return self
         if group == self.size:
@@ -291,7 +278,7 @@ class ProcessRanks:
             while others and time.monotonic() < until:
                 others = [r for r in others if not self._store.check([f"stuck/{r}"])]
                 time.sleep(0.05)
-            silent = [f"rank {r} (last seen at {self._seen(r)})" for r in others]
+            silent = [f"rank {r} (last seen at {self._last_place(r)})" for r in others]
         except (RuntimeError, dist.DistError):
             return RankLost("the store of torchrun has gone: torchrun or its machine has ended")
         who = " and ".join(silent) or "a connection"
@@ -306,8 +293,7 @@ class ProcessRanks:
     def _first_to_fail(self, error: Exception) -> bool:
         """Report a failure to the other ranks. Returns True if this rank is the first to fail.
 
-        Args:
-            error: its message can be read by the other ranks if this rank is the first.
+        Only then can they read the error's message.
         """
         alike = isinstance(error, UserError | RunFailed) and not self.agreed_on(error)
         lead = LEAD_S if self.rank else 0.0
@@ -330,7 +316,7 @@ class ProcessRanks:
         with self.answered():
             self._store.set(f"at/{self.rank}", place)
 
-    def _seen(self, rank: int) -> str:
+    def _last_place(self, rank: int) -> str:
         key = f"at/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else "no point yet"
 
@@ -352,14 +338,12 @@ class DataRanks:
         self._group = group
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """As `Ranks.sum`."""
         total = tensor.detach().clone()
         with self._every.answered():
             dist.all_reduce(total, group=self._group)
         return total
 
     def gather(self, value: T) -> list[T]:
-        """As `Ranks.gather`."""
         found: list[Any] = [None] * self.size
         with self._every.answered():
             dist.all_gather_object(found, value, group=self._group)

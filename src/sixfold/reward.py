@@ -32,6 +32,9 @@ Verdict = Literal[
 - infrastructure_error: the check itself failed. Nothing is known about the completion.
 """
 
+NOT_APPLICABLE = "no reward function applies"
+"""Error of a trajectory for which every reward returned None. No check failed."""
+
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -78,6 +81,11 @@ class Reward:
     latency: Mapping[str, float] = field(default_factory=dict)
     reruns: int = 0
     cached: int = 0
+
+    @property
+    def not_applicable(self) -> bool:
+        """True if no check failed and every reward returned None."""
+        return self.error == NOT_APPLICABLE
 
     @property
     def paid_for_form(self) -> bool | None:

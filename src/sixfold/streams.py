@@ -37,7 +37,6 @@ class Routes:
 
     @property
     def _each(self) -> int:
-        """Bytes per token."""
         return self.layers * self.top_k * self.width
 
     def cut(self, tokens: int) -> Routes:
@@ -84,7 +83,6 @@ class Kept:
     mass: array[float] = field(default_factory=lambda: array("d"))
 
     def __len__(self) -> int:
-        """Number of sampled tokens."""
         return len(self.counts)
 
     def add(self, ids: array[int], mass: float) -> None:

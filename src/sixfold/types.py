@@ -8,11 +8,14 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
+from .errors import UserError
+from .reward import NOT_APPLICABLE as NOT_APPLICABLE
 from .reward import VERDICTS as VERDICTS
 from .reward import Reward as Reward
 from .reward import Verdict as Verdict
@@ -33,6 +36,15 @@ Outcome = Literal["ended", "length", "turns", "context", "timeout", "error", "ab
 - aborted: nobody waits for the episode any more.
 """
 
+PromptForm = Literal["messages", "continued", "rendered"]
+"""How the model reads a prompt.
+
+- messages: a text is a message of the user, and the policy writes the next one.
+- continued: the policy continues the last message, which is from the assistant.
+- rendered: the prompt is the text that the model reads. No chat template is applied, and special
+  tokens in it are special tokens.
+"""
+
 PROMPT, SAMPLED, TEMPLATE, OBSERVATION = "psto"
 """Letters of `Trajectory.provenance`."""
 
@@ -47,6 +59,9 @@ class Message(TypedDict):
 
     role: str
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,9 @@ class Task:
         source: name of the data source.
         world: what else the episode starts from, such as the seed of a game. Tasks with one prompt
             and different worlds are different tasks.
+        tools: descriptions of functions that the prompt shows to the model.
+        template_args: variables of the chat template for this prompt.
+        form: form of the prompt.
     """
 
     id: str
@@ -86,11 +104,49 @@ class Task:
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     world: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    form: PromptForm = "messages"
 
     @property
     def prompt_text(self) -> str:
-        """Prompt as one string: the text itself, or the content of the last message."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        """Prompt as one string: the text itself, or the content of the last message.
+
+        A prefill does not count as a message.
+        """
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return self.prompt[-2 if self.prefill and len(self.prompt) > 1 else -1]["content"]
+
+    @property
+    def prefill(self) -> str:
+        """Start of the assistant's turn that the policy continues, or ""."""
+        if isinstance(self.prompt, str) or self.form != "continued":
+            return ""
+        return self.prompt[-1]["content"]
+
+    @property
+    def prompt_key(self) -> str:
+        """A text that is equal for two tasks exactly if the model reads the same prompt."""
+        said = [self.prompt, self.tools, self.template_args, self.form]
+        return json.dumps(said, sort_keys=True, default=str)
+
+    @property
+    def worked(self) -> str | tuple[str, ...]:
+        """The worked solution, or else the reference answer as text.
+
+        Raises:
+            UserError: the answer is a list or an object, which is no text to imitate.
+        """
+        if self.trace is not None:
+            return self.trace
+        if isinstance(self.answer, list | tuple | Mapping):
+            raise UserError(
+                f"task {self.id}: its answer is a {type(self.answer).__name__}, which SFT cannot"
+                " imitate. Name a column with worked solutions (data.trace_field), or set"
+                " sft.steps = 0"
+            )
+        return str(self.answer)
 
 
 @dataclass(frozen=True)
@@ -362,12 +418,10 @@ class Trajectory:
 
     @property
     def sampled_length(self) -> int:
-        """Number of tokens that the policy sampled."""
         return self.provenance.count(SAMPLED)
 
     @property
     def seconds(self) -> float:
-        """Time spent on sampling."""
         return sum(turn.seconds for turn in self.turns)
 
     @property

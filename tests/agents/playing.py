@@ -11,18 +11,18 @@ from openai import OpenAI
 from tests.models.families import BY_NAME, make_tokenizer
 from tests.rollout.episodes import Recording, letters, user
 
-from sixfold.agents.command import CommandRunner
-from sixfold.agents.function import FunctionCalls
-from sixfold.agents.player import AgentPlayer
+from sixfold.checks.environment import Environment
 from sixfold.environment.episode import MakeEpisode
-from sixfold.environment.scorer import Environment
 from sixfold.event_loop import EventLoop
 from sixfold.model.scratch import character_tokenizer
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.player import Limits, OneTurn, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
+from sixfold_serving.agents.command import CommandRunner
+from sixfold_serving.agents.function import FunctionCalls
+from sixfold_serving.agents.player import AgentPlayer
 
 Agent = Callable[[Task, str], Any]
 PARAMS = SamplingParams(max_tokens=6, stop_token_ids=())
@@ -46,6 +46,11 @@ def end_of(of: Renderer) -> int:
 
 def generator(of: Renderer, script: Any = None) -> Recording:
     return Recording(of, script or letters(of, end_of(of)), vocabulary=20)
+
+
+def whole_replies(of: Renderer) -> Any:
+    """Script of replies that no token limit cuts: two letters and the end token."""
+    return lambda tokens, params, key: [*of.plain("ab"), end_of(of)]
 
 
 def params(of: Renderer, tokens: int = 6) -> SamplingParams:

@@ -23,18 +23,19 @@ from tests.agents.playing import (
     generator,
     renderer,
     talk,
+    whole_replies,
     with_agent,
     with_player,
 )
 from tests.rollout.episodes import End, Observation, Recording, Scripted, scripted, user
 
-from sixfold.agents.function import FunctionCalls
-from sixfold.environment.scorer import Environment
-from sixfold.environment.step_scorer import RewardBudgetExceeded
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.environment import Environment
 from sixfold.errors import UserError
 from sixfold.rollout.generator import GeneratorClosed, Sampled, SampleKey
 from sixfold.rollout.player import Limits
 from sixfold.types import SamplingParams, Task, Trajectory
+from sixfold_serving.agents.function import FunctionCalls
 
 CHAT = ("qwen2.5-instruct", "llama-3.2", "gemma-3")
 TASKS = [Task("a", "1+1=?", answer=2), Task("b", "2+2=?", answer=4)]
@@ -308,7 +309,7 @@ def test_the_recipe_decides_how_the_policy_is_sampled(caplog: pytest.LogCaptureF
     assert [content(only([g])) for g in found] == [content(only([g])) for g in plain]
     assert {call[1].temperature for call in made.calls} == {1.0}
     assert {call[1].max_tokens for call in made.calls} == {4}
-    told = [r.getMessage() for r in caplog.records if r.name == "sixfold.agents"]
+    told = [r.getMessage() for r in caplog.records if r.name == "sixfold_serving.agents"]
     assert [sum(name in line for line in told) for name in ("temperature", "top_p", "seed")] == [
         1
     ] * 3
@@ -490,8 +491,7 @@ def test_a_failure_ends_one_episode_with_its_outcome(
     def one_fails(task: Task, base_url: str) -> Any:
         return agent(task, base_url) if task.id == "a" else talk()(task, base_url) or 1.0
 
-    base = generator(of)
-    made = Slow(of, base._script, vocabulary=20)
+    made = Slow(of, whole_replies(of), vocabulary=20)
     limit = 2.0 if outcome == "timeout" else 20.0
     with Environment([lambda completion, task: 1.0], error_budget=0.9) as environment:
         found = with_agent(
@@ -521,6 +521,37 @@ def test_a_limit_ends_the_episode_with_reward_0(limits: Limits, outcome: str) ->
     assert found == [{"turns": "max_turns", "context": "context_length_exceeded"}[outcome]]
     assert trajectory.outcome == outcome and trajectory.total_reward == 0.0
     assert len(trajectory.turns) > 0 and len(trajectory.tokens) <= limits.tokens
+
+
+def test_a_function_that_fails_on_a_cut_reply_has_reward_0() -> None:
+    """Only the latest reply counts: a failure after a whole reply is one of the agent."""
+    of = renderer("qwen2.5-instruct")
+    with Environment([lambda completion, task: 1.0], error_budget=1.0) as environment:
+        cut, whole = (
+            only(
+                with_agent(
+                    raises,
+                    TASKS[:1],
+                    of,
+                    script=whole_replies(of),
+                    environment=environment,
+                    tokens=tokens,
+                )
+            )
+            for tokens in (2, 6)
+        )
+    assert cut.outcome == "length" and cut.total_reward == 0.0
+    assert whole.outcome == "error" and whole.reward is not None and whole.reward.value is None
+
+
+def test_a_posted_reward_stands_at_a_limit() -> None:
+    def agent(task: Task, base_url: str) -> None:
+        httpx.post(base_url.removesuffix("/v1") + "/reward", json={"reward": 0.5})
+        talk("a", "b", "c")(task, base_url)
+
+    of = renderer("qwen2.5-instruct")
+    trajectory = only(with_agent(agent, TASKS[:1], of, limits=Limits(1000, 2)))
+    assert trajectory.outcome == "turns" and trajectory.total_reward == 0.5
 
 
 def test_a_first_request_that_does_not_fit_is_a_failure() -> None:
@@ -593,17 +624,14 @@ def test_a_function_with_other_arguments_is_refused() -> None:
         FunctionCalls(lambda task: None, "my.py:agent")
 
 
-def test_a_template_that_changes_earlier_turns_begins_a_new_conversation() -> None:
-    """Qwen3's template removes thoughts from earlier replies, so the policy reads other tokens than
-    it has sampled.
-    """
+def test_a_template_that_removes_thoughts_keeps_the_conversation() -> None:
+    """Qwen3's template removes thoughts from earlier replies. The policy reads what it sampled."""
     of = renderer("qwen3")
     written = [*of.plain("<think>\nab\n</think>\n\nc"), end_of(of)]
     agent: Agent = lambda task, url: talk("x")(task, url) or 1.0  # noqa: E731
     (group,) = with_agent(agent, TASKS[:1], of, script=lambda *_: written, tokens=60)
-    assert [len(t.turns) for t in group.trajectories] == [1, 1]
-    texts = [of.shown(t.tokens[: t.prompt_length]) for t in group.trajectories]
-    assert "c" in texts[1] and "ab" not in texts[1]
+    assert [len(t.turns) for t in group.trajectories] == [2]
+    assert of.shown(group.trajectories[0].tokens).count("ab") == 2
 
 
 def test_a_failed_run_ends_the_agents_of_other_episodes() -> None:
@@ -625,3 +653,24 @@ def test_a_failed_run_ends_the_agents_of_other_episodes() -> None:
     ):
         with_agent(one_fails, TASKS, of, made=made, environment=environment, timeout_s=60.0)
     assert made.running == 0 and time.monotonic() - began < 30
+
+
+def test_a_reply_ends_before_the_end_token_that_its_request_names() -> None:
+    """As on a Sixfold server: the token is sampled and trained, and is not part of the text."""
+    of = renderer("qwen2.5-instruct")
+    script = of.plain("ab7cd")
+    (end,) = of.plain("7")
+    heard: list[str | None] = []
+
+    def agent(task: Task, base_url: str) -> None:
+        with client(base_url) as api:
+            reply = api.chat.completions.create(
+                model="any",
+                messages=[user(str(task.prompt))],
+                extra_body={"stop_token_ids": [end]},
+            )
+        heard.append(reply.choices[0].message.content)
+
+    found = only(with_agent(agent, TASKS[:1], of, script=lambda tokens, params, key: script))
+    assert heard == ["ab"] == [found.text]
+    assert found.tokens[found.prompt_length :] == of.plain("ab7")

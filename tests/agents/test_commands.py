@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agents.playing import renderer, with_agent
+from tests.agents.playing import renderer, whole_replies, with_agent
 
-from sixfold.agents.command import CommandRunner
-from sixfold.environment.scorer import Environment
+from sixfold.checks.environment import Environment
 from sixfold.errors import UserError
 from sixfold.types import Group, Task
+from sixfold_serving.agents.command import CommandRunner
 
 TASK = Task("a", "1+1=?", answer=2, columns={"level": 3})
 ASK = """
@@ -35,9 +35,10 @@ def group(script: str, folder: Path, **options: Any) -> tuple[Group, Environment
     file = folder / "agent.py"
     file.write_text(ASK + script)
     runner = CommandRunner(f"python '{file}'", options.pop("answers", True))
+    of = renderer("qwen2.5-instruct")
     with Environment([lambda text, task: 1.0], error_budget=1.0) as environment:
         (found,) = with_agent(
-            runner, [TASK], renderer("qwen2.5-instruct"), environment=environment, **options
+            runner, [TASK], of, script=whole_replies(of), environment=environment, **options
         )
     return found, environment
 
@@ -67,6 +68,90 @@ def test_the_error_has_the_exit_code_and_the_last_output_of_a_program(tmp_path: 
     assert "exit code 1" in str(failed.reward.error) and "the shop is shut" in str(
         failed.reward.error
     )
+
+
+NOISE = r"""
+class Late:
+    def __del__(self):
+        raise OSError("at the very end")
+late = Late()
+def parse(text):
+    raise ValueError(f"no call in {text!r}")
+try:
+    parse("a")
+except ValueError:
+    import atexit, traceback
+    traceback.print_exc()
+    for n in range(300):
+        atexit.register(print, "[non-fatal] Tracing: request failed", n, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "place"),
+    [
+        ("raise SystemExit(1)", "ValueError: no call in 'a'", "in parse"),
+        (
+            "try:\n    parse('b')\nexcept ValueError as error:\n"
+            "    raise RuntimeError('the step failed\\n  twice') from error",
+            "RuntimeError: the step failed twice",
+            "in <module>",
+        ),
+        (
+            "raise ExceptionGroup('many', [KeyError('first'), ValueError('in the group')])",
+            "many (2 sub-exceptions)",
+            "in <module>",
+        ),
+    ],
+)
+def test_the_error_has_the_last_traceback_of_a_program(
+    tmp_path: Path, script: str, said: str, place: str
+) -> None:
+    """Output after it, and exceptions that Python ignores at its end, are noise."""
+    found, _ = group(NOISE + script, tmp_path)
+    assert found.trajectories[0].reward is not None
+    error = str(found.trajectories[0].reward.error)
+    assert said in error and place in error and "exit code 1" in error
+    assert "non-fatal" not in error and "very end" not in error
+
+
+def test_a_traceback_on_standard_output_is_found(tmp_path: Path) -> None:
+    script = """
+import traceback
+print("warning: deprecated", file=sys.stderr)
+try:
+    {}["tool"]
+except KeyError:
+    traceback.print_exc(file=sys.stdout)
+    sys.exit(3)
+"""
+    found, _ = group(script, tmp_path)
+    assert found.trajectories[0].reward is not None
+    assert "exit code 3: KeyError: 'tool'" in str(found.trajectories[0].reward.error)
+
+
+FAILS = "raise ValueError('the reply has no code')"
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "reward"),
+    [
+        (FAILS, "length", 0.0),
+        ("post('/reward', {'reward': 0.25})\n" + FAILS, "length", 0.25),
+        ("post('/reward', {'reward': 0.25})", "length", 0.25),
+        ("os.kill(os.getpid(), 9)", "error", None),
+    ],
+)
+def test_a_program_that_fails_on_a_cut_reply_is_no_failure_of_the_run(
+    tmp_path: Path, script: str, outcome: str, reward: float | None
+) -> None:
+    """The token limit cuts the reply before its end token, as with `rollout.max_new_tokens`."""
+    found, _ = group(script, tmp_path, tokens=2)
+    (played,) = found.trajectories
+    assert played.turns[-1].finish_reason == "length" and played.outcome == outcome
+    assert played.reward is not None and played.reward.value == reward
+    failures = [event["failure"] for event in played.events if "failure" in event]
+    assert ("no code" in "".join(failures)) == (FAILS in script)
 
 
 def test_the_error_names_the_signal_that_killed_a_program(tmp_path: Path) -> None:

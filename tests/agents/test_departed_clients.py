@@ -19,7 +19,7 @@ from tests.agents.playing import generator, renderer, talk, with_agent
 from tests.agents.test_agent_player import Slow, content, posted
 from tests.rollout.episodes import user
 
-from sixfold.environment.scorer import Environment
+from sixfold.checks.environment import Environment
 from sixfold.types import Task
 
 TASKS = [Task("a", "1+1=?", answer=2), Task("b", "2+2=?", answer=4)]
@@ -68,6 +68,7 @@ def half_closes(task: Task, base_url: str) -> None:
         line.sendall(request_bytes(base_url, "slow"))
         line.shutdown(socket.SHUT_WR)
         line.recv(65536)
+    assert noticed.wait(10)
 
 
 def leaves_after_the_first_event(task: Task, base_url: str) -> None:
@@ -76,7 +77,7 @@ def leaves_after_the_first_event(task: Task, base_url: str) -> None:
         line.sendall(request_bytes(base_url, "slow", stream=True))
         while b"data:" not in line.recv(65536):
             pass
-    time.sleep(0.2)
+    assert noticed.wait(10)
 
 
 def ends_with_an_open_stream(task: Task, base_url: str) -> None:
@@ -97,8 +98,8 @@ def resets(task: Task, base_url: str) -> None:
     with connected(base_url) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         line.sendall(request_bytes(base_url, "slow"))
-        time.sleep(0.2)
-    time.sleep(0.2)
+        assert began.wait(10)
+    assert noticed.wait(10)
 
 
 def posts_and_leaves(task: Task, base_url: str) -> None:
@@ -132,15 +133,27 @@ def drops_the_later_of_two(task: Task, base_url: str) -> None:
     first.join()
 
 
+began, noticed = threading.Event(), threading.Event()
+"""A reply to "slow" was asked for; the endpoint has noticed that its client is gone."""
+
+
 class SlowOrSoon(Slow):
     """Replies to "soon" after a second, and never to "slow"."""
 
     async def generate(self, tokens: Any, params: Any, key: Any, **options: Any) -> Any:
-        if "soon" in renderer("qwen2.5-instruct").shown(tokens):
+        asked = renderer("qwen2.5-instruct").shown(tokens)
+        if "soon" in asked:
             await asyncio.sleep(1)
-        return await super().generate(tokens, params, key, **options)
+        if "slow" in asked:
+            began.set()
+        try:
+            return await super().generate(tokens, params, key, **options)
+        except asyncio.CancelledError:
+            noticed.set()
+            raise
 
 
+@pytest.mark.mostly_nightly(4)
 @pytest.mark.parametrize(
     ("agent", "outcome", "reward", "turns"),
     [
@@ -170,6 +183,8 @@ def test_a_client_that_disappears_loses_nothing_that_was_sampled(
         talk("x")(task, base_url)
         return 1.0
 
+    began.clear()
+    noticed.clear()
     made = SlowOrSoon(of, generator(of)._script, vocabulary=20)
     with Environment([lambda completion, task: SCORE], error_budget=0.9) as environment:
         left, other = with_agent(

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from sixfold.agents.function_runner import FunctionRunner
 from sixfold.errors import UserError
 from sixfold.rollout.environment_fault import EnvironmentFault
 from sixfold.types import Task
+from sixfold_serving.agents.function_runner import FunctionRunner
 
 AGENT = """
 import asyncio, os, signal, sys, time

@@ -17,9 +17,9 @@ from tests.agents.test_train import recipe
 from tests.rollout.episodes import user
 from tests.run.processes import start
 
-from sixfold.agents.requests import Settings
 from sixfold.run.interrupts import Interrupted
 from sixfold.types import Task
+from sixfold_serving.agents.requests import Settings
 
 ENDLESS = """
 import json, pathlib, urllib.request

@@ -12,15 +12,15 @@ from tests.agents.test_agent_player import content
 from tests.rollout.episodes import End, Observation, scripted, user
 from tests.run.processes import metrics, tiny_recipe
 
-from sixfold.agents.player import AgentPlayer
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
-from sixfold.run.assemble import build_world
+from sixfold.run.assemble import assemble
 from sixfold.run.start import train_run
 from sixfold.types import SamplingParams, Trajectory
+from sixfold_serving.agents.player import AgentPlayer
 
 PROGRAM = Path(__file__).parent / "program.py"
 FUNCTION = '''
@@ -52,6 +52,10 @@ def recipe(folder: Path, command: str, **more: object) -> list[str]:
         "data__heldout": 2,
         "eval__every": 2,
         "run__steps": 2,
+        # Widths at which rows have the same bits in any company: agents decide which rows meet.
+        "model__scratch__hidden_size": 64,
+        "model__scratch__head_dim": 32,
+        "model__scratch__intermediate_size": 64,
         **more,
     }
     return tiny_recipe(folder, **settings)
@@ -89,19 +93,19 @@ def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path)
     sizes |= {"model__scratch__heads": 4, "model__scratch__kv_heads": 2}
     sizes |= {"model__scratch__head_dim": 16}
     flags = recipe(tmp_path, "tests.agents.playing:talk", **sizes)
-    world = build_world(parse_recipe('run.name = "x"', "test", flags))
-    tasks, params = world.tasks.train[:3], SamplingParams(12, stop_token_ids=(1,), seed=5)
+    assembly = assemble(parse_recipe('run.name = "x"', "test", flags))
+    tasks, params = assembly.tasks.train[:3], SamplingParams(12, stop_token_ids=(1,), seed=5)
     observations = [Observation(messages=(user(text),)) for text in ("1+1=", "2+2=")]
-    player = replace(world.player, make=scripted(*observations, End(0.0)))
+    player = replace(assembly.player, make=scripted(*observations, End(0.0)))
     agent = AgentPlayer(player, Here(talk("1+1=", "2+2="), "agent"), 1000)
     try:
         expected, found = (
-            world.loop.run(groups_in_order(Driver(plays, params, 2).play(tasks, 0), tasks))
+            assembly.loop.run(groups_in_order(Driver(plays, params, 2).play(tasks, 0), tasks))
             for plays in (player, agent)
         )
     finally:
-        world.loop.run(agent.close())
-        world.close()
+        assembly.loop.run(agent.close())
+        assembly.close()
     assert [[content(t) for t in group.trajectories] for group in found] == [
         [content(t) for t in group.trajectories] for group in expected
     ]

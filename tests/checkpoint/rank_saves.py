@@ -64,6 +64,7 @@ class Training:
         heads = {"model__scratch__kv_heads": tensor}
         flags = tiny_recipe(folder.parent, checkpoint__asynchronous=background, **heads)
         recipe = parse_recipe('run.name = "run"', "test", flags)
+        folder.mkdir(exist_ok=True)
         self.ranks, self.run, self.warnings = ranks, RunFolder(folder), list[str]()
         checkpoint = load_newest(self.run.checkpoints)[0] if resume else None
         source = ModelConfig(path=str(checkpoint.model_path)) if checkpoint else recipe.model

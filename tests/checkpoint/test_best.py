@@ -29,14 +29,16 @@ def test_the_best_steps_are_ordered_by_accuracy_and_then_by_age() -> None:
         (1_000_002, 0.7, True),
         (1_000_003, 0.4, False),
     ):
-        assert best.look(step, {"heldout/accuracy": accuracy}) is among
-    assert not best.look(1_000_004, {"heldout/accuracy": None}) and not best.look(7, {})
+        assert best.observe(step, {"heldout/accuracy": accuracy}) is among
+    assert not best.observe(1_000_004, {"heldout/accuracy": None}) and not best.observe(7, {})
     paths = [Path(name) for name in ("sft-999999", "step-999999", "step-1000000", "step-1000001")]
     assert best.among(paths) == paths[1:3], "the best step of all has no checkpoint"
     assert best.record(paths) == {
         "best_checkpoint": {"checkpoint": "checkpoints/step-999999", "heldout/accuracy": 0.5}
     }
-    assert BestSteps(0).record(paths) == {} and not BestSteps(0).look(1, {"heldout/accuracy": 1.0})
+    assert BestSteps(0).record(paths) == {} and not BestSteps(0).observe(
+        1, {"heldout/accuracy": 1.0}
+    )
 
 
 @pytest.mark.slow

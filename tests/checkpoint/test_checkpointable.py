@@ -122,7 +122,7 @@ class Elsewhere:
         logp = logits.float().log_softmax(-1)
         return logp.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Nothing to free."""
 
 
@@ -188,7 +188,7 @@ def algorithm(model: PreTrainedModel) -> Subject:
 
     def step(i: int) -> object:
         batch = batch_of(i)
-        made.look(batch, batch.scores)
+        made.observe(batch, batch.scores)
         return made.beta, made.entropy_bonus, made.whitened(batch, batch.scores)
 
     return Subject(WithoutTensors(made), step)
@@ -196,7 +196,7 @@ def algorithm(model: PreTrainedModel) -> Subject:
 
 def resets(model: PreTrainedModel) -> Subject:
     made, heldout = ResetPolicy(0, 2), (0.5, 0.4, 0.3, 0.45, 0.6)
-    return Subject(WithoutTensors(made), lambda i: made.look(i + 1, heldout[i]))
+    return Subject(WithoutTensors(made), lambda i: made.observe(i + 1, heldout[i]))
 
 
 def in_process(model: PreTrainedModel, kind: str) -> Subject:
@@ -239,8 +239,8 @@ def alarms(model: PreTrainedModel) -> Subject:
     made = Alarms()
 
     def step(i: int) -> object:
-        said = [made.look({"rollout/tok_s": 9.0 - i, "group/degenerate_frac": 0.9})]
-        return [*said, *(made.look({"group/degenerate_frac": 0.9}) for _ in range(3))]
+        said = [made.observe({"rollout/tok_s": 9.0 - i, "group/degenerate_frac": 0.9})]
+        return [*said, *(made.observe({"group/degenerate_frac": 0.9}) for _ in range(3))]
 
     return Subject(WithoutTensors(made), step)
 
@@ -250,7 +250,7 @@ def divergence(model: PreTrainedModel) -> Subject:
 
     def step(i: int) -> object:
         made.reward(0.1 * i)
-        return made.look(i, [1.0 - 0.3 * i] * 8)
+        return made.observe(i, [1.0 - 0.3 * i] * 8)
 
     return Subject(WithoutTensors(made), step)
 

@@ -15,18 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sixfold.checkpoint.checkpoint import load_checkpoint, load_newest
 from sixfold.checkpoint.listing import list_checkpoints
-from sixfold.commands.export import export_command
+from sixfold.commands.export import export
 from sixfold.errors import UserError
 from sixfold.ranks import ALONE
 from tests.rank_processes import on_ranks
 
-from .rank_saves import (
-    not_finite_somewhere,
-    one_fails,
-    one_group,
-    resume_and_step,
-    train_and_save,
-)
+from .rank_saves import not_finite_somewhere, one_fails, one_group, resume_and_step, train_and_save
 
 
 def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -43,6 +37,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
@@ -83,6 +78,7 @@ def of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved_by", "size"), [(2, 1), (2, 4), (2, 2), (1, 2)])
 def test_any_number_of_ranks_resumes(of_one: Path, of_two: Path, saved_by: int, size: int) -> None:
@@ -166,7 +162,7 @@ def test_a_damaged_part_is_named_and_the_older_checkpoint_is_used(
 @pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_is_exported_as_one_model(tmp_path: Path, of_two: Path) -> None:
     path = list_checkpoints(of_two / "checkpoints")[-1]
-    assert export_command(str(path), tmp_path / "out", merge=False) == 0
+    assert export(str(path), tmp_path / "out", merge=False) == 0
     ours, theirs = (
         dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
         for folder in (tmp_path / "out", path / "model")

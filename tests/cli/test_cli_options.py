@@ -4,10 +4,9 @@ accidental.
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
-from sixfold.cli import VERBS
+from sixfold.cli import module_of, verbs
 from sixfold.recipe.knobs import knobs
 
 FROZEN = Path(__file__).with_name("options.txt")
@@ -15,14 +14,11 @@ FROZEN = Path(__file__).with_name("options.txt")
 
 def options() -> str:
     """Every verb with its arguments, then every setting with its valid values and default."""
-    verbs = [
-        " ".join([verb, *importlib.import_module(f"sixfold.cli.{verb}").parser().options()])
-        for verb in VERBS
-    ]
+    commands = [" ".join([verb, *module_of(verb).PARSER.options()]) for verb in verbs()]
     settings = [
         f"--{knob.key} {knob.accepts}; default {knob.default!r}" for knob in knobs().values()
     ]
-    return "\n".join([*verbs, "", *settings]) + "\n"
+    return "\n".join([*commands, "", *settings]) + "\n"
 
 
 def test_the_options_are_the_frozen_ones() -> None:

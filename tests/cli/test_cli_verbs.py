@@ -8,16 +8,18 @@ import errno
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sixfold import cli
-from sixfold.cli import VERBS, main
+from sixfold import commands
+from sixfold.cli import CORE, main, verbs
 from sixfold.errors import UserError
 from sixfold.recipe.dump import dump_recipe
+from sixfold.recipe.keys import MEANT
 from sixfold.recipe.knobs import knobs
 from sixfold.recipe.toml import load_recipe
 
@@ -26,22 +28,26 @@ Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Calls of the functions behind the verbs. Each function returns 7."""
+    """Calls of the functions behind the verbs. Each returns 7, but `generate` no texts."""
     seen: Calls = []
+
+    def recorder(name: str, returned: object) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> object:
+            seen.append((name, args, kwargs))
+            return returned
+
+        return record
+
     for module, name in [
         ("sixfold.run.start", "train_run"),
-        ("sixfold.commands.evaluate", "evaluate_command"),
-        ("sixfold.commands.generate", "generate_command"),
         ("sixfold.report.html", "write_report"),
     ]:
         fake = ModuleType(module)
-
-        def record(*args: Any, name: str = name, **kwargs: Any) -> int:
-            seen.append((name, args, kwargs))
-            return 7
-
-        setattr(fake, name, record)
+        setattr(fake, name, recorder(name, 7))
         monkeypatch.setitem(sys.modules, module, fake)
+    evaluate = recorder("evaluate_checkpoints", 7)
+    monkeypatch.setattr("sixfold.commands.eval.evaluate_checkpoints", evaluate)
+    monkeypatch.setattr("sixfold.commands.generate.generate", recorder("generate", []))
     return seen
 
 
@@ -88,6 +94,34 @@ def test_sft_stops_after_the_warm_up(calls: Calls, capsys: pytest.CaptureFixture
     )
 
 
+def test_eval_of_runs_takes_the_recipe_of_the_first(
+    calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run, a checkpoint in it, and a second run with other held-out tasks."""
+    for name, heldout in (("a", 7), ("b", 9)):
+        (tmp_path / name / "checkpoints" / "step-000001").mkdir(parents=True)
+        text = f'[run]\nname = "{name}"\n[data]\nheldout = {heldout}\n'
+        (tmp_path / name / "recipe.toml").write_text(text)
+    a, b = tmp_path / "a", tmp_path / "b"
+    inside = a / "checkpoints" / "step-000001"
+    own = load_recipe(str(a / "recipe.toml"), [])
+    for words, checkpoints in (
+        ([str(a)], [str(a)]),
+        ([str(inside)], [str(inside)]),
+        ([str(a), str(b)], [str(a), str(b)]),
+        (["--checkpoint", str(a), str(b)], [str(a), str(b)]),
+        ([str(a), "--checkpoint", "owner/model"], [str(a), "owner/model"]),
+    ):
+        assert main(["eval", *words]) == 7
+        assert calls.pop() == ("evaluate_checkpoints", (own, checkpoints, None, None), {})
+        out = capsys.readouterr().out
+        assert f"recipe: {a / 'recipe.toml'}" in out
+        assert ("another data.heldout" in out) is (str(b) in words)
+    assert main(["eval", str(a), "--data.heldout", "5"]) == 7
+    changed = load_recipe(str(a / "recipe.toml"), ["--data.heldout", "5"])
+    assert calls.pop()[1][0] == changed
+
+
 def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir: Path) -> None:
     assert (
         main(
@@ -105,55 +139,36 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
         == 7
     )
     sampled = load_recipe("demo", ["--eval.samples=4", "--eval.temperature=1"])
-    assert calls.pop() == ("evaluate_command", (sampled, ["a"], "b", None), {})
+    assert calls.pop() == ("evaluate_checkpoints", (sampled, ["a"], "b", None), {})
     assert (
         main(["eval", "demo", "--checkpoint", "a", "b", "--out", "there", "--checkpoint", "c"]) == 7
     )
     assert calls.pop() == (
-        "evaluate_command",
+        "evaluate_checkpoints",
         (load_recipe("demo", []), ["a", "b", "c"], None, Path("there")),
         {},
     )
-    assert (
-        main(
-            [
-                "generate",
-                "runs/demo",
-                "--prompt",
-                "1+1=",
-                "--n",
-                "3",
-                "--temperature",
-                "0",
-                "--max-tokens",
-                "9",
-                "--seed",
-                "4",
-            ]
-        )
-        == 7
+    assert main(["eval", "demo", "a", "b", "--checkpoint", "c"]) == 7
+    assert calls.pop() == (
+        "evaluate_checkpoints",
+        (load_recipe("demo", []), ["a", "b", "c"], None, None),
+        {},
     )
-    where = {"device": "auto", "precision": "auto"}
-    drawn = {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4, "speculation": "none"}
-    assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), drawn | where)
-    assert (
-        main(
-            [
-                "generate",
-                "runs/demo",
-                "--prompt",
-                "1+1=",
-                "--device",
-                "cuda:1",
-                "--precision",
-                "bfloat16",
-            ]
-        )
-        == 7
-    )
-    assert calls.pop()[2].items() >= {"device": "cuda:1", "precision": "bfloat16"}.items()
-    assert main(["generate", "runs/demo", "--prompt", "1+1=", "--speculation", "ngram"]) == 7
-    assert calls.pop()[2]["speculation"] == "ngram"
+    where = ["generate", "runs/demo", "--prompt", "1+1="]
+    drawn = ["--n", "3", "--temperature", "0", "--max-tokens", "9", "--seed", "4"]
+    for words, changed in (
+        (drawn, {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4}),
+        (
+            ["--device", "cuda:1", "--precision", "bfloat16"],
+            {"device": "cuda:1", "precision": "bfloat16"},
+        ),
+        (["--speculation", "ngram"], {"speculation": "ngram"}),
+    ):
+        assert main([*where, *words]) == 0
+        plain = {"n": 1, "temperature": 1.0, "max_tokens": None, "seed": 0, "speculation": "none"}
+        asked = {"model": "runs/demo", "prompt": "1+1=", "device": "auto", "precision": "auto"}
+        name, (given,), _ = calls.pop()
+        assert (name, vars(given)) == ("generate", {**plain, **asked, **changed})
     assert main(["report", str(run_dir)]) == 0
     assert calls.pop() == ("write_report", (run_dir,), {})
 
@@ -161,12 +176,13 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
 MISTAKES = {
     "trian demo": (
         "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate,"
-        " serve, export, explain, plan, algorithms, diff, report, show, lab, env, sandbox, audit,"
-        " critique, replay"
+        " export, explain, algorithms, diff, report, show, env, replay, audit, critique, import,"
+        " lab, plan, sandbox, serve"
     ),
     "--verbose": (
-        "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, export, explain,"
-        " plan, algorithms, diff, report, show, lab, env, sandbox, audit, critique, replay"
+        "unknown option '--verbose'. Commands: train, sft, eval, generate, export, explain,"
+        " algorithms, diff, report, show, env, replay, audit, critique, import, lab, plan, sandbox,"
+        " serve"
     ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train demo --resume x": (
@@ -198,7 +214,13 @@ MISTAKES = {
         "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo"
     ),
     "eval demo": (
-        "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help"
+        "sixfold eval: name the runs, checkpoints or models to evaluate by demo, such as sixfold"
+        " eval demo runs/demo"
+    ),
+    "eval": "sixfold eval: give a run to evaluate, such as sixfold eval runs/demo",
+    "eval --checkpoint owner/model": (
+        "sixfold eval: owner/model is no run, so it has no recipe of its own. Name one first:"
+        " sixfold eval RECIPE owner/model"
     ),
     "explain demo --eval.metric arithmetc": (
         "eval.metric = 'arithmetc' is not a reward of this run. Choose one of arithmetic, reward."
@@ -243,6 +265,25 @@ def test_a_mistake_is_one_line_and_exit_2(
     assert calls == []
 
 
+@pytest.mark.parametrize("verb", ["train", "sft", "explain"])
+@pytest.mark.parametrize(
+    ("setting", "name", "meant"),
+    [
+        ("environment.rewards", "arithmatic", "arithmetic"),
+        ("environment.episode", "calculater", "calculator"),
+        ("eval.strict", "math_strickt", "math_strict"),
+        ("environment.rewards", "gone.py:f", "file not found: gone.py"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_torch_is_imported(
+    verb: str, setting: str, name: str, meant: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "sixfold.run.start", None)  # its import fails
+    error = refused(capsys, verb, "demo", f"--{setting}", name)
+    assert repr(name) in error and meant in error
+
+
 def test_no_arguments_is_short_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     captured = capsys.readouterr()
@@ -256,7 +297,7 @@ def test_debug_shows_the_traceback() -> None:
         main(["explain", "nope.toml", "--debug"])
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs())
 def test_help_lists_the_settings_where_there_is_a_recipe(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,7 +323,7 @@ def test_exit_codes_of_failed_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def end_with(error: BaseException) -> None:
-        monkeypatch.setitem(sys.modules, "sixfold.cli.report", failing(error))
+        monkeypatch.setitem(sys.modules, "sixfold.commands.report", failing(error))
 
     end_with(KeyboardInterrupt())
     assert main(["report", "x"]) == 130
@@ -314,11 +355,8 @@ def test_a_full_disk_says_how_to_go_on(
 
 
 def test_each_command_has_a_module() -> None:
-    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {
-        "__init__",
-        "parsing",
-    }
-    assert modules == set(VERBS)
+    modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")}
+    assert modules == {"__init__", "shared_task", *CORE}
 
 
 def seconds(*argv: str) -> float:
@@ -410,3 +448,61 @@ def test_other_ranks_leave_an_error_to_rank_0_and_outlast_it(
         assert main(["explain", "demo", "--trainer.zzzz", "1"]) == 2
     assert capsys.readouterr().err.count("unknown key 'trainer.zzzz'") == 1
     assert waited == [10.0]
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b2J"
+
+
+def test_errors_cannot_control_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Texts of files, templates and exceptions reach the error line and the traceback of a bug."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", f"{HOSTILE}.toml"]) == 2
+    error = RuntimeError(HOSTILE)
+    sys.excepthook(RuntimeError, error, None)
+    said = capsys.readouterr().err
+    assert said.count("owned") == 2 and "Error" in said
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(said)
+
+
+def test_what_torchao_says_at_import_is_silenced_for_every_user_of_the_package() -> None:
+    code = (
+        "import logging; logging.getLogger('torchao').setLevel(10); import sixfold;"
+        "print([logging.getLogger(n).level for n in ('torchao', 'torch.utils._pytree')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "[10, 40]\n", "and a level that the user has set stays"
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [
+        ("train demo --lr 1e-6", "'trainer.learning_rate'"),
+        ("train demo --steps 3", "(run.steps)"),
+        ("train demo --model x", "model.path"),
+        ("train demo --algorithm DAPO", "algorithm.name"),
+        ("train demo --kl 0.1", "(algorithm.kl)"),
+        ("train demo --learning-rate 3", "(trainer.learning_rate)"),
+        ("train demo --num-generations 3", "'rollout.samples_per_prompt'"),
+        ("train demo --batch_size 3", "'rollout.prompts_per_step'"),
+        ("train demo --algorithm.name GRPO", "'grpo'"),
+        ("train demo --trainer.schedule Cosine", "'cosine'"),
+        ("algorithms GRPO", "'grpo'"),
+        ("lab Bandit", "bandit."),
+        ("lab nope", "bandit, rollouts"),
+        ("lab grpo", "grpo-group"),
+        ("Train demo", "'train'"),
+        ("eval demo x --Out y", "'--out'"),
+    ],
+)
+def test_a_mistyped_word_gets_the_right_suggestion(
+    words: str, suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capsys, *words.split())
+    assert suggestion in error and "--help'" not in error
+
+
+def test_names_of_other_trainers_lead_to_settings() -> None:
+    assert set(MEANT.values()) <= set(knobs())
+    assert not set(MEANT) & {knob.name for knob in knobs().values()}

@@ -13,13 +13,13 @@ from tests.agents.test_agent_player import content
 from tests.clients.conftest import PYTHONS
 from tests.server.serving import ALPHABET
 
-from sixfold.agents.command import CommandRunner
 from sixfold.environment.tools.episode import ToolEpisode
 from sixfold.environment.tools.tool import tool
 from sixfold.model.scratch import character_tokenizer
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import SampleKey
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task
+from sixfold_serving.agents.command import CommandRunner
 
 PROGRAM = Path(__file__).parent / "agent_of_the_sdk.py"
 TASKS = [Task("a", "add 1 and 2", answer=3), Task("b", "add 2 and 2", answer=5)]

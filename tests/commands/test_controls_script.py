@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from sixfold.commands.plan_page import plan_page
-from sixfold.commands.plan_question import PlanQuestion
-from sixfold.labs.catalogue import find
-from sixfold.labs.lab import Outcome, Setting
-from sixfold.labs.page import page_of, render_controls
-from sixfold.labs.text import shown
-from sixfold.planning.hardware import parse_cluster
+from sixfold.pages.lab import Outcome, Setting
+from sixfold.pages.page import _positions, page_of, render_controls
+from sixfold.pages.text import shown
+from sixfold_labs.catalogue import find
+from sixfold_planning.hardware import parse_cluster
+from sixfold_planning.page.html import plan_page
+from sixfold_planning.page.question import PlanQuestion
 
 NODE = shutil.which("node")
 HARNESS = Path(__file__).with_name("page_in_node.js")
@@ -72,22 +72,26 @@ def test_sliders_of_a_plan_combine(target: str, gpus: str, steps: int) -> None:
     moves = [(control, random.randrange(len(values[control]))) for control in moved]
     first, *later = visited(render_controls(page, asked.settings), moves)
     settings: dict[str, Setting] = dict(asked.settings)
-    check(first, page.run(**settings), page.command(settings))
+    check(first, page.found.run(**settings), page.found.command(settings))
     for (control, index), seen in zip(moves, later, strict=True):
         settings[page.controls[control].name] = values[control][index]
-        check(seen, page.run(**settings), page.command(settings))
+        check(seen, page.found.run(**settings), page.found.command(settings))
     changed = [name for name, value in settings.items() if value != asked.settings[name]]
     assert len(changed) > 3
 
 
-def test_a_control_of_a_lab_sets_the_others_back() -> None:
-    lab = find("kl-anchor")
-    given = lab.settings({"beta": 0.2, "steps": 100})
-    page = page_of(lab)
-    moving = [control for control in lab.controls if len(control.swept()) > 1]
-    moves = [(place, 0) for place in range(len(moving))]
-    first, *later = visited(render_controls(page, given), moves)
-    check(first, lab(**given), page.command(given))
-    for control, seen in zip(moving, later, strict=True):
-        settings = given | {control.name: control.swept()[0]}
-        check(seen, lab(**settings), page.command(settings))
+@pytest.mark.parametrize("name", ["length-bias", "grpo-rloo", "framework-selector"])
+def test_controls_of_a_lab_combine(name: str) -> None:
+    lab = find(name)
+    page, random = page_of(lab), Random(2)
+    settings = lab.settings({})
+    moving = [(control, values) for control, values in _positions(page, settings) if values[1:]]
+    moved = [random.randrange(len(moving)) for _ in range(20)]
+    moves = [(place, random.randrange(len(moving[place][1]))) for place in moved]
+    first, *later = visited(render_controls(page, settings), moves)
+    check(first, lab(**settings), page.found.command(settings))
+    for (place, index), seen in zip(moves, later, strict=True):
+        control, values = moving[place]
+        settings[control.name] = values[index]
+        check(seen, lab(**settings), page.found.command(settings))
+    assert len([n for n, value in settings.items() if value != lab.settings({})[n]]) > 1

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sixfold.cli import main
-from sixfold.commands.export import export_command
+from sixfold.commands.export import export
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, from_disk, load_policy, origin_of
 from sixfold.recipe.schema import LoraConfig, ModelConfig, ScratchConfig
@@ -61,7 +61,7 @@ def test_merge_writes_a_whole_model(adapter: Path, base: Path, tmp_path: Path) -
 def test_an_adapter_names_its_base_by_an_absolute_path(
     adapter: Path, base: Path, tmp_path: Path
 ) -> None:
-    assert export_command(str(adapter), tmp_path / "out", merge=False) == 0
+    assert export(str(adapter), tmp_path / "out", merge=False) == 0
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base.resolve())
     again, _ = from_disk(str(tmp_path / "out"))
@@ -69,26 +69,26 @@ def test_an_adapter_names_its_base_by_an_absolute_path(
 
 
 def test_a_whole_model_is_copied(base: Path, tmp_path: Path) -> None:
-    assert export_command(str(base), tmp_path / "out", merge=False) == 0
+    assert export(str(base), tmp_path / "out", merge=False) == 0
     for file in base.iterdir():
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_mistakes_are_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--merge: .* whole model.*Leave out --merge"):
-        export_command(str(base), tmp_path / "out", merge=True)
+        export(str(base), tmp_path / "out", merge=True)
     with pytest.raises(UserError, match=r"OUT = .* exists. Name a new folder"):
-        export_command(str(adapter), base, merge=True)
+        export(str(adapter), base, merge=True)
     with pytest.raises(UserError, match=r"no checkpoint, run or model at"):
-        export_command(str(tmp_path / "nothing/at/all"), tmp_path / "out", merge=False)
+        export(str(tmp_path / "nothing/at/all"), tmp_path / "out", merge=False)
     with pytest.raises(UserError, match=r"not on this machine"):
-        export_command("owner/name", tmp_path / "out", merge=False)
+        export("owner/name", tmp_path / "out", merge=False)
     with pytest.raises(UserError, match=r"is a file. Give a run or a checkpoint"):
-        export_command(str(base / "config.json"), tmp_path / "out", merge=False)
+        export(str(base / "config.json"), tmp_path / "out", merge=False)
     with pytest.raises(UserError, match=r"holds no model: it has no config.json.*Give a run"):
-        export_command(str(tmp_path), tmp_path / "out", merge=False)
+        export(str(tmp_path), tmp_path / "out", merge=False)
     with pytest.raises(UserError, match=r"OUT = .* is inside the model folder.*outside it"):
-        export_command(str(base), base / "new" / "out", merge=False)
+        export(str(base), base / "new" / "out", merge=False)
     assert not (base / "new").exists()
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"model.revision = 'main' applies to hub models only"):

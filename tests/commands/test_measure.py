@@ -10,8 +10,10 @@ from types import MappingProxyType
 import pytest
 
 from sixfold.cli import main
-from sixfold.commands import measure
-from sixfold.commands.measure_cases import (
+from sixfold_planning import measure
+from sixfold_planning.calibration import Timing
+from sixfold_planning.hardware_file import measured_hardware, read_hardware
+from sixfold_planning.measure_cases import (
     BASE,
     DEEP,
     EPISODES,
@@ -26,10 +28,7 @@ from sixfold.commands.measure_cases import (
     TrainerCases,
     trained_groups,
 )
-from sixfold.planning.calibration import Timing
-from sixfold.planning.hardware_file import read_hardware
-from sixfold.planning.measured import measured_hardware
-from sixfold.planning.measured_rates import CallSize, CostTable, MeasuredRates
+from sixfold_planning.measured_rates import CallSize, CostTable, MeasuredRates
 
 CPU = measure.Probe("cpu", "fp32")
 SHORT = measure.SHORT + 2.5 * STEPS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
-from sixfold.environment.episodes import ADAPTERS, EPISODES
+from sixfold.environment.registry import EPISODES, LIBRARIES
 from sixfold.files.folder import RunFolder
 from sixfold.report.rollouts import read_rollouts
 from sixfold.types import Trajectory
@@ -65,6 +67,32 @@ def test_the_new_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:
     assert any(event["kind"] == "tool_call" for t in played for event in t.events) == bool(tools)
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("tools", [(), ("--tools",)])
+def test_the_new_recipe_begins_well(
+    tools: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first RL steps raise the share solved clearly, and nothing is warned about.
+
+    With a smaller model, a shorter SFT and near goals, for speed. Whole runs are in docs/log.md.
+    """
+    assert main(["env", "init", "walk", *tools]) == 0
+    tasks = tmp_path / "walk" / "tasks.jsonl"
+    near = [line for line in tasks.read_text().splitlines() if re.search(r", [1-4] left", line)]
+    tasks.write_text("\n".join(near))
+    flags = ["run.steps=12", "run.threads=1", "run.seed=0", "eval.every=0", "data.heldout=64"]
+    small = ["model.scratch.layers=1", "sft.steps=160", "rollout.prompts_per_step=8"]
+    settings = [part for flag in [*flags, *small] for part in f"--{flag}".split("=")]
+    assert main(["train", "walk/recipe.toml", *settings]) == 0
+    said = "".join(capsys.readouterr())
+    assert "no column" not in said and "did not fit" not in said
+    assert not any(line.startswith("step ") for line in said.splitlines())  # alarms
+    summary = json.loads((tmp_path / "runs" / "walk" / "summary.json").read_text())
+    before, after = summary["heldout_after_sft"], summary["heldout_after"]
+    assert after > before + 0.1, (before, after)
+
+
 def test_existing_files_are_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "also").write_text("keep me")
@@ -110,6 +138,6 @@ def test_missing_and_extra_arguments_are_refused(capsys: pytest.CaptureFixture[s
 def test_every_environment_is_listed_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = [*EPISODES.built_in, *(f"{kind}:NAME" for kind in ADAPTERS.built_in)]
+    names = [*EPISODES, *(f"{kind}:NAME" for kind in LIBRARIES)]
     assert [line.split()[0] for line in lines] == names
     assert all(len(line.split()) > 3 for line in lines)

@@ -13,13 +13,13 @@ import zstandard
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.cli import main
-from sixfold.commands.recorded_step import replayable, steps_text
-from sixfold.commands.replay import Replayed, replay
 from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
+from sixfold.report.recorded_step import replayable, steps_text
 from sixfold.report.replay import Line
 from sixfold.report.rollouts import read_rollouts
+from sixfold.run.replay import Replayed, replay
 from sixfold.run.start import train_run
 from sixfold.types import Task
 from tests.run.processes import tiny_recipe

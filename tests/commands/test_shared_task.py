@@ -1,5 +1,5 @@
 """The small task that compares algorithms: its sums, its loop, which is reproducible bit for bit,
-and the output of `main`.
+and the output of `sixfold algorithms NAME --try`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sixfold.algorithm.zoo import ZOO
+from sixfold.cli import main
 from sixfold.commands import shared_task
 from sixfold.commands.shared_task import (
     DOTS,
@@ -21,7 +22,6 @@ from sixfold.commands.shared_task import (
     MISS,
     SUMS,
     SharedTask,
-    main,
     make_base,
     make_teacher,
     shared_recipe,
@@ -33,7 +33,7 @@ from sixfold.types import Task
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Use one thread, as `build_world` does, and restore the number afterwards."""
+    """Use one thread, as `assemble` does, and restore the number afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -175,13 +175,13 @@ def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
 @pytest.mark.usefixtures("few")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "opd"])
-def test_main_prints_the_steps_and_accuracy_before_and_after(
+def test_a_try_prints_the_steps_and_accuracy_before_and_after(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_task, "EVAL_EVERY", 2)
     monkeypatch.setattr(shared_task, "TEACHER_STEPS", 2)
-    monkeypatch.setattr("sys.argv", [name, "--steps", "2", "--sft-steps", "3", "--seed", "1"])
-    main(name)
+    flags = ["--steps", "2", "--sft-steps", "3", "--seed", "1"]
+    assert main(["algorithms", name, "--try", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{name} on sums") and ("teacher" in "".join(lines)) == (
         name == "opd"
@@ -200,11 +200,9 @@ def test_main_prints_the_steps_and_accuracy_before_and_after(
     )
 
 
-def test_main_explains_itself(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["grpo", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main("grpo")
-    assert ended.value.code == 0
-    assert "sixfold.algorithm.grpo" in capsys.readouterr().out
+def test_a_try_needs_one_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["grpo", "--convert", "trl"]):
+        assert main(["algorithms", *words, "--try"]) == 2
+        assert "--try needs a NAME" in capsys.readouterr().err
+    assert main(["algorithms", "grpo", "--sft-steps", "3"]) == 2
+    assert "--sft-steps needs --try" in capsys.readouterr().err

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.controller.scripted import LOOP, ScriptedRollout
 
+from sixfold.checks.environment import Environment
 from sixfold.controller.collector import Collector
 from sixfold.controller.rounds import StaleGroup
-from sixfold.environment.scorer import Environment
 from sixfold.types import Task, Trajectory
 
 TASKS = [Task(name, "") for name in "ab"]

@@ -11,14 +11,14 @@ from tests.rollouts import EngineRollout, GeneratorRollout
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import collate
-from sixfold.controller.refill import Refill
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.environment import Environment
+from sixfold.controller.dynamic_sampling import Refill
 from sixfold.engine.engine import Engine
-from sixfold.environment.scorer import Environment
-from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
 from sixfold.report.rewards import reward_metrics
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 

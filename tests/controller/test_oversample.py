@@ -12,14 +12,14 @@ import pytest
 from tests.controller.scripted import ScriptedRollout, collect
 from tests.rollouts import EngineRollout
 
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.environment import Environment
+from sixfold.controller.dynamic_sampling import Refill, mixed
 from sixfold.controller.oversample import DynamicK
-from sixfold.controller.refill import Refill, mixed
 from sixfold.engine.engine import Engine
-from sixfold.environment.scorer import Environment
-from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task, Trajectory
 
 

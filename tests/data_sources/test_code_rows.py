@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sixfold.data.sources import load_tasks
-from sixfold.environment.code.languages import LANGUAGES, Language
 from sixfold.errors import UserError
 from sixfold.recipe.schema import DataConfig
 from sixfold.types import Task
+from sixfold_environments.code.languages import LANGUAGES, Language
 
 MBPP: dict[str, Any] = {
     "task_id": 7,

@@ -106,7 +106,7 @@ def test_a_folder_of_the_form_of_gsm8k() -> None:
     assert (
         first.answer == "39"
         and str(first.trace).endswith("#### 39")
-        and first.columns["answer"] == first.trace
+        and first.columns["answer"] == "39"
     )
     assert [m["role"] for m in first.prompt] == ["system", "user"]  # type: ignore[index]
     assert first.prompt_text.startswith("Mara picks 4 baskets") and first.prompt_text.endswith(
@@ -260,8 +260,8 @@ BAD_ROWS = {
     "same id": ([qa(id=7), qa(), qa(id=7)], r"duplicate id '7' \(.*a.jsonl:1 and .*a.jsonl:3\)"),
     "unknown role": ([qa([{"role": "robot", "content": "x"}])], "unknown role 'robot'"),
     "two users": ([qa([{"role": "user", "content": "x"}] * 2)], "roles must alternate"),
-    "last is assistant": (
-        [qa([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])],
+    "only a reply": (
+        [qa([{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}])],
         "last message must be from user",
     ),
     "late system": (

@@ -15,7 +15,8 @@ from tests.run.processes import metrics, tiny_recipe
 import sixfold.run.assemble
 from sixfold.checkpoint.registry import tensors_of
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.start import Run, train_run
+from sixfold.run.rl import RlStage
+from sixfold.run.start import train_run
 
 DEVICE = register_gpu()
 
@@ -69,13 +70,13 @@ def run(folder: Path, resume: bool = False, **settings: Any) -> list[dict[str, A
 def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With optimizer states and a reference on the device."""
     placed = []
-    save = Run._save
+    save = RlStage.save
 
-    def noted(self: Run, learners: Any, *, required: bool) -> None:
-        placed.append(learners)
-        save(self, learners, required=required)
+    def noted(self: RlStage, *, required: bool) -> None:
+        placed.append(self._roles)
+        save(self, required=required)
 
-    monkeypatch.setattr(Run, "_save", noted)
+    monkeypatch.setattr(RlStage, "save", noted)
     settings = dict(
         algorithm__beta=0.1,
         reference__placement="fused",

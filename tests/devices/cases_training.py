@@ -38,9 +38,8 @@ from sixfold.kernels.norms import fuse_norms
 from sixfold.recipe.schema import CriticConfig, TrainerConfig
 from sixfold.reference.base import Scorer
 from sixfold.reference.frozen import FrozenReference, FusedReference
-from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
+from sixfold.trainer.logprobs import PolicyRoot, Proximal, Scoring, score_batch
 from sixfold.trainer.packing import microbatches, pack
-from sixfold.trainer.proximal import Proximal
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Kept
 

@@ -20,7 +20,7 @@ from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, Method
 from sixfold.algorithm.sequence_losses import length_scaled_sequence_surrogate
 from sixfold.algorithm.zoo import ZOO
-from sixfold.interop import FRAMEWORKS, Sizes, convert
+from sixfold_interop import FRAMEWORKS, Sizes, convert
 
 from .peers import peer, without_accelerators
 from .tables import SEEDS, aggregated, assert_same_loss, make_tables

@@ -12,15 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sixfold.algorithm import (
-    advantages,
-    kl,
-    losses,
-    off_policy,
-    returns,
-    sequence_losses,
-    shaping,
-)
+from sixfold.algorithm import advantages, kl, losses, off_policy, returns, sequence_losses, shaping
 from sixfold.trainer.logprobs import entropy_of
 
 from .peers import peer, without_accelerators

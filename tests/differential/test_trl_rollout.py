@@ -17,11 +17,7 @@ from .peers import peer
 from .tables import SEEDS, assert_same, make_tables
 
 grpo = peer("trl.trainer.grpo_trainer")
-from trl.rewards import (  # noqa: E402
-    accuracy_rewards,
-    get_cosine_scaled_reward,
-    get_soft_overlong_punishment,
-)
+from trl.rewards import accuracy_rewards, get_cosine_scaled_reward, get_soft_overlong_punishment  # noqa: E402
 from trl.trainer.rloo_trainer import RLOOTrainer  # noqa: E402
 
 from .trl_stub import rollout  # noqa: E402

@@ -17,7 +17,7 @@ from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.algorithm.kl import KL
 from sixfold.algorithm.method import ADVANTAGES, LOSSES
 from sixfold.algorithm.zoo import ZOO
-from sixfold.cli.algorithms import markdown_table
+from sixfold.commands.algorithms import markdown_table
 from sixfold.recipe.knobs import knobs
 
 DOCS = Path(__file__).parents[2] / "docs"

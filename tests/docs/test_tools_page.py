@@ -14,8 +14,8 @@ from sixfold.environment.episode import Action, End, Observation
 from sixfold.environment.episodes import load_episode
 from sixfold.environment.tools.observation import ErrorKind
 from sixfold.recipe.toml import parse_recipe
-from sixfold.rollout.renderer.call_formats import HERMES
-from sixfold.rollout.renderer.tool_calls import read_reply
+from sixfold.renderer.call_formats import HERMES
+from sixfold.renderer.tool_calls import read_reply
 from sixfold.run.tool_setup import recipe_episode
 from sixfold.types import Task, ToolCall
 

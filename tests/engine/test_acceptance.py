@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sixfold.engine.acceptance import reject, run_lengths
 from sixfold.engine.noise import uniforms
 from sixfold.engine.proposer import Draft
 from sixfold.engine.sampler import inverse_transform
+from sixfold.engine.speculative import reject, run_lengths
 
 N = 40_000
 LEVEL = 1e-3

@@ -5,6 +5,7 @@ goes. On a GPU the last test runs real ones."""
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -464,7 +465,8 @@ def test_fake_graph_runs_no_python_and_detects_stale_inputs() -> None:
 
 
 @pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no GPU: all above is the stand-in's word"
+    not torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1",
+    reason="no GPU, or Triton's interpreter: all above is the stand-in's word",
 )
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sixfold.engine.block_hash_cache import BlockHashCache
 from sixfold.engine.block_manager import BlockManager
-from sixfold.engine.prefix_cache import NoCache, PrefixCache, make_prefix_cache
+from sixfold.engine.engine import make_prefix_cache
+from sixfold.engine.prefix_cache import NoCache, PrefixCache
 from sixfold.engine.radix_cache import RadixCache
 
 SIZE = 3

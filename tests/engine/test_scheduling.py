@@ -14,9 +14,9 @@ from tests.engine.drain import drain
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sixfold.engine.columns import Columns
+from sixfold.engine.batch_state import BatchState
 from sixfold.engine.engine import Engine
-from sixfold.engine.scheduler import Work
+from sixfold.engine.scheduler import ScheduledStep
 from sixfold.engine.sequence import Chunk, Request, Sequence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
@@ -99,7 +99,7 @@ class BookRunner:
         ]
         assert past == tokens, "the cache holds another sequence's tokens"
 
-    def decode(self, batch: Columns, revision: int, slots: int) -> Tensor:
+    def decode(self, batch: BatchState, revision: int, slots: int) -> Tensor:
         for s in batch.sequences:
             i = s.length - 1
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]
@@ -638,7 +638,7 @@ def test_block_being_restored_from_host_memory_is_not_copied(
     engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=4, preemption="swap")
     engine.add("a", [1, 2, 3, 4, 5, 6, 1, 2, 3], SamplingParams(max_tokens=12, seed=1), [0])
     engine.step()
-    work = Work(0)
+    work = ScheduledStep(0)
     engine.scheduler._make_room(work)
     engine.runner.host.take_out(work.taken_out, 99)
     engine.prefixes.clear()
@@ -659,7 +659,7 @@ def test_prompt_does_not_reuse_sampled_tokens_computed_after_it(
     for _ in range(9):
         engine.step()
     (victim,) = engine.scheduler.running
-    engine.scheduler._make_room(Work(0))
+    engine.scheduler._make_room(ScheduledStep(0))
     engine.prefixes.clear()
     engine.add("b", [*victim.tokens[:-1], 3], SamplingParams(max_tokens=2), [0])
     engine.step()  # both get on in it

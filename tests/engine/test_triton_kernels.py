@@ -192,13 +192,15 @@ def test_the_int8_write_is_quantise(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocabulary", [61, 1024, 2500])
+@pytest.mark.parametrize("vocabulary", [61, 1024, 2500, 13000])
 def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     torch.manual_seed(vocabulary)
     logits = torch.randn(24, vocabulary, device=DEVICE) * 3
     noise = torch.rand(24, dtype=torch.float64).tolist()
     noise[:2] = [0.0, 1 - 2**-53]
     logits[0, 0] = -1e4  # its probability is 0, so noise 0 must pass it by
+    logits[4, : vocabulary // 2] = -torch.inf  # of 13,000 tokens, a whole chunk that is not drawn
+    logits[6, [5, vocabulary - 1]] = 50.0  # greedy: the first of two that are equal
     params = [
         SamplingParams(max_tokens=1, temperature=(1.0, 0.7, 0.0, 1.3)[i % 4]) for i in range(24)
     ]
@@ -350,8 +352,12 @@ merge = dict(PARTS=4, D=64, WIDTH=64)
 assert compiled(kernels._merge, merge, out="*fp32", lse="*fp32", merged="*bf16")
 pools = dict(x="*bf16", slots="*i64", pool="*i8", scales="*fp32")
 assert compiled(kernels._write_int8, dict(D=64, WIDTH=64), **pools)
-drawn = dict(logits="*fp32", temperatures="*fp32", noise="*fp64", tokens="*i64", logps="*fp32")
-assert compiled(kernels._sample, dict(TILE=1024), **drawn)
+floats = dict.fromkeys(("logits", "temperatures", "tops", "sums", "logps"), "*fp32")
+drawn = floats | dict(bests="*i32", masses="*fp64", noise="*fp64", tokens="*i64")
+sizes = dict(CHUNK=4096, TILE=1024)
+assert compiled(kernels._sum_chunk, sizes, **drawn)
+assert compiled(kernels._weigh_chunk, sizes | dict(CHUNKS=64), **drawn)
+assert compiled(kernels._draw, sizes | dict(CHUNKS=64), **drawn)
 """
 
 

@@ -87,3 +87,15 @@ def test_reward_is_the_last_integer(completion: str, reward: float) -> None:
 
 def test_reward_of_a_number_longer_than_int_accepts() -> None:
     assert arithmetic_reward("1" * 10_000, Task(id="a", prompt="7+5=", answer=12)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "value"),
+    [
+        ("The sum is −5", -5, 1), ("－５", -5, 1), ("４２", 42, 1), ("1,234", 1234, 1),
+        ("1，234", 1234, 1), ("12.", 12, 1), ("12", -12, 0), ("-12", 12, 0), ("3.5", 5, 0),
+        ("1,005", 5, 0), ("0.5", 5, 0), ("12.0", 0, 0), ("7, 8", 8, 1),
+    ],
+)  # fmt: skip
+def test_the_last_number_is_read_as_a_whole(completion: str, answer: int, value: int) -> None:
+    assert arithmetic_reward(completion, Task("t", "p", answer=answer)) == value

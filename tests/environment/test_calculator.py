@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.environment.calculator import (
-    Calculator,
-    CalculatorError,
-    calculate,
-    calculator_tasks,
-)
+from sixfold.environment.calculator import Calculator, CalculatorError, calculate, calculator_tasks
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.environment.grade import right_or_wrong
 from sixfold.errors import UserError

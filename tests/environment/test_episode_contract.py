@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from sixfold.environment.calculator import calculator_tasks
 from sixfold.environment.episode import Action, End, Episode, Observation, final_reward
-from sixfold.environment.episodes import EPISODES, load_episode
+from sixfold.environment.episodes import load_episode
+from sixfold.environment.registry import EPISODES
+from sixfold.environment.tools.episode import ToolEpisode
 from sixfold.rollout.player import OneTurn
 from sixfold.types import Task
 
@@ -23,7 +25,7 @@ OWN_TASKS = {"search_agent", "sql_agent", "web", "web_shop"}
 """Environments that play only their own tasks. They have separate tests."""
 SHIPPED: dict[str, Callable[[Task], Episode]] = {
     "one turn": OneTurn,
-    **{name: load_episode(name) for name in EPISODES.built_in if name not in OWN_TASKS},
+    **{name: load_episode(name) for name in EPISODES if name not in OWN_TASKS},
 }
 REPLIES = st.lists(
     st.one_of(
@@ -100,3 +102,10 @@ def test_episodes_of_one_task_share_no_state(name: str) -> None:
 
     answers = asyncio.run(interleaved())
     assert answers[-1] == play(SHIPPED[name], task, ["c(3+3)"])[-1]
+
+
+def test_the_row_of_an_environment_says_what_its_class_says_about_copies() -> None:
+    for name in EPISODES:
+        kind = load_episode(name)
+        fixed = issubclass(kind, ToolEpisode) and kind.not_copied  # type: ignore[arg-type]
+        assert EPISODES.row(name).copyable == (not fixed), name

@@ -7,16 +7,16 @@ from typing import Any, get_args
 
 import pytest
 
-from sixfold.environment.checks import Check, Outcome
-from sixfold.environment.combine import Result, combined
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.check import Check, Outcome
+from sixfold.checks.environment import Environment
+from sixfold.checks.process import Job, _outcome
+from sixfold.checks.scorer import Result, combined
 from sixfold.environment.episode import End, final_reward
 from sixfold.environment.grade import Grade
 from sixfold.environment.rewards import RewardFunction, load_reward
 from sixfold.environment.sampled import Sampled
-from sixfold.environment.scorer import Environment
 from sixfold.environment.solved import SolvedRule
-from sixfold.environment.step_scorer import RewardBudgetExceeded
-from sixfold.environment.worker_process import Job, _outcome
 from sixfold.processes.child import ChildEnded
 from sixfold.types import VERDICTS, Group, Reward, Task, Trajectory, Verdict
 

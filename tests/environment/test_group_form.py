@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from text_groups import rewards, text_group
 
+from sixfold.checks.environment import Environment
 from sixfold.environment.callables import check_callable
 from sixfold.environment.group_form import Member, diversity, win_rate
-from sixfold.environment.scorer import Environment
 from sixfold.errors import UserError
 from sixfold.types import Task
 
@@ -124,8 +124,8 @@ def test_a_function_of_groups_takes_a_group_and_a_task(reward: Any) -> None:
 
 
 def test_the_vote_of_the_page_pays_agreement(tmp_path: Path) -> None:
-    """Self-consistency in docs/environments.md: three of four say 12, and no answer is no vote."""
-    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    """Self-consistency in docs/rewards.md: three of four say 12, and no answer is no vote."""
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
     (code,) = (c for c in re.findall(r"```python\n(.*?)```", page, re.S) if "majority" in c)
     (tmp_path / "rewards.py").write_text(code)
     group = text_group(TASK, ["=11#12", "12", "so 12.", "4"])

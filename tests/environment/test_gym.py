@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from sixfold.environment.gym import gym_options, gym_reward, gym_solved, gym_tasks, submitted_answer
-from sixfold.environment.gym_traces import gym_trace
 from sixfold.errors import UserError
+from sixfold_environments.gym import (
+    gym_options,
+    gym_reward,
+    gym_solved,
+    gym_tasks,
+    submitted_answer,
+)
+from sixfold_environments.gym_traces import gym_trace
 
 pytest.importorskip("reasoning_gym")
 

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.environment import Environment
 from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks
-from sixfold.environment.maths.answers import math_grade
 from sixfold.environment.preflight import (
     Baseline,
     baseline_scores,
@@ -17,9 +18,8 @@ from sixfold.environment.preflight import (
     preflight,
 )
 from sixfold.environment.rewards import RewardCallable
-from sixfold.environment.scorer import Environment
-from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.types import Task
+from sixfold_environments.maths.answers import math_grade
 
 
 @pytest.mark.parametrize(

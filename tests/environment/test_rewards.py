@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from sixfold.environment.callables import callable_name, check_callable
-from sixfold.environment.rewards import RewardFunction, checked_value, load_reward, trl_arguments
+from sixfold.environment.frameworks import TrainerState, trl_arguments
+from sixfold.environment.grade import checked_value
+from sixfold.environment.rewards import RewardFunction, load_reward
 from sixfold.environment.sampled import Sampled
 from sixfold.errors import UserError
 from sixfold.types import Message, Task
@@ -42,7 +44,9 @@ def test_built_in_names_files_and_modules() -> None:
         ("arithmatic", r"unknown reward 'arithmatic'.* Did you mean 'arithmetic'\?"),
         ("no/such.py:f", "file not found: no/such.py"),
         (f"{FILE}:lenght", r"has no function 'lenght'. Did you mean 'length'\?"),
-        ("no_such_module:f", "cannot import no_such_module: ModuleNotFoundError"),
+        ("no_such_module:f", "no module 'no_such_module' is installed"),
+        ("no_such_package.rewards:f", "no module 'no_such_package' is installed"),
+        ("json.no_such_module:f", "cannot import json.no_such_module: ModuleNotFoundError"),
         (f"{FILE}:", "Use path/to/file.py:function"),
     ],
 )
@@ -86,15 +90,17 @@ def test_what_a_trl_function_is_given() -> None:
         return []
 
     sampled = Sampled(["stop", "length"], [[1], [2, 3]], [8, 9], "<user>say a")
-    text = trl_arguments(everything, ["x", "y"], TASK, sampled)
+    text = trl_arguments(everything, ["x", "y"], TASK, sampled, {})
+    assert text.pop("trainer_state") == TrainerState(0)
+    assert callable(text.pop("log_extra")) and callable(text.pop("log_metric"))
     assert text == {
         "prompts": ["say a", "say a"], "completions": ["x", "y"], "completion_ids": [[1], [2, 3]],
         "finish_reason": ["stop", "length"], "prompt_ids": [[8, 9], [8, 9]],
         "rendered_prompt": ["<user>say a", "<user>say a"],
         "letter": ["a", "a"], "level": [3, 3], "answer": ["a", "a"],
     }  # fmt: skip
-    assert trl_arguments(some, ["x"], TASK, sampled) == {"completions": ["x"], "level": [3]}
-    chat = trl_arguments(everything, ["x"], CHAT, sampled)
+    assert trl_arguments(some, ["x"], TASK, sampled, {}) == {"completions": ["x"], "level": [3]}
+    chat = trl_arguments(everything, ["x"], CHAT, sampled, {})
     assert chat["prompts"] == [[{"role": "user", "content": "say a"}]]
     assert chat["completions"] == [[{"role": "assistant", "content": "x"}]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.scorer import Environment
+from sixfold.checks.environment import Environment
 from sixfold.environment.solved import solved_rule
 from sixfold.errors import UserError
 from sixfold.types import Group, Reward, Task, Trajectory
@@ -44,8 +44,8 @@ def judged(text: str, rewards: list[Callable[..., object]], **settings: object) 
 @pytest.mark.parametrize(
     ("rewards", "weights"),
     [([right], []), ([right], [2.0]), ([right], [0.25]), ([right, tidy], [1.0, 0.1]),
-    ([tidy, right], [0.1, 1.0]), ([right, tidy], []),
-     ([right, short], [1.0, 1.0]), ([right, short], [0.5, 0.5])],
+    ([tidy, right], [0.1, 1.0]), ([right, tidy], [2.0, 1.0]),
+     ([right, short], [1.0, 0.5]), ([right, short], [0.5, 0.1])],
 )  # fmt: skip
 def test_the_verifier_decides_whatever_the_weights_are(
     rewards: list[Callable[..., object]], weights: list[float]
@@ -59,13 +59,40 @@ def test_partial_credit_is_not_solved() -> None:
     assert (found.value, found.score, found.solved) == (1.5, 0.75, False)
 
 
-def test_a_builtin_verifier_is_preferred_then_weight_then_order() -> None:
+def test_the_sum_decides_between_rewards_of_one_weight() -> None:
+    """The first of them may never reach full marks, so that nothing would ever be solved."""
+
+    def form(completion: str, task: Task) -> float:
+        return 0.5  # its maximum
+
+    rule = solved_rule(["form", "right"], [1.0, 1.0])
+    assert (rule.text, rule.parts) == ("form + right >= 2", ())
+    assert solved_rule(["a", "b"], [0.5, 0.5]).text == "0.5 * a + 0.5 * b >= 1"
+    found = judged("4", [form, right])
+    assert (found.score, found.solved, found.decided_by) == (1.5, False, "")
+    assert "eval.metric (form, right)" in rule.doubt([0.5, 1.5]) and rule.doubt([2.0]) == ""
+    assert judged("4", [form, right], solved_at=0.75).solved is True
+    assert judged("4", [form, right], metric="right").solved is True
+    assert solved_rule(["form", "right"], [1.0, 1.0], "reward").text == "reward >= 2"
+
+
+def test_a_reward_that_does_not_apply_is_no_part_of_full_marks() -> None:
+    def elsewhere(completions: list[str], **_: object) -> list[float | None]:
+        return [None for _ in completions]
+
+    for metric in ("", "reward"):
+        yes, no = (judged(text, [elsewhere, right], metric=metric) for text in ("4", "5"))
+        assert (yes.score, yes.solved, no.solved) == (1.0, True, False)
+
+
+def test_a_builtin_verifier_is_preferred_then_weight() -> None:
     assert solved_rule(["form", "math", "close"], [5.0, 0.1, 1.0]).parts == (
         "math",
         "form",
         "close",
     )
-    assert solved_rule(["a", "b", "c"], [0.5, 1.0, 1.0]).parts == ("b", "c", "a")
+    assert solved_rule(["a", "b", "c"], [0.5, 2.0, 1.0]).parts == ("b", "c", "a")
+    assert solved_rule(["a", "math", "b"], [1.0, 1.0, 1.0]).parts == ("math", "a", "b")
 
 
 def test_a_part_or_the_sum_can_be_named() -> None:
@@ -129,9 +156,10 @@ def test_names_are_known_before_any_file_is_run(tmp_path: Path) -> None:
 def test_scores_above_full_marks_are_pointed_out() -> None:
     rule = solved_rule(["points"], [1.0])
     assert (
-        "set eval.solved_at" in rule.above([0.0, 10.0])
-        and rule.above([0.0, 1.0]) == ""
-        and rule.above([]) == ""
+        "set eval.solved_at" in rule.doubt([0.0, 10.0])
+        and rule.doubt([0.0, 0.5]) == ""
+        and rule.doubt([0.0, 1.0]) == ""
+        and rule.doubt([]) == ""
     )
 
 

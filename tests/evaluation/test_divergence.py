@@ -36,7 +36,7 @@ def play(
             watch.reward(mean + rng.gauss(0, noise))
         flips = [rng.random() < 0.1 for _ in hard]
         values = [float((d < share) != flip) for d, flip in zip(hard, flips, strict=True)]
-        found.append(watch.look(10 * number, values))
+        found.append(watch.observe(10 * number, values))
     return found
 
 
@@ -85,11 +85,11 @@ def test_the_alarm_starts_again_after_it_has_cleared() -> None:
 def test_an_evaluation_of_other_tasks_begins_anew() -> None:
     watch = Divergence()
     watch.reward(0.1)
-    assert watch.look(1, [1.0] * 50) is None
+    assert watch.observe(1, [1.0] * 50) is None
     watch.reward(0.9)
-    assert watch.look(2, [0.0] * 40) is None and watch.step == 2
+    assert watch.observe(2, [0.0] * 40) is None and watch.step == 2
     watch.reward(float("nan"))
-    found = watch.look(3, [0.0] * 40)
+    found = watch.observe(3, [0.0] * 40)
     assert found == Comparison(0.0, False, "")
 
 
@@ -97,12 +97,12 @@ def test_a_resumed_run_compares_with_the_same_best_evaluation() -> None:
     first, second = Divergence(), Divergence()
     for step in range(30):
         first.reward(0.1 + 0.001 * (step % 2))
-    first.look(30, [1.0] * 50)
+    first.observe(30, [1.0] * 50)
     second.load(json.loads(json.dumps(first.state())))
     assert second == first and len(second.rewards) == 20
     for watch in (first, second):
         for step in range(30):
             watch.reward(0.8 + 0.001 * (step % 2))
     fallen = [1.0] * 20 + [0.0] * 30
-    assert second.look(60, fallen) == first.look(60, fallen)
+    assert second.observe(60, fallen) == first.observe(60, fallen)
     assert second == first and first.active

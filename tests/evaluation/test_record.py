@@ -18,6 +18,7 @@ from sixfold.evaluation.record import (
     shown,
     solved_if,
     summary_entries,
+    task_values,
 )
 from sixfold.evaluation.statistics import paired_test
 from sixfold.types import Group, Reward, Task, Trajectory
@@ -109,3 +110,26 @@ def test_verdicts_are_counted_in_the_record_the_metrics_and_the_table() -> None:
     assert "passed" not in rows and "wrong_answer" not in rows
     assert found[0]["samples"][0]["verdict"] == "passed"
     assert shown(found[0]).endswith(", 2 timeout") and "timeout" not in shown(found[1])
+
+
+def test_a_task_has_one_key_in_every_run() -> None:
+    """Whatever its place, id and columns. A task that is there twice counts twice."""
+    tasks = [
+        Task("0", "1+1=", "2"),
+        Task("1", "1+2=", "3"),
+        Task("2", "1+1=", "2"),
+        Task("3", "1+1=", "2", world="seed 5"),
+    ]
+    here = task_values(tasks, {"values": [0.25, 0.5, 0.75, 1.0]})
+    moved = [
+        Task("9", "1+2=", "3", columns={"row": 4}),
+        Task("8", "1+1=", "2", world="seed 5"),
+        Task("7", "1+1=", "2"),
+    ]
+    there = task_values(moved, {"values": [0.0, 0.1, 0.2]})
+    assert len(here) == 4
+    assert {there[key]: here[key] for key in here if key in there} == {
+        0.0: 0.5,
+        0.1: 1.0,
+        0.2: 0.25,
+    }

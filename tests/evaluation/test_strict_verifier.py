@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from sixfold.environment.scorer import Environment
+from sixfold.checks.environment import Environment
 from sixfold.errors import UserError
 from sixfold.evaluation.evaluate import Evaluation, evaluate
 from sixfold.evaluation.record import final_rows, record, shown, summary_entries
 from sixfold.event_loop import EventLoop
-from sixfold.recipe.schema import Recipe
+from sixfold.recipe.schema import EnvironmentConfig, EvalConfig
 from sixfold.report.alarms import Alarms
 from sixfold.run.recipe_environment import recipe_environment, strict_environment, task_rewards
 from sixfold.types import Group, Reward, Task, Trajectory
@@ -86,17 +86,17 @@ def test_without_a_strict_verifier_nothing_is_reported() -> None:
 
 def test_a_gap_raises_one_alarm_until_it_clears() -> None:
     alarms = Alarms()
-    said = [alarms.look({"heldout/strict_gap": gap}) for gap in (0.0, 0.2, 0.2, 0.01, 0.2)]
+    said = [alarms.observe({"heldout/strict_gap": gap}) for gap in (0.0, 0.2, 0.2, 0.01, 0.2)]
     assert [len(lines) for lines in said] == [0, 1, 0, 0, 1]
     assert "eval.strict" in said[1][0]
 
 
 def test_the_setting_names_a_reward_that_training_does_not_use() -> None:
-    recipe = Recipe.model_validate({"eval": {"strict": "math_strict"}})
-    strict = strict_environment(recipe)
+    training, evaluation = EnvironmentConfig(), EvalConfig(strict="math_strict")
+    strict = strict_environment(training, evaluation)
     assert strict is not None and strict.part_weights == {"math_strict": 1.0}
-    assert "math_strict" not in recipe_environment(recipe).part_weights
-    assert strict_environment(Recipe()) is None
+    assert "math_strict" not in recipe_environment(training, evaluation).part_weights
+    assert strict_environment(training, EvalConfig()) is None
     with pytest.raises(UserError, match=r"eval\.strict.*math_strict"):
-        recipe_environment(Recipe.model_validate({"eval": {"strict": "math_strickt"}}))
-    assert task_rewards(recipe) == ("arithmetic", "math_strict")
+        recipe_environment(training, EvalConfig(strict="math_strickt"))
+    assert task_rewards(training, evaluation.strict) == ("arithmetic", "math_strict")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 try:
     from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError:
     Environment = State = object  # type: ignore[assignment, misc]
@@ -19,6 +20,14 @@ except ImportError:
         done: bool = False
         reward: bool | int | float | None = None
         metadata: dict[str, Any] = {}
+
+    class ListToolsAction(Action):  # type: ignore[no-redef]
+        type: Literal["list_tools"] = "list_tools"
+
+    class CallToolAction(Action):  # type: ignore[no-redef]
+        type: Literal["call_tool"] = "call_tool"
+        tool_name: str
+        arguments: dict[str, Any] = {}
 
 
 CLOSED: list[int] = []

@@ -25,20 +25,20 @@ from sixfold.data.task_set import prompt_key
 from sixfold.environment.episode import Action, Observation
 from sixfold.environment.episodes import load_episode
 from sixfold.errors import UserError
-from sixfold.interop.environments.actions import Actions, MalformedAction
-from sixfold.interop.environments.gymnasium_env import (
+from sixfold.model.scratch import character_tokenizer
+from sixfold.recipe.schema import DataConfig
+from sixfold.renderer.renderer import Renderer
+from sixfold.rollout.player import Limits
+from sixfold.types import SamplingParams, Task
+from sixfold_environments.adapters.actions import Actions, MalformedAction
+from sixfold_environments.adapters.gymnasium_env import (
     Game,
     GymnasiumEpisode,
     _game,
     gymnasium_tasks,
 )
-from sixfold.interop.environments.observations import observation_text
-from sixfold.interop.environments.spec import Spec
-from sixfold.model.scratch import character_tokenizer
-from sixfold.recipe.schema import DataConfig
-from sixfold.rollout.player import Limits
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.types import SamplingParams, Task
+from sixfold_environments.adapters.observations import observation_text
+from sixfold_environments.adapters.spec import Spec
 from tests.interop import games
 
 WORD = "tests.interop.games:tests/Word-v0"
@@ -192,14 +192,17 @@ def test_a_reply_without_an_action_gets_a_hint_and_no_step() -> None:
     async def go() -> None:
         episode = load_episode("gymnasium:tests.interop.games:tests/Doors-v0")(Task("t", "?"))
         start = await episode.start()
-        assert start.text == "which door?"
+        assert json.loads(start.text) == {"text": "which door?", "door": 1}
         bad = await episode.step(Action("through the wall"))
         assert isinstance(bad, Observation) and bad.tool_errors == 1
         hint = json.loads(bad.messages[0]["content"])["error"]
         assert hint["kind"] == "malformed_action"
         assert hint["actions"] == {"3": "left", "4": "up", "5": "up left"}
         good = await episode.step(Action("I go Up Left."))
-        assert isinstance(good, Observation) and good.messages[0]["content"] == "went 5"
+        assert isinstance(good, Observation) and json.loads(good.messages[0]["content"]) == {
+            "text": "went 5",
+            "door": 2,
+        }
         assert good.reward == 1 and good.tool_errors == 0
         assert episode._env.unwrapped.taken == [5]  # type: ignore[attr-defined]
         await episode.close()  # type: ignore[attr-defined]
@@ -249,7 +252,14 @@ def test_arrays_are_json_and_must_be_in_the_space() -> None:
 
 def test_text_of_observations() -> None:
     assert observation_text("as it is\n") == "as it is\n"
-    assert observation_text({"text": "only this", "image": object()}) == "only this"
+    assert observation_text({"any": "only this"}) == "only this"
+    image = {"text": "a cat", "image": numpy.zeros((32, 32)), "at": numpy.array([1, 2]), "on": None}
+    assert json.loads(observation_text(image)) == {
+        "text": "a cat",
+        "image": "not shown: a value of type ndarray",
+        "at": [1, 2],
+        "on": None,
+    }
     assert observation_text(numpy.int64(7)) == "7"
     assert observation_text((numpy.int64(1), 2, False)) == "[1, 2, false]"
     assert observation_text({"a": numpy.array([1, 2])}) == '{"a": [1, 2]}'

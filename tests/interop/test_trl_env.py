@@ -14,6 +14,8 @@ from sixfold.environment.episode import Action, End, Observation
 from sixfold.environment.episodes import load_episode
 from sixfold.errors import UserError
 from sixfold.recipe.schema import DataConfig
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.assemble import assemble
 from sixfold.types import Task, ToolCall
 
 FILE = '''
@@ -204,3 +206,64 @@ def test_a_reset_that_fails_is_a_fault_of_the_episode(file: Path) -> None:
 def test_it_is_not_a_source_of_tasks(file: Path) -> None:
     with pytest.raises(UserError, match=r"data\.source"):
         load_tasks(DataConfig(source=f"trl:{file}:Counter"), seed=0, rewards=())
+
+
+NEEDS = '''
+class Board:
+    def reset(self, size, colour="red", **row): ...
+
+    def act(self) -> str:
+        """Act."""
+        return ""
+
+
+class Strict(Board):
+    def reset(self, size): ...
+
+
+GAMES = {"board": Board, "strict": Strict}
+
+
+def scored(prompts, completions, environments, goal):
+    return [1.0]
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "words"),
+    [
+        ("GAMES", {"environment": "bord", "size": 3}, r"task t1 is 'bord'.*Did you mean 'board'"),
+        ("GAMES", {"size": 3}, r"task t1 is ''"),
+        ("Board", {"colour": "blue"}, r"reset.*task t1: missing a required argument: 'size'"),
+        ("Strict", {"size": 3, "more": 1}, r"reset.*task t0: got an unexpected keyword.*'prompt'"),
+        (
+            "Board?reward=scored",
+            {"size": 3},
+            r"reward.*task t1: missing.*'goal'.*columns are prompt, size",
+        ),
+    ],
+)
+def test_wrong_columns_are_found_when_the_recipe_is_loaded(
+    tmp_path: Path, name: str, columns: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "board.py").write_text(NEEDS)
+    fine = {"environment": "board", "size": 3, "goal": 1}
+    if name == "Strict":
+        fine = {"size": 3}
+    rows = [{"prompt": "go", **fine}, {"prompt": "on", **columns}]
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({**row, "id": f"t{at}"}) + "\n" for at, row in enumerate(rows))
+    )
+    text = f"""
+        run.name = "r"
+        run.dir = "{tmp_path}"
+        environment.episode = "trl:{tmp_path / "board.py"}:{name}"
+        data.source = "{tmp_path / "rows.jsonl"}"
+        data.prompt_field = "prompt"
+        data.heldout = 0
+        model.scratch.hidden_size = 16
+    """
+    recipe = parse_recipe(text, "test")
+    with pytest.raises(UserError, match=words):
+        assemble(recipe)
+    assert load_episode(f"trl:{tmp_path / 'board.py'}:{name}")(Task("t", "go", columns=fine))

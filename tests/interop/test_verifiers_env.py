@@ -22,13 +22,13 @@ from sixfold.data.sources import load_tasks
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.environment.episodes import load_episode
 from sixfold.errors import UserError
-from sixfold.interop.environments.verifiers_env import verifiers_tasks
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import DataConfig
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import SampleKey
 from sixfold.rollout.player import Limits
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Reward, SamplingParams, Task, ToolCall, Trajectory
+from sixfold_environments.adapters.verifiers_env import verifiers_tasks
 from tests.rollout.episodes import Recording, played
 
 GAMES = str(Path(__file__).with_name("vf_games.py"))
@@ -172,6 +172,12 @@ def test_a_fault_gives_no_reward(fault: str, error: str) -> None:
     assert bad.reward.value is None and error in str(bad.reward.error)
 
 
+def test_an_environment_that_blocks_ends_at_its_time_limit() -> None:
+    """It runs in a task of its own, beside the method that waits for it."""
+    (bad,) = trained_on(f"{GAMES}:counting?fault=blocks", ["one", "two"], step_s=0.3)
+    assert bad.outcome == "timeout" and bad.total_reward is None
+
+
 def test_an_episode_beyond_the_turn_limit_is_cut() -> None:
     (cut,) = trained_on(f"{GAMES}:counting", ["one"], turns=1)
     assert cut.outcome == "turns" and cut.reward == Reward(0.0)
@@ -222,3 +228,18 @@ def test_a_task_survives_json() -> None:
     (task, *_), _ = verifiers_tasks(GAMES, 1, 0)
     assert json.loads(json.dumps(dict(task.columns)))["question"] == "say a"
     assert isinstance(task, Task) and task.columns["example_id"] == 0
+
+
+def test_every_rollout_gets_the_same_row() -> None:
+    spec = f"{GAMES}:popping"
+    (task,), _ = verifiers_tasks(spec, 0, 0)
+
+    async def reward() -> Any:
+        episode = load_episode(f"verifiers:{spec}")(task)
+        await episode.start()
+        end = await episode.step(Action("a"))
+        await episode.close()  # type: ignore[attr-defined]
+        assert isinstance(end, End) and isinstance(end.reward, Reward)
+        return end.reward.value
+
+    assert [asyncio.run(reward()) for _ in range(3)] == [3.0] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import verifiers as vf
@@ -47,6 +48,8 @@ class Count(vf.MultiTurnEnv):
         return state
 
     async def env_response(self, messages: Any, state: Any, **more: Any) -> Any:
+        if self.fault == "blocks":
+            time.sleep(600)
         if self.fault == "response":
             raise RuntimeError("no response")
         if self.fault == "library":
@@ -114,3 +117,13 @@ def counting_group() -> Any:
 
 def nothing() -> Any:
     return object()
+
+
+def popping() -> Any:
+    """The rubric takes from a list of the row."""
+
+    def taken(levels: Any) -> float:
+        return float(levels.pop(0))
+
+    data = Dataset.from_list([{"question": "say a", "answer": "a", "levels": [3, 2, 1]}])
+    return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric(funcs=[taken]))

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from sixfold.labs.bandit import REWARDS
-from sixfold.labs.catalogue import find
-from sixfold.labs.lab import Outcome
-from sixfold.labs.softmax_policy import score, softmax
+from sixfold.pages.lab import Outcome
+from sixfold_labs.bandit import REWARDS
+from sixfold_labs.catalogue import find
+from sixfold_labs.softmax_policy import score, softmax
 
 LOGITS = [0.3, -0.2, 0.8, 0.0, -1.1]
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.dapo_changes import Changes
-from sixfold.labs.dapo_training import (
-    LEARNING_RATE,
-    LONGEST,
-    SAMPLES,
-    TOKENS,
-    Group,
-    update,
-)
+from sixfold_labs.catalogue import find
+from sixfold_labs.dapo_changes import Changes
+from sixfold_labs.dapo_training import LEARNING_RATE, LONGEST, SAMPLES, TOKENS, Group, update
 
 CLIP, DAPO, LENGTH = find("clip-cells"), find("dapo-ablation"), find("length-bias")
 

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from sixfold.labs.catalogue import LABS, find
-from sixfold.labs.lab import Bars, Chart, Lab, Outcome, Timeline
+from sixfold.pages.lab import Bars, Chart, Lab, Outcome, Timeline
+from sixfold_labs.catalogue import LABS, find
 
 NAMES = sorted(LABS)
 SLOW = {"dpo-policy", "gradient-noise", "process-reward", "signal-density"}
@@ -82,6 +82,6 @@ def test_the_ends_of_every_range_run(name: str) -> None:
 def test_every_module_lists_its_labs_in_the_catalogue() -> None:
     listed: list[str] = []
     for module in sorted(set(LABS.values())):
-        labs: tuple[Lab, ...] = importlib.import_module(f"sixfold.labs.{module}").LABS
+        labs: tuple[Lab, ...] = importlib.import_module(f"sixfold_labs.{module}").LABS
         listed += [lab.name for lab in labs]
     assert sorted(listed) == NAMES

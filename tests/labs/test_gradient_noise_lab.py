@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.gradient_noise import TRUE, deviation, expected_gradient
+from sixfold_labs.catalogue import find
+from sixfold_labs.gradient_noise import TRUE, deviation, expected_gradient
 
 LAB = find("gradient-noise")
 

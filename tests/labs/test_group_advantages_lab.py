@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.lab import Outcome
+from sixfold.pages.lab import Outcome
+from sixfold_labs.catalogue import find
 
 ADVANTAGES, GRPO, PAIR = find("advantages"), find("grpo-group"), find("grpo-rloo")
 

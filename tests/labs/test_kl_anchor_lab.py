@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.kl_anchor import reward, reward_slope
+from sixfold_labs.catalogue import find
+from sixfold_labs.kl_anchor import reward, reward_slope
 
 LAB = find("kl-anchor")
 

@@ -1,21 +1,25 @@
-"""The page of a lab: self-contained, escaped, and with the outcomes of one control at a time."""
+"""The page of a lab: self-contained, escaped, with the outcomes of all combinations of controls."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import itertools
 import json
+import math
+import random
 import re
+import zlib
 from typing import Any
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.combinations import Combinations, Part, Words, combined
-from sixfold.labs.lab import Control, Lab, Outcome, Setting, Table
-from sixfold.labs.page import ControlPage, page_of, render_controls
-from sixfold.labs.text import shown, written
+from sixfold.pages.combinations import Combinations, Part, Words, combined
+from sixfold.pages.lab import Control, Lab, Outcome, Setting, Table
+from sixfold.pages.page import ControlPage, _positions, _spread, _values, page_of, render_controls
+from sixfold.pages.text import shown
+from sixfold_labs.catalogue import LABS, find
 
 
 def render(lab: Lab, settings: dict[str, Setting]) -> str:
@@ -28,44 +32,83 @@ def page(name: str, **given: Any) -> str:
 
 
 def data(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    found = re.search(r'<script type="text/plain" id="data">(.*?)</script>', text, re.S)
     assert found
-    parsed: dict[str, Any] = json.loads(found[1])
+    parsed: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(found[1])))
     return parsed
 
 
-def test_every_control_has_its_sweep_with_the_others_as_given() -> None:
-    lab = find("kl-anchor")
-    given = lab.settings({"beta": 0.2, "steps": 100})
+def held_values(held: dict[str, Any], places: tuple[int, ...]) -> list[str]:
+    """Values that the page shows at these positions of its controls."""
+    (part,) = held["parts"]
+    at = 0
+    for control, place in zip(held["controls"], places, strict=True):
+        at = at * len(control["shown"]) + place
+    return [text for _, text in held["outcomes"][part["found"][at]]["values"]]
+
+
+def test_the_page_holds_the_outcome_and_the_command_of_every_combination() -> None:
+    lab = find("grpo-rloo")
+    given = lab.settings({"k": 5, "accuracy": 0.45})
     held = data(render(lab, given))
-    moving = dict(zip(["beta", "eta", "steps"], held["controls"], strict=True))
-    assert held["command"] == "sixfold lab kl-anchor --beta 0.2 --steps 100"
-    for name, control in moving.items():
-        assert control["shown"][control["at"]] == written(given[name])
-        assert control["outcomes"][control["at"]] is None
-        for text, outcome in zip(control["shown"], control["outcomes"], strict=True):
-            value = type(lab.control(name).default)(float(text))
-            expected = lab(**{**given, name: value}).values
-            held_values = (outcome or held["usual"])["values"]
-            assert [text for _, text in held_values] == [shown(v) for v in expected.values()]
+    names = ["k", "accuracy", "seed"]
+    assert [c["shown"][c["at"]] for c in held["controls"]] == ["5", "0.45", "0"]
+    ranges = [range(len(control["shown"])) for control in held["controls"]]
+    states = list(itertools.product(*ranges))
+    assert len(held["parts"][0]["found"]) == len(states) > 1000
+    for places in random.Random(1).sample(states, 40):
+        texts = [c["shown"][at] for c, at in zip(held["controls"], places, strict=True)]
+        values = {n: lab.control(n).parse(t) for n, t in zip(names, texts, strict=True)}
+        expected = lab(**values).values.values()
+        assert held_values(held, places) == [shown(value) for value in expected]
+        words = ["sixfold lab grpo-rloo"]
+        defaults = {"k": "4", "accuracy": "0.5", "seed": "0"}
+        words += [f"--{n} {t}" for n, t in zip(names, texts, strict=True) if t != defaults[n]]
+        said = [
+            held["texts"][part["found"][places[part["controls"][0]] if part["controls"] else 0]]
+            for part in held["words"]
+        ]
+        assert " ".join(text for text in said if text) == " ".join(words)
 
 
-def test_each_state_names_the_command_that_computes_it() -> None:
-    lab = find("rollouts")
-    held = data(page("rollouts", temperature=0.5))
-    k = held["controls"][0]
-    last = k["commands"][-1].split()
-    assert last[:3] == ["sixfold", "lab", "rollouts"]
-    options = dict(zip(last[3::2], last[4::2], strict=True))
-    settings = {o.strip("-"): lab.control(o.strip("-")).parse(v) for o, v in options.items()}
-    assert settings == {"k": 16, "temperature": 0.5}
-    expected = [shown(value) for value in lab(**settings).values.values()]
-    assert [text for _, text in k["outcomes"][-1]["values"]] == expected
+@pytest.mark.parametrize("name", sorted(LABS))
+def test_combinations_are_bounded_and_positions_keep_both_ends_and_the_given_value(
+    name: str,
+) -> None:
+    lab = find(name)
+    rng = random.Random(name)
+    given = lab.settings({c.name: rng.choice(c.swept()) for c in lab.controls if c.swept()})
+    shown_page = page_of(lab)
+    positions = _positions(shown_page, given)
+    assert math.prod(len(values) for _, values in positions) <= max(shown_page.most, 16384)
+    for control, values in positions:
+        every = _values(control, given)
+        assert given[control.name] in values and set(values) <= set(every)
+        assert values == sorted(values, key=every.index)
+        if control.numeric and len(values) > 2:
+            assert {values[0], values[-1]} == {every[0], every[-1]}
+        elif not control.numeric:
+            assert values == every
 
 
-def test_the_page_says_that_one_control_moves_at_a_time_and_gives_the_general_command() -> None:
+def test_a_given_value_between_the_positions_replaces_the_nearest_one() -> None:
+    assert _spread([0, 1, 2, 3, 4, 5, 6, 7, 8], 3, 4) == [0, 4, 8]
+    assert _spread([0, 1, 2, 3, 4, 5, 6, 7, 8], 3, 7) == [0, 7, 8]
+    assert _spread([0, 1, 2, 3, 4, 5, 6, 7, 8], 3, 8) == [0, 4, 8]
+    assert _spread([0, 1, 2, 3, 4, 5, 6, 7, 8], 2, 5) == [0, 5]
+    assert _spread([0, 1, 2], 5, 1) == [0, 1, 2]
+
+
+def test_numbers_are_shown_with_their_units() -> None:
+    text = " ".join(page("weight-sync", network=100.0).split())
+    for label in ("70 billion</output>", "100 GB/s</output>", "60 s</output>"):
+        assert label in text
+    assert "40 %</output>" in " ".join(page("signal-density", policy=40).split())
+
+
+def test_the_page_says_that_the_controls_combine_and_gives_the_general_command() -> None:
     text = " ".join(page("rollouts").split())
-    assert "One control moves at a time" in text
+    assert "The controls combine" in text
     assert "sixfold lab rollouts --k VALUE --temperature VALUE --seed VALUE" in text
 
 
@@ -86,7 +129,7 @@ def test_text_of_the_user_cannot_leave_its_place() -> None:
     assert "<script>alert" not in text
     assert "\u202e" not in text
     assert len(re.findall(r"<script", text)) == 2
-    assert "alert(1)" in data(text)["command"]
+    assert any("alert(1)" in words for words in data(text)["texts"])
 
 
 def test_the_first_outcome_is_in_the_page_without_scripts() -> None:
@@ -97,10 +140,10 @@ def test_the_first_outcome_is_in_the_page_without_scripts() -> None:
 
 def test_curves_are_thinned_but_keep_their_ends() -> None:
     held = data(page("kl-anchor", steps=1000))
-    chart = next(f for f in held["usual"]["figures"] if f["kind"] == "chart")
-    points = chart["curves"][0]["points"]
-    assert len(points) <= 121
-    assert (points[0][0], points[-1][0]) == (1, 1000)
+    charts = [f for o in held["outcomes"] for f in o["figures"] if f["kind"] == "chart"]
+    curves = [chart["curves"][0]["points"] for chart in charts]
+    assert max(map(len, curves)) <= 121
+    assert (1, 1000) in {(points[0][0], points[-1][0]) for points in curves}
 
 
 def test_controls_outside_the_sweep_are_not_moved() -> None:
@@ -113,7 +156,7 @@ def test_controls_outside_the_sweep_are_not_moved() -> None:
 )
 def test_the_page_is_of_moderate_size(name: str) -> None:
     text = page(name)
-    assert data(text)["usual"]["values"]
+    assert data(text)["outcomes"][0]["values"]
     assert len(text) < 1_500_000
 
 
@@ -152,9 +195,7 @@ def test_parts_are_held_for_combinations_of_their_own_controls() -> None:
 def test_the_page_says_that_controls_combine() -> None:
     controls = (Control("c", 2, "c", low=1, high=3),)
     every = Combinations((Part(("c",), last),), (Words(("c",), lambda c: f"lab {c}"),))
-    page = ControlPage(
-        "n", "t", "x", controls, every.run, every.command, "lab C", ("end", "."), every
-    )
+    page = ControlPage("n", "t", "x", controls, every, "lab C", ("end", "."), 9)
     text = render_controls(page, {"c": 2})
     assert "The controls combine" in text and "One control moves" not in text
     assert "c is 2" in text and "c is 3" not in text  # other outcomes are packed

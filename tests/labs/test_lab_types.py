@@ -7,8 +7,8 @@ import math
 import pytest
 
 from sixfold.errors import UserError
-from sixfold.labs.catalogue import LABS, find
-from sixfold.labs.lab import Breaking, Control, Lab, Outcome, Setting
+from sixfold.pages.lab import Breaking, Control, Lab, Outcome, Setting
+from sixfold_labs.catalogue import LABS, find
 
 NUMBER = Control("learning_rate", 0.5, "rate", low=0.0, high=1.0, step=0.1)
 COUNT = Control("count", 4, "number", low=1, high=100)

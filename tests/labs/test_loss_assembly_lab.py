@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.loss_assembly import Token, terms
+from sixfold_labs.catalogue import find
+from sixfold_labs.loss_assembly import Token, terms
 
 LAB = find("loss-assembly")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.planning.course_values import MEMORY_GB
 
-from sixfold.labs.catalogue import find
+from sixfold_labs.catalogue import find
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.char_predictor import entropy, followers, predict, tempered
-from sixfold.labs.group_advantages import degenerate, zscore
-from sixfold.labs.group_policy import update
-from sixfold.labs.loss_mask import IGNORED, example, targets
-from sixfold.labs.serial_compute import direct_accuracy, written_accuracy
+from sixfold_labs.catalogue import find
+from sixfold_labs.char_predictor import entropy, followers, predict, tempered
+from sixfold_labs.group_advantages import degenerate, zscore
+from sixfold_labs.group_policy import update
+from sixfold_labs.loss_mask import IGNORED, example, targets
+from sixfold_labs.serial_compute import direct_accuracy, written_accuracy
 
 
 def test_parameters_of_the_small_transformer() -> None:

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.direct_preference import optimal_policy, train_policy
-from sixfold.labs.preference_losses import dpo_loss, ipo_loss
-from sixfold.labs.preferences import TRUE_SCORES, sigmoid
-from sixfold.labs.reward_model import fit, score_error
+from sixfold_labs.catalogue import find
+from sixfold_labs.direct_preference import optimal_policy, train_policy
+from sixfold_labs.preference_losses import dpo_loss, ipo_loss
+from sixfold_labs.preferences import TRUE_SCORES, sigmoid
+from sixfold_labs.reward_model import fit, score_error
 
 
 @pytest.mark.parametrize(("gap", "probability"), [(0, 0.5), (1, 0.73), (3, 0.95), (-3, 0.05)])

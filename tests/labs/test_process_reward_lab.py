@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.process_reward import continuations, sampled_steps
+from sixfold_labs.catalogue import find
+from sixfold_labs.process_reward import continuations, sampled_steps
 
 TABLE = [
     # p_good, N, beam, percent correct: one sample, best of N by outcome, by steps, beam

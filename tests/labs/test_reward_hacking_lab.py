@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.reward_hacking import train
-from sixfold.labs.softmax_policy import softmax
+from sixfold_labs.catalogue import find
+from sixfold_labs.reward_hacking import train
+from sixfold_labs.softmax_policy import softmax
 
 
 @pytest.mark.parametrize(

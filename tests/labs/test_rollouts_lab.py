@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sixfold.errors import UserError
-from sixfold.labs.catalogue import find
+from sixfold_labs.catalogue import find
 
 LAB = find("rollouts")
 VERIFIER = find("verifier")

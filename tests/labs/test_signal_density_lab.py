@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.labs.catalogue import find
+from sixfold_labs.catalogue import find
 
 TABLE = [
     # policy, curation, K, kept, signal, wasted percent, signal per 100 rollouts

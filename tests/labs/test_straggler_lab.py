@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.straggler import dynamic_k
-from sixfold.planning.stragglers import lognormal_lengths
+from sixfold_labs.catalogue import find
+from sixfold_labs.straggler import dynamic_k
+from sixfold_planning.stragglers import lognormal_lengths
 
 
 @pytest.mark.parametrize(

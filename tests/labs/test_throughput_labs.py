@@ -6,9 +6,9 @@ import pytest
 from tests.planning.course_values import STEP_SECONDS
 
 from sixfold.errors import UserError
-from sixfold.labs.catalogue import find
-from sixfold.labs.decode_scheduling import speculative_gain
-from sixfold.labs.lab import Setting
+from sixfold.pages.lab import Setting
+from sixfold_labs.catalogue import find
+from sixfold_labs.decode_scheduling import speculative_gain
 
 OFF: dict[str, Setting] = {
     "continuous": False,

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from tests.planning.course_values import STEPS_PER_HOUR, TOPOLOGY_STEPS
 
-from sixfold.labs.catalogue import find
-from sixfold.labs.lab import Timeline
+from sixfold.pages.lab import Timeline
+from sixfold_labs.catalogue import find
 
 
 @pytest.mark.parametrize(("phases", "hourly", "ratio"), STEPS_PER_HOUR)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sixfold.environment.calculator import calculate
-from sixfold.labs.catalogue import find
-from sixfold.labs.controller_roles import controller_step
-from sixfold.labs.controller_steps import EQUAL, MIXED, recorded_step
-from sixfold.labs.tool_mask import PARTS, example
+from sixfold_labs.catalogue import find
+from sixfold_labs.controller_roles import controller_step
+from sixfold_labs.controller_steps import EQUAL, MIXED, recorded_step
+from sixfold_labs.tool_mask import PARTS, example
 
 CONTROLLER, MASK = find("controller"), find("tool-mask")
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sixfold.labs.catalogue import find
+from sixfold_labs.catalogue import find
 
 SHARES = {"tree": 0.55, "buckets": 0.45, "fp8": 0.30, "zero_copy": 0.22, "overlap": 0.0}
 """L22c: time that is left after each optimisation and those before it."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.grid import on_grid
 from tests.model.products import check_not_finite, check_product, product, random
 from torch import Tensor
 
 from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
-from sixfold.kernels.cpu.engine_kernels import compiled
+from sixfold.kernels.cpu.engine_kernels import load_library
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))),
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def kernels() -> BodyKernels:
-    found = body_kernels(compiled)
+    found = body_kernels(load_library)
     assert found is not None, "there is a compiler, but it does not make the kernels"
     return found
 
@@ -46,13 +48,13 @@ OUTPUTS = [[1], [7, 9], [16], [24, 8, 8], [31, 33, 1], [200]]
 """Of layers that read the same input: fewer than a panel, whole panels, and more."""
 
 
-@pytest.mark.parametrize("outputs", OUTPUTS, ids=str)
-@pytest.mark.parametrize("depth", [1, 2, 16, 100, 704])
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 13, 96, 203])
-def test_product_against_the_slow_version(
-    kernels: BodyKernels, threads: int, rows: int, depth: int, outputs: list[int]
-) -> None:
-    check_product(kernels, rows, depth, outputs)
+def test_product_against_the_slow_version(kernels: BodyKernels, threads: int) -> None:
+    on_grid(
+        partial(check_product, kernels),
+        outputs=OUTPUTS,
+        depth=[1, 2, 16, 100, 704],
+        rows=[1, 2, 3, 5, 6, 7, 13, 96, 203],
+    )
 
 
 def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> None:

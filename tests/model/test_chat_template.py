@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from sixfold.errors import UserError
 from sixfold.model.chat_template import TemplateRefusal, render, set_template
 from sixfold.model.turn_end import TurnEnd, turn_end
-from sixfold.rollout.renderer.think import continued_block, opened_block
+from sixfold.renderer.renderer import Renderer, RenderError
+from sixfold.renderer.think import continued_block, opened_block
 
 QWEN = make_tokenizer(BY_NAME["qwen3-base"])
 END, START, EOS = (
@@ -150,6 +151,48 @@ def test_which_template(tmp_path: Path) -> None:
     tokenizer = with_template(None)
     set_template(tokenizer, "auto", [])
     assert tokenizer.chat_template is None
+
+
+TOOL_USE = "{{ 'tools ' ~ (tools | length) }} {{ messages[0].content }}{{ effort }}<|im_end|>"
+"""Refuses conversations without tools, as the templates of Hermes-3 and Command R+ do."""
+SEVERAL = {"default": "{{ messages[0].content }}{{ effort }}", "tool_use": TOOL_USE}
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_of_several_templates_the_one_of_transformers_renders_also_when_saved(
+    as_list: bool, tmp_path: Path
+) -> None:
+    listed = [{"name": name, "template": one} for name, one in SEVERAL.items()]
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=QWEN._tokenizer, chat_template=listed if as_list else SEVERAL
+    )
+    set_template(made, "auto", ["effort=9"])
+    set_template(made, "auto", ["effort=9"])  # as after a resume
+    made.save_pretrained(tmp_path)
+    for tokenizer in (made, PreTrainedTokenizerFast.from_pretrained(tmp_path)):
+        assert render(tokenizer, USER) == "q9"
+        assert render(tokenizer, USER, tools=[{}]) == "tools 1 q9<|im_end|>"
+        assert str(tokenizer.apply_chat_template(USER, tools=[{}], tokenize=False)).endswith(
+            "q9<|im_end|>"
+        )
+    set_template(made, "tool_use", [])
+    assert made.chat_template.endswith(TOOL_USE)
+
+
+def test_a_template_that_needs_tools_renders_them_and_has_an_end() -> None:
+    tokenizer = with_template("{{ tools | length }}" + looped(TURN + "<|im_end|>\n"))
+    set_template(tokenizer, "auto", [])
+    assert turn_end(tokenizer) == TurnEnd((END,))
+    renderer = Renderer(tokenizer, [END])
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert (
+        renderer.shown(renderer.encode_messages(USER, [tool])) == "1<|im_start|>user\nq<|im_end|>\n"
+    )
+    with pytest.raises(RenderError, match="refuses these messages"):
+        renderer.encode_messages(USER)
+    tokenizer.chat_template = looped(TURN)
+    with pytest.raises(RenderError, match="does not support tools"):
+        Renderer(tokenizer, [END]).encode_messages(USER, [tool])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from sixfold.engine.kv_cache import DecodeLayout, PrefillLayout
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.engine.speculative import Speculation
 from sixfold.kernels.cpu.body_kernels import BodyKernels
-from sixfold.kernels.cpu.engine_kernels import compiled, cpu_kernels
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels, load_library
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME
 from sixfold.model.base import LayerAdditions
@@ -57,7 +57,7 @@ def llama() -> PreTrainedModel:
 
 
 def written_out(model: PreTrainedModel) -> FusedDecoder | None:
-    found = CausalLM(model).body(compiled if cpu_kernels() else None)
+    found = CausalLM(model).body(load_library if cpu_kernels() else None)
     return found if isinstance(found, FusedDecoder) else None
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.kernels.cpu.body_kernels import BodyKernels
-from sixfold.kernels.cpu.engine_kernels import compiled
+from sixfold.kernels.cpu.engine_kernels import load_library
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.fused_decoder import FusedDecoder
 from sixfold.rollout.kv_probe import exact_logp
@@ -101,7 +101,7 @@ def _written_out(self: Any, tokens: Tensor, positions: Tensor, layout: Any, _: o
 def test_threads_change_no_bit(threads: int) -> None:
     """There are enough rows for each thread to compute its share through all layers."""
     model, before = prepared("llama"), torch.get_num_threads()
-    body: Any = CausalLM(model).lowered(BF16, compiled)
+    body: Any = CausalLM(model).lowered(BF16, load_library)
     hidden = torch.randn(300, model.config.hidden_size)
     try:
         torch.set_num_threads(threads)
@@ -184,15 +184,15 @@ def test_attention_in_pytorch_gives_the_body_float32(sizes: dict[str, Any]) -> N
 def test_without_bfloat16_kernels_the_twin_runs() -> None:
     model = prepared("llama")
     assert not isinstance(CausalLM(model).lowered(BF16, None), FusedDecoder)
-    assert not isinstance(CausalLM(model).lowered(torch.float16, compiled), FusedDecoder)
+    assert not isinstance(CausalLM(model).lowered(torch.float16, load_library), FusedDecoder)
     gemma = prepared("gemma")  # its norm is 1 + weight
-    assert not isinstance(CausalLM(gemma).lowered(BF16, compiled), FusedDecoder)
+    assert not isinstance(CausalLM(gemma).lowered(BF16, load_library), FusedDecoder)
 
 
 def test_no_product_reads_float32_weights() -> None:
     """All products of a forward pass read bfloat16 weights."""
     model = prepared("llama")
-    body: Any = CausalLM(model).lowered(BF16, compiled)
+    body: Any = CausalLM(model).lowered(BF16, load_library)
     kernels: BodyKernels = body._kernels
     assert kernels.half_instructions in ("amx", "avx512_bf16", "float32")
     body.ready()

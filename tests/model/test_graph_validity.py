@@ -15,10 +15,21 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.graph_validity import GraphFingerprint
 
 X = torch.arange(3.0)
+
+
+@torch.library.custom_op("sixfold_tests::seeded", mutates_args=())
+def seeded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A result and a number of the host, as attention in float32 returns them on a GPU."""
+    return x.clone(), torch.zeros(())
+
+
+seeded.register_fake(lambda x: (torch.empty_like(x), torch.zeros(())))
+
 CAPTURED: dict[str, Callable[[], object]] = {
     "arithmetic": lambda: (X.max() + 1) * torch.arange(3, device=X.device).float() @ X,
     "a constant of the host": lambda: X * torch.tensor(3.0),
     "a choice on the device": lambda: torch.where(X > 1, X, 0.0),
+    "a number of the host beside the result": lambda: seeded(torch.empty(2, device="meta")),
     "a new tensor": lambda: torch.zeros(3).index_copy_(0, torch.arange(3), X),
 }
 ON_HOST: dict[str, Callable[[], object]] = {

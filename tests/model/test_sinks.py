@@ -17,7 +17,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from sixfold.engine.kv_cache import DecodeLayout, KVCache
 from sixfold.errors import UserError
 from sixfold.kernels.attention import AttentionLayer, causal_attention
-from sixfold.kernels.cpu.engine_kernels import compiled, cpu_kernels
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels, load_library
 from sixfold.model import attention as attention_module
 from sixfold.model.attention import NAME
 from sixfold.model.base import Layout
@@ -163,7 +163,7 @@ def test_model_with_sinks_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The written-out body would keep the sinks of its probe, which are random numbers."""
     model = make_tiny("llama")
     model.set_attn_implementation(NAME)
-    assert isinstance(CausalLM(model).body(compiled), FusedDecoder)
+    assert isinstance(CausalLM(model).body(load_library), FusedDecoder)
     for layer in model.model.layers:
         layer.self_attn.sinks = torch.nn.Parameter(torch.ones(4))
     monkeypatch.setattr(
@@ -173,7 +173,7 @@ def test_model_with_sinks_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
             AttentionLayer(layer, *rest), sinks=model.model.layers[layer].self_attn.sinks
         ),
     )
-    assert not isinstance(CausalLM(model).body(compiled), FusedDecoder)
+    assert not isinstance(CausalLM(model).body(load_library), FusedDecoder)
 
 
 def test_a_cast_copy_of_a_model_keeps_its_sinks_in_float32(

@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from sixfold.errors import UserError
 from sixfold.model import split_check
 from sixfold.model.attention import NAME
-from sixfold.model.split_check import check_split
-from sixfold.model.unsupported import raised
+from sixfold.model.split_check import check_split, error_in_model
 
 KINDS = {
     **dict.fromkeys(
@@ -101,7 +100,7 @@ def test_an_error_inside_a_layer_of_pytorch_is_that_of_the_part_that_called_it()
 
     with pytest.raises(RuntimeError) as caught:
         Outer()(torch.zeros(1, 2))
-    assert raised(caught.value).startswith(
+    assert error_in_model(caught.value).startswith(
         f"Outer of {__name__} (line "
-    ) and "self.inner(x)" in raised(caught.value)
-    assert raised(KeyError()) == "KeyError"  # raised nowhere, and without a text
+    ) and "self.inner(x)" in error_in_model(caught.value)
+    assert error_in_model(KeyError()) == "KeyError"  # raised nowhere, and without a text

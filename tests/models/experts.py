@@ -14,7 +14,7 @@ from sixfold.model.attention import NAME, register
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.experts import find_routers
 from sixfold.model.scratch import character_tokenizer
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.types import Group, Reward, SamplingParams, Task
 from tests.rollouts import EngineRollout
 

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sixfold
-from sixfold.commands.generate import generate
+from sixfold.commands.generate import Options, generate
+from sixfold.renderer.renderer import Renderer
 from sixfold.report.rollouts import read_rollouts
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Task
 from tests.models.families import FAMILIES, QUESTION, Family, make_tokenizer
 
@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.mostly_nightly(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_three_steps(
@@ -117,7 +118,7 @@ def _prompt(tokenizer: Any, question: str = QUESTION) -> list[int]:
 
 def _transformers_says_the_same(saved: Path, family: Family, ends: list[int]) -> None:
     """The same greedy text, by the folder's own settings for where to stop."""
-    ours = generate(str(saved), QUESTION, n=1, temperature=0.0, max_tokens=LONGEST, seed=0)
+    ours = generate(Options(model=str(saved), prompt=QUESTION, temperature=0, max_tokens=LONGEST))
     tokenizer, model = (
         AutoTokenizer.from_pretrained(saved),
         AutoModelForCausalLM.from_pretrained(saved).eval(),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from sixfold.recipe.families import FAMILIES
+from sixfold.sizing.families import FAMILIES
 
 _COMMON: dict[str, Any] = dict(
     vocab_size=50, hidden_size=48, intermediate_size=80, num_hidden_layers=3,

@@ -18,13 +18,13 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.ends import model_ends
 from sixfold.model.loading import Policy, vocabulary_hash
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import context_of
-from sixfold.recipe.plan import resolve_algorithm
+from sixfold.model.stop_tokens import model_turn_end
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
@@ -42,7 +42,7 @@ def sampled(model: PreTrainedModel, engine: Engine, seed: int) -> list[Group]:
     params = SamplingParams(
         max_tokens=16,
         temperature=TEMPERATURE,
-        stop_token_ids=model_ends(model.generation_config, tokenizer).tokens,
+        stop_token_ids=model_turn_end(model.generation_config, tokenizer).tokens,
     )
     groups = EngineRollout(engine, Renderer(tokenizer), params, samples=4).generate(TASKS, seed)
     for group in groups:
@@ -63,6 +63,7 @@ def padded_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return out * batch.mask
 
 
+@pytest.mark.mostly_nightly(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_from_rollout_to_a_saved_model(
@@ -105,7 +106,7 @@ def test_from_rollout_to_a_saved_model(
         model,
         tokenizer,
         context_of(model),
-        model_ends(model.generation_config, tokenizer).tokens,
+        model_turn_end(model.generation_config, tokenizer).tokens,
         vocabulary_hash(tokenizer),
     ).save(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()

@@ -20,11 +20,11 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.ends import model_ends
 from sixfold.model.scratch import character_tokenizer
-from sixfold.recipe.plan import resolve_algorithm
+from sixfold.model.stop_tokens import model_turn_end
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
@@ -50,7 +50,7 @@ def sampled(
     params = SamplingParams(
         max_tokens=16,
         temperature=TEMPERATURE,
-        stop_token_ids=model_ends(model.generation_config, tokenizer).tokens,
+        stop_token_ids=model_turn_end(model.generation_config, tokenizer).tokens,
         **RULES[rule],
     )  # type: ignore[arg-type]
     rollout = EngineRollout(engine, Renderer(tokenizer), params, samples=4)
@@ -69,6 +69,7 @@ def kept_mass(groups: list[Group], batch: Batch) -> Tensor:
     return mass
 
 
+@pytest.mark.mostly_nightly(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])

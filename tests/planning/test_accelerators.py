@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sixfold.errors import UserError
-from sixfold.planning.hardware import TABLE, find_accelerator, parse_cluster
-from sixfold.planning.hardware_file import read_hardware
+from sixfold_planning.hardware import TABLE, Cluster, find_accelerator, parse_cluster
+from sixfold_planning.hardware_file import read_hardware
 
 # Dense bf16 TFLOP/s, GB and GB/s, from the vendors' data sheets.
 SHEETS = {
@@ -105,6 +105,12 @@ def test_a_wrong_name_lists_the_nearest_ones() -> None:
 def test_a_wrong_count_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         parse_cluster(text)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_a_cluster_has_a_whole_number_of_devices(count: int) -> None:
+    with pytest.raises(UserError, match=f"count = {count}"):
+        Cluster(find_accelerator("H100"), count)
 
 
 def test_peaks_fall_with_the_cube_root_of_the_power_limit() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sixfold.planning.calibration import Timing, fitted_costs, fitted_table, repeated
+from sixfold_planning.calibration import Timing, fitted_costs, fitted_table, repeated
 
 
 class Clock:

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from sixfold.errors import UserError
-from sixfold.planning.freshness import (
+from sixfold_planning.flops import prefill_saving
+from sixfold_planning.freshness import (
     BANDS,
     clip_fraction,
     clip_verdict,
@@ -16,8 +16,7 @@ from sixfold.planning.freshness import (
     largest_staleness,
     replay_weight,
 )
-from sixfold.planning.prefix_reuse import prefill_saving, prefill_seconds
-from sixfold.planning.sync_time import (
+from sixfold_planning.sync_time import (
     OPERATIONS,
     OPTIMISATIONS,
     SyncLinks,
@@ -199,27 +198,3 @@ def test_all_copies_count() -> None:
 def test_prefill_saving(samples: int, saving: float) -> None:
     """L25: K / (1 + K G / P) with G / P = 0.1."""
     assert prefill_saving(samples, 0.1) == pytest.approx(saving, abs=0.005)
-
-
-def test_prefill_seconds() -> None:
-    """L21: 16 prefills of 30 ms become one."""
-    assert prefill_seconds(seconds_per_prompt=0.03, samples=16, cached=False) == pytest.approx(0.48)
-    assert prefill_seconds(seconds_per_prompt=0.03, samples=16, cached=True) == 0.03
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: clip_fraction(-1), "staleness"),
-        (lambda: largest_staleness(1), "1 - clip_budget"),
-        (lambda: largest_staleness(1.5), "clip_budget"),
-        (lambda: _sync(0), "reshard"),
-        (lambda: _sync(25e9, ("gather", "caste")), "Did you mean 'cast'"),
-        (lambda: optimised_sync_seconds(1, ["trees"]), "Did you mean 'tree'"),
-        (lambda: sync_bytes(7e9, width=2, copies=0), "copies"),
-        (lambda: prefill_saving(0, 0.1), "samples"),
-    ],
-)
-def test_bad_input_is_named(call: object, name: str) -> None:
-    with pytest.raises(UserError, match=name):
-        call()  # type: ignore[operator]

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from sixfold.planning.architectures import Architecture
-from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.decode_time import Sampler, step_seconds
-from sixfold.planning.hardware import Accelerator, Cluster
-from sixfold.planning.measured_rates import (
+from sixfold_planning.architectures import Architecture
+from sixfold_planning.constants import CONSTANTS
+from sixfold_planning.decode_time import Sampler, step_seconds
+from sixfold_planning.hardware import Accelerator, Cluster
+from sixfold_planning.measured_rates import (
     DECODE_STEP,
     CallSize,
     CostTable,
     MeasuredRates,
     call_counts,
 )
-from sixfold.planning.planner import compare_topologies, learning_seconds
-from sixfold.planning.samplers import sampling_seconds
-from sixfold.planning.train_time import FORWARD, training_pass
-from sixfold.planning.workload import Workload
+from sixfold_planning.planner import compare_topologies, learning_seconds
+from sixfold_planning.samplers import sampling_seconds
+from sixfold_planning.train_time import FORWARD, training_pass
+from sixfold_planning.workload import Workload
 
 # Two layers: attention 4 x 8 x 8 with as many key heads, MLP 3 x 8 x 16; embedding 10 x 8.
 ARCH = Architecture("tiny", 1360e-9, 1360e-9, 2, 8, 2, 2, 4, 10, tied=True)

@@ -9,20 +9,21 @@ import pytest
 from tests.planning.workloads import WORK
 
 from sixfold.errors import UserError
-from sixfold.planning.architectures import dense_of_size, find
-from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.hardware import Cluster, find_accelerator
-from sixfold.planning.planner import (
+from sixfold_planning import planner
+from sixfold_planning.architectures import dense_of_size, find
+from sixfold_planning.constants import CONSTANTS
+from sixfold_planning.hardware import Cluster, find_accelerator
+from sixfold_planning.planner import (
     Comparison,
     compare_topologies,
     planned_topology,
     training_utilisation,
     weight_sync,
 )
-from sixfold.planning.pools import pool_fit
-from sixfold.planning.samplers import sampler_of
-from sixfold.planning.step_time import PhaseSeconds
-from sixfold.planning.workload import Workload
+from sixfold_planning.pools import pool_fit
+from sixfold_planning.samplers import sampler_of
+from sixfold_planning.step_time import PhaseSeconds
+from sixfold_planning.workload import Workload
 
 H100 = find_accelerator("H100")
 
@@ -43,6 +44,19 @@ def test_steps_are_the_sums_and_maxima_of_their_phases() -> None:
         assert plan.step.seconds == pytest.approx(expected)
         together = plan.sampling_devices == plan.training_devices == 8
         assert together or plan.sampling_devices + plan.training_devices == 8
+
+
+def test_millions_of_devices_need_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def planned(*args: Any, **given: Any) -> planner.TopologyPlan:
+        tried.append(given)
+        return planned_topology(*args, **given)
+
+    monkeypatch.setattr(planner, "planned_topology", planned)
+    found = compare(7, 9_999_999)
+    assert set(found.topologies) == {"colocated", "disaggregated", "async"}
+    assert len(tried) < 10_000
 
 
 def test_one_device_has_one_topology_and_no_sync_of_shared_weights() -> None:
@@ -160,9 +174,9 @@ def test_memory_of_the_pools_of_a_70b_run() -> None:
     """18 bytes per parameter: 1.26 TB, which 18 devices of 72 GB hold."""
     arch, plan = dense_of_size(70), compare(70, 64).topologies["disaggregated"]
     fit = pool_fit(arch, H100, plan, WORK, chunk=1024)
-    assert fit.memory.state == pytest.approx(1.26e12 / plan.training_devices)
-    assert fit.memory.reference == pytest.approx(140e9 / plan.training_devices)
-    assert fit.memory.engine_weights == 140e9 / 4
+    assert fit.state == pytest.approx(1.26e12 / plan.training_devices)
+    assert fit.reference == pytest.approx(140e9 / plan.training_devices)
+    assert fit.engine_weights == 140e9 / 4
     assert fit.least_devices == 18
     assert fit.logits == 4 * 1024 * arch.vocab * 2
     assert fit.cached == 64 * (128 + 16 * 1024)
@@ -172,7 +186,7 @@ def test_memory_of_the_pools_of_a_70b_run() -> None:
 def test_pools_that_are_too_small() -> None:
     arch, plan = dense_of_size(7), compare(7, 2).topologies["disaggregated"]
     fit = pool_fit(arch, H100, plan, WORK, chunk=0)
-    assert fit.memory.state == pytest.approx(126e9)
+    assert fit.state == pytest.approx(126e9)
     assert not fit.trainer_fits and fit.zero_stage is None and fit.sampler_fits
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
-from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.point_inputs import NotPredictable, device_of
-from sixfold.planning.point_rules import Prediction, predict
-from sixfold.planning.point_summary import Outcome, outcomes
-from sixfold.planning.points import TEXTS, Point, read_number, read_points
+from sixfold_planning.constants import CONSTANTS
+from sixfold_planning.page.points import Outcome, outcomes, read_number, read_points
+from sixfold_planning.published import TEXTS, NotPredictable, Point, Prediction, device_of, predict
 
 PLAIN = (
     "id,framework,model,workload,gpu,n_gpus,max_len,tokens_s_gpu\n"
@@ -176,6 +174,11 @@ def test_a_workload_is_training_or_a_step(workload: str, trains: bool) -> None:
 def test_a_workload_without_a_rule_says_so() -> None:
     with pytest.raises(NotPredictable, match="single-sequence decode"):
         predicted(RL | {"workload": "single-sequence decode"}, n_gpus=8.0)
+
+
+def test_a_model_of_no_parameters_says_so() -> None:
+    with pytest.raises(NotPredictable, match="params_b = 0"):
+        predicted(RL | {"model": "Foo-0B"}, n_gpus=8.0)
 
 
 def test_a_pipeline_without_a_batch_has_four_micro_batches_per_stage() -> None:

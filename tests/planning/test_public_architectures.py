@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sixfold.planning.architectures import (
+from sixfold.errors import UserError
+from sixfold_planning.architectures import (
     dense_of_size,
     find,
     mixture_of_size,
@@ -161,3 +164,24 @@ def test_an_unknown_model_with_few_active_parameters_is_a_mixture() -> None:
     assert with_sizes(dense_of_size(16), 16, 2.2).experts > 0
     assert with_sizes(dense_of_size(16), 16, 16).experts == 0
     assert with_sizes(dense_of_size(16), 16, None).active_b == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"params_b": 0.0}, "params_b = 0"),
+        ({"active_b": float("nan")}, "active_b = nan"),
+        ({"hidden": -1}, "hidden = -1"),
+        ({"layers": 1.5}, "layers = 1.5"),
+        ({"kv_heads": 0}, "kv_heads = 0"),
+        ({"latent": 4}, "rotary = 0"),
+        ({"attention_layers": -1}, "attention_layers = -1"),
+        ({"experts": 4, "experts_per_token": 8}, "per_token / experts = 2"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(sizes: dict[str, float], named: str) -> None:
+    """Such as those of a damaged prediction.json."""
+    arch = find("Llama-3-8B")
+    assert arch is not None
+    with pytest.raises(UserError, match=named):
+        replace(arch, **sizes)  # type: ignore[arg-type]

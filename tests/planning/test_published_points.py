@@ -12,11 +12,9 @@ import pytest
 
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.point_inputs import NotPredictable
-from sixfold.planning.point_rules import predict
-from sixfold.planning.point_summary import Outcome, errors, outcomes, summary
-from sixfold.planning.points import INPUTS, Point, read_points
+from sixfold_planning.constants import CONSTANTS
+from sixfold_planning.page.points import Outcome, errors, outcomes, read_points, summary
+from sixfold_planning.published import INPUTS, NotPredictable, Point, predict
 
 FILE = Path(__file__).parents[1] / "data" / "published_points.csv"
 

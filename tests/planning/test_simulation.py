@@ -10,21 +10,20 @@ import pytest
 from tests.planning.workloads import EQUAL_LENGTHS
 
 from sixfold.errors import UserError
-from sixfold.planning.architectures import Architecture, find
-from sixfold.planning.constants import CONSTANTS
-from sixfold.planning.decode_time import decay_rate
-from sixfold.planning.hardware import Cluster, find_accelerator
-from sixfold.planning.pass_rate import degenerate_probability, resampling_factor
-from sixfold.planning.planner import TopologyPlan, compare_topologies
-from sixfold.planning.simulate.failures import Failures
-from sixfold.planning.simulate.groups import Drawn, Groups, LogNormalGroups
-from sixfold.planning.simulate.outcome import Outcome
-from sixfold.planning.simulate.settings import Settings
-from sixfold.planning.simulate.simulation import Simulation
-from sixfold.planning.simulate.timing import Timing, planned_timing
-from sixfold.planning.step_time import TOPOLOGIES
-from sixfold.planning.stragglers import compare_longest, exact_longest
-from sixfold.planning.workload import Workload
+from sixfold_planning.architectures import Architecture, find
+from sixfold_planning.constants import CONSTANTS
+from sixfold_planning.decode_time import decay_rate
+from sixfold_planning.hardware import Cluster, find_accelerator
+from sixfold_planning.pass_rate import degenerate_probability, resampling_factor
+from sixfold_planning.planner import TopologyPlan, compare_topologies
+from sixfold_planning.simulate.groups import Drawn, Groups, LogNormalGroups
+from sixfold_planning.simulate.outcome import Outcome
+from sixfold_planning.simulate.settings import Failures, Settings
+from sixfold_planning.simulate.simulation import Simulation
+from sixfold_planning.simulate.timing import Timing, planned_timing
+from sixfold_planning.step_time import TOPOLOGIES
+from sixfold_planning.stragglers import compare_longest, exact_longest
+from sixfold_planning.workload import Workload
 
 H100 = find_accelerator("H100")
 SETTINGS = Settings(
@@ -262,25 +261,6 @@ def test_a_seed_repeats_a_simulation(topology: str) -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"topology": "asink"}, "topology = 'asink'"),
-        ({"samples": 0}, "samples = 0"),
-        ({"prompts": 0}, "prompts = 0"),
-        ({"steps": 0}, "steps = 0"),
-        ({"staleness": -1}, "staleness = -1"),
-        ({"attempts": 0}, "attempts = 0"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(changed: dict[str, object], named: str) -> None:
-    with pytest.raises(UserError, match=named) as refused:
-        simulate(**changed)  # type: ignore[arg-type]
-    assert "\n" not in str(refused.value)
-
-
-def test_times_of_zero_are_refused() -> None:
+def test_a_step_of_no_time_is_refused() -> None:
     with pytest.raises(UserError, match="decode_seconds = 0: must be"):
         replace(TIMING, decode=lambda count, sampled: 0.0)
-    with pytest.raises(UserError, match="slots = 0"):
-        replace(TIMING, slots=0)

@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from sixfold.planning.architectures import Architecture, find
-from sixfold.planning.constants import CONSTANTS, Constants
-from sixfold.planning.decode_time import (
+from sixfold_planning.architectures import Architecture, find
+from sixfold_planning.constants import CONSTANTS, Constants
+from sixfold_planning.decode_time import (
     Lengths,
     Sampler,
     decay_rate,
@@ -17,10 +17,10 @@ from sixfold.planning.decode_time import (
     steady_seconds,
     step_seconds,
 )
-from sixfold.planning.hardware import find_accelerator
-from sixfold.planning.rl_time import sync_seconds
-from sixfold.planning.train_memory import training_gib
-from sixfold.planning.train_time import (
+from sixfold_planning.hardware import find_accelerator
+from sixfold_planning.published import training_gib
+from sixfold_planning.rl_time import sync_seconds
+from sixfold_planning.train_time import (
     Engine,
     Layout,
     Pass,

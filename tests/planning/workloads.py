@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sixfold.planning.workload import Workload
+from sixfold_planning.workload import Workload
 
 WORK = Workload(
     prompts=64,

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sixfold.algorithm.zoo import ZOO
-from sixfold.environment.episodes import ADAPTERS
+from sixfold.environment.registry import LIBRARIES
 from sixfold.errors import UserError
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.explain import Fact, asked_settings, explain, facts
-from sixfold.recipe.plan import make_plan, microbatch_bound, resolve_algorithm
+from sixfold.recipe.plan import make_plan, microbatch_bound
 from sixfold.recipe.schema import AlgorithmConfig, Recipe
 from sixfold.recipe.toml import load_recipe, parse_recipe
 
@@ -126,7 +127,6 @@ def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str
         "engine.preemption.kind": "swap",
         "engine.kv_dtype": "int8",
         "engine.chunked_prefill": "true",
-        "engine.continuous": "false",
         "engine.block_size": "8",
         "engine.release_kv": "true",
         "engine.cuda_graphs": "off",
@@ -272,7 +272,9 @@ def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, sha
     )
     batch.at_host = lambda: batch
     parts = packing.microbatches(batch, range(len(lengths)), budget, share)
-    assert len(parts) <= microbatch_bound(asked, prompt)
+    assert len(parts) <= microbatch_bound(
+        asked.trainer, asked.rollout, prompt, asked.episode_tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,6 @@ def test_the_explanation_says_how_the_engine_admits_and_what_it_computes_once() 
     assert "separately" in apart and "at most 100 prompt tokens" in apart
     assert "full blocks" in says("prefill", "--engine.prefix_cache=hash")
     assert "in chunks" in says("prefill", "--engine.chunked_prefill=true")
-    assert fact("batching") is None and "static" in says("batching", "--engine.continuous=false")
     assert says(
         "prefill", "--rollout.samples_per_prompt=1", "--algorithm.name=reinforce"
     ).startswith("a prompt has one sample;")
@@ -522,7 +523,7 @@ def test_branches_that_cannot_part_are_refused(flags: str, named: tuple[str, ...
     assert "1 episodes per task" in fact.says and "8 samples" in fact.says
 
 
-@pytest.mark.parametrize("library", ADAPTERS.built_in)
+@pytest.mark.parametrize("library", list(LIBRARIES))
 def test_branches_of_another_librarys_environment_are_refused(library: str) -> None:
     episode = f"--environment.episode={library}:my_games.py:Maze"
     told = refusal(episode, "--rollout.branches=2")

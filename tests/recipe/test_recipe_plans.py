@@ -13,12 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sixfold.model.nf4 import Nf4Linear
 from sixfold.model.trained_lora import add_lora, lower_base
 from sixfold.recipe.adapter_folder import Base
-from sixfold.recipe.kv_budget import HEADROOM
-from sixfold.recipe.memory_held import holdings
-from sixfold.recipe.memory_text import memory_of
+from sixfold.recipe.memory import memory_of
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
+from sixfold.sizing.held import holdings
+from sixfold.sizing.kv_cache import HEADROOM
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 RECIPES = {

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from sixfold.errors import UserError
 from sixfold.recipe.dump import dump_recipe, flat
@@ -407,6 +408,22 @@ def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
     assert recipe.sync.kind == "copy"
 
 
+def test_an_earlier_setting_is_refused_unless_a_run_recorded_the_value_that_holds(
+    tmp_path: Path,
+) -> None:
+    text = "[engine]\ncontinuous = true\nmax_running = 3\n"
+    said = refusal(text)
+    assert "engine.continuous is no longer a setting" in said and "Remove it" in said
+    assert said.endswith("(demo.toml, line 2)")
+    assert "(--engine.continuous)" in refusal("run.seed = 1", "--engine.continuous=true")
+    recorded = tmp_path / "recipe.toml"
+    recorded.write_text(text)
+    assert load_recipe(str(recorded)).engine.max_running == 3
+    recorded.write_text(text.replace("true", "false"))
+    with pytest.raises(UserError, match=r"engine\.continuous .* Remove it .*recipe\.toml, line 2"):
+        load_recipe(str(recorded))
+
+
 def test_a_line_inside_a_multi_line_string_is_not_a_key() -> None:
     text = 'data.system_prompt = """\nrun.sed = 1\n"""\nrun.sed = 1'
     assert refusal(text) == "unknown key 'run.sed'. Did you mean 'run.seed'? (demo.toml, line 4)"
@@ -549,7 +566,10 @@ def recipes(draw: st.DrawFn) -> Recipe:
         lora["rank"] = lora.get("rank") or 16
     if judge := tree.get("environment", {}).get("judge"):  # an endpoint needs a model
         judge["model"] = judge.get("model") or "judge"
-    return Recipe.model_validate_json(json.dumps(tree))
+    try:
+        return Recipe.model_validate_json(json.dumps(tree))
+    except ValidationError:  # settings that contradict each other
+        reject()
 
 
 def _keep_fields_of_kind(tree: dict[str, Any], section: str, knob: Knob) -> None:
@@ -704,7 +724,7 @@ def test_every_shipped_recipe_parses() -> None:
 def test_nothing_here_imports_torch() -> None:
     modules = (
         "sixfold.recipe.toml, sixfold.recipe.plan, sixfold.recipe.explain,"
-        " sixfold.evaluation.statistics, sixfold.cli.train, sixfold.cli.eval"
+        " sixfold.evaluation.statistics, sixfold.commands.train, sixfold.commands.eval"
     )
     code = (
         f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'datasets'}} &"

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from sixfold.agents.player import make_agent
 from sixfold.recipe.toml import parse_recipe
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.generator import Sampled, SampleKey
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.without_model import WithoutModel
 from sixfold.rollout.worked_episode import Script, worked_episodes
-from sixfold.run.assemble import build_world
+from sixfold.run.assemble import assemble
 from sixfold.types import SamplingParams, Task
+from sixfold_serving.agents.player import make_agent
 
 pytest.importorskip("agents", reason="needs openai-agents")
 
@@ -39,23 +39,28 @@ class Worked(WithoutModel):
         return await self._scripts[key.name].generate(tokens, params, key, **options)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["search_agent", "sql_agent"])
+@pytest.mark.parametrize("name", ["sql_agent", "search_agent"])
 def test_an_agent_of_the_sdk_plays_the_recipes_episodes(name: str) -> None:
     text = (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
     command = f"{RECIPES / 'agents' / 'with_openai_agents.py'}:{name}"
     recipe = parse_recipe(text, name, ["--environment.agent.command", command])
-    world = build_world(recipe)
-    tasks = [task for task in world.tasks.train[:8] if isinstance(task.trace, tuple)]
-    worked = world.loop.run(worked_episodes(world.player, tasks))
-    player = replace(world.player, generator=Worked(world.renderer, tasks))
+    assembly = assemble(recipe)
+    tasks = [task for task in assembly.tasks.train[:8] if isinstance(task.trace, tuple)]
+    worked = assembly.loop.run(worked_episodes(assembly.player, tasks))
+    player = replace(assembly.player, generator=Worked(assembly.renderer, tasks))
     agent = make_agent(recipe.environment.agent, player, 1000)
-    driver = Driver(agent, SamplingParams(max_tokens=recipe.rollout.max_new_tokens), 1)
+    params = SamplingParams(
+        max_tokens=recipe.rollout.max_new_tokens,
+        stop_token_ids=tuple(assembly.policy.stop_token_ids),
+    )
+    driver = Driver(agent, params, 1)
     try:
-        groups = world.loop.run(groups_in_order(driver.play(tasks, 0), tasks))
+        groups = assembly.loop.run(groups_in_order(driver.play(tasks, 0), tasks))
     finally:
-        world.loop.run(agent.close())
-        world.close()
+        assembly.loop.run(agent.close())
+        assembly.close()
     found = [trajectory for group in groups for trajectory in group.trajectories]
     assert [(t.tokens, t.provenance) for t in found] == [(t.tokens, t.provenance) for t in worked]
     assert [t.total_reward for t in found] == [1.0] * len(tasks)

@@ -59,6 +59,13 @@ def test_it_parses_and_has_a_plan(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_steps_and_not_minutes_end_it(name: str) -> None:
+    """A machine may be several times as slow as that of docs/recipes.md."""
+    run = load_recipe(name).run
+    assert "steps" in run.model_fields_set and (not run.max_minutes or run.max_minutes >= 15)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

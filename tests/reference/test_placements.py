@@ -32,11 +32,7 @@ from sixfold.recipe.schema import TrainerConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.reference.base import KeptReference
 from sixfold.reference.frozen import FrozenReference, FusedReference
-from sixfold.reference.worker_reference import (
-    ReferenceEnded,
-    ReferenceFailed,
-    WorkerReference,
-)
+from sixfold.reference.worker_reference import ReferenceEnded, ReferenceFailed, WorkerReference
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Kept, Reward, Task, Trajectory

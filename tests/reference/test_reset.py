@@ -15,7 +15,7 @@ from sixfold.reference.reset import ResetPolicy
 
 
 def _looks(policy: ResetPolicy, means: list[float | None], first: int = 1) -> list[str]:
-    return [policy.look(step, mean) for step, mean in enumerate(means, start=first)]
+    return [policy.observe(step, mean) for step, mean in enumerate(means, start=first)]
 
 
 def test_on_schedule() -> None:

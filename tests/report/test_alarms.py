@@ -28,7 +28,7 @@ def after_baseline() -> Alarms:
     alarms = Alarms()
     for step in range(WARM_UP + BASELINE + WINDOW):
         slow_start = {**HEALTHY, "time/rollout_s": 9.0} if step < WARM_UP else HEALTHY
-        assert alarms.look(slow_start) == []
+        assert alarms.observe(slow_start) == []
     return alarms
 
 
@@ -52,20 +52,20 @@ def after_baseline() -> Alarms:
 def test_alarm_is_raised_once_and_again_after_recovery(fault: dict[str, float], said: str) -> None:
     alarms = after_baseline()
     for _ in range(2):
-        rung = [line for _ in range(2 * WINDOW) for line in alarms.look({**HEALTHY, **fault})]
+        rung = [line for _ in range(2 * WINDOW) for line in alarms.observe({**HEALTHY, **fault})]
         assert len(rung) == 1 and said in rung[0]
-        assert [line for _ in range(2 * WINDOW) for line in alarms.look(HEALTHY)] == []
+        assert [line for _ in range(2 * WINDOW) for line in alarms.observe(HEALTHY)] == []
 
 
 def test_microseconds_are_not_a_fault() -> None:
     """Checks of 10 instead of 5 microseconds are twice as slow, but raise no alarm."""
     alarms = Alarms()
     for _ in range(WARM_UP + BASELINE + WINDOW):
-        assert alarms.look({**HEALTHY, "time/check_p99_s": 5e-6}) == []
+        assert alarms.observe({**HEALTHY, "time/check_p99_s": 5e-6}) == []
     assert [
         line
         for _ in range(3 * WINDOW)
-        for line in alarms.look({**HEALTHY, "time/check_p99_s": 1e-5})
+        for line in alarms.observe({**HEALTHY, "time/check_p99_s": 1e-5})
     ] == []
 
 
@@ -74,7 +74,7 @@ def test_less_than_a_fifth_is_not_a_fault() -> None:
     assert [
         line
         for _ in range(3 * WINDOW)
-        for line in alarms.look({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})
+        for line in alarms.observe({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})
     ] == []
 
 
@@ -105,17 +105,17 @@ def test_a_resumed_run_raises_the_same_alarms(cut: int) -> None:
         + [ill] * WINDOW
     )
     whole, first, second = Alarms(), Alarms(), Alarms()
-    said = [whole.look(metrics) for metrics in steps]
-    before = [first.look(metrics) for metrics in steps[:cut]]
+    said = [whole.observe(metrics) for metrics in steps]
+    before = [first.observe(metrics) for metrics in steps[:cut]]
     second.load(json.loads(json.dumps(first.state(), allow_nan=False)))
-    assert before + [second.look(metrics) for metrics in steps[cut:]] == said
+    assert before + [second.observe(metrics) for metrics in steps[cut:]] == said
     assert sum(map(bool, said)) >= 2
 
 
 def test_groups_with_equal_rewards_raise_no_alarm_without_a_group_baseline() -> None:
     for group_baseline in (True, False):
         alarms = Alarms(group_baseline=group_baseline)
-        said = [line for _ in range(12) for line in alarms.look({"group/degenerate_frac": 1.0})]
+        said = [line for _ in range(12) for line in alarms.observe({"group/degenerate_frac": 1.0})]
         assert len(said) == group_baseline
     idle = {name: ZOO[name].equal_rewards_idle for name in ("grpo", "gdpo", "remax", "reinforce")}
     assert idle == {"grpo": True, "gdpo": False, "remax": False, "reinforce": False}

@@ -65,7 +65,7 @@ def test_the_columns_are_the_schemas_and_parts_join_at_their_place(tmp_path: Pat
     header = list(read(tmp_path)[0])
     assert [key for key in header if key in SINGLE] == SINGLE and header[0] == "step"
     parts = ["reward/part/answer", "reward/part/format, strict"]
-    at = header.index("reward/error_frac") + 1
+    at = header.index("reward/not_applicable_frac") + 1
     assert header[at : at + 2] == parts and len(header) == len(SINGLE) + 2
     assert "train/ratio_hist" not in header
 
@@ -107,6 +107,26 @@ def test_a_crash_at_any_byte_of_either_file_mends_itself(tmp_path: Path) -> None
     (tmp_path / "metrics.csv").unlink()  # csv was asked for at the resume
     CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
     assert (tmp_path / "metrics.csv").read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [None, b"", b"half a"])
+def test_a_table_that_was_deleted_or_changed_is_written_again(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    (tmp_path / "whole").mkdir()
+    write(tmp_path / "whole", range(1, 3))
+    lines = JsonlLogger(tmp_path / "metrics.jsonl")
+    table = CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        for one in (lines, table):
+            one.log(step, STEPS[step - 1])
+        if step == 1 and content is None:
+            (tmp_path / "metrics.csv").unlink()
+        elif step == 1 and content is not None:
+            (tmp_path / "metrics.csv").write_bytes(content)
+    assert (tmp_path / "metrics.csv").read_bytes() == (
+        tmp_path / "whole" / "metrics.csv"
+    ).read_bytes()
 
 
 def test_a_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_only_the_drawing_code_makes_markup() -> None:
         for path in SOURCE.rglob("*.py")
         if "Markup(" in path.read_text(encoding="utf-8")
     ]
-    assert sorted(makers) == ["labs/page.py", "report/svg.py"]
+    assert sorted(makers) == ["pages/page.py", "report/svg.py"]
     templates = sorted((SOURCE / "report" / "templates").glob("*.html"))
     assert len(templates) >= 4
     for path in templates:

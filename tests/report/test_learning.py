@@ -30,7 +30,7 @@ def rung(
         return min(1.0, max(0.0, noise.gauss(mean, math.sqrt(max(mean * (1 - mean), 0.0) / 128))))
 
     for step in range(1, steps + 1):
-        for line in watch.look(
+        for line in watch.observe(
             {"reward/mean": drawn(reward(step)), "reward/solved_frac": drawn(solved(step))}
         ):
             said[step] = line
@@ -54,6 +54,7 @@ def test_partial_credit_after_a_good_start_raises_an_alarm() -> None:
     assert any("partial credit" in line and step > 100 for step, line in said.items())
 
 
+@pytest.mark.mostly_nightly(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_healthy_run_raises_no_alarm(seed: int) -> None:
@@ -65,7 +66,7 @@ def test_healthy_run_raises_no_alarm(seed: int) -> None:
         noise, watch, said = random.Random(seed), Learning(), {}
         for step in range(1, 301):
             value = sum(noise.random() < series(step) for _ in range(256)) / 256
-            for line in watch.look({"reward/mean": value, "reward/solved_frac": value}):
+            for line in watch.observe({"reward/mean": value, "reward/solved_frac": value}):
                 said[step] = line
         return said
 
@@ -80,7 +81,7 @@ def test_recorded_demo_raises_no_alarm() -> None:
     """
     watch = Learning(DEMO_BEGAN)
     for line in (Path(__file__).parents[1] / "data" / "demo_curve.jsonl").read_text().splitlines():
-        assert watch.look(json.loads(line)) == []
+        assert watch.observe(json.loads(line)) == []
 
 
 @pytest.mark.mostly_slow(1)
@@ -105,16 +106,16 @@ def test_an_absent_share_of_solved_tasks_is_left_out_of_its_mean() -> None:
     watch = Learning()
     for step in range(1, 2 * PATIENCE):
         solved = {} if step % WINDOW == 7 else {"reward/solved_frac": 0.97}
-        said += watch.look({"reward/mean": 0.97, **solved})
+        said += watch.observe({"reward/mean": 0.97, **solved})
     assert said == []
     watch = Learning()
-    lines = [line for _ in range(PATIENCE) for line in watch.look({"reward/mean": 0.97})]
+    lines = [line for _ in range(PATIENCE) for line in watch.observe({"reward/mean": 0.97})]
     assert len(lines) == 1 and "no clear gain" in lines[0], "nothing is known of solved tasks"
 
 
 def test_heldout_gain_counts_as_learning_with_flat_rewards() -> None:
     watch = Learning((0.2, 0.15, 0.25))
-    watch.look({"heldout/accuracy": 0.3, "heldout/low": 0.25, "heldout/high": 0.35})
+    watch.observe({"heldout/accuracy": 0.3, "heldout/low": 0.25, "heldout/high": 0.35})
     assert rung(lambda s: 0.1, lambda s: 0.1, steps=PATIENCE + 1, watch=watch) == {}
 
 
@@ -127,21 +128,21 @@ def test_heldout_drop_beyond_both_intervals_raises_an_alarm() -> None:
     17.6 % (14.0 to 21.2).
     """
     watch = Learning((0.227, 0.188, 0.265))
-    assert watch.look(heldout(0.20, 0.165, 0.24)) == [], "within the first interval"
-    assert watch.look(heldout(0.18, 0.10, 0.30)) == [], "too uncertain itself"
-    (line,) = watch.look(heldout(0.176, 0.140, 0.212))
+    assert watch.observe(heldout(0.20, 0.165, 0.24)) == [], "within the first interval"
+    assert watch.observe(heldout(0.18, 0.10, 0.30)) == [], "too uncertain itself"
+    (line,) = watch.observe(heldout(0.176, 0.140, 0.212))
     assert "17.6%" in line and "22.7%" in line and "Try" in line
-    assert watch.look({}) == [] and watch.look(heldout(0.17, 0.14, 0.20)) == [], (
+    assert watch.observe({}) == [] and watch.observe(heldout(0.17, 0.14, 0.20)) == [], (
         "once, until it has passed"
     )
-    assert watch.look(heldout(0.23, 0.19, 0.27)) == []
-    assert len(watch.look(heldout(0.17, 0.14, 0.20))) == 1
+    assert watch.observe(heldout(0.23, 0.19, 0.27)) == []
+    assert len(watch.observe(heldout(0.17, 0.14, 0.20))) == 1
 
 
 def test_without_an_evaluation_before_rl_the_first_one_stands_in() -> None:
     watch = Learning()
-    assert watch.look(heldout(0.5, 0.45, 0.55)) == []
-    assert len(watch.look(heldout(0.3, 0.25, 0.35))) == 1
+    assert watch.observe(heldout(0.5, 0.45, 0.55)) == []
+    assert len(watch.observe(heldout(0.3, 0.25, 0.35))) == 1
 
 
 def test_a_replay_leaves_it_as_it_was() -> None:
@@ -154,9 +155,9 @@ def test_a_replay_leaves_it_as_it_was() -> None:
         for s in range(90)
     ]
     whole, resumed = Learning(), Learning()
-    said = [whole.look(record) for record in records]
+    said = [whole.observe(record) for record in records]
     resumed.replay(records[:60])
-    assert [resumed.look(record) for record in records[60:]] == said[60:]
+    assert [resumed.observe(record) for record in records[60:]] == said[60:]
     assert resumed == whole
 
 
@@ -166,7 +167,7 @@ def test_dynamic_sampling_metrics_count_all_samples() -> None:
     said = [
         line
         for step in range(1, 61)
-        for line in watch.look(
+        for line in watch.observe(
             {
                 "reward/mean": 0.5,
                 "reward/solved_frac": 0.5,
@@ -182,8 +183,8 @@ def test_missing_and_broken_values_are_left_out() -> None:
     watch = Learning()
     for _ in range(3 * WINDOW):
         assert (
-            watch.look({"reward/mean": float("nan")})
-            == watch.look({})
-            == watch.look({"reward/mean": None})
+            watch.observe({"reward/mean": float("nan")})
+            == watch.observe({})
+            == watch.observe({"reward/mean": None})
             == []
         )

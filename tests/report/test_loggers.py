@@ -18,7 +18,7 @@ import pytest
 
 from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
-from sixfold.recipe.schema import Recipe
+from sixfold.recipe.schema import LogConfig
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.loggers import (
     JsonlLogger,
@@ -185,7 +185,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     counts = [0, 0, 1, 2, 5, 40, 6, 3, 0, 0, 1]
-    logger = TensorBoardLogger(tmp_path / "tb")
+    logger = TensorBoardLogger(tmp_path / "tb", tmp_path / "metrics.jsonl")
     logger.log(1, {"reward/mean": 0.25, "train/ratio_hist": counts, "train/kl": None})
     logger.log(2, {"reward/mean": 0.5})
     logger.close()
@@ -201,12 +201,35 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     assert histogram.num == sum(counts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("folder_too", [False, True])
+def test_deleted_tensorboard_events_are_written_again(tmp_path: Path, folder_too: bool) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger = TensorBoardLogger(tmp_path / "tb", tmp_path / "metrics.jsonl")
+    for step in range(1, 5):
+        if step == 3:
+            for file in (tmp_path / "tb").iterdir():
+                file.unlink()
+            if folder_too:
+                (tmp_path / "tb").rmdir()
+        for one in (lines, logger):
+            one.log(step, {"reward/mean": step / 8})
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("reward/mean")
+    assert [(event.step, event.value) for event in events] == [
+        (step, step / 8) for step in range(1, 5)
+    ]
+
+
 def test_a_resumed_run_replaces_its_tensorboard_steps(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first_step, value in ((1, 0.1), (3, 0.9)):
-        logger = TensorBoardLogger(tmp_path, first_step)
+        logger = TensorBoardLogger(tmp_path, tmp_path / "none", first_step)
         for step in range(first_step, 5):
             logger.log(step, {"reward/mean": value})
         logger.close()
@@ -310,14 +333,14 @@ def test_only_a_resumed_run_goes_on_with_a_history(
     seen = []
     for folder in ("first", "second", "first"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        Loggers(recipe, RunFolder(tmp_path / folder), {}, 1).close()
+        Loggers(recipe.log, recipe.run.name, RunFolder(tmp_path / folder), {}, 1, print).close()
         seen.append((fake.started["name"], fake.started.get("id")))
         assert fake.started["project"] == "maths"
     assert seen[0] == seen[2] != seen[1]
 
 
 def test_no_id_is_made_where_nobody_tracks(tmp_path: Path) -> None:
-    Loggers(Recipe(), RunFolder(tmp_path), {}, 1).close()
+    Loggers(LogConfig(), "r", RunFolder(tmp_path), {}, 1, print).close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -327,7 +350,7 @@ def test_a_missing_extra_says_what_to_install(
     for name in ("tensorboard", "tensorboard.summary.writer.event_file_writer", "trackio", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"pip install 'sixfold\[tensorboard\]'"):
-        TensorBoardLogger(tmp_path)
+        TensorBoardLogger(tmp_path, tmp_path / "metrics.jsonl")
     with pytest.raises(UserError, match=r"pip install 'sixfold\[trackio\]'"):
         TrackioLogger(TrackedRun("i", "p", "n"), {})
     with pytest.raises(UserError, match=r"pip install 'sixfold\[wandb\]'"):

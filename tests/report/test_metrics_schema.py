@@ -114,3 +114,26 @@ def test_an_algorithms_own_keys_are_adopted_under_a_prefix() -> None:
     assert metrics == {"train/loss": 1.0, "custom/my_share": 0.5, "custom/deep/er": 2.0}
     check(metrics)  # type: ignore[arg-type]
     assert len(lines) == 2 and "'odd'" in lines[0] and "'many'" in lines[1]
+
+
+def test_metrics_that_depend_on_time_are_listed_as_such() -> None:
+    for metric in schema.METRICS:
+        timed = metric.key.startswith("time/") or metric.key.endswith("_s")
+        assert not timed or metric.depends_on_time, metric.key
+    for key in (
+        "rollout/queue_peak",
+        "rollout/kv_peak_frac",
+        "time/check_p50_s/mine",
+        "train/tok_s",
+    ):
+        assert schema.depends_on_time(key), key
+    for key in ("reward/mean", "loss/policy", "train/grad_norm", "rollout/tokens", "unheard/of"):
+        assert not schema.depends_on_time(key), key
+    preface = " ".join(schema.render_markdown().partition("## Step")[0].split())
+    listed, _, oversampled = preface.partition("every key in s or tokens/s, and ")[2].partition(
+        " With `rollout.oversample`, also "
+    )
+    assert oversampled.split() == ["`tokens_total`", "and", "`rollout/tokens`."]
+    assert [m.key for m in schema.METRICS if m.timed] == [
+        word.strip("`.,") for word in listed.split() if word != "and"
+    ]

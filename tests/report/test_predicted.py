@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
-from sixfold.planning.architectures import dense_of_size
-from sixfold.planning.decode_time import Lengths
-from sixfold.planning.hardware import Cluster, find_accelerator
-from sixfold.planning.prediction import FILE, PHASES, STEP, Prediction
-from sixfold.planning.workload import Workload
 from sixfold.report.alarms import WINDOW, Alarms
 from sixfold.report.html import write_report
 from sixfold.report.loggers import JsonlLogger
 from sixfold.report.predicted import LEAST_STEPS, compare, step_figures
+from sixfold.report.prediction import FILE, PHASES, STEP, Lengths
 from sixfold.report.prediction_view import prediction_text, prediction_view
 from sixfold.report.run_record import read_run
+from sixfold_planning.architectures import dense_of_size
+from sixfold_planning.hardware import Cluster, find_accelerator
+from sixfold_planning.prediction import Prediction
+from sixfold_planning.workload import Workload
 
 LENGTHS = Lengths(prompt=100.0, mean=300.0, longest=900.0)
 PREDICTION = Prediction(
@@ -66,7 +66,7 @@ def logged(factors: Mapping[str, float] | None = None, waiting: float = 0.0) -> 
 def rung(steps: list[dict[str, float]], prediction: Prediction | None = PREDICTION) -> list[str]:
     """Alarms of a run that ends after these steps."""
     alarms = Alarms(prediction=prediction)
-    return [line for step in steps for line in alarms.look(step)] + alarms.look_at_end()
+    return [line for step in steps for line in alarms.observe(step)] + alarms.observe_end()
 
 
 def test_prompts_and_completions_are_counted_with_discarded_samples_and_turns() -> None:
@@ -185,9 +185,9 @@ def test_a_resumed_run_raises_the_same_alarms_about_predictions(cut: int) -> Non
     steps = [logged()] * 5 + [logged({"rollout": 1.5})] * (2 * WINDOW) + [logged()] * WINDOW
     steps += [{**logged({"trainer": 2.0}), "rollout/length_mean": float("nan")}] * (WINDOW + 3)
     first, second = Alarms(prediction=PREDICTION), Alarms(prediction=PREDICTION)
-    said = [line for step in steps[:cut] for line in first.look(step)]
+    said = [line for step in steps[:cut] for line in first.observe(step)]
     second.load(json.loads(json.dumps(first.state(), allow_nan=False)))
-    said += [line for step in steps[cut:] for line in second.look(step)] + second.look_at_end()
+    said += [line for step in steps[cut:] for line in second.observe(step)] + second.observe_end()
     assert said == rung(steps) and len(said) >= 2
 
 
@@ -195,10 +195,10 @@ def test_steps_of_another_machine_do_not_count_after_a_resume() -> None:
     """The run moves to a new machine after step 7, whose first step is 8."""
     first = Alarms(prediction=PREDICTION)
     for _ in range(7):
-        first.look(logged({"trainer": 5.0}))
+        first.observe(logged({"trainer": 5.0}))
     second = Alarms(prediction=replace(PREDICTION, first_step=8))
     second.load(first.state())
-    assert [line for _ in range(2 * WINDOW) for line in second.look(logged())] == []
+    assert [line for _ in range(2 * WINDOW) for line in second.observe(logged())] == []
 
 
 Build = Callable[[str, int], Path]

@@ -93,7 +93,8 @@ def test_fast_steps_are_thinned_but_evaluations_and_the_last_are_not(
         "19/20",
         "20/20",
     ]
-    assert "held-out" not in lines[1] and "held-out 75.0% (70.0% to 80.0%)" in lines[2]
+    assert "held-out" not in lines[1] and "held-out 75.0% (70.0% to 80.0%)  " in lines[2]
+    assert all("held-out 75.0% (70.0% to 80.0%) at step 9  " in line for line in lines[3:])
 
 
 def test_a_resumed_stage_does_not_count_steps_it_did_not_do(
@@ -197,3 +198,43 @@ def test_sparkline() -> None:
     assert sparkline([0.0, 1.0, 0.5, math.nan, 0.25]) == "▁█▅ ▃"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
+
+
+def test_the_time_left_ends_at_the_time_limit_of_the_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    console, stream = pipe(200)
+    with Progress(console) as shown:
+        shown.stage("RL", 100, 45.0)
+        for number in (1, 2):
+            clock.now += 10.0
+            shown.update(step(number))
+    assert "0:35 left" in stream.getvalue() and "0:25 left" in stream.getvalue()
+    assert "16:" not in stream.getvalue()
+
+
+def test_tables_of_results_go_to_standard_output_and_lines_of_progress_do_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Progress() as shown:
+        shown.stage("RL", 1)
+        shown.update(step(1))
+        shown.before_after([("solved", "10 %", "90 %")])
+        shown.samples([], [Sample("2+3=", "5", "5", 1.0, True)])
+        shown.note("finished")
+    said = capsys.readouterr()
+    assert "90 %" in said.out and "2+3=" in said.out
+    assert "RL 1/1" in said.err and "finished" in said.err
+    assert "90 %" not in said.err and "RL" not in said.out.replace(
+        "before and after RL", ""
+    ).replace("Before and after RL", "")
+
+
+def test_the_marks_of_samples_are_explained_where_they_stand() -> None:
+    console, stream = pipe()
+    sample = Sample("1+1=", "2", "3", 0.5, False)
+    with Progress(console) as shown:
+        shown.samples([sample], [sample])
+    text = stream.getvalue()
+    assert "~ 3" in text and "~ partly right" in " ".join(text.split())

@@ -245,3 +245,12 @@ def test_the_page_shows_tool_calls_behind_their_reply(tmp_path: Path) -> None:
         (0, 2),
         (0, 1),
     ]
+
+
+def test_an_error_of_a_damaged_dump_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "step-000001.jsonl.zst"
+    for content in (b"[" * 100_000, b"9" * 5000, b'{"task": "' + b"x" * 5000 + b'"}'):
+        path.write_bytes(zstandard.ZstdCompressor().compress(content))
+        with pytest.raises(UserError) as raised:
+            read_rollouts(path)
+        assert len(str(raised.value)) < 600

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sixfold.evaluation import record as evaluation_record
+from sixfold.evaluation.evaluate import Evaluation
 from sixfold.report.html import render
 from sixfold.report.progress import Progress
 from sixfold.report.rewards import reward_metrics
 from sixfold.report.run_record import RunRecord
 from sixfold.report.verdicts import ROWS, verdict_counts, verdict_line, verdict_view
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import NOT_APPLICABLE, Group, Reward, Task, Trajectory
 
 
 def scored(rewards: Sequence[Reward]) -> list[Group]:
@@ -42,6 +44,21 @@ def test_shares_of_verdicts_have_all_trajectories_below() -> None:
     }
     plain = reward_metrics(scored([Reward(1.0), Reward(0.0)]))
     assert not any("verdict" in key or "rerun" in key or "format" in key for key in plain)
+
+
+def test_samples_to_which_no_reward_applies_are_no_failed_checks() -> None:
+    aside = Reward(None, error=NOT_APPLICABLE)
+    mixed = reward_metrics(scored([PASSED, SLOW, FAILED, aside]))
+    assert (mixed["reward/error_frac"], mixed["reward/not_applicable_frac"]) == (0.25, 0.25)
+    assert mixed["reward/mean"] == 0.5
+    none = reward_metrics(scored([aside, aside]))
+    assert (none["reward/error_frac"], none["reward/not_applicable_frac"]) == (0.0, 1.0)
+    assert "reward/mean" not in none
+    assert "reward/not_applicable_frac" not in reward_metrics(scored([PASSED]))
+    evaluation = Evaluation(scored([PASSED, FAILED, aside]))
+    assert (evaluation.errors, evaluation.not_applicable) == (1, 1)
+    line = evaluation_record.shown(evaluation_record.record(evaluation))
+    assert "1 checks failed" in line and "no reward applies to 1 samples" in line
 
 
 def parts(form: float, right: float, weight: float = 0.5) -> Reward:

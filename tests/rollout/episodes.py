@@ -10,11 +10,11 @@ from typing import Any
 from tests.rollout.fake_generator import FakeGenerator
 
 from sixfold.environment.episode import Action, End, MakeEpisode, Observation
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.generator import Sampled, SampleKey
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, Message, SamplingParams, Task
 
 Step = Callable[[Action], Coroutine[Any, Any, Any]]
@@ -56,7 +56,7 @@ class Recording(FakeGenerator):
         self.sampled.append((list(tokens), key, found))
         return found
 
-    async def rest(self) -> None: ...
+    async def sleep(self) -> None: ...
 
 
 def letters(renderer: Renderer, end: int | None) -> Callable[..., list[int]]:

@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 
 from torch import Tensor
 
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import GeneratorClosed, Sampled, SampleKey
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.stop_watch import cut_at_stop
 from sixfold.types import FinishReason, SamplingParams
 
@@ -88,7 +88,7 @@ class FakeGenerator:
         self.version = version
         return self.running
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         self._check_open()
 
     def close(self) -> None:

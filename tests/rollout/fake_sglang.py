@@ -16,8 +16,8 @@ from typing import Any
 
 from fake_generator import FakeGenerator
 
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import GeneratorClosed, Sampled, SampleKey
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Generator
-from sixfold.rollout.renderer.renderer import Renderer
 
 
 @dataclass

@@ -21,14 +21,14 @@ from generator_subjects import Make, Subject, other_weights, slow_down
 from tests.server.serving import running
 from vllm_processes import ARGUMENTS, use_fake, weights
 
+from sixfold.backends.sglang_server import SglangServer
+from sixfold.backends.sixfold_server import SixfoldServer
+from sixfold.backends.vllm_process import VllmProcess, vllm_config
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import wait_for
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.sglang_server import SglangServer
-from sixfold.rollout.sixfold_server import SixfoldServer
-from sixfold.rollout.vllm_process import VllmProcess, vllm_config
 
 CONTEXT = 4096
 VLLM_PYTHON = os.environ.get("SIXFOLD_VLLM_PYTHON", "")

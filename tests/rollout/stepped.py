@@ -7,18 +7,19 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Request
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.branches import Branching
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.generator import Sampled, SampleKey
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
 
 TURNS_OF_THE_LOOP = 12
@@ -65,7 +66,8 @@ class SteppedGenerator:
         self.steps: list[Step] = []
         self._length = length
         self._open: dict[tuple[Request, int], asyncio.Future[Sampled]] = {}
-        self._tools: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._tools: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._order = count()
         self._arriving: list[tuple[Any, ...]] = []
         self._clock: asyncio.Task[None] | None = None
 
@@ -91,11 +93,12 @@ class SteppedGenerator:
     async def tool(self, steps: int) -> None:
         """Wait for a number of engine steps."""
         done = asyncio.get_running_loop().create_future()
-        heappush(self._tools, (self.now + steps, len(self._tools) + len(self.asked), done))
+        at = self.now + steps, len(self._tools) + len(self.asked)
+        heappush(self._tools, (*at, next(self._order), done))
         self._wind()
         await done
 
-    async def rest(self) -> None: ...
+    async def sleep(self) -> None: ...
 
     def _wind(self) -> None:
         if self._clock is None or self._clock.done():
@@ -108,7 +111,7 @@ class SteppedGenerator:
             self._admit()
             if self._tools and (self._tools[0][0] <= self.now or not self.engine.busy):
                 self.now = max(self.now, self._tools[0][0])
-                heappop(self._tools)[2].set_result(None)
+                heappop(self._tools)[-1].set_result(None)
             elif self.engine.busy:
                 self._step()
             else:
@@ -199,7 +202,6 @@ def play_tooled(
 def endless(policy: Policy) -> Renderer:
     """Renderer without end tokens: an untrained model samples them at any place."""
     renderer = Renderer(policy.tokenizer, ())
-    renderer._ends.clear()
     return renderer
 
 

@@ -18,17 +18,17 @@ from sixfold.engine.engine import Engine
 from sixfold.environment.episode import Action, End, MakeEpisode, Observation
 from sixfold.environment.tools.episode import ToolEpisode
 from sixfold.environment.tools.tool import tool
-from sixfold.environment.web.tools import BrowserTools
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.model.scratch import character_tokenizer
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.branches import Branching
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, ToolCall, Trajectory
+from sixfold_environments.web.tools import BrowserTools
 
 BLOCK = 8
 
@@ -157,13 +157,15 @@ def test_an_environment_may_choose_the_branch(fake: tuple[Recording, Renderer]) 
 
 
 def test_branches_have_their_own_state_and_reward(fake: tuple[Recording, Renderer]) -> None:
-    """Each branch continues with its own copy of the episode. The task is not copied."""
+    """Each branch continues with its own copy of the episode and of its task."""
 
     class Counting(Scripted):
         seen: tuple[str, ...] = ()
 
         async def step(self, action: Action) -> Observation | End:
-            assert self.task is tasks[0]
+            assert self.task == tasks[0]
+            held.add(id(self.task))
+            kept.append(self.task)
             self.seen = (*self.seen, action.text)
             said = ({"kind": "seen", "texts": list(self.seen)},)
             if len(self.seen) == 3:
@@ -171,6 +173,8 @@ def test_branches_have_their_own_state_and_reward(fake: tuple[Recording, Rendere
             return Observation(text="=", events=said, reward=0.5)
 
     tasks: list[Task] = []
+    held: set[int] = set()
+    kept: list[Task] = []
 
     def make(task: Task) -> Counting:
         tasks[:] = [task]
@@ -184,6 +188,7 @@ def test_branches_have_their_own_state_and_reward(fake: tuple[Recording, Rendere
         assert t.reward is not None and t.reward.value == len(set(replies))
         assert [turn.reward for turn in t.turns] == [0.5, 0.5, 0.0]
         assert [turn.events for turn in t.turns] == [1, 1, 1]
+    assert len(held) == len(found)
 
 
 class Shop(ToolEpisode):
@@ -219,7 +224,7 @@ def test_a_copied_tool_episode_has_its_own_state_and_the_tools_of_the_run() -> N
         branch = copy.deepcopy(trunk)
         assert await seen(branch, "b") == ["a, b", "x: 2"]
         assert await seen(trunk, "c") == ["a, c", "x: 2"]
-        assert branch.setup is trunk.setup and branch.task is trunk.task
+        assert branch.setup is trunk.setup and branch.task == trunk.task
 
     asyncio.run(branched())
 

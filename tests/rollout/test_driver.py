@@ -35,23 +35,23 @@ from tests.rollout.episodes import (
     user,
 )
 
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.environment import Environment
 from sixfold.engine.engine import Engine
 from sixfold.environment.base import Tally
 from sixfold.environment.episode import MakeEpisode
 from sixfold.environment.grade import Grade
-from sixfold.environment.scorer import Environment
-from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.errors import UserError
 from sixfold.event_loop import EventLoop
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.model.scratch import character_tokenizer
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Peers, Sampled, SampleKey
 from sixfold.rollout.player import Limits, OneTurn, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, Reward, SamplingParams, Task, Trajectory
 
 CHAT = ("qwen2.5-instruct", "llama-3.2", "gemma-3")

@@ -22,9 +22,9 @@ import torch
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import GeneratorClosed, Sampled, SampleKey
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.run.interrupts import Interrupted, Interrupts
 from sixfold.types import SamplingParams
 
@@ -335,7 +335,7 @@ def test_the_memory_of_the_cache_is_freed_between_rollouts_if_requested(policy: 
 
         async def play(generator: EngineGenerator = generator) -> list[list[int]]:
             first = await sample(generator)
-            await generator.rest()
+            await generator.sleep()
             assert bool(generator.engine.runner.cache.tensors()) != generator.release_kv
             assert [s.tokens for s in first] == [s.tokens for s in await sample(generator)]
             return [s.tokens for s in first]

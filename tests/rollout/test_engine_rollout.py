@@ -13,7 +13,7 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task
 
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]

@@ -14,9 +14,9 @@ from sixfold.batch import collate
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.recipe.plan import resolve_algorithm
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Reward, SamplingParams, Task

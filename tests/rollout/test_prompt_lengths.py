@@ -8,8 +8,8 @@ import pytest
 
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.prompt_lengths import Fitting, fitting_tasks
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Message, Task
 
 TASKS = [Task("short", "ab"), Task("long", "abcdefgh"), Task("fits", "abcd")]

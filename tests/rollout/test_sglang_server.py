@@ -20,13 +20,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sixfold.backends import json_server
+from sixfold.backends.sglang_server import SglangServer
+from sixfold.backends.vllm_process import vllm_config
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.rollout import json_server
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import EngineLost, Sampled, SampleKey, wait_for
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.sglang_server import SglangServer
-from sixfold.rollout.vllm_process import vllm_config
 from sixfold.types import SamplingParams
 
 CONTRACT = json.loads((Path(__file__).parents[1] / "data/sglang/contract.json").read_text())

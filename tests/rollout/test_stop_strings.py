@@ -14,8 +14,8 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import Sampled
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.stop_watch import cut_sampled
 from sixfold.types import SamplingParams, Task, Trajectory
 

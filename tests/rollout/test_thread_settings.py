@@ -31,7 +31,7 @@ def threads(readings=10):
 async def rollout():
     await generator.generate([3, 4, 5], SamplingParams(4), SampleKey("t", 0))
     counts["sampling"] = threads()
-    await generator.rest()
+    await generator.sleep()
     counts["after rest"] = threads()
 
 torch.set_num_threads(3)

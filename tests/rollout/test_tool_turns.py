@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import ClassVar
 
 import pytest
 from tests.models.families import BY_NAME, make_tokenizer
@@ -15,8 +16,8 @@ from sixfold.environment.tools.tool import tool
 from sixfold.environment.tools.worked import worked_call
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.worked_episode import Script, worked_episodes
 from sixfold.types import SamplingParams, Task, Trajectory
 
@@ -122,21 +123,23 @@ def test_a_template_without_a_known_format_of_calls_is_refused() -> None:
 
 
 class Shows(Sum):
-    """Records the actions that it gets."""
+    """Records the actions that it gets. The task that it gets is a copy."""
+
+    seen: ClassVar[list[Action]] = []
 
     async def step(self, action: Action) -> Observation | End:
-        self.task.columns["seen"].append(action)  # type: ignore[attr-defined]
+        self.seen.append(action)
         return End()
 
 
 def test_an_action_separates_the_calls_from_the_content() -> None:
     made = renderer()
-    seen: list[Action] = []
-    task = Task("1", "2+3", columns={"seen": seen})
+    Shows.seen.clear()
+    task = Task("1", "2+3")
     text = f"I add. {CALL}<tool_call>{{}}</tool_call>"
     player = Player(Script(made, (text,)), made, Limits(4000, 8), Shows)
     asyncio.run(player.play(task, 0, made.encode(task), SamplingParams(max_tokens=2000)))
-    (action,) = seen
+    (action,) = Shows.seen
     assert action.text == text
     assert action.content == "I add.<tool_call>{}</tool_call>"
     assert [(call.name, json.loads(call.arguments)) for call in action.calls] == [

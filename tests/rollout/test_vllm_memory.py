@@ -5,6 +5,7 @@ arithmetic and on the stand-in.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,16 @@ import pytest
 import torch
 from vllm_processes import ARGUMENTS, load, use_fake, weights
 
-import sixfold.run.outside
+import sixfold.run.remote_engine
+from sixfold.backends.vllm_memory import CONTEXT, memory_share, visible_devices
+from sixfold.backends.vllm_process import VllmProcess, vllm_config
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
 from sixfold.recipe.toml import parse_recipe
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import SampleKey, wait_for
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.vllm_memory import CONTEXT, memory_share, visible_devices
-from sixfold.rollout.vllm_process import VllmProcess, vllm_config
-from sixfold.run.outside import _vllm_arguments
+from sixfold.run.kv_size import reserved_bytes, text_config
+from sixfold.run.remote_engine import _vllm_arguments
 from sixfold.types import SamplingParams
 
 GB = 1_000_000_000
@@ -87,10 +89,13 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 def arguments(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, memory: tuple[int, int] | None, *flags: str
 ) -> dict[str, Any]:
-    monkeypatch.setattr(sixfold.run.outside, "free_memory", lambda device: memory)
+    monkeypatch.setattr(sixfold.run.remote_engine, "free_memory", lambda device: memory)
     recipe = parse_recipe('run.name = "x"\nrollout.backend.kind = "vllm"', "x.toml", list(flags))
     assert recipe.rollout.backend.kind == "vllm"
-    return _vllm_arguments(recipe, recipe.rollout.backend, policy, 64, torch.bfloat16)
+    reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), 64)
+    return _vllm_arguments(
+        recipe.engine, recipe.rollout.backend, policy, 64, torch.bfloat16, reserved
+    )
 
 
 def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +146,7 @@ def test_sleep_frees_memory_between_requests_and_changes_no_token(
                 load(engine, weights(policy), version)
                 sampled = wait_for(engine.generate([3, 4, 5], params, SampleKey("t")))
                 drawn.append(sampled.tokens)
-                wait_for(engine.rest())
+                wait_for(engine.sleep())
             assert engine._child.last_words().count("asleep") == (2 if sleep else 0)
         finally:
             engine.close()

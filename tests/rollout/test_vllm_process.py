@@ -20,14 +20,14 @@ from tests.controller.scripted import collect
 from tests.rollouts import GeneratorRollout
 from vllm_processes import load, log_probs, score, start, use_fake, weights
 
+from sixfold.backends import vllm_process, weight_files
+from sixfold.backends.vllm_process import VllmProcess
+from sixfold.checks.environment import Environment
 from sixfold.controller.rounds import StaleGroup
-from sixfold.environment.scorer import Environment
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.rollout import vllm_process, weight_files
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import EngineLost, SampleKey, wait_for
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.vllm_process import VllmProcess
 from sixfold.seeds import sample_seed
 from sixfold.types import SamplingParams, Task
 

@@ -23,12 +23,12 @@ from tests.rollouts import GeneratorRollout
 from transformers import PreTrainedModel
 from vllm_processes import load, log_probs, score, start, weights
 
+from sixfold.backends.vllm_process import VllmProcess
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.vllm_process import VllmProcess
+from sixfold.renderer.renderer import Renderer
 from sixfold.sync.sync import SyncError
 from sixfold.sync.versioned import VersionedSync
 from sixfold.types import SamplingParams, Task

@@ -14,8 +14,8 @@ from sixfold.environment.episode import Action, End, Observation
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import ScratchConfig
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.player import Limits, Player
-from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.worked_episode import Script, worked_episodes
 from sixfold.types import Group, Message, Task, Trajectory
 

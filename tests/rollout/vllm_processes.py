@@ -12,10 +12,10 @@ import torch
 from tests.forked_programs import fork_programs
 from torch import Tensor
 
+from sixfold.backends.vllm_process import VllmProcess, vllm_config
 from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import wait_for
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.vllm_process import VllmProcess, vllm_config
 
 FAKE = Path(__file__).parent / "fake_vllm"
 ARGUMENTS = {

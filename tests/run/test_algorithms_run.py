@@ -146,6 +146,7 @@ def needs(name: str, models: dict[str, str]) -> dict[str, Any]:
     return {"model__path": models["base"], "sft__steps": 0, "algorithm__name": name, **teacher}
 
 
+@pytest.mark.mostly_nightly(10)
 @pytest.mark.parametrize("name", ZOO)
 def test_every_row_trains(name: str, tmp_path: Path, models: dict[str, str]) -> None:
     run = train(tmp_path, "run", run__steps=3, **needs(name, models))
@@ -229,6 +230,7 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STATEFUL)
 def test_stopped_and_resumed_run_equals_the_uninterrupted_run(

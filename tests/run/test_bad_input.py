@@ -56,6 +56,22 @@ def test_missing_dataset(
     assert "nope.jsonl" in said
 
 
+@pytest.mark.parametrize("setting", ["model__path", "data__source"])
+def test_a_misspelt_folder_is_named_and_not_asked_of_the_hub(
+    setting: str,
+    recipe: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-model").mkdir()
+    (tmp_path / "tiny-model" / "config.json").write_text("{}")
+    (tmp_path / "tiny-model" / "rows.jsonl").write_text('{"question": "1", "answer": "1"}\n')
+    said = fails(capsys, tmp_path, "train", *recipe(**{setting: "tiny-modle"}))
+    assert "Did you mean 'tiny-model'?" in said and setting.replace("__", ".") in said
+
+
 def test_empty_dataset(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +165,10 @@ def test_an_earlier_run_is_kept_when_the_new_recipe_is_wrong(
     before = sorted(run.rglob("*"))
     assert main(["train", *recipe()]) == 2
     assert "already holds a run (step 1)" in capsys.readouterr().err
+    # A mistake of the recipe comes first: it remains under another name.
+    wrong = recipe(environment__rewards="arithmetic,no_file.py:f")
+    assert main(["train", *wrong]) == 2
+    assert "no_file.py" in capsys.readouterr().err
     assert main(["train", *recipe(data__source=str(tmp_path / "nope.jsonl")), "--overwrite"]) == 2
     assert sorted(run.rglob("*")) == before
     late = (

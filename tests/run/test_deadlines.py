@@ -157,7 +157,7 @@ def test_an_engine_without_work_never_misses_its_deadline() -> None:
     pulse = Pulse()
     guard = EngineGuard(pulse, Deadline("the engine", 0.05))
     pulse.begin()
-    pulse.rest()
+    pulse.end()
 
     async def call() -> str:
         given: Future[str] = Future()

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from sixfold.batch import collate
-from sixfold.commands.recorded_step import read_step
+from sixfold.report.recorded_step import read_step
 from sixfold.report.rollouts import read_rollouts, write_rollouts
 from sixfold.run.step_log import dumped_advantages
 from sixfold.types import Group, Reward, Task

@@ -16,11 +16,11 @@ from sixfold.engine.stats import EngineStats
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.explain import explain
-from sixfold.recipe.memory_text import memory_of
+from sixfold.recipe.memory import memory_of
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import ModelConfig
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.assemble import build_world
+from sixfold.run.assemble import assemble
 from sixfold.run.policy_evaluation import evaluate_policy
 from sixfold.run.sampler import make_engine
 from sixfold.run.start import train_run
@@ -46,18 +46,6 @@ def completions(engine: Engine, prompts: list[list[int]], lengths: list[int]) ->
 
 PROMPTS = [[7 + (3 * i + j) % 20 for j in range(4 + 3 * i)] for i in range(6)]
 LENGTHS = [24, 4, 20, 6, 18, 5]
-
-
-@pytest.mark.slow
-def test_static_batching_wastes_slots_and_changes_no_token(policy: Policy) -> None:
-    found: dict[bool, tuple[list[list[int]], EngineStats]] = {}
-    for continuous in (True, False):
-        engine = engine_of(policy, continuous=continuous, max_running=2)
-        found[continuous] = completions(engine, PROMPTS, LENGTHS), engine.stats
-    assert found[True][0] == found[False][0]
-    full, static = found[True][1], found[False][1]
-    assert full.decode_slots == full.decode_rows and static.decode_slots > static.decode_rows
-    assert full.steps < static.steps
 
 
 def test_chunked_prefill_lets_running_sequences_decode_in_between(policy: Policy) -> None:
@@ -212,18 +200,18 @@ def test_evaluations_use_an_exact_cache_even_with_kv_dtype_int8(tmp_path: Path) 
         flags = tiny_recipe(
             tmp_path, engine__kv_dtype=kv_dtype, algorithm__correction="truncated", data__heldout=4
         )
-        world = build_world(parse_recipe('run.name = "x"', "x", flags))
+        assembly = assemble(parse_recipe('run.name = "x"', "x", flags))
         try:
-            heldout = world.tasks.heldout
-            before = logps(world.sample(world.rollout(), heldout, seed=0))
+            heldout = assembly.tasks.heldout
+            before = logps(assembly.sample(assembly.rollout(), heldout, seed=0))
             found[kv_dtype] = [
-                logps(evaluate_policy(world, heldout, 0, probe=probe).groups)
+                logps(evaluate_policy(assembly, heldout, 0, probe=probe).groups)
                 for probe in (False, True)
             ]
-            sampled[kv_dtype] = logps(world.sample(world.rollout(), heldout, seed=0))
+            sampled[kv_dtype] = logps(assembly.sample(assembly.rollout(), heldout, seed=0))
             assert sampled[kv_dtype] == before
         finally:
-            world.close()
+            assembly.close()
     assert found["int8"] == found["auto"]
     assert sampled["int8"] != sampled["auto"]
 
@@ -265,24 +253,16 @@ def test_a_run_with_a_draft_model_samples_the_policys_distribution(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_run_reports_idle_rows_of_static_batches_and_swapped_bytes(tmp_path: Path) -> None:
+def test_a_run_reports_swapped_bytes(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain")
-    static = train(
-        tmp_path / "static",
-        engine__continuous=False,
+    swapping = train(
+        tmp_path / "swapping",
         engine__preemption__kind="swap",
         engine__max_running=4,
         engine__kv_tokens=64,
         engine__block_size=4,
     )
-    for m, n in zip(plain, static, strict=True):
-        assert "rollout/padding_frac" not in m and "rollout/swapped_bytes" not in m
-        assert 0 < n["rollout/padding_frac"] < 1
+    for m, n in zip(plain, swapping, strict=True):
+        assert "rollout/swapped_bytes" not in m
         assert (n["rollout/swapped_bytes"] > 0) == (n["rollout/preemptions"] > 0)
         assert m["reward/mean"] == n["reward/mean"]
-
-
-def test_chunks_of_prompts_need_continuous_batching() -> None:
-    flags = ["--engine.chunked_prefill=true", "--engine.continuous=false"]
-    with pytest.raises(UserError, match=r"engine\.chunked_prefill.*engine\.continuous"):
-        make_plan(parse_recipe("run.seed = 1", "x", flags))

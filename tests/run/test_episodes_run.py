@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import sixfold
-from sixfold.commands.replay import replay_command
+from sixfold.cli import main
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.driver import Driver
-from sixfold.run.assemble import build_world
+from sixfold.run.assemble import assemble
 from sixfold.run.start import train_run
 from sixfold.types import Group, Task, Trajectory
 
@@ -149,15 +149,15 @@ def test_the_kv_cache_has_room_for_the_longest_episode(tmp_path: Path) -> None:
             "test",
             tiny_recipe(tmp_path, rollout__max_episode_tokens=tokens, **long),
         )
-        world = build_world(recipe)
+        assembly = assemble(recipe)
         try:
-            prompt = max(len(world.renderer.encode(t)) for t in world.tasks.train)
+            prompt = max(len(assembly.renderer.encode(t)) for t in assembly.tasks.train)
             expected = context if longest is None else min(context, prompt + longest)
-            assert world.longest in (expected, min(context, expected + 1))
-            groups = world.sample(world.rollout(), world.tasks.train[:4], seed=0)
-            assert all(len(t.tokens) <= world.longest for g in groups for t in g.trajectories)
+            assert assembly.longest in (expected, min(context, expected + 1))
+            groups = assembly.sample(assembly.rollout(), assembly.tasks.train[:4], seed=0)
+            assert all(len(t.tokens) <= assembly.longest for g in groups for t in g.trajectories)
         finally:
-            world.close()
+            assembly.close()
     with pytest.raises(UserError, match=r"rollout\.max_episode_tokens"):
         parse_recipe(
             'run.name = "r"', "test", tiny_recipe(tmp_path, rollout__max_episode_tokens=3, **long)
@@ -233,7 +233,7 @@ def test_a_run_with_branches_is_resumed_and_replayed(
     shutil.rmtree(run.checkpoints / "step-000002")
     assert train_run(recipe, resume=run.path) == 0
     assert played() == whole
-    assert replay_command(run.path, 2, new_rewards=True) == 0
+    assert main(["replay", str(run.path), "--step", "2", "--rewards", "recomputed"]) == 0
     assert "agrees with its record" in capsys.readouterr().out
 
 

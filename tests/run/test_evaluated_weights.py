@@ -17,7 +17,7 @@ from sixfold.evaluation.evaluate import Evaluation
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run.assemble import build_world
+from sixfold.run.assemble import assemble
 from sixfold.run.sft import SftStage
 from sixfold.types import Group, Task, Trajectory
 
@@ -78,6 +78,7 @@ def evaluated(run: Path, *checkpoints: str, out: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
@@ -115,6 +116,7 @@ def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> No
     assert summary["heldout_after_checkpoint"] == "checkpoints/step-000005"
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stale", "stale fp8"])
 def test_training_does_not_notice_evaluations(tmp_path: Path, kind: str) -> None:
@@ -150,16 +152,18 @@ def test_solutions_are_learned_at_temperature_1(tmp_path: Path) -> None:
     """They were not sampled: the temperature of rollouts is no part of their likelihood."""
 
     def trained(temperature: float) -> dict[str, torch.Tensor]:
-        world = build_world(
+        assembly = assemble(
             parse_recipe(
                 'run.name = "x"', "x.toml", flags(tmp_path, rollout__temperature=temperature)
             )
         )
         try:
-            SftStage(world, lambda metrics: None).run()
-            return {name: p.detach().clone() for name, p in world.policy.model.named_parameters()}
+            SftStage(assembly, lambda metrics: None).run()
+            return {
+                name: p.detach().clone() for name, p in assembly.policy.model.named_parameters()
+            }
         finally:
-            world.close()
+            assembly.close()
 
     cold, plain = trained(0.5), trained(1.0)
     assert all(torch.equal(cold[name], plain[name]) for name in plain)

@@ -18,7 +18,7 @@ from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import ScratchConfig
 from sixfold.report.rollouts import read_rollouts
 from sixfold.types import Trajectory
-from tests.rank_processes import train_on_ranks
+from tests.rank_runs import train_on_ranks
 
 from .processes import metrics, tiny_recipe
 from .test_several_ranks import curve, same

@@ -147,6 +147,7 @@ CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [
 ]
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "error"),
@@ -393,6 +394,7 @@ INTERRUPTED = [
 ]
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
 def test_signal_stops_immediately_if_nothing_is_lost(

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 from sixfold.environment.episodes import load_episode
+from sixfold.environment.tools.episode import Equipped
+from sixfold.environment.tools.setup import ToolSetup
 from sixfold.run.fingerprint import (
     PARTS,
+    episode_fingerprint,
     rewards_difference,
     rewards_fingerprint,
     tasks_difference,
@@ -138,6 +141,19 @@ def test_rewards_are_known_by_their_code(tmp_path: Path) -> None:
     ]
 
 
+def test_the_code_of_a_module_is_found_without_running_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may do anything when it is imported; the rewards' process imports it."""
+    package = tmp_path / "package_of_rewards"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(0)")
+    (package / "mine.py").write_text("def f(completion, task): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["package_of_rewards.mine:f", "package_of_rewards.none:f", "none.mine:f"]
+    assert [bool(digest) for _, digest in rewards_fingerprint(names)] == [True, False, False]
+
+
 def test_environments_are_known_by_the_code_of_their_class(tmp_path: Path) -> None:
     prints = []
     for number in (1, 2, 2):
@@ -147,6 +163,20 @@ def test_environments_are_known_by_the_code_of_their_class(tmp_path: Path) -> No
         prints.append(rewards_fingerprint([load_episode(f"{file}:Mine")]))
     assert rewards_difference(prints[0], prints[1]) == ["Mine"]
     assert rewards_difference(prints[1], prints[2]) == []
+
+
+def test_an_environment_with_tools_of_the_run_is_known_by_its_own_code(tmp_path: Path) -> None:
+    prints = []
+    for number in (1, 2, 2):
+        file = tmp_path / f"own{len(prints)}.py"
+        body = f"    async def start(self): ...\n    async def step(self, a): return {number}\n"
+        file.write_text("class Own:\n    def __init__(self, task): ...\n" + body)
+        made = Equipped(load_episode(f"{file}:Own"), ToolSetup())
+        prints.append([episode_fingerprint(f"{file}:Own", made)])
+    assert rewards_difference(prints[0], prints[1]) == ["Own"]
+    assert rewards_difference(prints[1], prints[2]) == []
+    assert rewards_difference([["Equipped", "ab"]], prints[0]) == []  # runs of earlier releases
+    assert episode_fingerprint("web_shop", made) == ["web_shop", "version 1"]
 
 
 def test_a_reward_without_a_source_is_never_called_changed() -> None:

@@ -14,7 +14,7 @@ from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import load_recipe, parse_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run.assemble import build_world
+from sixfold.run.assemble import assemble
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -25,24 +25,24 @@ def test_held_out_tasks_get_their_own_prompts_and_noise_whatever_their_ids(tmp_p
     train = [Task(str(n), f"{n}+1=", n + 1) for n in range(3)]
     heldout = [Task(str(n), f"{n}+5=", n + 5) for n in range(3)]
     recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(tmp_path, eval__temperature=1.0))
-    world = build_world(
+    assembly = assemble(
         recipe, reward=lambda completion, task: 0.0, tasks=given_tasks(train, heldout)
     )
     try:
-        world.renderer.encode(world.tasks.train[0])
-        groups = world.sample(world.evaluator(), world.tasks.heldout, seed=0, scored=True)
+        assembly.renderer.encode(assembly.tasks.train[0])
+        groups = assembly.sample(assembly.evaluator(), assembly.tasks.heldout, seed=0, scored=True)
         assert (
-            len({t.id for t in [*world.tasks.train, *world.tasks.heldout]}) == 6
+            len({t.id for t in [*assembly.tasks.train, *assembly.tasks.heldout]}) == 6
         )  # noise is keyed by id
         for group, given in zip(groups, heldout, strict=True):
             (sampled,) = group.trajectories
             assert (
-                world.renderer.shown(sampled.tokens[: sampled.prompt_length])
+                assembly.renderer.shown(sampled.tokens[: sampled.prompt_length])
                 == f"<|user|>{given.prompt}<|assistant|>"
             )
             assert group.task.answer == given.answer
     finally:
-        world.close()
+        assembly.close()
 
 
 def test_held_out_tasks_without_training_tasks_are_refused() -> None:

@@ -9,13 +9,13 @@ import torch
 
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.recipe import kv_budget
 from sixfold.recipe.explain import explain
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run import assemble as assembly
 from sixfold.run import kv_size, sampler
+from sixfold.run.assemble import assemble
+from sixfold.sizing import kv_cache
 
 LONGEST = 100
 PER_TOKEN = 2 * 2 * 2 * 16 * 4
@@ -31,10 +31,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, free: int, total: int) -> None:
 
 
 def test_what_is_wanted_and_what_fits() -> None:
-    assert kv_budget.wanted_tokens(256, 100, 16) == 256 * 112
-    assert kv_budget.tokens_that_fit(free=10_000, reserved=2_000, per_token=100, wanted=50) == 50
-    assert kv_budget.tokens_that_fit(free=10_000, reserved=2_000, per_token=100, wanted=500) == 80
-    assert kv_budget.tokens_that_fit(free=10_000, reserved=20_000, per_token=100, wanted=500) == 0
+    assert kv_cache.whole_blocks(100, 16) == 112
+    assert kv_cache.tokens_that_fit(free=10_000, reserved=2_000, per_token=100, wanted=50) == 50
+    assert kv_cache.tokens_that_fit(free=10_000, reserved=2_000, per_token=100, wanted=500) == 80
+    assert kv_cache.tokens_that_fit(free=10_000, reserved=20_000, per_token=100, wanted=500) == 0
 
 
 def test_cpu_cache_has_the_requested_size(policy: Policy) -> None:
@@ -149,11 +149,11 @@ def test_released_memory_is_released_after_every_use(monkeypatch: pytest.MonkeyP
         "--engine.kv_tokens=512",
     ]
     for released in ("true", "false"):
-        world = assembly.build_world(recipe(*flags, f"--engine.release_kv={released}"))
+        assembly = assemble(recipe(*flags, f"--engine.release_kv={released}"))
         try:
-            for rollout in (world.rollout(), world.evaluator(), world.prober()):
-                world.sample(rollout, world.tasks.train[:2], seed=1)
-                assert isinstance(world.engine, sampler.Engine)
-                assert (world.engine.runner.cache.tensors() == []) == (released == "true")
+            for rollout in (assembly.rollout(), assembly.evaluator(), assembly.prober()):
+                assembly.sample(rollout, assembly.tasks.train[:2], seed=1)
+                assert isinstance(assembly.engine, sampler.Engine)
+                assert (assembly.engine.runner.cache.tensors() == []) == (released == "true")
         finally:
-            world.close()
+            assembly.close()

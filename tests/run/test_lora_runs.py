@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sixfold.checkpoint.listing import list_checkpoints
-from sixfold.commands.evaluate import evaluate_command
-from sixfold.commands.export import export_command
-from sixfold.commands.generate import generate
+from sixfold.commands.eval import evaluate_checkpoints
+from sixfold.commands.export import export
+from sixfold.commands.generate import Options, generate
 from sixfold.errors import UserError
 from sixfold.model.loading import from_disk, load_policy
 from sixfold.model.lora import make_adapter, read_adapter, read_files
@@ -88,6 +88,7 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(whole: Path, tmp_
     assert any(m.get("train/kl", 0.0) for m in metrics(whole)), "nothing left the reference"
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -132,8 +133,8 @@ def assert_merged_into_rounded_base(base: Path, adapter: Path, out: Path) -> Non
     plain, _ = from_disk(str(base))
     round_to_nf4(plain)
     merge_into(plain, make_adapter(plain, *read_files(str(adapter)), "adapter"))
-    assert export_command(str(adapter), out / "copy", merge=False) == 0
-    assert export_command(str(out / "copy"), out / "merged", merge=True) == 0
+    assert export(str(adapter), out / "copy", merge=False) == 0
+    assert export(str(out / "copy"), out / "merged", merge=True) == 0
     for folder in (adapter, out / "merged"):
         weights = from_disk(str(folder))[0].state_dict()
         assert all(torch.equal(weights[name], t) for name, t in plain.state_dict().items())
@@ -171,12 +172,12 @@ def test_eval_and_generate_take_a_run_with_adapters(
 ) -> None:
     flags = tiny_recipe(tmp_path, run__name="whole", **LORA)
     recipe = parse_recipe('run.name = "run"', "test", flags)
-    assert evaluate_command(recipe, [str(whole)], out=tmp_path / "found") == 0
+    assert evaluate_checkpoints(recipe, [str(whole)], out=tmp_path / "found") == 0
     found = json.loads((tmp_path / "found" / "results.json").read_text())["checkpoints"][0]
     after = json.loads((whole / "summary.json").read_text())
     assert found["accuracy"] == after["heldout_after"] and found["version"] == 6
     made = [
-        generate(str(m), "1+2=", n=1, temperature=0.0, max_tokens=8, seed=0, device="cpu")
+        generate(Options(model=str(m), prompt="1+2=", temperature=0, max_tokens=8, device="cpu"))
         for m in (whole, whole / "checkpoints" / "step-000006")
     ]
     assert made[0] == made[1]

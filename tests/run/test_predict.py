@@ -13,13 +13,14 @@ import torch
 from sixfold.checkpoint.listing import newest_checkpoint
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.planning.prediction import FILE, HARDWARE, PHASES, Prediction, read_prediction
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe, parse_recipe
+from sixfold.report.prediction import FILE, PHASES, read_prediction, write_prediction
 from sixfold.report.run_record import read_run
-from sixfold.run import predict
-from sixfold.run.predict import known_devices, write_prediction
 from sixfold.run.start import train_run
+from sixfold_planning import predict
+from sixfold_planning.predict import known_devices
+from sixfold_planning.prediction import HARDWARE, Prediction
 
 from .processes import metrics, tiny_recipe
 

@@ -19,12 +19,12 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.recipe.plan import resolve_algorithm
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.alarms import KL_DRIFT
-from sixfold.run.assemble import World, build_world
-from sixfold.run.learners import Learners, build_learners
+from sixfold.run.assemble import Assembly, assemble
 from sixfold.run.start import train_run
+from sixfold.run.trainable_roles import TrainableRoles, build_roles
 from sixfold.sync.quantise import quantised_weights
 from sixfold.trainer.logprobs import score_batch
 from sixfold.trainer.mismatch import QUANTISED_LIMIT
@@ -109,27 +109,27 @@ def test_run_reports_the_distance_of_its_sampler(
         )
 
 
-def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
+def scored(folder: Path, form: str) -> tuple[Assembly, TrainableRoles, Batch]:
     """A step's samples as the loop has them before the update, of a model with more of an opinion
     than a fresh one has.
     """
     recipe = parse_recipe(
         'run.name = "x"', "x.toml", flags(folder, form, sft__steps=0, trainer__learning_rate=1e-2)
     )
-    world = build_world(recipe)
+    assembly = assemble(recipe)
     with torch.no_grad():
-        for p in world.policy.model.parameters():
+        for p in assembly.policy.model.parameters():
             p.mul_(4.0 if p.dim() > 1 else 1.0)
-    world.sync.refresh()
-    learners = build_learners(world)
-    groups = world.sample(world.rollout(), world.tasks.train[:4], seed=0)
+    assembly.sync.refresh()
+    roles = build_roles(assembly)
+    groups = assembly.sample(assembly.rollout(), assembly.tasks.train[:4], seed=0)
     for group in groups:
         for t in group.trajectories:
             t.reward = Reward(float(t.sample % 2))
     return (
-        world,
-        learners,
-        learners.algorithm.prepare(learners.scorers.score(collate(groups))),
+        assembly,
+        roles,
+        roles.algorithm.prepare(roles.scorers.score(collate(groups))),
     )
 
 
@@ -139,33 +139,33 @@ def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form:
     """Ratios begin at 1 for the trainer's log-probs, and the loss is weighed by trainer over
     sampler, to the last digits.
     """
-    world, learners, batch = scored(tmp_path, form)
+    assembly, roles, batch = scored(tmp_path, form)
     try:
-        policy, m = world.policy.model, batch.mask
+        policy, m = assembly.policy.model, batch.mask
         assert (
             batch.prox_logp is not None
             and batch.weights is not None
             and batch.advantages is not None
         )
-        own = score_batch(policy, batch, world.scoring, 4096, share_prefix=True)
+        own = score_batch(policy, batch, assembly.scoring, 4096, share_prefix=True)
         assert torch.equal(batch.prox_logp[m], own[m])
         assert float((own - batch.old_logp)[m].abs().max()) > 1e-4, "the sampler's are others"
         assert torch.allclose(
-            score_batch(world.sampler, batch, world.scoring, 4096, True)[m],
+            score_batch(assembly.sampler, batch, assembly.scoring, 4096, True)[m],
             batch.old_logp[m],
             atol=1e-5,
         )
         u = (own - batch.old_logp).exp().clamp_max(2.0)
         by_hand = -float((batch.weights * u * batch.advantages)[m].sum())
         if_taken_for_its_own = -float((batch.weights * batch.advantages)[m].sum())
-        step = learners.trainer.train_step(batch, learners.algorithm.compute_loss)
+        step = roles.trainer.train_step(batch, roles.algorithm.compute_loss)
         assert step["train/pg_loss"] == pytest.approx(by_hand, abs=1e-7)
         assert abs(by_hand - if_taken_for_its_own) > 1e-5
         assert step["mismatch/max_abs_logp"] == pytest.approx(
             float((own - batch.old_logp)[m].abs().max()), rel=1e-3
         )
     finally:
-        world.close()
+        assembly.close()
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
         assert mine.keys() == theirs.keys() and all(
             mine[k].numpy().tobytes() == theirs[k].numpy().tobytes() for k in mine
         )
-    trained = build_world(
+    trained = assemble(
         parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form)),
         str(whole / "checkpoints" / "step-000002" / "model"),
     )
@@ -201,19 +201,19 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
 @forms
 def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: str) -> None:
     """Without a warm-up nothing is synced before the first step."""
-    world = build_world(
+    assembly = assemble(
         parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form, sft__steps=0))
     )
     try:
         seen, held = (
-            quantised_weights(world.policy.model, form),
-            dict(world.sampler.named_parameters()),
+            quantised_weights(assembly.policy.model, form),
+            dict(assembly.sampler.named_parameters()),
         )
-        assert world.sampler is not world.policy.model and all(
+        assert assembly.sampler is not assembly.policy.model and all(
             torch.equal(seen[k], held[k]) for k in seen
         )
     finally:
-        world.close()
+        assembly.close()
 
 
 @pytest.mark.slow
@@ -277,4 +277,4 @@ def test_eval_asks_the_policy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sixfold.sync.sync, "quantised_weights", never)
     assert main(["eval", str(run / "recipe.toml"), "--checkpoint", str(run)]) == 0
     with pytest.raises(AssertionError, match="rounded weights"):
-        build_world(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "fp8")))
+        assemble(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "fp8")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,8 @@ from sixfold.errors import UserError
 from sixfold.files.folder import MARKER
 from sixfold.recipe.schema import Recipe, RunConfig
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.ending import TARGET_AFTER, why_ended
+from sixfold.report.notes import read_notes
+from sixfold.run.ending import PACE_STEPS, TARGET_AFTER, Pace, why_ended
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -119,6 +121,112 @@ def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixtu
         and "a larger --run.max_minutes" in said
     )
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_the_first_steps_tell_how_far_a_time_limit_reaches() -> None:
+    """The first step ends after 150 s, the others take 10 s each. 540 s are allowed: after step 4,
+    at 180 s, 36 more steps fit.
+    """
+    limits = RunConfig(steps=100, max_minutes=9)
+    pace = Pace(limits)
+    said = [pace.observe(step, 150.0 + 10.0 * (step - 1)) for step in range(1, 8)]
+    assert [bool(text) for text in said] == [step == PACE_STEPS for step in range(1, 8)]
+    warning = said[PACE_STEPS - 1]
+    assert "run.max_minutes = 9 will end this run after about 40 of 100 steps" in warning
+    assert "10 s" in warning and "--run.max_minutes 19" in warning  # 180 + 96 * 10 = 1140 s
+
+    for enough in (RunConfig(steps=40, max_minutes=9), RunConfig(steps=100, max_minutes=0)):
+        pace = Pace(enough)
+        assert not any(pace.observe(step, 140.0 + 10.0 * step) for step in range(1, 8))
+    resumed = Pace(limits)
+    said = [resumed.observe(step, 10.0 * step) for step in range(20, 26)]
+    assert "after about 54 of 100" in said[PACE_STEPS - 1]
+
+
+@pytest.mark.slow
+def test_a_run_says_how_far_its_time_limit_reaches_and_counts_down_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = f"{tmp_path}/mine.py:ends"  # its steps need no time limit, and end the run
+    (tmp_path / "mine.py").write_text(ENDS)
+    limited = {"run__steps": 10_000_000, "run__max_minutes": 10, "environment__rewards": reward}
+    with pytest.raises(UserError, match="enough"):
+        train_run(recipe(tmp_path, **limited))
+    said = capsys.readouterr().err
+    assert "run.max_minutes = 10 will end this run after about" in said
+    left = re.findall(r"([\d:]+) left", said)
+    assert left and all(re.fullmatch(r"\d:\d\d|10:00", time) for time in left)
+
+
+ENDS = f"""
+from itertools import count
+checks = count()
+def ends(completion, task):
+    assert next(checks) < {16 * (PACE_STEPS + 2)}, "enough"
+    return float(len(completion) % 2)
+"""
+
+
+PRINTS = """
+def printing(completion, task):
+    print("my check of", task.id)
+    return 1.0
+"""
+
+
+@pytest.mark.slow
+def test_what_a_reward_prints_is_in_a_file_of_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(PRINTS)
+    given = recipe(tmp_path, run__steps=1, environment__rewards=f"{tmp_path}/mine.py:printing")
+    assert train_run(given) == 0
+    assert "my check of" not in "".join(capfd.readouterr())
+    assert (tmp_path / "r" / "rewards.log").read_text().count("my check of arithmetic-") >= 16
+
+
+@pytest.mark.slow
+def test_a_schedule_that_jumps_when_a_run_is_extended_is_said_with_both_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cosine over 3 updates: 1, 3/4 and 1/4 of the rate, then 0. Over 6 updates, the fourth update
+    has 1/2 of it.
+    """
+    settings = {"trainer__schedule": "cosine", "sft__steps": 0, "trainer__learning_rate": 1e-3}
+    assert train_run(recipe(tmp_path, run__steps=3, **settings), reward=lengths) == 0
+    assert [step["train/learning_rate"] for step in metrics(tmp_path / "r")] == pytest.approx(
+        [1e-3, 7.5e-4, 2.5e-4]
+    )
+    capsys.readouterr()
+    longer = recipe(tmp_path, run__steps=6, **settings)
+    assert train_run(longer, resume=tmp_path / "r", reward=lengths) == 0
+    (note,) = [
+        note.text
+        for note in read_notes(tmp_path / "r" / "notes.jsonl")
+        if "trainer.learning_rate" in note.text
+    ]
+    assert "had 0.00025, the next one has 0.0005" in note and "would have had 0;" in note
+    said = capsys.readouterr().err
+    assert said.index("0.00025") < said.index("RL 4/6")
+    assert metrics(tmp_path / "r")[3]["train/learning_rate"] == pytest.approx(5e-4)
+
+    same = recipe(tmp_path, run__steps=7, **settings | {"trainer__schedule": "constant"})
+    assert train_run(same, resume=tmp_path / "r", reward=lengths) == 0
+    assert "learning rate (trainer.learning_rate)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_constant_schedule_is_extended_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps, resume in ((2, None), (4, tmp_path / "r")):
+        extended = recipe(tmp_path, run__steps=steps, sft__steps=0)
+        assert train_run(extended, resume=resume, reward=lengths) == 0
+    assert "learning rate" not in capsys.readouterr().err
+
+
+def lengths(completion: str, task: Task) -> float:
+    return float(len(completion) % 3)
 
 
 @pytest.mark.slow

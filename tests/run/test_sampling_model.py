@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sixfold.commands.generate import generate
+from sixfold.commands.generate import Options, generate
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
@@ -23,7 +23,7 @@ from sixfold.run.sampling_model import load_for_sampling, sampling_dtype, stored
 from sixfold.types import SamplingParams
 
 PROMPT = [9, 12, 7, 30, 11]
-ASKED: dict[str, Any] = dict(n=1, temperature=1.0, max_tokens=4, seed=1)
+ASKED: dict[str, Any] = dict(prompt="12+7=", max_tokens=4, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +104,17 @@ def test_generate_takes_a_device_and_a_precision(
         return load_policy(config, device="cpu", dtype=dtype, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sampling_model, "load_policy", loading)
-    generate(str(saved), "12+7=", **ASKED, precision="bfloat16", device="cpu")
+    generate(Options(model=str(saved), **ASKED, precision="bfloat16", device="cpu"))
     monkeypatch.setattr(sampling_model, "resolve_device", lambda asked, setting: "cuda")
     monkeypatch.setattr(sampling_model, "stored_precision", lambda path, folder: "bfloat16")
-    generate(str(saved), "12+7=", **ASKED)
+    generate(Options(model=str(saved), **ASKED))
     assert seen == [("cpu", torch.bfloat16), ("cuda", torch.bfloat16)]
 
 
 def test_a_gpu_that_is_not_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"--device = 'cuda:3': no CUDA device.*--device cpu"):
-        generate(str(saved), "12+7=", **ASKED, device="cuda:3")
+        generate(Options(model=str(saved), **ASKED, device="cuda:3"))
 
 
 def test_shorter_context_is_reported_once_on_loading(
@@ -123,6 +123,6 @@ def test_shorter_context_is_reported_once_on_loading(
     """And not on standard output, which holds the completions of `generate`."""
     note = "Qwen3ForCausalLM changes its rotary frequencies"
     monkeypatch.setattr("sixfold.model.loading.check_split", lambda model: Context(64, note))
-    generate(str(saved), "12+7=", **ASKED, device="cpu")
+    generate(Options(model=str(saved), **ASKED, device="cpu"))
     out, err = capsys.readouterr()
     assert (out, err.count(note)) == ("", 1)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from sixfold.commands.generate import generate
+from sixfold.commands.generate import Options, generate
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.start import train_run
 
 from .processes import tiny_recipe
 
-ASKED: dict[str, Any] = dict(n=8, temperature=1.0, max_tokens=20, seed=1, device="cpu")
+ASKED: dict[str, Any] = dict(prompt="1+2=", n=8, max_tokens=20, seed=1, device="cpu")
 
 
 def train(
@@ -55,7 +55,7 @@ def test_generate_stops_where_the_run_stopped_and_resume_where_it_is_told_to(
     (free / "generation_config.json").write_text(
         json.dumps({k: v for k, v in saved(tmp_path, 1).items() if k != "stop_strings"})
     )
-    whole, cut = (generate(str(path), "1+2=", **ASKED) for path in (free, tmp_path / "r"))
+    whole, cut = (generate(Options(model=str(path), **ASKED)) for path in (free, tmp_path / "r"))
     assert any("=" in text for text in whole)
     assert cut == [text.partition("=")[0] for text in whole]
     own = saved(tmp_path, 1)["eos_token_id"]

@@ -19,7 +19,7 @@ from sixfold.checkpoint.checkpoint import load_checkpoint
 from sixfold.files.folder import RunFolder
 from sixfold.rollout.driver import Driver
 from sixfold.run.several_ranks import follower_folder, remove_followers
-from tests.rank_processes import RankRun, train_on_ranks
+from tests.rank_runs import RankRun, train_on_ranks
 from tests.run.processes import metrics, tiny_recipe
 
 LAYOUT = {
@@ -88,6 +88,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 """Settings of the ranks alone."""
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_two_ranks_learn_as_one_process_does(name: str, tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ SAVED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", SAVED)
 def test_checkpoint_of_two_ranks_resumes_on_one_and_on_four(saved: str, tmp_path: Path) -> None:
@@ -154,6 +156,7 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_signal_to_one_rank_stops_all_after_the_step(rank: int, tmp_path: Path) -> None:
     run = started(tmp_path)
@@ -164,6 +167,7 @@ def test_signal_to_one_rank_stops_all_after_the_step(rank: int, tmp_path: Path) 
     assert run.errors().count("go on with") == 1
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_rank_ends_the_others_and_is_named(rank: int, tmp_path: Path) -> None:
     run = started(tmp_path)

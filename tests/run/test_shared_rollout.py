@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.checks.environment import Environment
 from sixfold.environment.base import Scorer
-from sixfold.environment.scorer import Environment
-from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.errors import UserError
 from sixfold.ranks import OtherRankFailed, Ranks
 from sixfold.rollout.base import Choose

@@ -36,6 +36,7 @@ class Forked:
         return self._process.exitcode
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_killed_every_second_keeps_every_promise(tmp_path: Path, soak: ModuleType) -> None:
     """Broken promises are found too: the same folders are damaged in one way after the other."""
@@ -78,7 +79,7 @@ def test_processes_that_outlive_their_trainer_are_found(tmp_path: Path, soak: Mo
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         life = soak.Life()
-        life.look(os.getpid(), 1.0)
+        life.observe(os.getpid(), 1.0)
         assert child.pid in {pid for pid, _ in life.children}
         soak.GRACE_S = 0.1
         found = soak._left_behind(tmp_path, life, "it")

@@ -17,4 +17,5 @@ from sixfold.run.recipe_environment import task_rewards
     ],
 )
 def test_rewards_that_check_the_tasks(flags: tuple[str, ...], names: tuple[str, ...]) -> None:
-    assert task_rewards(parse_recipe('run.name = "r"', "test", list(flags))) == names
+    recipe = parse_recipe('run.name = "r"', "test", list(flags))
+    assert task_rewards(recipe.environment, recipe.eval.strict) == names

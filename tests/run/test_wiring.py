@@ -16,9 +16,9 @@ from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.alarms import Alarms
 from sixfold.report.learning import Learning
-from sixfold.run.assemble import build_world
-from sixfold.run.learners import build_learners
+from sixfold.run.assemble import assemble
 from sixfold.run.start import train_run
+from sixfold.run.trainable_roles import build_roles
 
 from .processes import tiny_recipe
 
@@ -32,12 +32,12 @@ def recipe(folder: Path, **overrides: object) -> Recipe:
 def test_lines_of_every_monitor_reach_the_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Alarms, "look", lambda self, m: [f"alarm {m['tokens_total']:.0f}"])
+    monkeypatch.setattr(Alarms, "observe", lambda self, m: [f"alarm {m['tokens_total']:.0f}"])
     monkeypatch.setattr(
-        Divergence, "look", lambda self, step, values: Comparison(-0.5, True, f"diverged {step}")
+        Divergence, "observe", lambda self, step, values: Comparison(-0.5, True, f"diverged {step}")
     )
     monkeypatch.setattr(
-        Learning, "look", lambda self, m: ["stands"] if "rollout/tokens" in m else ["final"]
+        Learning, "observe", lambda self, m: ["stands"] if "rollout/tokens" in m else ["final"]
     )
     assert train_run(recipe(tmp_path, environment__preflight=0)) == 0
     notes = [json.loads(line) for line in (tmp_path / "r" / "notes.jsonl").read_text().splitlines()]
@@ -50,27 +50,27 @@ def test_lines_of_every_monitor_reach_the_notes(
 
 @pytest.mark.slow
 def test_a_reference_that_shares_a_weight_with_the_policy_is_refused(tmp_path: Path) -> None:
-    world = build_world(recipe(tmp_path, algorithm__beta=0.1, reference__path=str(tmp_path)))
-    teacher = copy.deepcopy(world.policy.model)
-    teacher.lm_head.weight.data = world.policy.model.lm_head.weight.data
+    assembly = assemble(recipe(tmp_path, algorithm__beta=0.1, reference__path=str(tmp_path)))
+    teacher = copy.deepcopy(assembly.policy.model)
+    teacher.lm_head.weight.data = assembly.policy.model.lm_head.weight.data
     try:
         with pytest.raises(RuntimeError, match="would be trained"):
-            build_learners(world, None, teacher)
+            build_roles(assembly, None, teacher)
     finally:
-        world.close()
+        assembly.close()
 
 
 @pytest.mark.slow
 def test_weights_of_rewards_do_not_stick_to_the_callers_algorithm(tmp_path: Path) -> None:
     own = make_algorithm(ZOO["gdpo"], horizon=12)
-    world = build_world(recipe(tmp_path, algorithm__name="gdpo", environment__weights="3"))
+    assembly = assemble(recipe(tmp_path, algorithm__name="gdpo", environment__weights="3"))
     try:
-        algorithm = build_learners(world, own, None).algorithm
+        algorithm = build_roles(assembly, own, None).algorithm
         assert isinstance(algorithm, Composed)
-        assert world.environment.part_weights and not own.part_weights
-        assert algorithm.part_weights == world.environment.part_weights
+        assert assembly.environment.part_weights and not own.part_weights
+        assert algorithm.part_weights == assembly.environment.part_weights
     finally:
-        world.close()
+        assembly.close()
 
 
 @pytest.mark.slow

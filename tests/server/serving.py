@@ -15,11 +15,12 @@ import httpx
 import uvicorn
 from openai import OpenAI
 
-from sixfold.commands.serve import ServeOptions, listen, make_served, uvicorn_config
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.loading import Policy
-from sixfold.server.app import Served
+from sixfold_serving.app import Served
+from sixfold_serving.serve import listen, make_served, uvicorn_config
+from sixfold_serving.verb import ServeOptions
 
 ALPHABET = (
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=()<>#;:,.? \n\"'{}[]_|&"
@@ -32,10 +33,8 @@ TEMPLATE = (
     " if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 OPTIONS = ServeOptions(
-    model="", host="127.0.0.1", port=0, name="tiny", key="", max_queue=256, record=None,
-    max_tokens=16, kv_tokens=4096, max_running=64,
-    kv_dtype="auto", speculation="none", draft="", device="cpu", grace=3,
-)  # fmt: skip
+    model="", port=0, name="tiny", max_tokens=16, kv_tokens=4096, device="cpu", grace=3
+)
 
 
 @dataclass

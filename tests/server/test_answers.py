@@ -15,10 +15,10 @@ from serving import Running
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.causal_lm import CausalLM
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.server.exchange import noise_key
-from sixfold.server.record import read_trajectories
+from sixfold.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task
+from sixfold_serving.exchange import noise_key
+from sixfold_serving.record import read_trajectories
 
 HELLO: list[Any] = [
     {"role": "system", "content": "be short"},

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from sixfold.server.connections import listener
+from sixfold_serving.connections import listener
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -111,6 +111,6 @@ def test_a_client_that_leaves_while_its_text_is_scored_is_forgotten(
             body = ASKED | {"prompt": ["ab" * 250] * 60, "max_tokens": 1}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
         answer = server.client().completions.create(model="tiny", prompt="hi", max_tokens=3)
-        assert answer.choices[0].text
+        assert answer.choices[0].finish_reason in ("stop", "length")
         server.idle()
         assert server.metric("aborted_total") == 1

@@ -190,7 +190,7 @@ def test_noise_of_many_long_completions_is_bounded(chat_policy: Policy) -> None:
     """The engine draws the noise of n completions at once: 128 of 100,000 tokens would be
     400 MB.
     """
-    from sixfold.server.requests import MAX_TOKENS, Limits, TextAsk, parse_ask
+    from sixfold_serving.requests import MAX_TOKENS, Limits, TextAsk, parse_ask
 
     limits = Limits(vocabulary=100, context=1 << 24, default_tokens=16, characters_per_token=8)
     assert limits.max_tokens(parse_ask(TextAsk, text(n=4, max_tokens=MAX_TOKENS // 4)), 2)
@@ -225,7 +225,7 @@ def test_foreign_host_header_is_refused_on_loopback(server: Running, host: str) 
 
 @pytest.mark.slow
 def test_a_proxy_may_ask_by_a_name_that_is_allowed(chat_policy: Policy) -> None:
-    with running(chat_policy, allow_hosts=("models.example",)) as server:
+    with running(chat_policy, allow_host=("models.example",)) as server:
         assert (
             httpx.get(server.url + "/v1/models", headers={"host": "Models.example:443"}).status_code
             == 200
@@ -240,7 +240,7 @@ def test_a_proxy_may_ask_by_a_name_that_is_allowed(chat_policy: Policy) -> None:
 def test_headers_that_do_not_come_end_the_connection(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sixfold.server.connections.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("sixfold_serving.connections.HEADER_SECONDS", 0.3)
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     whole, part = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\n"
     for before, sent in ((b"", b""), (b"", part), (whole, part)):
@@ -257,7 +257,7 @@ def test_headers_that_do_not_come_end_the_connection(
 def test_a_connection_that_asks_again_is_kept(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sixfold.server.connections.HEADER_SECONDS", 0.2)
+    monkeypatch.setattr("sixfold_serving.connections.HEADER_SECONDS", 0.2)
     with httpx.Client(base_url=server.url) as client:
         for _ in range(3):
             assert client.get("/health").status_code == 200
@@ -267,7 +267,7 @@ def test_a_connection_that_asks_again_is_kept(
 def test_bodies_that_arrive_together_are_bounded(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sixfold.server.bounds.MAX_BODIES", 3000)
+    monkeypatch.setattr("sixfold_serving.bounds.MAX_BODIES", 3000)
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type:"
         b" application/json\r\ncontent-length: 5000\r\n\r\n"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 from serving import OPTIONS, running
 
 import sixfold.rollout.kv_probe as kv_probe
-from sixfold.commands.serve import ServeOptions, make_served
 from sixfold.engine.quantised_cache import Int8KVCache
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
+from sixfold_serving.serve import make_served
 
 
 @pytest.mark.slow
@@ -40,7 +42,7 @@ def test_it_refuses_where_log_probs_would_move_too_far(
     chat_policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_probe, "kv_deviation", lambda *_, **__: 0.7)
-    options = ServeOptions(**(vars(OPTIONS) | {"kv_dtype": "int8"}))
+    options = replace(OPTIONS, kv_dtype="int8")
     with pytest.raises(
         UserError, match=r"--kv-dtype int8: .*0.7 nats \(limit 0.2\). Use kv_dtype auto"
     ):

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 from serving import ALPHABET, TEMPLATE
 
-from sixfold.commands.judge_server import serve
-from sixfold.environment.judge import local_model
-from sixfold.environment.judge.judge import Judge
-from sixfold.environment.judge.local_model import LocalModel
-from sixfold.environment.judge.reference import reference_reward
-from sixfold.environment.judge.settings import JudgeSettings
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.types import Task
+from sixfold_environments.judge import local_model
+from sixfold_environments.judge.judge import Judge
+from sixfold_environments.judge.local_model import LocalModel
+from sixfold_environments.judge.reference import reference_reward
+from sixfold_environments.judge.settings import JudgeSettings
+from sixfold_serving.judge_server import serve
 
 TASK = Task("t", "What is 2+2?", "4")
 

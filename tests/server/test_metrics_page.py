@@ -16,7 +16,7 @@ from serving import Running, running, slowed
 
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
-from sixfold.rollout.rate import Rate
+from sixfold.rollout.engine_thread import Rate
 
 TEXT = "/v1/completions"
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"

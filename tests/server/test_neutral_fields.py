@@ -8,7 +8,7 @@ import httpx
 import pytest
 from serving import Running
 
-from sixfold.server.neutral import IGNORED, NEUTRAL
+from sixfold_serving.neutral import IGNORED, NEUTRAL
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODY = {

@@ -19,7 +19,7 @@ from serving import Running, running
 from sixfold.cli import main
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
-from sixfold.server.bounds import MAX_BODY
+from sixfold_serving.bounds import MAX_BODY
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SAY = [{"role": "user", "content": "hi"}]
@@ -364,7 +364,7 @@ def test_fields_that_are_null_or_change_nothing_are_accepted(server: Running) ->
 
 @pytest.mark.slow
 def test_the_key(chat_policy: Policy) -> None:
-    with running(chat_policy, key="s3cret") as server:
+    with running(chat_policy, api_key="s3cret") as server:
         for key in ("s", "wrong", "s3cret.", "S3CRET"):
             for path in ("/v1/models", "/metrics", CHAT):
                 assert (
@@ -380,6 +380,11 @@ def test_the_key(chat_policy: Policy) -> None:
             server.client("wrong").models.list()
         assert server.client("s3cret").models.list().data[0].id == "tiny"
         assert httpx.get(f"{server.url}/health").status_code == 200
+        for scheme in ("bearer", "BEARER", "Bearer "):  # the case of a scheme has no meaning
+            asked = {"authorization": f"{scheme} s3cret"}
+            assert httpx.get(f"{server.url}/v1/models", headers=asked).status_code == 200, scheme
+        for other in ("Basic s3cret", "s3cret", "Bearers3cret", "Bearer", "Bearer s3cret x"):
+            check(httpx.get(f"{server.url}/v1/models", headers={"authorization": other}), 401)
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from serving import Running, running
 
-from sixfold.cli.serve import parser
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.model.lora import read_adapter
-from sixfold.server.exchange import noise_key
-from sixfold.server.record import read_trajectories
 from sixfold.types import SamplingParams
+from sixfold_serving.exchange import noise_key
+from sixfold_serving.record import read_trajectories
+from sixfold_serving.verb import PARSER
 
 NAMES = ("poet", "clerk")
 
@@ -49,7 +49,7 @@ def serving(
     chat_policy: Policy, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     adapters = tuple((name, str(folder)) for name, folder in folders.items())
-    with running(chat_policy, adapters=adapters, record=tmp_path_factory.mktemp("record")) as it:
+    with running(chat_policy, adapter=adapters, record=tmp_path_factory.mktemp("record")) as it:
         yield it
 
 
@@ -118,13 +118,13 @@ def test_names_and_folders_are_checked_before_serving(
         ((("poet", str(tmp_path)),), "has no adapter_config.json"),
         ((("poet", str(run)),), "--adapter poet = .*the run has no intact checkpoint"),
     ):
-        with pytest.raises(UserError, match=message), running(chat_policy, adapters=adapters):
+        with pytest.raises(UserError, match=message), running(chat_policy, adapter=adapters):
             pass
 
 
 def test_the_option_repeats() -> None:
-    given, _ = parser().parse(["model", "--adapter", "a=x/y", "--adapter", "b=z=1"])
-    assert given.adapter == [("a", "x/y"), ("b", "z=1")]
-    assert parser().parse(["model"])[0].adapter == []
+    given = PARSER.parse(["model", "--adapter", "a=x/y", "--adapter", "b=z=1"])
+    assert given.adapter == (("a", "x/y"), ("b", "z=1"))
+    assert PARSER.parse(["model"]).adapter == ()
     with pytest.raises(UserError, match="expected NAME=FOLDER, got 'x'"):
-        parser().parse(["model", "--adapter", "x"])
+        PARSER.parse(["model", "--adapter", "x"])

@@ -11,11 +11,11 @@ import pytest
 from serving import ALPHABET, OPTIONS, Running, running
 from test_answers import HELLO, OURS, chat_tokens, direct, renderer
 
-from sixfold.commands.serve import make_served
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.server.record import read_trajectories
+from sixfold_serving.record import read_trajectories
+from sixfold_serving.serve import make_served
 
 
 def saved(policy: Policy, folder: Path) -> str:

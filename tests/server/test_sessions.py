@@ -18,10 +18,10 @@ import pytest
 import torch
 from serving import Running, slowed
 
-from sixfold.server.app import make_app
-from sixfold.server.record import read_trajectories
-from sixfold.server.requests import TextAsk, parse_ask
 from sixfold.types import Trajectory
+from sixfold_serving.app import make_app
+from sixfold_serving.record import read_trajectories
+from sixfold_serving.requests import TextAsk, parse_ask
 
 Messages = list[dict[str, Any]]
 
@@ -46,6 +46,16 @@ def recorded(server: Running, name: str) -> list[Trajectory]:
 
 def post(url: str, **body: Any) -> int:
     return httpx.post(url, json=body).status_code
+
+
+def test_a_record_deleted_while_serving_is_complete_after_the_next_line(server: Running) -> None:
+    client, made = opened(server)
+    messages: Any = [{"role": "user", "content": "hi"}]
+    client.chat.completions.create(model="tiny", messages=messages, max_tokens=3)
+    path(server).unlink()
+    assert post(made["reward_url"], reward=0.25) == 200
+    (one,) = recorded(server, made["id"])
+    assert one.reward is not None and one.reward.value == 0.25
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sixfold.model.loading import Policy
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.renderer.token_bytes import TokenBytes
-from sixfold.server import structured
-from sixfold.server.structured import Form, Grammars, lark_grammar
+from sixfold.renderer.renderer import Renderer
+from sixfold.renderer.token_bytes import TokenBytes
+from sixfold_serving import structured
+from sixfold_serving.structured import Form, Grammars, lark_grammar
 
 SAY: list[Any] = [{"role": "user", "content": "say something"}]
 SCHEMA = {
@@ -106,6 +106,26 @@ def test_json_of_an_object_with_other_samples_beside(server: Running) -> None:
     assert [c.message.content for c in create(**asked).choices] == [
         c.message.content for c in free.choices
     ]
+
+
+@pytest.mark.usefixtures("llguidance")
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}],
+)
+def test_a_forced_call_of_a_function_without_parameters_has_none(
+    server: Running, parameters: dict[str, Any] | None
+) -> None:
+    function = {"name": "now"} | ({} if parameters is None else {"parameters": parameters})
+    tools: list[Any] = [{"type": "function", "function": function}]
+    for seed in range(4):
+        (answer,) = server.client().chat.completions.create(
+            model="tiny", messages=[*SAY, {"role": "assistant", "content": []}, *SAY],
+            seed=seed, max_tokens=150, tools=tools,
+            tool_choice={"type": "function", "function": {"name": "now"}},
+        ).choices  # fmt: skip
+        (call,) = answer.message.tool_calls or ()
+        assert (call.function.name, call.function.arguments) == ("now", "{}")
 
 
 @pytest.mark.mostly_slow(1)

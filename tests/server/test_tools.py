@@ -16,15 +16,15 @@ from serving import TEMPLATE, Running, running
 from tests.models.families import TEMPLATES
 from torch import Tensor
 
-from sixfold.engine.columns import Columns
+from sixfold.engine.batch_state import BatchState
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Chunk
 from sixfold.model.loading import Policy
-from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.rollout.renderer.tool_calls import read_reply
-from sixfold.server.chat_ask import ChatAsk
-from sixfold.server.replies import call_parser
+from sixfold.renderer.renderer import Renderer
+from sixfold.renderer.tool_calls import read_reply
 from sixfold.types import Message, Task
+from sixfold_serving.chat_ask import ChatAsk
+from sixfold_serving.replies import call_parser
 
 ASK: list[Any] = [{"role": "user", "content": "what is 2+3?"}]
 TOOLS: list[Any] = [
@@ -62,7 +62,7 @@ class Script:
     def replay(self, chunks: list[Chunk]) -> None:
         """Nothing is ever preempted here."""
 
-    def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
+    def decode(self, batch: BatchState, revision: int, at_least: int) -> Tensor:
         return torch.stack([self.certain(len(s.logp)) for s in batch.sequences])
 
     def certain(self, at: int) -> Tensor:

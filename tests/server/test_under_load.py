@@ -22,10 +22,10 @@ import pytest
 import uvicorn
 from serving import OPTIONS, running, slowed
 
-from sixfold.commands.serve import serve_command
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
-from sixfold.server.record import read_trajectories
+from sixfold_serving.record import read_trajectories
+from sixfold_serving.serve import serve
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 CLIENTS, SECONDS, ASKED = 32, 4.0, 3
@@ -360,7 +360,7 @@ def test_garbage_collection_of_imported_objects_does_not_pause_streams(
     )
     loaded = len(gc.get_objects())
     try:
-        serve_command(replace(OPTIONS, model=str(tmp_path)))
+        serve(replace(OPTIONS, model=str(tmp_path)))
     finally:
         gc.unfreeze()
     assert loaded > 100_000 and visited[0] < 5_000

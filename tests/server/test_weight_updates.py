@@ -16,15 +16,15 @@ import pytest
 import torch
 from serving import ALPHABET, OPTIONS, Running, running
 
-from sixfold.commands.serve import serve_command
 from sixfold.engine import weights
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.server.exchange import noise_key
 from sixfold.types import SamplingParams
+from sixfold_serving.exchange import noise_key
+from sixfold_serving.serve import serve
 
 PROMPT = [5, 6, 7, 8]
 
@@ -235,4 +235,4 @@ def test_non_loopback_address_needs_a_key() -> None:
     with pytest.raises(
         UserError, match=r"--allow-weight-updates on 0\.0\.0\.0: anyone .* set an --api-key"
     ):
-        serve_command(replace(OPTIONS, model="/nowhere", host="0.0.0.0", allow_weight_updates=True))
+        serve(replace(OPTIONS, model="/nowhere", host="0.0.0.0", allow_weight_updates=True))

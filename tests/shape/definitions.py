@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from source import import_base, is_module, modules, walk
+from source import PACKAGES, import_base, is_module, modules, short_name, walk
 
 PLAIN_BASES = {
     *("ArithmeticError", "BaseException", "BaseModel", "Exception", "Generic", "KeyboardInterrupt"),
@@ -20,8 +20,8 @@ PLAIN_BASES = {
 }
 """Bases from outside of the package that call none of the methods that a subclass adds."""
 
-HOOKS = {"model_validator", "field_validator", "model_serializer", "field_serializer"}
-"""Decorators by which pydantic finds methods to call."""
+HOOKS = {"field_serializer", "field_validator", "model_serializer", "model_validator", "tool"}
+"""Decorators by which pydantic, or an episode with tools, finds methods to call."""
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Key = tuple[str, str]
@@ -44,7 +44,7 @@ class Definition:
 
 
 class Package:
-    """Every definition of `src/sixfold`.
+    """Every definition of `src/`.
 
     Attributes:
         definitions: all of them.
@@ -132,11 +132,11 @@ class Package:
         return {key for key in keys if key[1]}, attributes
 
     def _by_path(self, text: str) -> set[Key]:
-        """The definition that a text names as "sixfold.module:function"."""
+        """The definition that a text names as "sixfold.module:function", of any package."""
         module, _, name = text.partition(":")
-        if not name or not module.startswith("sixfold."):
+        if not name or module.split(".")[0] not in PACKAGES:
             return set()
-        return self.resolve(module.removeprefix("sixfold."), name)
+        return self.resolve(short_name(module), name)
 
     def outside_calls(self, key: Key) -> bool:
         """True if a class has a base from outside that may call any of its methods."""

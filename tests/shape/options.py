@@ -142,6 +142,8 @@ class Calls:
         self.by_name[name].add(call)
         if name in ("replace", "_replace"):
             self.assigned |= {keyword.arg or "" for keyword in call.keywords}
+        elif name == "VerbParser":  # the command line gives every field of the options
+            self.by_name[_called(call.args[-1], aliases)].keywords.add("**")
         elif name in CALLERS and call.args:
             self.by_name[_called(call.args[0], aliases)].add(call, 1)
 

@@ -1,4 +1,7 @@
-"""The package as syntax trees: what the tests of this folder read."""
+"""The packages as syntax trees: what the tests of this folder read.
+
+A module of the core has its dotted name without `sixfold.`, one of another package its whole name.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from pathlib import Path
 import sixfold
 
 ROOT = Path(sixfold.__file__).parent
+SRC = ROOT.parent
+PACKAGES = sorted(path.parent.name for path in SRC.glob("*/__init__.py"))
 
 
 @cache
 def modules() -> tuple[tuple[str, Path, ast.Module], ...]:
-    """(dotted name without the package, file, tree) of every module. Nobody changes a tree."""
+    """(name, file, tree) of every module. Nobody changes a tree."""
     return tuple(
         (module_name(path), path, ast.parse(path.read_text()))
-        for path in sorted(ROOT.rglob("*.py"))
+        for package in PACKAGES
+        for path in sorted((SRC / package).rglob("*.py"))
     )
 
 
@@ -35,19 +41,30 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def module_name(path: Path) -> str:
-    """Dotted name of a file of the package, without the package's name."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    """Name of a file."""
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return short_name(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+
+
+def short_name(dotted: str) -> str:
+    """Name of a module with this whole dotted name."""
+    return "" if dotted == "sixfold" else dotted.removeprefix("sixfold.")
+
+
+def whole_name(name: str) -> str:
+    """Whole dotted name of a module of ours."""
+    if name.split(".")[0] in PACKAGES:
+        return name
+    return f"sixfold.{name}" if name else "sixfold"
 
 
 def imports(name: str, path: Path, tree: ast.Module) -> set[str]:
-    """Dotted names that a module imports wherever it does so, ours without the package's name and
-    with a leading dot.
+    """Modules that a module imports wherever it does so, ours with a leading dot.
 
-    What stands under `if __name__ == "__main__"` is left out: there the file is a program.
+    Late imports and what stands under `if __name__ == "__main__"` count.
     """
     found: set[str] = set()
-    for node in _outside_main(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             found |= {_ours(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -63,32 +80,22 @@ def imports(name: str, path: Path, tree: ast.Module) -> set[str]:
 
 def import_base(name: str, path: Path, node: ast.ImportFrom) -> str | None:
     """The module of ours that a `from` import in module `name` reads; None if it is another's."""
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     if not node.level:
-        first, _, rest = (node.module or "").partition(".")
-        return rest if first == "sixfold" else None
-    parts = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-    return ".".join(part for part in parts if part)
+        module = node.module or ""
+        return short_name(module) if module.split(".")[0] in PACKAGES else None
+    parts = whole_name(name).split(".")
+    package = parts if path.name == "__init__.py" else parts[:-1]
+    base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+    return short_name(".".join(part for part in base if part))
 
 
 def _ours(module: str) -> str:
-    return (
-        "." + module.removeprefix("sixfold").lstrip(".")
-        if module.split(".")[0] == "sixfold"
-        else module
-    )
+    return f".{short_name(module)}" if module.split(".")[0] in PACKAGES else module
 
 
 def is_module(parent: str, child: str) -> bool:
     """True if `child` is a module of the package `parent`, one of ours with a leading dot."""
     if not parent.startswith("."):
         return False
-    folder = ROOT.joinpath(*parent.strip(".").split(".")) if parent != "." else ROOT
+    folder = SRC.joinpath(*whole_name(parent.strip(".")).split("."))
     return (folder / f"{child}.py").exists() or (folder / child / "__init__.py").exists()
-
-
-def _outside_main(tree: ast.Module) -> Iterator[ast.AST]:
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
-            continue
-        yield from ast.walk(node)

@@ -7,6 +7,7 @@ What only a test uses is found, because only the package itself is read.
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Callable
 from functools import cache
 
@@ -15,8 +16,8 @@ import source
 from definitions import Package
 from options import Calls, options
 
-from sixfold.cli import VERBS
-from sixfold.labs.catalogue import LABS
+from sixfold.cli import CORE
+from sixfold_labs.catalogue import LABS
 
 BENCHMARKS = "benchmarks/algorithms uses it"
 
@@ -28,9 +29,12 @@ UNREACHED = {
 NEVER_PASSED = {
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "api.train": "the Python API",
-    "environment.maths.constants._logarithm.base": "called through a table with sympy's arguments",
-    "environment.sandbox.job.Limits": "a reward sets the limits that its programs need",
-    "environment.sandbox.sandbox.Sandbox.__init__": "a reward chooses them by its settings",
+    "cli.main.argv": "commands from Python",
+    "engine.engine.Engine.__init__.continuous": "benchmarks/switches.py measures what it gains",
+    "sixfold_environments.judge.judge.Judge.__init__.share": "its subclass RecipeJudge passes it",
+    "sixfold_environments.maths.constants._logarithm.base": "called by a table, as sympy's is",
+    "sixfold_environments.sandbox.job.Limits": "a reward sets the limits that its programs need",
+    "sixfold_environments.sandbox.sandbox.Sandbox.__init__": "a reward chooses them",
     "model.attention.attention": "transformers calls it",
     "commands.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
@@ -38,23 +42,40 @@ NEVER_PASSED = {
 package passes it.
 """
 
+PROJECT = tomllib.loads((source.SRC.parent / "pyproject.toml").read_text())["project"]
+REGISTERED = [spec for group in PROJECT["entry-points"].values() for spec in group.values()]
+"""What the packages add to the core by name."""
+
+
+def _entries(spec: str) -> set[tuple[str, str]]:
+    module, _, name = spec.partition(":")
+    used = {name} if name else {"run", "PURPOSE", "write", "read"}  # a module
+    short = source.short_name(module)
+    return {key for key in package().definitions if key[0] == short and key[1] in used}
+
+
+@cache
+def entries() -> set[tuple[str, str]]:
+    return ENTRIES | {entry for spec in REGISTERED for entry in _entries(spec)}
+
+
 ENTRIES = {
-    *((f"cli.{verb}", "run") for verb in VERBS),
-    *((f"labs.{module}", "LABS") for module in set(LABS.values())),
+    *((f"commands.{verb}", "run") for verb in CORE),
+    *((f"sixfold_labs.{module}", "LABS") for module in set(LABS.values())),
     ("cli", "main"),  # the command `sixfold`
     ("api", "train"),  # `sixfold.train`, imported on first use
     # `processes.child.Child` starts these by name
-    ("environment.group_form", "win_rate"),  # the Python API: docs/environments.md
+    ("environment.group_form", "win_rate"),  # the Python API: docs/rewards.md
     ("environment.versions", "cached"),  # the same
-    ("server.record", "read_trajectories"),  # the Python API: docs/server.md
-    ("agents.launcher", "serve"),
-    ("agents.function_worker", "serve"),
-    ("environment.worker", "serve"),
-    ("commands.judge_server", "serve"),
-    ("environment.sandbox.launcher", "serve"),
+    ("sixfold_serving.record", "read_trajectories"),  # the Python API: docs/server.md
+    ("sixfold_serving.agents.launcher", "serve"),
+    ("sixfold_serving.agents.function_worker", "serve"),
+    ("checks.worker", "serve"),
+    ("sixfold_serving.judge_server", "serve"),
+    ("sixfold_environments.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
-    ("rollout.vllm_worker", "serve"),
-    ("environment.sandbox.agent", "main"),  # the first program in a cell
+    ("backends.vllm_worker", "serve"),
+    ("sixfold_environments.sandbox.agent", "main"),  # the first program in a cell
 }
 
 
@@ -71,7 +92,7 @@ def never_passed(package: Package) -> set[str]:
 
 def unreached(package: Package) -> set[str]:
     """Definitions that no entry point reaches."""
-    live = ENTRIES | {key for key in package.definitions if key[1].startswith("__")}
+    live = entries() | {key for key in package.definitions if key[1].startswith("__")}
     todo = [(module, package.definitions[module, name].trees) for module, name in live]
     todo += [*package.top.items(), *package.programs.items()]
     attributes: set[str] = set()
@@ -114,13 +135,13 @@ def test_a_call_passes_every_option() -> None:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces the package by one module `cli.train` with a given text."""
+    """Replaces the package by one module `commands.train` with a given text."""
 
     def replace(text: str) -> None:
-        trees = (("cli.train", source.ROOT / "cli" / "train.py", ast.parse(text)),)
+        trees = (("commands.train", source.ROOT / "commands" / "train.py", ast.parse(text)),)
         for reader in ("definitions", "options"):
             monkeypatch.setattr(f"{reader}.modules", lambda: trees)
-        monkeypatch.setattr("test_callers.ENTRIES", {("cli.train", "run")})
+        monkeypatch.setattr("test_callers.entries", lambda: {("commands.train", "run")})
 
     return replace
 
@@ -155,5 +176,5 @@ def test_unused_definitions_and_options_are_found(
     """A function that is mentioned only by itself counts as unused."""
     sources(EXAMPLE)
     dead = {"UNUSED", "Box.third", "alone"}
-    assert unreached(Package()) == {f"cli.train.{name}" for name in dead}
-    assert never_passed(Package()) == {"cli.train.Box.__init__.colour"}
+    assert unreached(Package()) == {f"commands.train.{name}" for name in dead}
+    assert never_passed(Package()) == {"commands.train.Box.__init__.colour"}

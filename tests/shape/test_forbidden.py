@@ -10,16 +10,19 @@ import pytest
 from source import modules
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("environment.worker_process", "pickle"): (
+    ("checks.process", "pickle"): (
         "a private pipe from the parent to its own worker: only the parent writes what the worker"
         " unpickles"
     ),
-    ("environment.worker", "pickle"): "the other end of that pipe",
-    ("agents.function_runner", "pickle"): "a private pipe to a process of its own, as above",
-    ("agents.function_worker", "pickle"): "the other end of that pipe",
+    ("checks.worker", "pickle"): "the other end of that pipe",
+    (
+        "sixfold_serving.agents.function_runner",
+        "pickle",
+    ): "a private pipe, as above",
+    ("sixfold_serving.agents.function_worker", "pickle"): "the other end of that pipe",
     **dict.fromkeys(
         (
-            (f"environment.code.{program}", word)
+            (f"sixfold_environments.code.{program}", word)
             for program in ("harness", "test_program")
             for word in ("compile", "exec")
         ),

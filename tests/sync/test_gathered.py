@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.sync.gathered import GatheredSync
-from sixfold.sync.sync import SyncError, WeightsNotFinite
+from sixfold.sync.sync import GatheredSync, SyncError, WeightsNotFinite
 
 
 def test_engine_gets_weights_that_are_finite_and_fit(

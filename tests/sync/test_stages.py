@@ -10,20 +10,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from sixfold.backends.weight_files import weights_folder
 from sixfold.engine.engine import Engine
-from sixfold.engine.weight_stages import recorded, stage
+from sixfold.engine.weight_stages import record_stages, stage
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.trained_lora import add_lora
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.schema import LoraConfig
 from sixfold.report.schema import find
 from sixfold.rollout.generator import wait_for
-from sixfold.rollout.weight_files import weights_folder
 from sixfold.sync.adapter import AdapterSync
 from sixfold.sync.base import WeightSync
-from sixfold.sync.gathered import GatheredSync
 from sixfold.sync.measured import MeasuredSync
-from sixfold.sync.sync import CopySync, SharedSync
+from sixfold.sync.sync import CopySync, GatheredSync, SharedSync
 
 Tiny = Callable[[str], PreTrainedModel]
 
@@ -35,7 +34,7 @@ def engine_of(model: PreTrainedModel) -> Engine:
 def test_an_inner_stage_pauses_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0, 3.5, 10.0, 10.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    with recorded() as record, stage("verify"):
+    with record_stages() as record, stage("verify"):
         with stage("gather", 8):
             pass
         with stage("gather", 4):
@@ -48,7 +47,7 @@ def test_an_inner_stage_pauses_the_outer_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_is_measured_outside_of_a_recording() -> None:
-    with recorded() as record:
+    with record_stages() as record:
         pass
     with stage("cast", 5):
         pass
@@ -56,7 +55,7 @@ def test_nothing_is_measured_outside_of_a_recording() -> None:
 
 
 def test_a_failed_stage_ends_and_counts_no_bytes() -> None:
-    with recorded() as record:
+    with record_stages() as record:
         with pytest.raises(ValueError, match="in between"), stage("cast", 5):
             raise ValueError("in between")
         with stage("broadcast", 7):
@@ -73,7 +72,7 @@ def test_stages_of_an_engine_in_another_process_are_recorded_inside_an_event_loo
         wait_for(load())
 
     for run in (lambda: wait_for(load()), lambda: wait_for(notebook())):
-        with recorded() as record:
+        with record_stages() as record:
             run()
         assert record.sizes == {"cast": 16, "broadcast": 16}
 

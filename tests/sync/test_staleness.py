@@ -12,9 +12,9 @@ from sixfold.batch import collate
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.recipe.plan import resolve_algorithm
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.renderer.renderer import Renderer
 from sixfold.sync.sync import CopySync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer

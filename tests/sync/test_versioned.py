@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sixfold.backends.weight_files import prepare_for_file
 from sixfold.rollout.generator import Sampled, SampleKey
-from sixfold.rollout.weight_files import stored
 from sixfold.sync.sync import SyncError
 from sixfold.sync.versioned import VersionedSync
 from sixfold.types import SamplingParams
@@ -68,7 +68,7 @@ class Elsewhere:
         )
         return logits.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Nothing to free."""
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ def test_weights_go_over_as_save_pretrained_writes_them(
     sync = VersionedSync(model, Taker(model), 1, float("inf"), 64)
     sync.refresh()
     model.save_pretrained(tmp_path)
-    once, tied = stored(handed, torch.float32)
+    once, tied = prepare_for_file(handed, torch.float32)
     assert same(once, load_file(tmp_path / "model.safetensors"))
     embedding = "transformer.wte.weight" if architecture == "gpt2" else "model.embed_tokens.weight"
     assert tied == ({"lm_head.weight": embedding} if model.config.tie_word_embeddings else {})
@@ -241,6 +241,6 @@ def test_weights_go_over_as_save_pretrained_writes_them(
 def test_stored_casts_and_keeps_apart_what_only_looks_tied() -> None:
     base = torch.arange(6.0)
     weights = {"a": base, "b": base, "front": base[:3], "same_values": base.clone()}
-    once, tied = stored(weights, torch.bfloat16)
+    once, tied = prepare_for_file(weights, torch.bfloat16)
     assert tied == {"b": "a"} and once.keys() == {"a", "front", "same_values"}
     assert all(t.dtype == torch.bfloat16 for t in once.values())

@@ -29,12 +29,7 @@ from sixfold.batch import collate, filled
 from sixfold.errors import UserError
 from sixfold.model.experts import OWN
 from sixfold.ranks import ALONE
-from sixfold.trainer.context_parallel import (
-    ContextGroup,
-    assign_positions,
-    key_counts,
-    own_spans,
-)
+from sixfold.trainer.context_parallel import ContextGroup, assign_positions, key_counts, own_spans
 from sixfold.trainer.packing import pack
 from sixfold.trainer.segments import Segment
 from sixfold.trainer.sharded import check_context

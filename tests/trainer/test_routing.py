@@ -103,6 +103,7 @@ def test_checkpointed_layers_give_the_same_gradient(mode: str) -> None:
     assert relative(found, plain) < 1e-6
 
 
+@pytest.mark.mostly_nightly(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_trains_with_a_balance_loss(name: str) -> None:
     """The balance loss falls, and the split into micro-batches does not matter."""

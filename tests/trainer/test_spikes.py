@@ -23,41 +23,41 @@ def steady(count: int, seed: int = 0, deviation: float = 0.3) -> list[float]:
 def test_steady_falling_and_growing_norms_are_no_spikes() -> None:
     for seed in range(20):
         level = NormLevel()
-        assert not any(level.look(norm) for norm in steady(400, seed))
+        assert not any(level.observe(norm) for norm in steady(400, seed))
     level = NormLevel()
-    assert not any(level.look(2.0 * 1.01**i) for i in range(400))
-    assert not any(level.look(norm) for norm in (1e-9, 0.0))
+    assert not any(level.observe(2.0 * 1.01**i) for i in range(400))
+    assert not any(level.observe(norm) for norm in (1e-9, 0.0))
     quiet = NormLevel()
-    assert not any(quiet.look(norm) for norm in [1.0] * 100 + [FACTOR - 0.1])
+    assert not any(quiet.observe(norm) for norm in [1.0] * 100 + [FACTOR - 0.1])
 
 
 def test_spike_of_a_thousand_is_reported_each_time_and_does_not_raise_the_level() -> None:
     level = NormLevel()
     for norm in steady(100):
-        level.look(norm)
+        level.observe(norm)
     before = level.mean
-    assert "975 times" in level.look(2000.0)
+    assert "975 times" in level.observe(2000.0)
     assert level.mean - before < 0.2
-    assert level.look(2000.0) and not level.look(2.0)
+    assert level.observe(2000.0) and not level.observe(2.0)
 
 
 def test_nothing_is_reported_before_the_level_is_known() -> None:
     level = NormLevel()
-    assert not any(level.look(norm) for norm in [1.0, 1e6] * (WARM_UP // 2))
+    assert not any(level.observe(norm) for norm in [1.0, 1e6] * (WARM_UP // 2))
     assert level.seen < WARM_UP
 
 
 def test_the_first_norms_count_equally_and_a_resumed_level_goes_on_exactly() -> None:
     level, norms = NormLevel(), steady(WARM_UP)
     for norm in norms:
-        level.look(norm)
+        level.observe(norm)
     logs = torch.tensor(norms, dtype=torch.float64).log()
     assert level.mean == pytest.approx(float(logs.mean()), rel=1e-12)
     assert level.variance == pytest.approx(float(logs.var(unbiased=False)), rel=1e-12)
     resumed = NormLevel()
     resumed.load(level.state())
     for norm in steady(50, 1):
-        assert level.look(norm) == resumed.look(norm)
+        assert level.observe(norm) == resumed.observe(norm)
     assert level == resumed and Z > 0
 
 

@@ -31,9 +31,15 @@ from transformers import PreTrainedModel
 
 from sixfold.batch import Batch, KeptSets, collate, filled
 from sixfold.reference.frozen import FrozenReference, FusedReference
-from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch, score_chunk, score_tables
+from sixfold.trainer.logprobs import (
+    PolicyRoot,
+    Proximal,
+    Scoring,
+    score_batch,
+    score_chunk,
+    score_tables,
+)
 from sixfold.trainer.packing import pack
-from sixfold.trainer.proximal import Proximal
 from sixfold.types import Group, Kept
 
 torch.set_num_threads(1)

@@ -45,7 +45,8 @@ def three_parts() -> Batch:
 
 def rows_of(batch: Batch, number: int) -> Batch:
     return replace(
-        batch.rows((filled(batch.minibatch, "minibatch") == number).nonzero()[:, 0]), minibatch=None
+        batch.rows((filled(batch.minibatch, "minibatch") == number).nonzero()[:, 0]),
+        minibatch=None,
     )
 
 

@@ -46,7 +46,7 @@ def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
     1) / K; `leave_one_out` avoids this.
     """
     mean, _, _ = group_statistics(rewards, group)
-    return _cleaned(rewards - mean, rewards, group)
+    return _zero_where_degenerate(rewards - mean, rewards, group)
 
 
 def group_zscore(rewards: Tensor, group: Tensor, eps: float) -> Tensor:
@@ -63,7 +63,7 @@ def group_zscore(rewards: Tensor, group: Tensor, eps: float) -> Tensor:
         [B] advantages.
     """
     mean, std, _ = group_statistics(rewards, group)
-    return _cleaned((rewards - mean) / (std + eps), rewards, group)
+    return _zero_where_degenerate((rewards - mean) / (std + eps), rewards, group)
 
 
 def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
@@ -79,7 +79,9 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     mean, _, count = group_statistics(rewards, group)
     if bool((_group_size(group) < 2).any()):
         raise ValueError("leave_one_out needs at least 2 samples of every prompt, got a group of 1")
-    return _cleaned(count / (count - 1.0).clamp_min(1.0) * (rewards - mean), rewards, group)
+    return _zero_where_degenerate(
+        count / (count - 1.0).clamp_min(1.0) * (rewards - mean), rewards, group
+    )
 
 
 def batch_std(rewards: Tensor, group: Tensor, eps: float) -> Tensor:
@@ -98,7 +100,7 @@ def batch_std(rewards: Tensor, group: Tensor, eps: float) -> Tensor:
     """
     mean, _, _ = group_statistics(rewards, group)
     _, std, _ = group_statistics(rewards, torch.zeros_like(group))
-    return _cleaned((rewards - mean) / (std + eps), rewards, group)
+    return _zero_where_degenerate((rewards - mean) / (std + eps), rewards, group)
 
 
 def length_weighted(rewards: Tensor, group: Tensor, lengths: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ def length_weighted(rewards: Tensor, group: Tensor, lengths: Tensor) -> Tensor:
     weight = torch.where(rewards.isfinite(), lengths.to(rewards.dtype), 0.0)
     weighted = torch.where(rewards.isfinite(), weight * rewards, 0.0)
     baseline = _group_sum(weighted, group) / _group_sum(weight, group).clamp_min(1.0)
-    return _cleaned(rewards - baseline, rewards, group)
+    return _zero_where_degenerate(rewards - baseline, rewards, group)
 
 
 def maxrl(rewards: Tensor, group: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def maxrl(rewards: Tensor, group: Tensor) -> Tensor:
     mean, _, _ = group_statistics(rewards, group)
     if bool((rewards[rewards.isfinite()] < 0).any()):
         raise ValueError("maxrl divides by the mean reward: rewards must not be negative")
-    return _cleaned((rewards - mean) / mean, rewards, group)
+    return _zero_where_degenerate((rewards - mean) / mean, rewards, group)
 
 
 def gpg(rewards: Tensor, group: Tensor) -> Tensor:
@@ -196,7 +198,7 @@ def top_gap(rewards: Tensor, group: Tensor) -> Tensor:
     best = known & (rewards == _group_max(rewards, known, group))
     alone = best & (_group_sum(best.to(rewards.dtype), group) == 1)
     gap = rewards - _group_max(rewards, known & ~best, group)
-    return torch.where(alone, _cleaned(gap, rewards, group), 0.0)
+    return torch.where(alone, _zero_where_degenerate(gap, rewards, group), 0.0)
 
 
 def greedy_baseline(rewards: Tensor, greedy: Tensor) -> Tensor:
@@ -267,7 +269,7 @@ def _all_among(some: Tensor, of: Tensor, k: int) -> Tensor:
     return ((some[:, None] - drawn) / (of[:, None] - drawn).clamp_min(1.0)).prod(-1)
 
 
-def _cleaned(advantages: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
+def _zero_where_degenerate(advantages: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
     # Equal float rewards can leave a rounding residue in r - mean, which a tiny std would amplify.
     # Set these advantages to exactly 0.
     return torch.where(rewards.isfinite() & ~degenerate(rewards, group), advantages, 0.0)

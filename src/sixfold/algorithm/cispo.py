@@ -29,9 +29,3 @@ CISPO: Method = replace(
     clip_low=None,
     clip_high=4.0,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("cispo")

@@ -69,7 +69,6 @@ class Composed:
 
     @property
     def needs_reference(self) -> bool:
-        """True if `ref_logp` is read."""
         return self.method.needs_reference
 
     def prepare(self, batch: Batch) -> Batch:
@@ -85,7 +84,7 @@ class Composed:
         """Fill in advantages and importance weights, and the critic's returns if there is one."""
         m = self.method
         scores = shaped_scores(batch, m, self.horizon)
-        self.steering.look(batch, scores)
+        self.steering.observe(batch, scores)
         rewards = self._token_rewards(batch, self.steering.whitened(batch, scores))
         step = Step(batch, rewards, m, self.part_weights)
         if m.needs_critic:
@@ -105,7 +104,6 @@ class Composed:
         return self._entropy_rule(batch)
 
     def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
-        """Loss of the method for some rows of that batch. logp: [B, T]."""
         m, mask = self.method, batch.mask
         weights = torch.where(mask, filled(batch.weights, "weights"), 0.0)
         trained, old, advantages = (

@@ -36,9 +36,3 @@ DAPO: Method = replace(
     aggregation="token",
     overlong_buffer=0.2,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("dapo")

@@ -31,9 +31,3 @@ DR_GRPO: Method = replace(
     advantage="group_mean",
     aggregation="constant",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("dr_grpo")

@@ -31,9 +31,3 @@ GDPO: Method = replace(
     paper="arXiv:2601.05242",
     advantage="normalise_then_sum",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("gdpo")

@@ -28,9 +28,3 @@ GMPO: Method = replace(
     clip_low=0.4,
     clip_high=0.4,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("gmpo")

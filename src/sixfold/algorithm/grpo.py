@@ -35,9 +35,3 @@ GRPO: Method = replace(
     kl_in="loss",
     epochs=1,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("grpo")

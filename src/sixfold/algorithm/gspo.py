@@ -38,9 +38,3 @@ GSPO_TOKEN: Method = replace(
     paper="arXiv:2507.18071 eq. 13",
     loss="sequence_token_surrogate",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("gspo")

@@ -32,9 +32,3 @@ KIMI: Method = replace(
     aggregation="sequence",
     tau=0.1,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("kimi")

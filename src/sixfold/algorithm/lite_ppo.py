@@ -25,9 +25,3 @@ LITE_PPO: Method = replace(
     advantage="batch_std",
     aggregation="token",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("lite_ppo")

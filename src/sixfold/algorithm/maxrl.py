@@ -25,9 +25,3 @@ MAXRL: Method = replace(
     paper="arXiv:2602.02710",
     advantage="maxrl",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("maxrl")

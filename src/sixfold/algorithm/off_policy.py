@@ -92,7 +92,9 @@ def geometric_mask(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Te
         high: upper bound.
     """
     _check(log_rho, mask, low, high)
-    mean = _scored(log_rho, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
+    mean = _zero_off_mask(log_rho, mask).sum(-1, keepdim=True) / mask.sum(
+        -1, keepdim=True
+    ).clamp_min(1)
     return torch.where(
         mask & _outside(exp_clamped(mean), low, high), 0.0, _token_rho(log_rho, mask)
     )
@@ -117,19 +119,19 @@ def token_ratio(log_rho: Tensor, mask: Tensor, cap: float | None = None) -> Tens
 
 CORRECTIONS: dict[str, Correction] = {
     "truncated": lambda log_rho, mask, low, high: truncated_token(
-        log_rho, mask, _given(high, "high")
+        log_rho, mask, _require(high, "high")
     ),
     "truncated-sequence": lambda log_rho, mask, low, high: truncated_sequence(
-        log_rho, mask, _given(high, "high")
+        log_rho, mask, _require(high, "high")
     ),
     "masked": lambda log_rho, mask, low, high: masked_token(
-        log_rho, mask, _given(low, "low"), _given(high, "high")
+        log_rho, mask, _require(low, "low"), _require(high, "high")
     ),
     "masked-sequence": lambda log_rho, mask, low, high: masked_sequence(
-        log_rho, mask, low, _given(high, "high")
+        log_rho, mask, low, _require(high, "high")
     ),
     "geometric": lambda log_rho, mask, low, high: geometric_mask(
-        log_rho, mask, _given(low, "low"), _given(high, "high")
+        log_rho, mask, _require(low, "low"), _require(high, "high")
     ),
     "decoupled": lambda log_rho, mask, low, high: token_ratio(log_rho, mask, high),
 }
@@ -161,8 +163,8 @@ def negative_sequence_mask(
     _check(old_logp, mask)
     _check(advantages, mask)
     length = mask.sum(-1).clamp_min(1)
-    gone = _scored(old_logp - logp, mask).sum(-1) / length > delta
-    return ~(gone & (_scored(advantages, mask).sum(-1) < 0))
+    gone = _zero_off_mask(old_logp - logp, mask).sum(-1) / length > delta
+    return ~(gone & (_zero_off_mask(advantages, mask).sum(-1) < 0))
 
 
 def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
@@ -192,17 +194,17 @@ def chi2(weights: Tensor, mask: Tensor) -> Tensor:
     return weights[mask].double().square().mean() - 1
 
 
-def _scored(table: Tensor, mask: Tensor) -> Tensor:
+def _zero_off_mask(table: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, table.detach(), 0.0)
 
 
 def _token_rho(log_rho: Tensor, mask: Tensor) -> Tensor:
-    return exp_clamped(_scored(log_rho, mask))
+    return exp_clamped(_zero_off_mask(log_rho, mask))
 
 
 def _sequence_rho(log_rho: Tensor, mask: Tensor) -> Tensor:
     """[B, 1]."""
-    return exp_clamped(_scored(log_rho, mask).sum(-1, keepdim=True))
+    return exp_clamped(_zero_off_mask(log_rho, mask).sum(-1, keepdim=True))
 
 
 def _outside(rho: Tensor, low: float | None, high: float) -> Tensor:
@@ -211,7 +213,7 @@ def _outside(rho: Tensor, low: float | None, high: float) -> Tensor:
     return (rho > high) if low is None else (rho < low) | (rho > high)
 
 
-def _given(bound: float | None, name: str) -> float:
+def _require(bound: float | None, name: str) -> float:
     if bound is None:
         raise ValueError(f"this correction needs its {name} bound")
     return bound

@@ -34,9 +34,3 @@ OPD: Method = replace(
     clip_high=0.2,
     aggregation="token",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("opd")

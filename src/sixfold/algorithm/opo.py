@@ -26,9 +26,3 @@ OPO: Method = replace(
     paper="arXiv:2505.23585 eq. 6",
     advantage="length_weighted",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("opo")

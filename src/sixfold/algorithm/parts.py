@@ -180,7 +180,7 @@ CRITICS: dict[str, Callable[[Step], tuple[Tensor, Tensor]]] = {
 """Advantages from a critic, by name: (advantages, returns), [B, T] each."""
 
 LOSSES: dict[str, Callable[[Terms, Method], Surrogate]] = {
-    "policy_gradient": lambda t, m: _unclipped(policy_gradient(t.logp, t.advantages)),
+    "policy_gradient": lambda t, m: _without_clipping(policy_gradient(t.logp, t.advantages)),
     "clipped_surrogate": lambda t, m: clipped_surrogate(
         *t[:3], *_clip(m), dual_clip=m.dual_clip or None
     ),
@@ -198,7 +198,7 @@ LOSSES: dict[str, Callable[[Terms, Method], Surrogate]] = {
 """Token losses by name."""
 
 
-def _unclipped(loss: Tensor) -> Surrogate:
+def _without_clipping(loss: Tensor) -> Surrogate:
     nowhere = torch.zeros_like(loss, dtype=torch.bool)
     return Surrogate(loss, torch.ones_like(loss), nowhere, nowhere)
 
@@ -225,5 +225,5 @@ def old_policy(batch: Batch, method: Method) -> Tensor:
 
 
 def log_rho(batch: Batch) -> Tensor:
-    """[B, T] log of trainer over sampler at the start of the step."""
+    """[B, T] log-ratio of trainer to sampler at the start of the step."""
     return filled(batch.prox_logp, "prox_logp") - batch.old_logp

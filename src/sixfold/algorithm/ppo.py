@@ -41,9 +41,3 @@ PPO: Method = replace(
     aggregation="token",
     epochs=2,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("ppo")

@@ -30,9 +30,3 @@ REINFORCE: Method = Method(
     kl="k1",
     kl_in="reward",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("reinforce")

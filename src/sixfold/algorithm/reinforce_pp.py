@@ -39,9 +39,3 @@ REINFORCE_PP_BASELINE: Method = replace(
     kl="k2",
     kl_in="loss",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("reinforce_pp")

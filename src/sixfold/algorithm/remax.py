@@ -29,9 +29,3 @@ REMAX: Method = replace(
     paper="arXiv:2310.10505",
     advantage="greedy_baseline",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("remax")

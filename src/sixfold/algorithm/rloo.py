@@ -30,9 +30,3 @@ RLOO: Method = replace(
     paper="arXiv:2402.14740 eq. 8",
     advantage="leave_one_out",
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("rloo")

@@ -31,9 +31,3 @@ SAPO: Method = replace(
     tau=1.0,
     tau_negative=1.05,
 )
-
-
-if __name__ == "__main__":
-    from ..commands.shared_task import main
-
-    main("sapo")

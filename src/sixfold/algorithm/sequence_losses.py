@@ -43,7 +43,7 @@ def sequence_surrogate(
         clip_low: lower width of the band.
         clip_high: upper width of the band.
     """
-    logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
+    logp, old_logp, advantages = _zero_off_mask(mask, logp, old_logp, advantages)
     log_s = _row_mean(logp - old_logp, mask)
     return clipped_surrogate(
         log_s, torch.zeros_like(log_s), _row_mean(advantages, mask), clip_low, clip_high
@@ -65,7 +65,7 @@ def sequence_token_surrogate(
     The value of s_t is the row's s, and its gradient is that of the token, so advantages may differ
     by token. If they do not, it equals GSPO. Arguments: see `sequence_surrogate`.
     """
-    logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
+    logp, old_logp, advantages = _zero_off_mask(mask, logp, old_logp, advantages)
     log_s = _row_mean(logp - old_logp, mask).detach() + (logp - logp.detach())
     return clipped_surrogate(log_s, torch.zeros_like(log_s), advantages, clip_low, clip_high)
 
@@ -112,7 +112,7 @@ def geometric_surrogate(
         clip_low: largest decrease of a log-ratio.
         clip_high: largest increase of a log-ratio.
     """
-    logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
+    logp, old_logp, advantages = _zero_off_mask(mask, logp, old_logp, advantages)
     log_ratio, advantage = logp - old_logp, _row_mean(advantages, mask)
     kept = torch.where(
         advantage > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low)
@@ -147,7 +147,7 @@ def mirror_descent(
         mask: [B, T] bool, True for scored tokens.
         tau: strength of the pull. Not published.
     """
-    logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
+    logp, old_logp, advantages = _zero_off_mask(mask, logp, old_logp, advantages)
     log_ratio = _row_sum(logp - old_logp, mask)
     nowhere = torch.zeros_like(mask)
     return Surrogate(
@@ -186,7 +186,7 @@ def power_weight(
         k_neg: k elsewhere.
         lam_neg: lam elsewhere.
     """
-    logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
+    logp, old_logp, advantages = _zero_off_mask(mask, logp, old_logp, advantages)
     log_w = _row_sum(logp - old_logp, mask).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     positive = advantages >= 0
     k = torch.full_like(log_w, k_neg).masked_fill(positive, k_pos)
@@ -197,7 +197,7 @@ def power_weight(
     return Surrogate(-weight * advantages * logp, log_w.exp(), nowhere, nowhere)
 
 
-def _scored(mask: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
+def _zero_off_mask(mask: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
     check_shapes(mask, *tables)
     return tuple(torch.where(mask, t, 0.0) for t in tables)
 

@@ -223,7 +223,6 @@ class RunningWhiten:
         return {str(number): list(moments) for number, moments in self.sources.items()}
 
     def load(self, state: dict[str, list[float]]) -> None:
-        """Restore what `state` returned."""
         self.sources = {int(number): Moments(*moments) for number, moments in state.items()}
 
 

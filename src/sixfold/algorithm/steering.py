@@ -53,7 +53,7 @@ class Steering:
         self._whiten = RunningWhiten(WHITEN_CLIP) if m.whiten != "none" else None
         self._per_source = m.whiten == "source"
 
-    def look(self, batch: Batch, scores: Tensor) -> None:
+    def observe(self, batch: Batch, scores: Tensor) -> None:
         """Adapt to the samples of a step. scores: [B] their shaped rewards."""
         self.steps += 1
         if self._beta:
@@ -90,7 +90,6 @@ class Steering:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.steps = state["steps"]
         if self._beta:
             self.beta = self._beta.beta = state["beta"]

@@ -23,7 +23,7 @@ class BestSteps:
         self._count = count
         self._accuracy: dict[int, float] = {}
 
-    def look(self, step: int, metrics: Mapping[str, object]) -> bool:
+    def observe(self, step: int, metrics: Mapping[str, object]) -> bool:
         """Record the accuracy of a step, if it was evaluated.
 
         Returns:
@@ -33,19 +33,19 @@ class BestSteps:
         if not isinstance(accuracy, float):
             return False
         self._accuracy[step] = accuracy
-        return step in self._ordered()[: self._count]
+        return step in self._best_first()[: self._count]
 
     def replay(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Record the steps of an earlier process from lines of its metrics file."""
         for metrics in lines:
             step = metrics.get("step")
             if isinstance(step, int | float):
-                self.look(int(step), metrics)
+                self.observe(int(step), metrics)
 
     def among(self, checkpoints: Sequence[Path]) -> list[Path]:
         """The checkpoints to keep, the best one first. Of equal ones, the earlier comes first."""
         by_step = {age(path)[1]: path for path in checkpoints if path.name.startswith("step-")}
-        return [by_step[step] for step in self._ordered() if step in by_step][: self._count]
+        return [by_step[step] for step in self._best_first() if step in by_step][: self._count]
 
     def record(self, checkpoints: Sequence[Path]) -> dict[str, object]:
         """Entry of summary.json about the best checkpoint and its accuracy. Empty without one."""
@@ -55,6 +55,6 @@ class BestSteps:
         found = {"checkpoint": f"checkpoints/{best[0].name}", METRIC: accuracy}
         return {"best_checkpoint": found}
 
-    def _ordered(self) -> list[int]:
+    def _best_first(self) -> list[int]:
         """Evaluated steps from the best to the worst."""
         return sorted(self._accuracy, key=lambda step: (-self._accuracy[step], step))

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, fsync_path
+from ..version import __version__
 
 FORMAT = 2
 """Format of the manifest. The payload has its own."""
@@ -44,7 +44,7 @@ def write_manifest(staging: Path, step: int) -> None:
         if path.is_file()
     }
     body = {"format": FORMAT, "step": step, "sixfold": __version__, "files": files}
-    (staging / MANIFEST).write_bytes(_sealed(body))
+    (staging / MANIFEST).write_bytes(_with_checksum(body))
     faultpoint("checkpoint.manifest")
     fsync_path(staging / MANIFEST)
     faultpoint("checkpoint.fsync")
@@ -128,7 +128,7 @@ def _stamp(directory: Path) -> Stamp:
     )
 
 
-def _sealed(body: Mapping[str, Any]) -> bytes:
+def _with_checksum(body: Mapping[str, Any]) -> bytes:
     """Bytes of the manifest, including its own checksum. There is only one valid form."""
     seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": seal}, indent=1) + "\n").encode()
@@ -154,7 +154,7 @@ def _read(directory: Path) -> dict[str, Any]:
             f" {FORMAT}); upgrade sixfold"
         )
     body.pop("sha256", None)
-    if _sealed(body) != raw:
+    if _with_checksum(body) != raw:
         raise UserError(f"{directory / MANIFEST} is damaged: its own sha256 does not match")
     return body
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
-from ..recipe.hub_names import not_a_hub_id
+from ..recipe.hub_names import not_found
 from ..recipe.schema import Recipe
 from .listing import newest_checkpoint
 from .manifest import MANIFEST, verify
@@ -38,7 +38,7 @@ def model_folder(path: str, setting: str = "MODEL") -> str:
         return str(folder / MODEL)
     if folder.exists():
         return str(folder)
-    if reason := not_a_hub_id(path):
+    if reason := not_found(path, "models"):
         raise UserError(f"{setting}: no checkpoint, run or model at '{path}': {reason}")
     return path
 

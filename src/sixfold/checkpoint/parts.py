@@ -73,7 +73,8 @@ class Parts:
             if not found[0]:
                 with disk_errors(f"cannot save checkpoint {self._path}"):
                     shutil.rmtree(self._folder, ignore_errors=True)
-                    self._folder.mkdir(parents=True)
+                    self._folder.parent.mkdir(exist_ok=True)
+                    self._folder.mkdir()
 
         together(self._ranks, make if self._ranks.rank == 0 else lambda: None)
         return not any(self._ranks.gather(bool(found and found[0])))

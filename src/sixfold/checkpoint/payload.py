@@ -58,7 +58,6 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Approximate size on disk."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) + len(self.text)
 
     def write(self, directory: Path) -> None:

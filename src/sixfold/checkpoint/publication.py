@@ -32,7 +32,7 @@ def publish(
     first.
 
     Args:
-        checkpoints: directory of the run's checkpoints. Created if absent.
+        checkpoints: directory of the run's checkpoints. Created if absent; its parent must exist.
         name: stage and step, as in `step-000100`.
         step: step, recorded in the manifest.
         nbytes: approximate size on disk.
@@ -179,7 +179,7 @@ def clean(checkpoints: Path, spared: Path | None = None) -> list[Path]:
 
 def _ensure_directory(checkpoints: Path) -> None:
     if not checkpoints.is_dir():
-        checkpoints.mkdir(parents=True)
+        checkpoints.mkdir()  # no parents: a run folder that was deleted must not appear again
         fsync_path(checkpoints.parent)
 
 

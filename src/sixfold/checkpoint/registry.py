@@ -35,7 +35,6 @@ def tensors_of(registry: Registry) -> dict[str, Tensor]:
 
 
 def states_of(registry: Registry) -> States:
-    """JSON state of all components."""
     return {name: component.state() for name, component in registry.items()}
 
 

@@ -54,6 +54,7 @@ class Saver:
         warn: receives a line about a failed save if training goes on.
 
     Attributes:
+        checkpoints: directory of the checkpoints.
         failed: number of saves that have failed in this process.
     """
 
@@ -66,7 +67,7 @@ class Saver:
         best: BestSteps,
         warn: Callable[[str], None],
     ) -> None:
-        self._checkpoints = checkpoints
+        self.checkpoints = checkpoints
         self._ranks = ranks
         self._settings = settings
         self._inputs = inputs
@@ -112,7 +113,7 @@ class Saver:
         every = self._live(policy, registry)
         self._check_finite(every)
         step = states[PROGRESS]["step" if stage == "step" else "sft_steps"]
-        path = self._checkpoints / f"{stage}-{step:06d}"
+        path = self.checkpoints / f"{stage}-{step:06d}"
         background = self._settings.asynchronous and not required
         adapter = _MODEL if policy.lora else ""
         parts = Parts(path, self._ranks, WRITE_SECONDS, adapter) if self._ranks.size > 1 else None
@@ -203,7 +204,7 @@ class Saver:
                 parts.collect(folder)
 
         def publish() -> None:
-            checkpoints = self._checkpoints
+            checkpoints = self.checkpoints
             save_checkpoint(
                 checkpoints,
                 step,

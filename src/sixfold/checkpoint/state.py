@@ -49,15 +49,12 @@ class RunState:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> RunState:
-        """Progress stored in a checkpoint."""
         return cls(**checkpoint.payload.components[PROGRESS])
 
     def state(self) -> dict[str, Any]:
-        """The whole progress as JSON."""
         return asdict(self)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         for each in fields(self):
             setattr(self, each.name, state[each.name])
 

@@ -1,1 +1,1 @@
-"""Commands other than `train`: what each does after the command line has been parsed."""
+"""The commands of `sixfold`, one file each: its options, and what it does with them."""

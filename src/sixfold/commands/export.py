@@ -1,13 +1,16 @@
-"""`sixfold export`: write the model of a checkpoint to a folder that other programs can load."""
+"""`sixfold export RUN_OR_CHECKPOINT OUT [--merge]`: a model that other programs can load."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint.model_source import model_folder
 from ..checkpoint.publication import publish_folder
+from ..cli.parsing import VerbParser, argument, option
 from ..errors import UserError
 from ..files.durable import disk_errors
 from ..recipe.adapter_folder import BASE, CONFIG, adapter_settings, base_of, is_adapter
@@ -15,16 +18,35 @@ from ..recipe.adapter_folder import BASE, CONFIG, adapter_settings, base_of, is_
 SOURCE = "RUN_OR_CHECKPOINT"
 
 
-def export_command(path: str, out: Path, *, merge: bool) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    run: str = argument(
+        "a run (its newest checkpoint), a checkpoint, or the model folder of one", metavar=SOURCE
+    )
+    out: Path = argument("folder to write; it must be new")
+    merge: bool = option("merge the LoRA adapter into its base model", False)
+
+
+PARSER = VerbParser(
+    "export",
+    "Write the model of a run or a checkpoint to a folder, in Hugging Face format. For a LoRA"
+    " run, write the adapter in PEFT's format, or the merged model with --merge.",
+    Options,
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = PARSER.parse(arguments)
+    return export(given.run, given.out, merge=given.merge)
+
+
+def export(path: str, out: Path, *, merge: bool) -> int:
     """Write the model of a run or a checkpoint to a new folder.
 
     Args:
         path: a run (its newest intact checkpoint), a checkpoint, or a model folder.
         out: folder to write.
         merge: merge the adapter into its base. Otherwise an adapter is written without its base.
-
-    Returns:
-        The exit code, 0.
 
     Raises:
         UserError: if nothing can be exported, or `out` exists.

@@ -1,6 +1,6 @@
 """Shared benchmark task for all algorithms: sums of two numbers, a tiny model, SFT, then RL.
 
-    python -m sixfold.algorithm.grpo --steps 60
+    sixfold algorithms grpo --try --steps 60
 
 The model starts from random weights. A run takes about a minute on one CPU thread.
 
@@ -20,7 +20,6 @@ settings, including the learning rate. Only the settings of their method differ.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -49,9 +48,9 @@ from ..recipe.schema import (
 )
 from ..report.numbers import percent, percent_range
 from ..report.rewards import reward_metrics
-from ..run.assemble import build_world
-from ..run.learners import build_learners, training_collector
+from ..run.assemble import assemble
 from ..run.sft import SftStage
+from ..run.trainable_roles import build_roles, training_collector
 from ..types import Group, Task
 
 SUMS, HELDOUT = 5050, 512
@@ -179,8 +178,8 @@ class SharedTask:
         self, recipe: Recipe, reward: Callable[[str, Task], float] = arithmetic_reward
     ) -> None:
         self.recipe = recipe
-        self.world = build_world(recipe, reward=reward, tasks=shared_tasks(recipe.run.seed))
-        self.learners = build_learners(self.world)
+        self.world = assemble(recipe, reward=reward, tasks=shared_tasks(recipe.run.seed))
+        self.learners = build_roles(self.world)
         self.ema: float | None = None
 
     def accuracy(self) -> Interval:
@@ -208,7 +207,7 @@ class SharedTask:
             made.append((groups, metrics | {"reward/ema": self.ema}))
 
         controller = Controller(
-            collector=training_collector(self.world),
+            collector=training_collector(self.world, self.learners.method),
             reference=self.learners.scorers,
             algorithm=self.learners.algorithm,
             trainer=self.learners.trainer,
@@ -226,46 +225,35 @@ class SharedTask:
         self.world.close()
 
 
-def main(name: str) -> None:
-    """Run the algorithm with its own settings and print its progress."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m sixfold.algorithm.{name}",
-        description=f"{name} ({ZOO[name].paper}) alone on two-digit sums.",
-    )
-    parser.add_argument("--steps", type=int, default=STEPS, help="RL steps (default %(default)s)")
-    parser.add_argument(
-        "--sft-steps",
-        type=int,
-        default=SFT_STEPS,
-        help="SFT steps before them (default %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of everything (default %(default)s)"
-    )
-    asked = parser.parse_args()
+def try_algorithm(
+    name: str, *, steps: int = STEPS, sft_steps: int = SFT_STEPS, seed: int = 0
+) -> None:
+    """Run an algorithm on the shared task with its own settings, and print the progress.
+
+    Args:
+        name: name of the algorithm.
+        steps: RL steps.
+        sft_steps: SFT steps before them.
+        seed: seed of everything.
+    """
     with TemporaryDirectory() as folder:
         base, teacher = Path(folder, "base"), Path(folder, "teacher")
         print(
-            f"{name} on sums of two numbers below 100. First {asked.sft_steps} steps of SFT, about"
+            f"{name} on sums of two numbers below 100. First {sft_steps} steps of SFT, about"
             " half a minute",
             flush=True,
         )
-        make_base(base, asked.seed, asked.sft_steps, _say_sft)
+        make_base(base, seed, sft_steps, _say_sft)
         if ZOO[name].needs_teacher:
             print(
                 f"{name} needs a teacher: {TEACHER_STEPS} more steps of SFT, with every sum"
                 " worked out",
                 flush=True,
             )
-            make_teacher(teacher, base, asked.seed, TEACHER_STEPS, _say_sft)
+            make_teacher(teacher, base, seed, TEACHER_STEPS, _say_sft)
         path = str(teacher) if ZOO[name].needs_teacher else ""
-        _train(
-            SharedTask(
-                shared_recipe(
-                    name, seed=asked.seed, steps=asked.steps, base=str(base), teacher=path
-                )
-            )
-        )
+        recipe = shared_recipe(name, seed=seed, steps=steps, base=str(base), teacher=path)
+        _train(SharedTask(recipe))
 
 
 def _train(task: SharedTask) -> None:
@@ -298,7 +286,7 @@ def _sft(
 ) -> None:
     """Train the recipe's model on the tasks with SFT, and save it to `folder`."""
     recipe = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": steps})})
-    world = build_world(recipe, reward=arithmetic_reward, tasks=tasks)
+    world = assemble(recipe, reward=arithmetic_reward, tasks=tasks)
     SftStage(world, on_step).run()
     world.policy.save(folder)
     world.close()

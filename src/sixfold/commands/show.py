@@ -1,4 +1,4 @@
-"""`sixfold show`: print trajectories of a recorded step. Does not import torch."""
+"""`sixfold show RUN --step N`: trajectories of a recorded step. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,80 +10,80 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from ..cli.parsing import (
+    RUN_HELP,
+    NonNegativeInt,
+    PositiveInt,
+    VerbParser,
+    argument,
+    option,
+    run_folder,
+)
 from ..errors import UserError, nearest
 from ..files.folder import RunFolder
+from ..report.recorded_step import steps_text
 from ..report.rollouts import dumped_steps, read_rollouts
-from ..report.terminal import Screen, legend, trajectory_rows
 from ..report.trajectory import Record, advantages, figure, total_reward
 from ..report.untrusted import one_line
-from .recorded_step import steps_text
+
+TEXT = """\
+Print trajectories of a step: the origin of each token, turns, tool calls and rewards.
+
+Without --task it shows the trajectory with the best reward, the one with the worst reward, and one
+that failed, if there is one. The trajectories of the step must be recorded (log.rollouts_every).
+The run may continue meanwhile.
+"""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which trajectories of a step to show.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    run: str = argument(RUN_HELP)
+    step: PositiveInt | None = option("step to show (default: the last recorded)")
+    task: str = option("only samples of this task", "", metavar="ID")
+    sample: NonNegativeInt | None = option("only this sample of each task, from 0", metavar="K")
+    limit: PositiveInt | None = option(
+        "maximum number of trajectories (default: at most 3, or all samples of --task)"
+    )
+    tokens: bool = option(
+        "list the tokens one by one, with id, log-prob, probability, advantage and version", False
+    )
+    color: Literal["auto", "always", "never"] = option(
+        "auto (default): on a terminal, unless NO_COLOR is set", "auto"
+    )
+    json: bool = option("print the records as JSON", False)
 
-    Attributes:
-        task: id of the task. "" for all.
-        sample: index of the sample. None for all.
-        limit: maximum number of trajectories. None: all samples of `task`; without a task, only
-            those that there is a reason to show.
-    """
 
-    task: str = ""
-    sample: int | None = None
-    limit: int | None = None
+PARSER = VerbParser("show", TEXT, Options)
 
 
-def show_command(
-    folder: Path,
-    step: int | None,
-    choice: Choice,
-    *,
-    tokens: bool,
-    colour: str,
-    as_json: bool,
-) -> int:
-    """Print trajectories of a step.
-
-    Args:
-        folder: folder of the run.
-        step: the step. None: the last recorded one.
-        choice: which of its trajectories to show.
-        tokens: list their tokens one by one.
-        colour: auto, always or never.
-        as_json: print the records as JSON.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        UserError: if the step, the task or the sample is not recorded.
-    """
-    run = RunFolder(folder)
-    recorded = dumped_steps(run.rollouts)
-    number = _step(run, recorded, step)
-    records = read_rollouts(run.rollout_file(number))
-    chosen = chosen_records(records, choice, number)
-    if as_json:
+def run(arguments: Sequence[str]) -> int:
+    given = PARSER.parse(arguments)
+    folder = RunFolder(run_folder(given.run))
+    recorded = dumped_steps(folder.rollouts)
+    number = _step(folder, recorded, given.step)
+    records = read_rollouts(folder.rollout_file(number))
+    chosen = chosen_records(records, given, number)
+    if given.json:
         shown = [{**record, "shown_because": why} for record, why in chosen]
         print(json.dumps({"step": number, "recorded_steps": recorded, "trajectories": shown}))
         return 0
+    from ..report.terminal import Screen, legend, trajectory_rows
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the terminal may not use UTF-8
-    screen = Screen(sys.stdout, _coloured(colour))
-    screen.show(_headline(folder, number, recorded, records), legend(screen.colour), "")
+    screen = Screen(sys.stdout, _coloured(given.color))
+    screen.show(_headline(folder.path, number, recorded, records), legend(screen.colour), "")
     for record, why in chosen:
-        screen.show(*trajectory_rows(record, why, tokens=tokens))
+        screen.show(*trajectory_rows(record, why, tokens=given.tokens))
     if left := len(records) - len(chosen):
         screen.show(f"{left} more trajectories in this step: --task ID, --sample K, --limit N")
     return 0
 
 
 def chosen_records(
-    records: Sequence[Record], choice: Choice, step: int
+    records: Sequence[Record], choice: Options, step: int
 ) -> list[tuple[Record, str]]:
     """The chosen trajectories, each with the reason why it is shown, or "".
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..types import Group, Task, Trajectory
-from .refill import mixed
+from .dynamic_sampling import mixed
 
 
 class DynamicK:

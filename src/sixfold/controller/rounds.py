@@ -102,7 +102,6 @@ class Rounds:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Metrics of the time spent in all rounds."""
         return {
             "time/rollout_s": sum(r.sample_s for r in self.done),
             "time/environment_s": sum(r.check_s for r in self.done),

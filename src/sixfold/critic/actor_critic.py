@@ -88,7 +88,6 @@ class ActorCritic:
 
     @property
     def steps(self) -> int:
-        """Attempted updates of the policy."""
         return self.actor.steps
 
     @property
@@ -103,10 +102,8 @@ class ActorCritic:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The policy's optimizer."""
         return self.actor.optimizer
 
     @property
     def model(self) -> nn.Module:
-        """The policy."""
         return self.actor.model

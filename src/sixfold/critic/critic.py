@@ -135,16 +135,10 @@ class Critic:
         return self._weights() | self.trainer.tensors()
 
     def state(self) -> dict[str, int]:
-        """Counters for a checkpoint."""
         return {"batches": self.batches, **self.trainer.state()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's critic, bit for bit and in place.
-
-        Raises:
-            UserError: if the checkpoint's critic is of another kind. Nothing has been changed then.
-        """
         check_names(self.state(), state, "value")
         weights = self._weights()
         given = {name: t for name, t in tensors.items() if name.startswith(WEIGHTS)}

@@ -131,7 +131,7 @@ def own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
     """
     config = _one_value_without_dropout(policy.config)
     if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
-        raise _unsupported(policy, "transformers has no token-classification class for it")
+        raise _unsupported_error(policy, "transformers has no token-classification class for it")
     # The random weights are all overwritten, so the run's random state must not advance.
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForTokenClassification.from_config(
@@ -148,7 +148,7 @@ def own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
     if type(model.base_model) is not type(policy.base_model) or [
         type(child) for child in between
     ] != [nn.Linear]:
-        raise _unsupported(
+        raise _unsupported_error(
             policy, f"{type(model).__name__} is not the same body under one linear head"
         )
     model.base_model.load_state_dict(policy.base_model.state_dict())
@@ -180,7 +180,7 @@ def _head_name(config: PreTrainedConfig) -> str:
     return name
 
 
-def _unsupported(policy: PreTrainedModel, why: str) -> UserError:
+def _unsupported_error(policy: PreTrainedModel, why: str) -> UserError:
     return UserError(
         f"critic.body = 'own': no value model for {type(policy).__name__} ({why}); use critic.body"
         " = 'policy'"

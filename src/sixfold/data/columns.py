@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import Any
 
 MISSING = object()
@@ -26,6 +27,19 @@ def lookup(fields: Mapping[str, Any], path: str) -> Any:
         else:
             return MISSING
     return value
+
+
+def with_value(fields: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of `fields` with another value at `path`, which `lookup` finds in it."""
+    *parts, last = [path] if path in fields else path.split(".")
+    changed: dict[str, Any] = dict(fields)
+    holder: Any = changed
+    for part in parts:
+        key = int(part) if isinstance(holder, list) else part
+        holder[key] = copy(holder[key])  # `fields` keeps its own objects and lists
+        holder = holder[key]
+    holder[int(last) if isinstance(holder, list) else last] = value
+    return changed
 
 
 def paths(fields: Mapping[str, Any], prefix: str = "", depth: int = 3) -> Iterator[str]:

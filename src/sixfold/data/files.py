@@ -1,4 +1,4 @@
-"""Rows of .jsonl, .json, .csv, .tsv and .parquet files.
+"""Rows of .jsonl, .json, .csv, .tsv and .parquet files. All but .parquet may be packed (.gz).
 
 Each row keeps the place it came from, so that errors can name it.
 """
@@ -6,11 +6,14 @@ Each row keeps the place it came from, so that errors can name it.
 from __future__ import annotations
 
 import csv
+import gzip
 import heapq
 import random
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedIOBase
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +21,8 @@ from typing import Any, TypeVar
 from ..errors import UserError, nearest
 from .json_text import json_type, parse_json
 
-FILE_TYPES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+_TEXT_TYPES = (".jsonl", ".json", ".csv", ".tsv")
+FILE_TYPES = (*_TEXT_TYPES, ".parquet", *(f"{name}.gz" for name in _TEXT_TYPES))
 
 T = TypeVar("T")
 
@@ -36,11 +40,17 @@ class Row:
         where: place for error messages, such as "data/train.jsonl:17" or "row 3 of train".
         fields: column name to value.
         number: position in the file or split, counted from 0. Drawing rows does not change it.
+        reply: the assistant's reply at the end of the row's conversation, which the prompt does not
+            include: text, or a list of calls. None if there is none.
+        padded: the row is from Arrow, which gives all objects of a column the same fields: a null
+            stands for a field that the object does not have.
     """
 
     where: str
     fields: dict[str, Any]
     number: int
+    reply: Any = None
+    padded: bool = False
 
 
 _Unread = Callable[[], Row]
@@ -48,7 +58,18 @@ _Unread = Callable[[], Row]
 
 def is_file_name(source: str) -> bool:
     """True if a source names a data file, judged by its suffix."""
-    return Path(source).suffix.lower() in FILE_TYPES
+    return _file_type(Path(source)) in FILE_TYPES
+
+
+def _file_type(path: Path) -> str:
+    """The suffix of a file, with the one before ".gz"."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() + suffix if suffix == ".gz" else suffix
+
+
+def _open(path: Path) -> BufferedIOBase:
+    """A file for reading bytes, unpacked if its name says that it is packed."""
+    return gzip.GzipFile(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def read_file(path: Path, limit: int, seed: int) -> list[Row]:
@@ -62,7 +83,7 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
     Raises:
         UserError: names the line (and column) of the mistake.
     """
-    suffix = path.suffix.lower()
+    suffix = _file_type(path)
     if path.is_dir():
         raise UserError(
             f"{path} is a folder: name it without the suffix of a file, or give a file in it"
@@ -74,18 +95,20 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
         )
     if suffix not in FILE_TYPES:
         raise UserError(
-            f"{path}: cannot read {path.suffix or 'a file without a suffix'}; expected"
+            f"{path}: cannot read {suffix or 'a file without a suffix'}; expected"
             f" {', '.join(FILE_TYPES)}"
         )
     try:
         if suffix == ".parquet":
             return _read_parquet(path, limit, seed)
-        return [read() for read in drawn(_READERS[suffix](path), limit, seed)]
+        return [read() for read in draw(_READERS[suffix.removesuffix(".gz")](path), limit, seed)]
+    except (EOFError, zlib.error) as error:
+        raise UserError(f"{path}: the packed file is damaged or truncated: {error}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def drawn(items: Iterable[T], limit: int, seed: int) -> list[T]:
+def draw(items: Iterable[T], limit: int, seed: int) -> list[T]:
     """Draw items by `seed`, keeping their order.
 
     Every item has the same probability wherever it is, because files are often sorted. A larger
@@ -111,7 +134,7 @@ def drawn(items: Iterable[T], limit: int, seed: int) -> list[T]:
 
 def _read_jsonl(path: Path) -> Iterator[_Unread]:
     numbers = count()
-    with path.open("rb") as lines:
+    with _open(path) as lines:
         for line_number, line in enumerate(lines, start=1):
             if line.strip():
                 yield partial(_json_line, f"{path}:{line_number}", line, next(numbers))
@@ -119,13 +142,12 @@ def _read_jsonl(path: Path) -> Iterator[_Unread]:
 
 def _json_line(where: str, line: bytes, number: int) -> Row:
     hint = "" if line.endswith(b"\n") else " (file truncated?)"
-    return _object_row(
-        where, parse_json(where, _decoded(where, line.rstrip(b"\r\n")), hint), number
-    )
+    return _object_row(where, parse_json(where, _decode(where, line.rstrip(b"\r\n")), hint), number)
 
 
 def _read_json(path: Path) -> Iterator[_Unread]:
-    text = _decoded(str(path), path.read_bytes())
+    with _open(path) as file:
+        text = _decode(str(path), file.read())
     if not text.strip():
         raise UserError(f"{path}: the file is empty; expected a list of objects")
     lines = text.count("\n{") and text.lstrip().startswith("{")
@@ -143,9 +165,9 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
 
     Every value is text. A row that spans lines is named by its first line.
     """
-    with path.open("rb") as raw:
+    with _open(path) as raw:
         lines = csv.reader(
-            (_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)),
+            (_decode(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)),
             delimiter=delimiter,
             strict=True,
         )
@@ -193,10 +215,10 @@ def _read_parquet(path: Path, limit: int, seed: int) -> list[Row]:
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if repeated:
         raise UserError(f"{path}: duplicate column {repeated[0]!r}")
-    numbers = drawn(range(table.num_rows), limit, seed)
+    numbers = draw(range(table.num_rows), limit, seed)
     table = table.take(numbers) if limit else table
     return [
-        Row(f"{path}: row {n + 1}", fields, n)
+        Row(f"{path}: row {n + 1}", fields, n, padded=True)
         for n, fields in zip(numbers, _arrow_rows(path, table, numbers), strict=True)
     ]
 
@@ -225,7 +247,7 @@ def _object_row(where: str, fields: Any, number: int) -> Row:
     return Row(where, fields, number)
 
 
-def _decoded(where: str, data: bytes) -> str:
+def _decode(where: str, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..environment.registry import SOURCES
 from ..errors import UserError, nearest
-from ..recipe.hub_names import not_a_hub_id
+from ..recipe.hub_names import not_found, offline_switch
 from ..recipe.schema import DataConfig
-from .files import Row, drawn
-
-_GENERATED = (
-    *("arithmetic", "calculator", "code_functions", "reasoning_gym", "search_agent", "sql_agent"),
-)
-"""Sources that are no datasets, for hints."""
+from .files import Row, draw
 
 _ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
@@ -32,7 +28,7 @@ def read_dataset(
         data: names the source: a folder (written by `save_to_disk`, or with data files) or a hub
             id.
         splits: names of the splits.
-        seed: draws the rows if `data.limit` is set.
+        seed: draws the rows of `data.split` if `data.limit` is set.
 
     Returns:
         Split name to rows, and the commit of a hub dataset (empty if unknown).
@@ -41,12 +37,14 @@ def read_dataset(
         UserError: if the source cannot be loaded, or lacks a split.
     """
     dataset = _load(data)
-    return {split: _rows(dataset, split, data, seed) for split in splits}, _commit(
-        dataset[splits[0]].info
-    )
+    limits = {split: data.limit if split == data.split else 0 for split in splits}
+    read = {split: _rows(dataset, split, data, limits[split], seed) for split in splits}
+    return read, _commit(dataset[splits[0]].info)
 
 
-def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -> list[Row]:
+def _rows(
+    dataset: Mapping[str, Any], split: str, data: DataConfig, limit: int, seed: int
+) -> list[Row]:
     if split not in dataset:
         raise UserError(
             f"dataset {data.source!r} has no split {split!r}; it has"
@@ -54,10 +52,10 @@ def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -
         )
     # A folder may have been saved to return numpy arrays or tensors.
     rows = dataset[split].with_format(None)
-    numbers = drawn(range(len(rows)), data.limit, seed)
-    rows = rows.select(numbers) if data.limit else rows
+    numbers = draw(range(len(rows)), limit, seed)
+    rows = rows.select(numbers) if limit else rows
     return [
-        Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n)
+        Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n, padded=True)
         for n, fields in zip(numbers, rows, strict=True)
     ]
 
@@ -71,7 +69,7 @@ def _commit(info: Any) -> str:
 def _load(data: DataConfig) -> Mapping[str, Any]:
     """Split name -> rows."""
     folder = Path(data.source)
-    if not folder.exists() and (reason := not_a_hub_id(data.source)):
+    if not folder.exists() and (reason := not_found(data.source, "datasets")):
         raise UserError(f"data.source = {data.source!r}: {reason}")
     if folder.exists() and data.revision:
         raise UserError(
@@ -105,9 +103,11 @@ def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
     reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no reason given'}"
     if folder.is_dir():
         return f"cannot load the dataset folder {data.source!r}: {reason}"
-    hint = nearest(data.source, list(_GENERATED))
+    hint = nearest(data.source, list(list(SOURCES)))
+    switch = offline_switch("datasets")
+    offline = f", {switch} forbids to ask the hub" if switch else ""
     pinned = f" at revision {data.revision!r}" if data.revision else ""
     return (
-        f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}, and the hub"
-        f" gave {reason}.{hint}"
+        f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}{offline},"
+        f" and the hub gave {reason}.{hint}"
     )

@@ -1,7 +1,8 @@
 """Convert one row of a dataset to one Task, or to a one-line error.
 
 Invariants: a prompt is not empty; chat messages alternate and end with the user; text is valid
-Unicode; nothing is unpickled.
+Unicode; nothing is unpickled. The answer is converted once: the task's columns hold the converted
+answer, so whatever reads the column (rewards of every form, environments, agents) gets it too.
 """
 
 from __future__ import annotations
@@ -14,19 +15,29 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from .. import plugins
+from ..environment.registry import reward_row
 from ..errors import UserError, nearest
 from ..recipe.schema import DataConfig
-from ..types import Message, Task
-from .code_rows import benchmark_rows
-from .columns import MISSING, lookup, paths
+from ..types import Task
+from .columns import MISSING, lookup, paths, with_value
 from .files import Row
 from .json_text import LONGEST_INTEGER, json_type
-from .messages import chat_messages, check_turns
-
-NEED_ANSWER = (
-    *("arithmetic", "math", "math_boxed", "math_strict", "short_answer", "web_answer"),
-    *("tool_calls", "judge_reference"),
+from .prompts import (
+    TOOLS,
+    read_conversations,
+    shown_tools,
+    task_form,
+    task_prompt,
+    template_arguments,
 )
+
+ROW_FORMATS = "sixfold.row_formats"
+"""Entry points of functions that turn rows of a known benchmark into rows with the columns that the
+settings name. Each gets (rows, data settings, rewards, name of the split), and returns rows and
+notes.
+"""
+
 DEEPEST = 100
 """Maximum nesting of one value. Rewards get the columns by pickling, which is recursive."""
 
@@ -49,8 +60,13 @@ def rows_to_tasks(
     Raises:
         UserError: for the first row that is not a valid task.
     """
-    rows, untested = benchmark_rows(rows, data, rewards, name)
-    needs_answer = any(reward in NEED_ANSWER for reward in rewards)
+    untested: list[str] = []
+    for form in plugins.names(ROW_FORMATS):
+        rows, notes = plugins.load(ROW_FORMATS, form)(rows, data, rewards, name)
+        untested += notes
+    rows, ended = read_conversations(rows, data, name)
+    needed = [reward for reward in rewards if reward_row(reward).answer]
+    needs_answer = bool(needed)
     # A user's reward may need no answer, so the column must exist only if it is needed or named.
     answer_asked = (
         needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
@@ -58,14 +74,17 @@ def rows_to_tasks(
     _require(rows, "data.prompt_field", data.prompt_field)
     dropped: list[str] = []
     if needs_answer and data.unanswered == "drop":
-        rows, dropped = _answered(rows, data, name)
+        rows, dropped = _drop_unanswered(rows, data, name)
     if answer_asked:
         _require(
-            rows, "data.answer_field", data.answer_field, [r for r in rewards if r in NEED_ANSWER]
+            [row for row in rows if row.reply is None],
+            "data.answer_field",
+            data.answer_field,
+            needed,
         )
     if data.trace_field:
         _require(rows, "data.trace_field", data.trace_field)
-    tasks = [_task(row, f"{name}-{row.number}", data, needs_answer) for row in rows]
+    tasks = [_task(row, f"{name}-{row.number}", data, needed) for row in rows]
     for task, row in zip(tasks, rows, strict=True):
         if "arithmetic" in rewards and not str(task.answer).strip().lstrip("-").isdigit():
             raise UserError(
@@ -73,21 +92,35 @@ def rows_to_tasks(
                 f" {str(task.answer)[:40]!r}"
             )
     _check_ids(tasks, rows, data.id_field)
-    return tasks, untested + dropped + _answer_notes(tasks, rows, data, name)
+    notes = untested + ended + dropped + _answer_notes(tasks, rows, data, name)
+    if other := sum(shown_tools(row) is None for row in rows):
+        notes.append(
+            f"split '{name}': the column {TOOLS!r} of {other} rows is no list of functions with"
+            " name and parameters, so their prompts do not show it"
+        )
+    return tasks, notes
 
 
-def _answered(rows: Sequence[Row], data: DataConfig, name: str) -> tuple[Sequence[Row], list[str]]:
+def _drop_unanswered(
+    rows: Sequence[Row], data: DataConfig, name: str
+) -> tuple[Sequence[Row], list[str]]:
     """Leave out rows without an answer. Returns the other rows, and a note about those left out.
 
     If no row has an answer, all are kept: `_require` and `_answer` then name the problem.
     """
-    kept = [row for row in rows if not _blank(lookup(row.fields, data.answer_field))]
+    kept = [row for row in rows if not _blank(_found_answer(row, data))]
     if not kept or len(kept) == len(rows):
         return rows, []
     return kept, [
         f"split '{name}': {len(rows) - len(kept)} of {len(rows)} rows have no answer in"
         f" {data.answer_field!r} and are left out (data.unanswered = 'drop')"
     ]
+
+
+def _found_answer(row: Row, data: DataConfig) -> Any:
+    """The row's reference answer as it is stored, or else the reply that ends its conversation."""
+    found = lookup(row.fields, data.answer_field)
+    return row.reply if found is MISSING and row.reply is not None else found
 
 
 def _blank(answer: Any) -> bool:
@@ -118,7 +151,7 @@ def _answer_notes(
     unknown = sum(task.answer is None for task in tasks)
     if not unknown:
         return []
-    if all(lookup(row.fields, data.answer_field) is MISSING for row in rows):
+    if all(_found_answer(row, data) is MISSING for row in rows):
         hint = nearest(data.answer_field, list(paths(rows[0].fields)))
         return [
             f"split '{name}' has no column {data.answer_field!r} (data.answer_field), so its tasks"
@@ -130,23 +163,31 @@ def _answer_notes(
     ]
 
 
-def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Task:
+def _task(row: Row, default_id: str, data: DataConfig, needed: Sequence[str]) -> Task:
     for field, value in row.fields.items():
         check_value(row.where, field, value)
-    trace = lookup(row.fields, data.trace_field) if data.trace_field else None
+    rendered = data.prompt_form == "rendered"
+    own = row.reply if isinstance(row.reply, str) else None
+    trace = lookup(row.fields, data.trace_field) if data.trace_field else own
     replies = trace if isinstance(trace, list) else [trace]
     if data.trace_field and not (replies and all(isinstance(r, str) and r for r in replies)):
         raise UserError(
             f"{row.where}: {data.trace_field!r} must be text, or a list of texts, got"
             f" {json_type(trace) if trace is None or trace else 'nothing'}"
         )
+    answer, columns = _answer(row, data, needed), row.fields
+    if lookup(columns, data.answer_field) is not MISSING:
+        columns = with_value(columns, data.answer_field, answer)
     return Task(
         id=_id(row, data.id_field) or default_id,
-        prompt=_prompt(row, data),
-        answer=_answer(row, data, needs_answer),
+        prompt=task_prompt(row, data),
+        answer=answer,
         trace=tuple(trace) if isinstance(trace, list) else trace,
-        columns=row.fields,
+        columns=columns,
         source=data.source,
+        tools=() if rendered else shown_tools(row) or (),
+        template_args={} if rendered else template_arguments(row),
+        form=task_form(data),
     )
 
 
@@ -163,22 +204,28 @@ def _id(row: Row, field: str) -> str:
     return "" if identity is None or identity is MISSING else str(identity)
 
 
-def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
+def _answer(row: Row, data: DataConfig, needed: Sequence[str]) -> Any:
     """The reference answer.
 
-    Built-in rewards check text and numbers. A user's reward gets whatever the column holds.
+    Built-in rewards check text and numbers, and some of them lists. A user's reward gets whatever
+    the column holds.
     """
-    found = lookup(row.fields, data.answer_field)
+    found = _found_answer(row, data)
     if needed and _blank(found):
         raise UserError(
             f"{row.where}: empty answer in {data.answer_field!r}. Add it, or leave such rows out"
             " by data.unanswered = 'drop'"
         )
     answer = None if found is MISSING else str(found) if isinstance(found, Decimal) else found
-    if needed and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
+    other = [reward for reward in needed if reward_row(reward).answer != "list"]
+    if needed and not isinstance(answer, str | int | float | (str if other else list | dict)):
+        taken = "text or a number" if other else "text, a number or a list"
+        reason = f" (reward {other[0]!r} takes no other)" if other else ""
         raise UserError(
-            f"{row.where}: {data.answer_field!r} must be text or a number, got {json_type(answer)}"
+            f"{row.where}: {data.answer_field!r} must be {taken}, got {json_type(answer)}{reason}"
         )
+    if needed and answer == [] and "tool_calls" not in needed:
+        raise UserError(f"{row.where}: {data.answer_field!r} is an empty list: no answer is right")
     if needed and isinstance(answer, float) and not math.isfinite(answer):
         raise UserError(
             f"{row.where}: {data.answer_field!r} must be text or a finite number, got {answer}"
@@ -197,41 +244,6 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
             " (data.answer_after)"
         )
     return answer
-
-
-def worded(text: str, data: DataConfig) -> str | tuple[Message, ...]:
-    """A prompt with the suffix and the system message of [data]."""
-    text += data.prompt_suffix
-    if not data.system_prompt:
-        return text
-    return (
-        Message(role="system", content=data.system_prompt),
-        Message(role="user", content=text),
-    )
-
-
-def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
-    """The prompt of a row. Text stays text, or becomes messages if there is a system prompt."""
-    value = lookup(row.fields, data.prompt_field)
-    if isinstance(value, str):
-        if not value.strip():
-            raise UserError(f"{row.where}: empty prompt")
-        return worded(value, data)
-    if not isinstance(value, list):
-        raise UserError(
-            f"{row.where}: {data.prompt_field!r} must be text or a list of messages, got"
-            f" {json_type(value)}"
-        )
-    messages = chat_messages(row.where, value)
-    if data.system_prompt:
-        if messages[0]["role"] == "system":
-            raise UserError(
-                f"{row.where}: the row already has a system message: leave data.system_prompt empty"
-            )
-        messages.insert(0, Message(role="system", content=data.system_prompt))
-    check_turns(row.where, messages)
-    messages[-1] = Message(role="user", content=messages[-1]["content"] + data.prompt_suffix)
-    return tuple(messages)
 
 
 def check_value(where: str, field: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Load tasks from one source or several.
 
-Sources are the generators of `GENERATORS`, a file, a dataset folder and the hub. `datasets` is
-imported only for folders and the hub.
+Sources are registered generators and libraries (`environment.registry`), files, dataset folders and
+the hub. `datasets` is imported only for folders and the hub.
 
 Invariants: the same configuration and seed give the same tasks in the same order. No prompt is both
 a training and a held-out prompt. Notes report everything that was dropped.
@@ -9,35 +9,21 @@ a training and a held-out prompt. Notes report everything that was dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import comb
 from pathlib import Path
 
-from ..environment.arithmetic import arithmetic_tasks
-from ..environment.calculator import calculator_tasks
-from ..environment.code.short_functions import function_tasks
 from ..environment.episodes import library_of
-from ..environment.gym import gym_tasks
-from ..environment.search.fact_tasks import MOST_TASKS, fact_tasks
-from ..environment.sql.bookshop_tasks import bookshop_tasks
-from ..environment.web.tasks import shop_tasks
+from ..environment.named import load_object
+from ..environment.registry import LIBRARIES, REWARDS, SOURCES
 from ..errors import UserError
-from ..interop.environments.gymnasium_env import gymnasium_tasks
-from ..interop.environments.openenv_env import openenv_tasks
-from ..interop.environments.verifiers_env import verifiers_tasks
 from ..recipe.schema import DataConfig, SourceConfig
 from ..types import Task
-from .files import FILE_TYPES, Row, drawn, is_file_name, read_file
+from .files import FILE_TYPES, Row, is_file_name, read_file
 from .hub import read_dataset
-from .rows import rows_to_tasks, worded
+from .prompts import task_form, worded
+from .rows import rows_to_tasks
 from .task_set import TaskSet, drawn_tasks, prompt_key
-
-GENERATED_TASKS = 20_000
-"""Tasks that a generator makes if data.limit is not set. Fewer if fewer exist."""
-
-SHOPS = 8_000
-"""Tasks of the shop if data.limit is not set."""
 
 
 @dataclass
@@ -68,13 +54,14 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
     Raises:
         UserError: if a source is missing, empty or malformed. Names file and line where possible.
     """
-    others = [name for name in data.names if name != "reasoning_gym"]
-    gym_rewards = [name for name in ("reasoning_gym", "reasoning_gym_solved") if name in rewards]
-    if gym_rewards and others:
-        raise UserError(
-            f"reward {gym_rewards[0]!r} scores tasks of data.source = 'reasoning_gym' only, not of"
-            f" {others[0]!r}"
-        )
+    for name in rewards:
+        source = REWARDS.row(name).source if name in REWARDS else ""
+        others = [other for other in data.names if other != source]
+        if source and others:
+            raise UserError(
+                f"reward {name!r} scores tasks of data.source = {source!r} only, not of"
+                f" {others[0]!r}"
+            )
     if data.sources:
         return _mixture(data, seed, rewards)
     found = _read(data, seed, rewards)
@@ -90,7 +77,7 @@ def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
     """
     everything, commits = _Found(), {}
     for source in data.sources:
-        found = _read(_resolved(source, data), seed, rewards)
+        found = _read(_section_of(source, data), seed, rewards)
         for tasks, into in ((found.train, everything.train), (found.heldout, everything.heldout)):
             into += [
                 replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks
@@ -111,7 +98,7 @@ def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
     return made
 
 
-def _resolved(source: SourceConfig, data: DataConfig) -> DataConfig:
+def _section_of(source: SourceConfig, data: DataConfig) -> DataConfig:
     """The [data] section as if it had only this source."""
     own = {
         name: value
@@ -132,10 +119,9 @@ def _halves(found: _Found, data: DataConfig, seed: int) -> TaskSet:
 
 
 def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
-    """The tasks of one source."""
-    if data.source in GENERATORS:
-        made = GENERATORS[data.source](data, seed)
-        return _Found([replace(task, prompt=worded(task.prompt_text, data)) for task in made])
+    if data.source in SOURCES:
+        made = load_object(SOURCES[data.source])(data, seed)
+        return _Found([_with_texts(task, data) for task in made])
     if kind := library_of(data.source):
         return _foreign(kind, data.source.partition(":")[2], data, seed)
     splits, commit = _read_splits(data, seed)
@@ -150,82 +136,35 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
     return found
 
 
-def _worded(task: Task, data: DataConfig) -> Task:
+def _with_texts(task: Task, data: DataConfig) -> Task:
     """The task with the texts of [data] around its prompt, if that is text."""
-    prompt = task.prompt
-    return replace(task, prompt=worded(prompt, data)) if isinstance(prompt, str) else task
+    if not isinstance(task.prompt, str):
+        return task
+    return replace(task, prompt=worded(task.prompt, data), form=task_form(data))
 
 
 def _foreign(kind: str, name: str, data: DataConfig, seed: int) -> _Found:
     """The tasks of another library's environment."""
-    if kind not in FOREIGN:
+    make = LIBRARIES.row(kind).tasks
+    if not make:
+        having = [name for name in LIBRARIES if LIBRARIES.row(name).tasks]
         raise UserError(
             f"data.source = {data.source!r}: environments of kind {kind!r} have no tasks. Use a"
-            f" file, or one of {', '.join(FOREIGN)}"
+            f" file, or one of {', '.join(having)}"
         )
-    train, heldout = FOREIGN[kind](name, data, seed)
-    if data.system_prompt or data.prompt_suffix:
+    train, heldout, notes = load_object(make)(name, data, seed)
+    if data.system_prompt or data.prompt_suffix or data.prefill:
         for task in (*train, *heldout):
             if not isinstance(task.prompt, str):
                 raise UserError(
-                    f"{data.source} writes whole conversations: leave data.system_prompt and"
-                    " data.prompt_suffix empty"
+                    f"{data.source} writes whole conversations: leave data.system_prompt,"
+                    " data.prompt_suffix and data.prefill empty"
                 )
     return _Found(
-        [_worded(task, data) for task in train], [_worded(task, data) for task in heldout]
+        [_with_texts(task, data) for task in train],
+        [_with_texts(task, data) for task in heldout],
+        notes,
     )
-
-
-FOREIGN: Mapping[str, Callable[[str, DataConfig, int], tuple[list[Task], list[Task]]]] = {
-    "gymnasium": lambda name, data, seed: (gymnasium_tasks(name, data.limit, seed), []),
-    "openenv": lambda name, data, seed: (openenv_tasks(name, data.limit, seed), []),
-    "verifiers": lambda name, data, seed: verifiers_tasks(name, data.limit, data.heldout),
-}
-"""Kind of another library's environment -> its tasks for training and for evaluation."""
-
-
-def _sums(data: DataConfig, seed: int) -> list[Task]:
-    terms, digits = data.arithmetic.terms, data.arithmetic.digits
-    count = data.limit or min(GENERATED_TASKS, comb(10**digits + terms - 1, terms))
-    return arithmetic_tasks(count, terms=terms, digits=digits, seed=seed)
-
-
-def _calls(data: DataConfig, seed: int) -> list[Task]:
-    made, count = data.calculator, data.limit or GENERATED_TASKS
-    return calculator_tasks(count, numbers=made.numbers, digits=made.digits, seed=seed)
-
-
-def _gym(data: DataConfig, seed: int) -> list[Task]:
-    gym = data.reasoning_gym
-    return drawn(gym_tasks(gym.tasks, gym.size, seed, gym.options), data.limit, seed)
-
-
-def _functions(data: DataConfig, seed: int) -> list[Task]:
-    return function_tasks(data.limit or GENERATED_TASKS, seed=seed)
-
-
-def _bookshops(data: DataConfig, seed: int) -> list[Task]:
-    return bookshop_tasks(data.limit or GENERATED_TASKS, seed=seed)
-
-
-def _facts(data: DataConfig, seed: int) -> list[Task]:
-    return fact_tasks(data.limit or MOST_TASKS, seed=seed)
-
-
-def _shops(data: DataConfig, seed: int) -> list[Task]:
-    return shop_tasks(data.limit or SHOPS, seed=seed)
-
-
-GENERATORS = {
-    "arithmetic": _sums,
-    "calculator": _calls,
-    "code_functions": _functions,
-    "reasoning_gym": _gym,
-    "search_agent": _facts,
-    "sql_agent": _bookshops,
-    "web_shop": _shops,
-}
-"""Source -> function that makes its tasks, whose prompts are text."""
 
 
 def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
@@ -286,5 +225,5 @@ def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row
                 f"{data.source} has no splits: data.heldout_split is another file"
                 f" ({', '.join(FILE_TYPES)}), or empty, not {data.heldout_split!r}"
             )
-        found[data.heldout_split] = read_file(Path(data.heldout_split), data.limit, seed)
+        found[data.heldout_split] = read_file(Path(data.heldout_split), 0, seed)
     return found, ""

@@ -7,6 +7,8 @@ both lists meet, so it makes ids unique across them.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
@@ -16,9 +18,11 @@ from typing import Any
 from ..errors import UserError
 from ..seeds import ORDER_BYTES, seed_bytes
 from ..types import Task
+from ..user_code import own_copy
 from .rows import check_value
 
 HELDOUT_PREFIX = "heldout/"
+_UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
 @dataclass
@@ -62,7 +66,7 @@ def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
     Raises:
         UserError: if `tasks` is empty, an item is not a Task, or an id repeats.
     """
-    task_set = TaskSet(_checked("tasks", tasks), _checked("heldout", heldout))
+    task_set = TaskSet(_check_tasks("tasks", tasks), _check_tasks("heldout", heldout))
     if not task_set.train:
         raise UserError(
             "tasks is empty: give at least one, or leave it out for the recipe's dataset"
@@ -119,27 +123,23 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
 
 def prompt_key(task: Task) -> str:
     """A key that is equal for two tasks exactly if their prompts and worlds are equal."""
-    prompt = (
-        task.prompt
-        if isinstance(task.prompt, str)
-        else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
-    )
-    return f"{prompt}\0world\0{task.world}" if task.world else prompt
+    return f"{task.prompt_key}{task.world}"
 
 
-def _checked(argument: str, given: Iterable[Any]) -> list[Task]:
-    tasks = list(given)
-    for number, task in enumerate(tasks):
+def _check_tasks(argument: str, given: Iterable[Any]) -> list[Task]:
+    tasks = []
+    for number, task in enumerate(given):
         if not isinstance(task, Task):
             raise UserError(
                 f"{argument}[{number}] is of type {type(task).__name__}: give sixfold.Task(id=...,"
                 " prompt=..., answer=...) objects"
             )
-    return [_given_task(f"{argument}[{number}]", task) for number, task in enumerate(tasks)]
+        tasks.append(_given_task(f"{argument}[{number}]", task))
+    return tasks
 
 
 def _given_task(where: str, task: Task) -> Task:
-    """The task with its id as text and its messages as a tuple.
+    """Copy of the task with its id as text and its messages as a tuple.
 
     Raises:
         UserError: if the task cannot be trained on.
@@ -164,7 +164,9 @@ def _given_task(where: str, task: Task) -> Task:
                     f" {str(message)[:60]}"
                 )
         prompt = tuple(prompt)
-        empty = not prompt or not all(message["content"].strip() for message in prompt)
+        empty = not prompt or not all(
+            message["content"].strip() or message.get("tool_calls") for message in prompt
+        )
     elif isinstance(prompt, str):
         empty = not prompt.strip()
     else:
@@ -173,13 +175,14 @@ def _given_task(where: str, task: Task) -> Task:
         )
     if empty:
         raise UserError(f"{where} has an empty prompt")
-    for name, text in (("id", identity), ("prompt", prompt_key(replace(task, prompt=prompt)))):
-        if any("\ud800" <= character <= "\udfff" for character in text):
+    for name, value in (("id", identity), ("prompt", prompt), ("tools", task.tools)):
+        if _UNPAIRED.search(json.dumps(value, ensure_ascii=False, default=str)):
             raise UserError(f"{where}.{name} holds a lone surrogate: it is not valid Unicode")
     check_value(where, "answer", task.answer)
     for name, value in {"trace": task.trace, **task.columns}.items():
         check_value(where, name, value)
-    return replace(task, id=identity, prompt=prompt)
+    # The caller may go on with the row, for example a generator that fills it again.
+    return own_copy(replace(task, id=identity, prompt=prompt))
 
 
 def _check_unique(tasks: Sequence[Task], which: str) -> None:

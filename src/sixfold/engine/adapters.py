@@ -118,7 +118,6 @@ padding."""
 
 
 def rows_by_adapter(owners: Owners) -> list[tuple[LoadedAdapter, list[int]]]:
-    """Row numbers of each adapter."""
     rows: dict[LoadedAdapter, list[int]] = {}
     start = 0
     for owner, many in owners:
@@ -163,7 +162,6 @@ class Additions:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers that have an adapter."""
         return list(self._parts)
 
     def add(self, layer: str, x: Tensor, y: Tensor) -> None:

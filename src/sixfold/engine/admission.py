@@ -47,7 +47,7 @@ class Reservation:
 
         The prompt's full blocks are shared by all samples and are freed with the last one.
         """
-        self.reserved -= self._own(sequence.request)
+        self.reserved -= self._blocks_per_sample(sequence.request)
         if sequence.request.unfinished == 0:
             self.reserved -= self._full(sequence.request)
 
@@ -65,7 +65,6 @@ class Reservation:
             self.reserved -= self._blocks.blocks_for(len(request.prompt))
 
     def _full(self, request: Request) -> int:
-        """Number of full blocks of the prompt."""
         return len(request.prompt) // self._blocks.block_size
 
     def _partial(self, request: Request) -> int:
@@ -77,8 +76,10 @@ class Reservation:
 
     def _next(self, request: Request) -> int:
         """Blocks to reserve for the next sample, in addition to the prompt's."""
-        return self._own(request) - (self._partial(request) if len(request.samples) == 1 else 0)
+        return self._blocks_per_sample(request) - (
+            self._partial(request) if len(request.samples) == 1 else 0
+        )
 
-    def _own(self, request: Request) -> int:
+    def _blocks_per_sample(self, request: Request) -> int:
         """Maximum number of blocks that a sample owns, in addition to the prompt's full blocks."""
         return self._blocks.blocks_for(request.limit) - self._full(request)

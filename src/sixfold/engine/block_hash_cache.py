@@ -50,14 +50,12 @@ class BlockHashCache:
         self._touch(chain)
 
     def evict(self, count: int) -> None:
-        """Free `count` idle blocks, or all idle blocks if there are fewer."""
         idle = (digest for digest, block in self._block_of.items() if self._blocks.is_idle(block))
         chosen = list(islice(idle, min(count, self._blocks.idle)))
         self._blocks.forget([self._block_of.pop(digest) for digest in chosen])
 
     @stage("invalidate")
     def clear(self) -> None:
-        """Release every block."""
         self._blocks.forget(list(self._block_of.values()))
         self._block_of.clear()
         self._epoch += 1

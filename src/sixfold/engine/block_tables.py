@@ -34,7 +34,7 @@ class DecodeTable:
         self._batch: list[Sequence] = []
         self._lists: list[list[int]] = []
         self._counts: list[int] = []
-        self._asked = (-1, -1)
+        self._shape_key = (-1, -1)
         self.key: object = None
         self.array = np.zeros((0, 0), dtype=np.int64)
 
@@ -51,19 +51,19 @@ class DecodeTable:
         Returns:
             Blocks [rows or more, columns]; the same array while nothing changes.
         """
-        if batch is self._batch and self._asked == (revision, rows):
+        if batch is self._batch and self._shape_key == (revision, rows):
             return self.array
-        if not (batch is self._batch and self._asked[1] == rows and self._appended(shape)):
+        if not (batch is self._batch and self._shape_key[1] == rows and self._append_blocks(shape)):
             self._batch, self._lists = batch, [s.blocks for s in batch]
             self.array = block_table(
                 self._lists, shape(rows, max(map(len, self._lists))), self._scratch
             )
             self._counts = list(map(len, self._lists))
             self.key = object()
-        self._asked = (revision, rows)
+        self._shape_key = (revision, rows)
         return self.array
 
-    def _appended(self, shape: Shape) -> bool:
+    def _append_blocks(self, shape: Shape) -> bool:
         """Append new blocks of the sequences to the array.
 
         Returns:
@@ -76,7 +76,7 @@ class DecodeTable:
             # A preempted sequence resumes with a new list of blocks.
             if s.blocks is not known or now < before:
                 return False
-        columns = shape(self._asked[1], max(counts))[1]
+        columns = shape(self._shape_key[1], max(counts))[1]
         if columns > self.array.shape[1]:
             more = columns - self.array.shape[1]
             self.array = np.pad(self.array, ((0, 0), (0, more)), constant_values=self._scratch)

@@ -108,7 +108,6 @@ class DecodeGraphs:
         self._held: object = None
 
     def clear(self) -> None:
-        """Drop all graphs."""
         self._graphs.clear()
 
     def run(

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..model.base import LanguageModel
-from .asked import on
 from .kv_cache import KVCache
 from .model_runner import ModelRunner, fill
 from .proposer import Draft, Proposals, tokens_seen
 from .sampler import distribution, draw
-from .scheduler import Work
+from .sampling_batch import on
+from .scheduler import ScheduledStep
 from .sequence import Sequence
 
 
@@ -33,7 +33,7 @@ class DraftProposer:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
-    def follow(self, work: Work) -> None:
+    def follow(self, work: ScheduledStep) -> None:
         """Compute the same prompts and preempted sequences as the target model."""
         fill(self.runner, work)
 

@@ -7,7 +7,7 @@ They do not depend on the other sequences, the order of arrival, the batch size 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -18,25 +18,27 @@ from torch import Tensor
 from ..model.base import Adapter, LanguageModel
 from ..types import FinishReason, SamplingParams
 from .adapters import Adapters
+from .batch_state import BatchState
+from .block_hash_cache import BlockHashCache
 from .block_manager import BlockManager
-from .columns import Columns
 from .constraints import Constraints
 from .kv_cache import KVCache
 from .look_ahead import give_back
 from .model_runner import ModelRunner, fill, on_device
 from .offload import HostBlocks, HostPools
-from .prefix_cache import make_prefix_cache
+from .prefix_cache import NoCache, PrefixCache
 from .quantised_cache import Int8KVCache
+from .radix_cache import RadixCache
 from .routes import with_routes
 from .sampler import likeliest, sample
-from .scheduler import Scheduler, Work
+from .scheduler import ScheduledStep, Scheduler
 from .scoring import PromptScore, PromptScorer
 from .sequence import Constraint, Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import Usage
 from .weights import NamedTensors, Weights
 
-Forward = tuple[Columns, Tensor, list[int]]
+Forward = tuple[BatchState, Tensor, list[int]]
 """Sequences, their logits [B, V], and the weight version [B] that produced each row of logits."""
 
 
@@ -117,7 +119,7 @@ class Engine:
         )
         self.adapters = Adapters(autocast)
         self.version = 0
-        self._batch = Columns([])
+        self._batch = BatchState([])
         self._constraints = Constraints()
 
     def add(
@@ -409,7 +411,7 @@ class Engine:
         self.prefixes.clear()
         self.runner.refresh()
 
-    def _forward(self, work: Work) -> list[Forward]:
+    def _forward(self, work: ScheduledStep) -> list[Forward]:
         """Run the model for the starting and the decoding sequences, if there are any."""
         if self.weights.torn:
             raise RuntimeError(
@@ -426,19 +428,19 @@ class Engine:
             rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
             forwards.append(
                 (
-                    Columns(work.starting),
+                    BatchState(work.starting),
                     torch.stack(rows),
                     [ticket.version for ticket in work.tickets],
                 )
             )
         if work.decoding:
             if work.decoding != self._batch.sequences:
-                self._batch = Columns(work.decoding)
+                self._batch = BatchState(work.decoding)
             logits = self.runner.decode(self._batch, work.revision, work.slots)
             forwards.append((self._batch, logits, [self.version] * len(logits)))
         return forwards
 
-    def _commit(self, work: Work, forwards: list[Forward]) -> list[Sequence]:
+    def _commit(self, work: ScheduledStep, forwards: list[Forward]) -> list[Sequence]:
         self.stats.steps += 1
         self.stats.decode_rows += len(work.decoding)
         self.stats.decode_slots += work.slots
@@ -456,7 +458,7 @@ class Engine:
         self.scheduler.retire(with_routes(self.runner.cache, finished))
         return finished
 
-    def _speculate(self, work: Work, speculator: Speculator) -> list[Sequence]:
+    def _speculate(self, work: ScheduledStep, speculator: Speculator) -> list[Sequence]:
         """Run a step in which each running sequence advances by its accepted tokens plus one."""
         running, work.decoding = work.decoding, []
         forwards = self._forward(work)
@@ -498,3 +500,19 @@ class Engine:
             sequence.finish_reason = "length" if stop is None else "stop"
             sequence.seconds = time.perf_counter() - sequence.started
         return grown
+
+
+def make_prefix_cache(kind: str, blocks: BlockManager) -> PrefixCache:
+    """Create a prefix cache of kind "none", "radix" or "hash".
+
+    Raises:
+        ValueError: for any other kind.
+    """
+    kinds: dict[str, Callable[[BlockManager], PrefixCache]] = {
+        "none": lambda _: NoCache(),
+        "radix": RadixCache,
+        "hash": BlockHashCache,
+    }
+    if kind not in kinds:
+        raise ValueError(f"unknown prefix cache '{kind}'. Use none, radix or hash")
+    return kinds[kind](blocks)

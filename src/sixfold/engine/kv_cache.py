@@ -158,7 +158,6 @@ class KVCache:
         return sides if self.routes is None else [*sides, self.routes]
 
     def clear(self) -> None:
-        """Free the buffers."""
         self.pools.clear()
         self.scales.clear()
         self.routes = None

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.cpu.engine_kernels import compiled, cpu_kernels
+from ..kernels.cpu.engine_kernels import cpu_kernels, load_library
 from ..model.base import LanguageModel, Layout
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
+from .batch_state import BatchState
 from .block_tables import DecodeTable, block_table
-from .columns import Columns
 from .cuda_graphs import DecodeGraphs, rounded_up
 from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles, triton_serves
 from .offload import HostPools
-from .scheduler import Work
+from .scheduler import ScheduledStep
 from .sequence import Chunk
 from .shared_prefixes import find_shared_prefixes, neighbours
 from .stats import EngineStats
@@ -73,7 +73,7 @@ class ModelRunner:
         self._autocast = autocast
         self.host = HostPools(cache)
         self._adapted = adapted
-        build = compiled if cpu_kernels() is not None else None
+        build = load_library if cpu_kernels() is not None else None
         self._body = model.body(build) if autocast is None else model.lowered(autocast, build)
         self._ready = self._body
         self._table = DecodeTable(cache.blocks)
@@ -253,7 +253,7 @@ class ModelRunner:
             self._tensor(rows.reshape(-1)[at]),
         )
 
-    def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
+    def decode(self, batch: BatchState, revision: int, at_least: int) -> Tensor:
         """Compute the newest token of every sequence.
 
         Args:
@@ -481,7 +481,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def fill(runner: ModelRunner, work: Work) -> list[tuple[Chunk, Tensor]]:
+def fill(runner: ModelRunner, work: ScheduledStep) -> list[tuple[Chunk, Tensor]]:
     """Do the copies and the prefills of one step, for new prompts and preempted sequences.
 
     Returns:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from weakref import WeakKeyDictionary
 
 from .proposer import Proposals
-from .scheduler import Work
+from .scheduler import ScheduledStep
 from .sequence import Request, Sequence
 
 
@@ -51,7 +51,7 @@ class NGramProposer:
         self._prompts: WeakKeyDictionary[Request, NGramIndex] = WeakKeyDictionary()
         self._completions: WeakKeyDictionary[Sequence, NGramIndex] = WeakKeyDictionary()
 
-    def follow(self, work: Work) -> None:
+    def follow(self, work: ScheduledStep) -> None:
         """Does nothing: the proposer reads tokens, not the KV cache."""
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:

@@ -144,7 +144,6 @@ class HostPools:
             self.brought_back += part.nbytes
 
     def clear(self) -> None:
-        """Free the buffers."""
         self._pools.clear()
 
 

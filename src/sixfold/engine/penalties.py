@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
-from .asked import index, on
+from .sampling_batch import index, on
 
 
 def penalise(
@@ -33,12 +33,12 @@ def penalise(
     """
     rows = [b for b, p in enumerate(params) if p.repetition_penalty != 1.0]
     if rows:
-        logits = _repeated(logits, rows, params, history)
+        logits = _apply_repetition(logits, rows, params, history)
     rows = [b for b, p in enumerate(params) if p.counts_tokens]
-    return _counted(logits, rows, params, history) if rows else logits
+    return _apply_counts(logits, rows, params, history) if rows else logits
 
 
-def _repeated(
+def _apply_repetition(
     logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]
 ) -> Tensor:
     """Repetition penalty (arXiv:1909.05858) for tokens that occur in the history.
@@ -59,7 +59,7 @@ def _repeated(
     )
 
 
-def _counted(
+def _apply_counts(
     logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]
 ) -> Tensor:
     """OpenAI's penalties: logit - presence_penalty - frequency_penalty * count.

@@ -19,11 +19,9 @@ caller then copies that block instead of sharing it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from .block_manager import BlockManager
 
 
 @dataclass(frozen=True)
@@ -72,22 +70,3 @@ class NoCache:
 
     def clear(self) -> None:
         """Does nothing: the cache owns no blocks to release."""
-
-
-def make_prefix_cache(kind: str, blocks: BlockManager) -> PrefixCache:
-    """Create a prefix cache of kind "none", "radix" or "hash".
-
-    Raises:
-        ValueError: for any other kind.
-    """
-    from .block_hash_cache import BlockHashCache
-    from .radix_cache import RadixCache
-
-    kinds: dict[str, Callable[[BlockManager], PrefixCache]] = {
-        "none": lambda _: NoCache(),
-        "radix": RadixCache,
-        "hash": BlockHashCache,
-    }
-    if kind not in kinds:
-        raise ValueError(f"unknown prefix cache '{kind}'. Use none, radix or hash")
-    return kinds[kind](blocks)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .scheduler import Work
+from .scheduler import ScheduledStep
 from .sequence import Sequence
 
 
@@ -49,7 +49,7 @@ class Proposals:
 class Proposer(Protocol):
     """Proposes tokens. The module docstring states what an implementation promises."""
 
-    def follow(self, work: Work) -> None:
+    def follow(self, work: ScheduledStep) -> None:
         """Follow the prompts and preempted sequences that the model computes in this step."""
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:

@@ -31,7 +31,9 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
         int8 [..., D], and scales [..., 1] in float32.
     """
     x = x.float()
-    scale = (x.abs().amax(-1, keepdim=True) / 127).clamp_min(LEAST_SCALE)
+    peak = x.abs().amax(-1, keepdim=True)
+    # On a GPU, PyTorch divides by a number as a product with its reciprocal, which rounds twice.
+    scale = (peak / torch.full_like(peak, 127)).clamp_min(LEAST_SCALE)
     return (x / scale + 0.5).floor().clamp(-127, 127).to(torch.int8), scale
 
 

@@ -63,8 +63,6 @@ class RadixCache:
         since, have children now, or be removed."""
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
-        """Find the longest cached prefix of `tokens`, at least one block, and mark it as used
-        now."""
         keys = self._keys(tokens)
         node, found, within = self._descend(keys, space)
         self._touch(node)
@@ -75,8 +73,6 @@ class RadixCache:
         return Prefix([*found, block], length + rest) if rest else Prefix(found, length)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
-        """Cache `blocks`, which hold `tokens`. Parts that are already cached keep their old
-        blocks."""
         keys = self._keys(tokens)
         node, found, within = self._descend(keys, space)
         keys, fresh = keys[len(found) :], list(blocks[len(found) : len(keys)])
@@ -113,7 +109,6 @@ class RadixCache:
 
     @stage("invalidate")
     def clear(self) -> None:
-        """Release every block."""
         for node in self._nodes():
             self._blocks.forget(node.blocks)
         self._roots.clear()
@@ -221,7 +216,6 @@ class RadixCache:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

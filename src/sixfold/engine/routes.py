@@ -61,7 +61,6 @@ class RecordedModel:
 
     @property
     def module(self) -> nn.Module:
-        """The whole model, which holds the weights."""
         return self._model.module
 
     def body(self, build: Compile | None) -> Body:
@@ -91,12 +90,10 @@ class RecordedModel:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Body.logits`."""
         return self._body.logits(hidden)
 
     @property
     def steady(self) -> bool:
-        """As `Body.steady`."""
         return self._body.steady
 
     def ready(self) -> Body:
@@ -109,11 +106,9 @@ class RecordedModel:
         return other
 
     def refresh(self) -> None:
-        """As `Body.refresh`."""
         self._body.refresh()
 
     def release(self) -> None:
-        """As `Body.release`."""
         self._body.release()
 
     def graph_fingerprint(self) -> object | None:
@@ -152,13 +147,7 @@ def with_routes(cache: KVCache, ended: list[Sequence]) -> list[Sequence]:
 
 
 def _routes(cache: KVCache, recorded: Tensor, sequence: Sequence) -> Routes:
-    """Read the experts of all tokens of a sequence but the last, which was never computed.
-
-    Args:
-        cache: the KV cache.
-        recorded: the cache's record of experts.
-        sequence: a sequence that still holds its blocks.
-    """
+    """Read the experts of all tokens of a sequence but the last, which was never computed."""
     *_, layers, top_k = recorded.shape
     at = np.arange(sequence.length - 1)
     slots = np.asarray(sequence.blocks)[at // cache.block_size] * cache.block_size

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..types import SamplingParams
-from .asked import Asked, index, on
 from .kv_cache import triton_serves
 from .penalties import penalise
+from .sampling_batch import SamplingBatch, index, on
 from .truncation import Truncation, truncate
 
 
@@ -58,17 +58,17 @@ def sample(
     Returns:
         The drawn tokens.
     """
-    fast, asked = _fast_sampler(logits), _asked(params)
+    fast, batch = _fast_sampler(logits), _as_batch(params)
     # Choose the path per row, not per batch: the two paths may differ in the last bit, and a row's
     # token must not depend on the other rows.
-    plain = asked.plain
+    plain = batch.plain
     if fast is None or not any(plain):
-        return _sample(logits, asked, noise, history)
-    token, logp = fast(logits, asked.temperatures(logits.device), _on(noise, logits.device))
+        return _sample(logits, batch, noise, history)
+    token, logp = fast(logits, batch.temperatures(logits.device), _on(noise, logits.device))
     if all(plain):
         return Draw(token, logp, None)
-    others, slower = asked.others
-    rows = asked.column("others", logits.device, lambda: torch.tensor(others))
+    others, slower = batch.others
+    rows = batch.column("others", logits.device, lambda: torch.tensor(others))
     slow = _sample(logits[rows], slower, [noise[b] for b in others], [history[b] for b in others])
     token[rows], logp[rows] = slow.token, slow.logp
     cut = (
@@ -77,8 +77,8 @@ def sample(
     return Draw(token, logp, cut)
 
 
-def _asked(params: Sequence[SamplingParams]) -> Asked:
-    return params if isinstance(params, Asked) else Asked(params)
+def _as_batch(params: Sequence[SamplingParams]) -> SamplingBatch:
+    return params if isinstance(params, SamplingBatch) else SamplingBatch(params)
 
 
 def _on(noise: Noise, device: torch.device) -> Tensor:
@@ -128,11 +128,11 @@ def distribution(
         Log-probs [B, V], at temperature 1 in greedy rows, and the tokens kept by rows that truncate
         (None if no row does).
     """
-    asked = _asked(params)
-    logits = _adjust(logits, asked, history)
+    batch = _as_batch(params)
+    logits = _adjust(logits, batch, history)
     cut = (
-        truncate(logits, asked)
-        if any(p.truncates for p in (asked[:1] if asked.alike else asked))
+        truncate(logits, batch)
+        if any(p.truncates for p in (batch[:1] if batch.alike else batch))
         else None
     )
     return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
@@ -149,10 +149,10 @@ def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor
     Returns:
         Tokens [B].
     """
-    asked, token = _asked(params), inverse_transform(logp.exp(), _on(noise, logp.device))
+    batch, token = _as_batch(params), inverse_transform(logp.exp(), _on(noise, logp.device))
     return (
-        torch.where(asked.greedy(logp.device), logp.argmax(-1), token)
-        if asked.any_greedy
+        torch.where(batch.greedy(logp.device), logp.argmax(-1), token)
+        if batch.any_greedy
         else token
     )
 
@@ -195,7 +195,7 @@ def likeliest(
     Returns:
         Row number -> token -> log-prob under the distribution that `sample` drew from, best first.
     """
-    rows = _asked(params).wants_top
+    rows = _as_batch(params).wants_top
     if not rows:
         return {}
     asking, at = [params[b] for b in rows], index(rows, logits.device)
@@ -215,11 +215,11 @@ def likeliest(
     return top
 
 
-def _adjust(logits: Tensor, asked: Asked, history: Sequence[list[int]]) -> Tensor:
+def _adjust(logits: Tensor, batch: SamplingBatch, history: Sequence[list[int]]) -> Tensor:
     """Apply repetition penalty, presence and frequency penalties, temperature, in this order."""
-    if any(p.reads_history for p in asked):
-        logits = penalise(logits, asked, history)
-    if asked.alike:
-        temperature = asked[0].temperature or 1.0
+    if any(p.reads_history for p in batch):
+        logits = penalise(logits, batch, history)
+    if batch.alike:
+        temperature = batch[0].temperature or 1.0
         return logits if temperature == 1.0 else logits / temperature
-    return logits / asked.divisors(logits.device)
+    return logits / batch.divisors(logits.device)

@@ -40,7 +40,7 @@ than freeing them."""
 
 
 @dataclass
-class Work:
+class ScheduledStep:
     """Everything that one engine step does.
 
     The runner works in this order: copy `taken_out` to host memory, copy `tails`, copy
@@ -142,9 +142,9 @@ class Scheduler:
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         self._queue(Ticket(request, request.prompt))
 
-    def schedule(self) -> Work:
+    def schedule(self) -> ScheduledStep:
         """Plan one step. A prompt is computed once for all of its samples."""
-        work = Work(self.prefill_tokens, host_slots=self.host.count)
+        work = ScheduledStep(self.prefill_tokens, host_slots=self.host.count)
         if not self.running:
             self._slots = 0  # the padded batch, if there was one, has ended
         if self._grow(work) and not self._slots:
@@ -252,7 +252,7 @@ class Scheduler:
         insort(self.waiting, ticket, key=lambda t: t.rank)
         self.stats.peak_waiting = max(self.stats.peak_waiting, len(self.waiting))
 
-    def _grow(self, work: Work) -> bool:
+    def _grow(self, work: ScheduledStep) -> bool:
         """Give every running sequence a block for its newest token, if it has none yet.
 
         Returns:
@@ -276,7 +276,7 @@ class Scheduler:
         )
         return self.stats.preemptions == before
 
-    def _make_room(self, work: Work) -> None:
+    def _make_room(self, work: ScheduledStep) -> None:
         """Free blocks when none are left.
 
         Waiting tickets give up their blocks first, from the end of the queue. If none holds blocks,
@@ -325,7 +325,7 @@ class Scheduler:
             self.cache.evict(max(short, EVICT_AT_LEAST))
         return count <= self.blocks.free
 
-    def _admit(self, work: Work) -> None:
+    def _admit(self, work: ScheduledStep) -> None:
         """Schedule tickets from the head of the queue until one does not fit."""
         while self.waiting and self._running_with(work) < self.max_running:
             ticket = self.waiting[0]
@@ -337,10 +337,10 @@ class Scheduler:
                 return
             self.waiting.pop(0)
 
-    def _running_with(self, work: Work) -> int:
+    def _running_with(self, work: ScheduledStep) -> int:
         return len(self.running) + len(work.starting) + len(work.resuming)
 
-    def _advance(self, ticket: Ticket, work: Work) -> bool:
+    def _advance(self, ticket: Ticket, work: ScheduledStep) -> bool:
         """Reuse cached tokens of a ticket and schedule the rest, or a piece of it.
 
         Returns:
@@ -382,7 +382,7 @@ class Scheduler:
             )
         return ticket.ready
 
-    def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
+    def _reusable(self, ticket: Ticket, work: ScheduledStep) -> tuple[list[int], int | None, int]:
         """Find the ticket's tokens that are already cached.
 
         Returns:
@@ -402,7 +402,7 @@ class Scheduler:
         )
 
     def _take(
-        self, ticket: Ticket, shared: list[int], stop: int, tail: int | None, work: Work
+        self, ticket: Ticket, shared: list[int], stop: int, tail: int | None, work: ScheduledStep
     ) -> bool:
         """Set the ticket's block table to `shared` plus new blocks.
 
@@ -439,12 +439,12 @@ class Scheduler:
         else:
             self.stats.recomputed_tokens += stop - start
 
-    def _resume(self, sequence: Sequence, ticket: Ticket, work: Work) -> None:
+    def _resume(self, sequence: Sequence, ticket: Ticket, work: ScheduledStep) -> None:
         self.host.drop(sequence)
         sequence.blocks = ticket.blocks
         work.resuming.append(sequence)
 
-    def _start(self, ticket: Ticket, work: Work) -> bool:
+    def _start(self, ticket: Ticket, work: ScheduledStep) -> bool:
         """Start samples on a computed prompt.
 
         The samples share the prompt's full blocks. Each sample copies the partly filled block,

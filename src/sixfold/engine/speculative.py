@@ -7,7 +7,8 @@ preemption or on where a step ended.
 
 A proposer without probabilities (n-grams) gives the same tokens as plain sampling. The model draws
 its own token at each position, and a proposed token is accepted if it equals that token. With a
-draft model the tokens may differ from plain sampling, but have the same distribution.
+draft model the tokens may differ from plain sampling, but have the same distribution: acceptance
+is exact, whatever was proposed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import torch
 from torch import Tensor
 
 from ..model.base import LanguageModel
-from .acceptance import reject, run_lengths
-from .asked import index, on
 from .constraints import Constraints, constrained_rows
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
@@ -31,7 +30,8 @@ from .model_runner import ModelRunner
 from .ngram import NGramProposer
 from .noise import uniforms
 from .proposer import Draft, Proposer, tokens_seen
-from .sampler import Draw, distribution, likeliest, sample
+from .sampler import Draw, distribution, inverse_transform, likeliest, sample
+from .sampling_batch import index, on
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .stats import EngineStats
@@ -171,9 +171,9 @@ class Speculator:
         )
         logits = self._constraints.apply(logits, rows.constrained)
         draw, accepted = (
-            self._sure(rows, logits)
+            self._verify_ngrams(rows, logits)
             if proposals.draft is None
-            else self._drafted(rows, logits, proposals.draft)
+            else self._verify_draft(rows, logits, proposals.draft)
         )
         lengths = run_lengths(accepted.cpu().numpy(), rows.counts)
         self._stats.proposed_tokens += sum(map(len, proposals.tokens))
@@ -194,7 +194,7 @@ class Speculator:
             for s, a, b in zip(sequences, starts.tolist(), (starts + lengths).tolist(), strict=True)
         ]
 
-    def _sure(self, rows: _Rows, logits: Tensor) -> tuple[Draw, Tensor]:
+    def _verify_ngrams(self, rows: _Rows, logits: Tensor) -> tuple[Draw, Tensor]:
         """Check proposed tokens without probabilities: accept those that equal the model's own
         draw.
 
@@ -205,7 +205,7 @@ class Speculator:
         draw = sample(logits, rows.params, noise, rows.history)
         return draw, draw.token == index(rows.guessed, draw.token.device)
 
-    def _drafted(self, rows: _Rows, logits: Tensor, draft: Draft) -> tuple[Draw, Tensor]:
+    def _verify_draft(self, rows: _Rows, logits: Tensor, draft: Draft) -> tuple[Draw, Tensor]:
         """Check the tokens of a draft model by rejection sampling.
 
         Returns:
@@ -260,3 +260,55 @@ def make_speculator(
         cache = KVCache(runner.cache.blocks, runner.cache.block_size)
         proposer = DraftProposer(ModelRunner(speculation.draft, cache, autocast, adapted=False))
     return Speculator(proposer, speculation.k, scheduler, runner, scheduler.stats)
+
+
+def reject(
+    logp: Tensor, draft: Draft, greedy: Tensor, accept_noise: Tensor, residual_noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Speculative rejection sampling.
+
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)). Otherwise a token is
+    drawn from max(p - q, 0), renormalised. The result has distribution p. Leviathan et al. 2023
+    (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318).
+
+    Args:
+        logp: [N, V] log-probs of p.
+        draft: proposed tokens [N] and log-probs of q [N, V].
+        greedy: [N] bool, True where p puts all probability on its best token.
+        accept_noise: [N] float64 in [0, 1).
+        residual_noise: [N] float64 in [0, 1). Both noises are independent of one another and of
+            the draft's draw.
+
+    Returns:
+        Tokens [N], and whether the proposed token was accepted [N].
+    """
+    guess = draft.tokens[:, None]
+    p, q = (side.gather(-1, guess)[:, 0].double().exp() for side in (logp, draft.logp))
+    best = logp.argmax(-1)
+    accepted = torch.where(greedy, draft.tokens == best, accept_noise * q < p)
+    tokens = draft.tokens.clone()
+    at = (~accepted).nonzero()[:, 0]
+    target = logp[at].double().exp()
+    residual = (target - draft.logp[at].double().exp()).clamp_min(0.0)
+    # If p and q are equal up to rounding, the residual sums to 0 and cannot be sampled: use p.
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)
+    tokens[at] = torch.where(greedy[at], best[at], inverse_transform(residual, residual_noise[at]))
+    return tokens, accepted
+
+
+def run_lengths(accepted: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Number of tokens that each sequence gains: its accepted tokens, plus the one after them.
+
+    Args:
+        accepted: [N] bool, whether each row's proposed token is accepted; sequence after sequence.
+        rows: [B] number of rows of each sequence, at least 1.
+
+    Returns:
+        [B] token counts.
+    """
+    ends = np.cumsum(rows)
+    rejected = ~accepted
+    rejected[ends - 1] = True
+    at = np.flatnonzero(rejected)
+    starts = ends - rows
+    return at[np.searchsorted(at, starts)] - starts + 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
-from .asked import Asked, Limits, index
+from .sampling_batch import Limits, SamplingBatch, index
 
 WINDOW = 1024
 """Number of most probable tokens sorted at first. More are sorted, up to the whole row, only if a
@@ -71,12 +71,14 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
     Returns:
         The kept tokens of the rows that truncate.
     """
-    rows, asked = (params if isinstance(params, Asked) else Asked(params)).truncating
+    rows, batch = (
+        params if isinstance(params, SamplingBatch) else SamplingBatch(params)
+    ).truncating
     vocabulary = logits.shape[-1]
     probs = (logits if len(rows) == len(logits) else logits[index(rows, logits.device)]).softmax(
         -1, dtype=torch.float64
     )
-    limits = asked.limits(vocabulary, logits.device)
+    limits = batch.limits(vocabulary, logits.device)
     last, count = _edge(probs, limits)
     # Compare with the last kept probability, not with sorted indices: ties are in any order there.
     better, level = probs > last, probs == last

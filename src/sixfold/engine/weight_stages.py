@@ -43,12 +43,10 @@ class StageRecord:
         self._open.append(stage)
 
     def leave(self) -> None:
-        """End the innermost stage."""
         self._credit()
         self._open.pop()
 
     def count(self, stage: Stage, size: int) -> None:
-        """Add bytes to a stage."""
         self.sizes[stage] = self.sizes.get(stage, 0) + size
 
     def _credit(self) -> None:
@@ -64,8 +62,7 @@ _RECORD: ContextVar[StageRecord | None] = ContextVar("record", default=None)
 
 
 @contextmanager
-def recorded() -> Iterator[StageRecord]:
-    """Context that records the stages of a sync."""
+def record_stages() -> Iterator[StageRecord]:
     record = StageRecord()
     token = _RECORD.set(record)
     try:
@@ -76,7 +73,7 @@ def recorded() -> Iterator[StageRecord]:
 
 @contextmanager
 def stage(name: Stage, size: int = 0) -> Iterator[None]:
-    """Context of one stage. It is measured if it runs inside `recorded`.
+    """Context of one stage. It is measured if it runs inside `record_stages`.
 
     Args:
         name: the stage.

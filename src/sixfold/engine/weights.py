@@ -142,7 +142,7 @@ class Weights:
 
     def _replace(self, plan: list[Write]) -> None:
         with stage("verify"):
-            kept = _kept([write.target for write in plan])
+            kept = _copy_to_host([write.target for write in plan])
         begun: list[int] = []
         self.torn = True
         try:
@@ -250,7 +250,7 @@ def _write(plan: list[Write], begun: list[int]) -> None:
         raise RuntimeError(f"weight '{wrong}' differs from the given tensor after the copy")
 
 
-def _kept(targets: list[Tensor]) -> list[Tensor]:
+def _copy_to_host(targets: list[Tensor]) -> list[Tensor]:
     """Copy tensors to host memory. From a GPU they are copied in a few large buckets."""
     if all(t.is_cpu for t in targets):
         return [t.clone() for t in targets]

@@ -1,6 +1,8 @@
-"""The environment: checks answers and gives rewards. It imports `types` and `errors`, never torch.
+"""The environment: what gives rewards. No torch.
 
-`scorer.Environment` implements the role. It runs named rewards (`rewards`) in a pool of killable
-processes (`pool`, `worker`). Built-in rewards: `arithmetic`, `maths/` and `gym`. `preflight` says
-whether the tasks are worth training on, and whether rewards can be earned without solving them.
+What an author writes: an episode of several turns (`episode`), or a reward function in one of the
+forms that `callables` tells apart; it may return a `Grade`. `registry` has the rows by which
+packages add theirs, `named` finds those of a user. `base` is the contract of the role, which
+`sixfold.checks` implements. `preflight` says whether the tasks are worth training on, and whether
+rewards can be earned without solving them.
 """

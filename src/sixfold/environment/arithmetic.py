@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from itertools import combinations_with_replacement
 from math import comb
 
@@ -16,7 +17,8 @@ from ..types import Task
 from .answer_part import answer_part
 from .grade import Grade, right_or_wrong
 
-_INTEGER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"[-−－]?\d+(?:[.,．，]\d+)*")
+_GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
 def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[Task]:
@@ -36,9 +38,12 @@ def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[
 
 
 def arithmetic_reward(completion: str, task: Task) -> float:
-    """1.0 if the last integer after all thoughts is the answer, otherwise 0.0."""
-    integers = _INTEGER.findall(answer_part(completion))
-    return float(bool(integers) and _canonical(integers[-1]) == _canonical(str(task.answer)))
+    """1.0 if the last number after all thoughts is the answer, otherwise 0.0.
+
+    A number is read as a whole: 3.5 does not end with the answer 5, and 1,000 is 1000.
+    """
+    numbers = _NUMBER.findall(answer_part(completion))
+    return float(bool(numbers) and _canonical(numbers[-1]) == _canonical(str(task.answer)))
 
 
 def arithmetic_grade(completion: str, task: Task) -> Grade:
@@ -97,10 +102,13 @@ def _distinct_operands(
     return list(drawn.values())
 
 
-def _canonical(integer: str) -> str:
-    """The integer without leading zeros, as text.
+def _canonical(number: str) -> str:
+    """The number in ASCII without leading zeros and thousands separators, as text.
 
     int() refuses numbers of more than 4300 digits, and a model may write such a number.
     """
+    integer = unicodedata.normalize("NFKC", number).replace("−", "-")
+    if _GROUPED.fullmatch(integer):
+        integer = integer.replace(",", "")
     digits = integer.lstrip("-").lstrip("0")
     return f"-{digits}" if integer.startswith("-") and digits else digits or "0"

@@ -69,6 +69,8 @@ class Calculator:
         task: its answer is an integer.
     """
 
+    own_errors = tuple(f"=error {kind}#" for kind in ("call", "syntax", "size"))
+
     def __init__(self, task: Task) -> None:
         self._task = task
 

@@ -7,14 +7,12 @@ in `rollout` owns the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from operator import index
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..types import FinishReason, Message, Outcome, Reward, Task, ToolCall
-from .grade import Grade
-from .rewards import checked_value
+from .grade import Grade, number_given, reward_given
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,26 @@ MakeEpisode = Callable[[Task], Episode]
 """Makes a new episode for a task. Each sample of a task gets its own."""
 
 
+@runtime_checkable
+class ChecksTasks(Protocol):
+    """A maker of episodes that knows what it needs of a task."""
+
+    def check_tasks(self, tasks: Iterable[Task]) -> None:
+        """Raise UserError for the first task that has no episode."""
+        ...
+
+
+@runtime_checkable
+class WritesErrors(Protocol):
+    """A maker of episodes that knows in which words they answer a reply that they cannot use.
+
+    Attributes:
+        own_errors: these texts. The tokenizer must know all of their characters.
+    """
+
+    own_errors: Sequence[str]
+
+
 def final_reward(end: End) -> Reward | None:
     """The final reward of an episode. None: reward functions score it.
 
@@ -129,55 +147,13 @@ def final_reward(end: End) -> Reward | None:
         TypeError: if one of its numbers has another type.
         ValueError: if one of its numbers is not finite or too large, or if there is also a `later`.
     """
-    given = end.reward
-    if given is not None and end.later is not None:
+    if end.reward is not None and end.later is not None:
         raise ValueError("End has both reward and later. Give one of them")
-    if isinstance(given, Reward):
-        return _checked(given)
-    if isinstance(given, Grade):
-        return _graded(given)
-    return None if given is None else Reward(_number(given, "End.reward"))
-
-
-def _checked(given: Reward) -> Reward:
-    """The reward with all of its numbers as finite floats."""
-    if given.value is None:
-        return given
-    if not isinstance(given.parts, Mapping):
-        raise TypeError(f"Reward.parts is of type {type(given.parts).__name__}, not a dictionary")
-    score = given.score
-    return replace(
-        given,
-        value=_number(given.value, "Reward.value"),
-        parts={
-            name: _number(part, f"Reward.parts[{name!r}]") for name, part in given.parts.items()
-        },
-        steps=tuple((index(at), _number(step, "Reward.steps")) for at, step in given.steps),
-        score=None if score is None else _number(score, "Reward.score"),
-    )
-
-
-def _number(given: object, where: str) -> float:
-    """A number of an environment as a float. The errors of `checked_value` name `where`."""
-    try:
-        return checked_value(given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: the environment {error}. Give a finite number") from error
-
-
-def _graded(grade: Grade) -> Reward:
-    if grade.value is None:
-        return replace(Reward.failed(grade.detail or grade.verdict), isolation=grade.isolation)
-    return Reward(
-        _number(grade.value, "Grade.value"),
-        verdict=grade.verdict,
-        detail=grade.detail,
-        isolation=grade.isolation,
-    )
+    return None if end.reward is None else reward_given(end.reward, "End.reward")
 
 
 def turn_reward(answer: Observation | End) -> float:
     """The reward of the last reply. Raises TypeError or ValueError as `final_reward` does."""
     if isinstance(answer, End):
         return 0.0
-    return _number(answer.reward, "Observation.reward")
+    return number_given(answer.reward, "Observation.reward")

@@ -8,44 +8,28 @@ from typing import Any
 
 from ..errors import UserError
 from ..types import Task
+from .blocking_episode import is_blocking
 from .episode import MakeEpisode
 from .named import Named
+from .registry import EPISODES, LIBRARIES
 
-EPISODES = Named(
-    "environment",
-    "class",
-    {
-        "calculator": "sixfold.environment.calculator:Calculator",
-        "search_agent": "sixfold.environment.search.agent:SearchAgent",
-        "sql_agent": "sixfold.environment.sql.agent:SqlAgent",
-        "tools": "sixfold.environment.tools.episode:ToolEpisode",
-        "web": "sixfold.environment.web.user_site:Web",
-        "web_shop": "sixfold.environment.web.episode:WebShop",
-    },
+AGENT = "agent"
+"""Environment of trajectories that a recipe's agent has played."""
+
+NAMED = Named("environment", "class", EPISODES)
+LIBRARY = Named("environment", "kind", LIBRARIES)
+
+
+_FORM = (
+    "a class with `__init__(self, task)`, `async start(self)` and `async step(self, action)` (or"
+    " both without async, if they block)"
 )
-
-ADAPTERS = Named(
-    "environment",
-    "kind",
-    {
-        "gymnasium": "sixfold.interop.environments.gymnasium_env:gymnasium_episode",
-        "openenv": "sixfold.interop.environments.openenv_env:openenv_episode",
-        "trl": "sixfold.interop.environments.trl_env:trl_episode",
-        "verifiers": "sixfold.interop.environments.verifiers_env:verifiers_episode",
-    },
-)
-"""Kind of another library's environment -> function that makes its episodes from `KIND:NAME`."""
-
-NOT_COPIED = ("web", "web_shop")
-"""Built-in environments whose episodes cannot be copied: both copies would act on the same site."""
-
-_FORM = "a class with `__init__(self, task)`, `async start(self)` and `async step(self, action)`"
 
 
 def library_of(spec: str) -> str:
-    """Library of the environment that `spec` names: a key of `ADAPTERS`. "" if it has none."""
+    """Library of the environment that `spec` names (`registry.LIBRARIES`). "" if it has none."""
     kind, colon, _ = spec.partition(":")
-    return kind if colon and kind in ADAPTERS.built_in else ""
+    return kind if colon and kind in LIBRARIES else ""
 
 
 def load_episode(spec: str) -> MakeEpisode:
@@ -59,9 +43,9 @@ def load_episode(spec: str) -> MakeEpisode:
         UserError: if it does not exist, fails to load, or is not an environment.
     """
     if kind := library_of(spec):
-        adapted: MakeEpisode = ADAPTERS.load(kind)(spec.partition(":")[2])
+        adapted: MakeEpisode = LIBRARY.load(kind)(spec.partition(":")[2])
         return adapted
-    made = EPISODES.load(spec)
+    made = NAMED.load(spec)
     check_episode(made, f"environment.episode = {spec!r}")
     return made
 
@@ -69,10 +53,10 @@ def load_episode(spec: str) -> MakeEpisode:
 def described() -> dict[str, str]:
     """One line for each built-in environment, and for each kind of another library's."""
     found = {}
-    for name, spec in EPISODES.built_in.items():
+    for name, spec in EPISODES.items():
         source, _, member = spec.rpartition(":")
         found[name] = _first_line(vars(import_module(source))[member])
-    for kind, spec in ADAPTERS.built_in.items():
+    for kind, spec in LIBRARIES.items():
         found[f"{kind}:NAME"] = _first_line(import_module(spec.rpartition(":")[0]))
     return found
 
@@ -109,6 +93,10 @@ def check_episode(make: Any, where: str) -> None:
     members = {
         name: member for base in reversed(make.__mro__) for name, member in vars(base).items()
     }
+    if is_blocking(make):
+        if inspect.iscoroutinefunction(members.get("close")):
+            raise UserError(f"{where}: only `close` is async. Make all methods async, or none")
+        return
     closes = ("close",) if "close" in members else ()
     for name in ("start", "step", *closes):
         if not inspect.iscoroutinefunction(members.get(name)):

@@ -14,13 +14,14 @@ from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 from ..types import Task, Verdict
+from ..user_code import own_copy
 from .callables import callable_name, runs_async
-from .values import number
+from .grade import number
 
 WORDS_PER_PIECE = 3
 
 
-class Standing(NamedTuple):
+class OtherRewards(NamedTuple):
     """Results of the rewards for single completions, for one completion of a group.
 
     Attributes:
@@ -40,9 +41,9 @@ class Member(NamedTuple):
     Attributes:
         text: the completion, as other rewards get it.
         finish_reason: why its last reply ended.
-        parts: as in `Standing`.
-        solved: as in `Standing`.
-        verdict: as in `Standing`.
+        parts: as in `OtherRewards`.
+        solved: as in `OtherRewards`.
+        verdict: as in `OtherRewards`.
     """
 
     text: str
@@ -119,10 +120,10 @@ def win_rate(compare: Compare) -> Callable[[Sequence[Member], Task], Any]:
         return list(permutations((member.text for member in group), 2))
 
     def compared(group: Sequence[Member], task: Task) -> list[float | None]:
-        return rates(len(group), [compare(a, b, task) for a, b in pairs(group)])
+        return rates(len(group), [compare(a, b, own_copy(task)) for a, b in pairs(group)])
 
     async def compared_async(group: Sequence[Member], task: Task) -> list[float | None]:
-        running: list[Any] = [compare(a, b, task) for a, b in pairs(group)]
+        running: list[Any] = [compare(a, b, own_copy(task)) for a, b in pairs(group)]
         return rates(len(group), await asyncio.gather(*running))
 
     reward = compared_async if runs_async(compare) else compared

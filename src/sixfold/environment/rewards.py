@@ -1,106 +1,37 @@
-"""Reward functions: their forms, and how a name becomes a function.
+"""Reward functions: how they are called, and how a name becomes a function.
 
-Sixfold's form is `f(completion: str, task: Task) -> float`. TRL's form is `f(prompts, completions,
-**columns) -> list[float | None]`. It is recognised by a parameter named `completions` and called as
-TRL calls it, with one group of K completions at a time. Both may be sync or async, and may return
-numpy numbers, tensors, or a `Grade` for a completion.
+`callables.form_of` tells the form of a function. Sixfold's form is `f(completion: str, task: Task)
+-> float`, or `f(group: list[Member], task: Task) -> list` over whole groups (`group_form`). The
+forms of TRL, verl and OpenRLHF are called as these frameworks call them (`frameworks`). Every form
+may be sync or async, and may return numpy numbers, tensors, or a `Grade` for a completion.
 
-Sixfold's form over whole groups is `f(group: list[Member], task: Task) -> list`, see `group_form`.
-
-The other two may also ask for the fields of `Sampled` by naming them as parameters. A TRL function
-gets a list of each.
+Functions of the forms f(completion, task) and TRL's may also ask for the values of `Sampled` by
+naming them as parameters. A TRL function gets a list of each.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ..errors import UserError
 from ..types import Task
-from . import callables
-from .grade import Grade, plain_value
-from .group_form import Member, Standing
+from ..user_code import own_copy
+from . import callables, frameworks, registry
+from .grade import Grade, entries, graded_value, plain_value
+from .group_form import Member, OtherRewards
 from .named import Named
-from .sampled import Sampled, asked_of
-from .values import awaited, entries, number
+from .sampled import Sampled, extra_arguments
 from .versions import version_of
 
-BUILT_IN = {
-    "arithmetic": "sixfold.environment.arithmetic:arithmetic_grade",
-    "code": "sixfold.environment.code.reward:code_reward",
-    "code_fraction": "sixfold.environment.code.reward:code_fraction_reward",
-    "diversity": "sixfold.environment.group_form:diversity",
-    "math": "sixfold.environment.maths.answers:math_grade",
-    "math_boxed": "sixfold.environment.maths.answers:math_boxed_grade",
-    "math_strict": "sixfold.environment.maths.answers:math_strict_grade",
-    "short_answer": "sixfold.environment.text.short_answers:short_answer",
-    "web_answer": "sixfold.environment.text.short_answers:web_answer",
-    "tool_calls": "sixfold.environment.text.tool_calls:tool_calls",
-    "think_format": "sixfold.environment.text.formats:think_format",
-    "think_answer_format": "sixfold.environment.text.formats:think_answer_format",
-    "json_format": "sixfold.environment.text.formats:json_format",
-    "word_count": "sixfold.environment.text.words:word_count",
-    "no_repetition": "sixfold.environment.text.words:no_repetition",
-    "language": "sixfold.environment.text.language:language",
-    "judge_rubric": "sixfold.environment.judge.rubric:rubric_reward",
-    "judge_reference": "sixfold.environment.judge.reference:reference_reward",
-    "judge_pairwise": "sixfold.environment.judge.pairwise:pairwise_reward",
-    "judge_constitution": "sixfold.environment.judge.constitution:constitution_reward",
-    "reasoning_gym": "sixfold.environment.gym:gym_grade",
-    "reasoning_gym_solved": "sixfold.environment.gym:gym_solved_grade",
-}
-NOT_VERIFIERS: frozenset[str] = frozenset(
-    {
-        "think_format",
-        "think_answer_format",
-        "json_format",
-        "word_count",
-        "no_repetition",
-        "language",
-        "diversity",
-        "judge_rubric",
-        "judge_pairwise",
-        "judge_constitution",
-    }
-)
-"""Names of BUILT_IN that do not tell whether a completion is right, such as rewards for its format.
-They decide `solved` only if no other reward does.
-"""
-
-JUDGES = frozenset({"judge_rubric", "judge_reference", "judge_pairwise", "judge_constitution"})
-"""Names of BUILT_IN for rewards of a judging model. Each names a function that takes a `Judge` and
-returns the reward. The reward runs in this process.
-"""
-
-PROGRAMS = frozenset({"code", "code_fraction"})
-"""Names of BUILT_IN that run programs of the model in a sandbox."""
-
-TIME_THEMSELVES = PROGRAMS | JUDGES
-"""Names of BUILT_IN whose checks keep their time limit themselves: waiting for a sandbox, or for a
-free connection to a judge, does not count.
-"""
-
-MATHS = frozenset({"math", "math_boxed", "math_strict"})
-"""Names of BUILT_IN that need the CAS."""
-
-BOUNDED = (
-    MATHS | NOT_VERIFIERS | frozenset({"arithmetic", "short_answer", "web_answer", "tool_calls"})
-)
-"""Names of BUILT_IN that need little memory: a process that runs only these is limited."""
-
-REWARDS = Named("reward", "function", BUILT_IN)
-
-MAX_REWARD = 1e15
-"""Largest absolute reward.
-
-Training computes in float32, where the square of a reward above 1e19 is infinite: the group would
-look as if all its rewards were equal.
-"""
+NAMED = Named("reward", "function", registry.REWARDS)
 
 RewardCallable = Callable[..., Any]
 
@@ -112,42 +43,41 @@ class RewardFunction:
     Attributes:
         name: its name in logs.
         function: the function.
-        built_in: True if `name` is a name of BUILT_IN.
+        row: what its registration says about it.
     """
 
     name: str
     function: RewardCallable
-    built_in: bool = False
+    row: registry.RewardRow = registry.NO_ROW
 
     @cached_property
+    def form(self) -> callables.Form:
+        return callables.form_of(self.function)
+
+    @property
     def takes_groups(self) -> bool:
         """True for a function of whole groups: K completions of a task in, K rewards out."""
-        return callables.takes_groups(self.function)
+        return callables.takes_groups(self.form)
 
     @cached_property
     def runs_async(self) -> bool:
-        """True for an async function."""
         return callables.runs_async(self.function)
 
     @property
-    def times_itself(self) -> bool:
-        """True for a built-in reward that keeps the time limit itself."""
-        return self.name in TIME_THEMSELVES and self.built_in
-
-    @property
     def asks_judge(self) -> bool:
-        """True for a built-in reward of a judging model. It repeats failed requests itself."""
-        return self.name in JUDGES and self.built_in
+        """True for a reward of a judging model. It repeats failed requests itself."""
+        return self.row.needs == "judge"
 
     @property
     def version(self) -> str:
         """Version of a reward whose outcomes may be reused (`cached`). "" for other rewards."""
-        return "" if self.takes_groups or self.asks else version_of(self.function)
+        plain = self.form == "single" and not self.extra_arguments
+        return version_of(self.function) if plain else ""
 
     @cached_property
-    def asks(self) -> frozenset[str]:
-        """Fields of `Sampled` that Sixfold-form functions name after their first two parameters."""
-        return asked_of(self.function)
+    def extra_arguments(self) -> frozenset[str]:
+        """Values that f(completion, task) names after its first two parameters."""
+        return extra_arguments(self.function) if self.form == "single" else frozenset()
 
     def __call__(self, completion: str, task: Task) -> float | None:
         """The reward of one completion, as a number.
@@ -162,7 +92,7 @@ class RewardFunction:
         completions: Sequence[str],
         task: Task,
         sampled: Sampled,
-        standings: Sequence[Standing] = (),
+        others: Sequence[OtherRewards] = (),
     ) -> list[float | Grade | None]:
         """The rewards of completions of one task.
 
@@ -170,106 +100,170 @@ class RewardFunction:
             completions: texts to score.
             task: their task.
             sampled: values that the function may ask for by parameter name.
-            standings: results of the other rewards, for f(group, task).
+            others: results of the other rewards, for f(group, task).
 
         Raises:
             ValueError: if a value is not finite, or if the number of values is wrong.
             TypeError: if a value is not a number. Errors of the function also propagate.
         """
-        return self._checked(
-            [awaited(r) for r in self._results(completions, task, sampled, standings)], completions
-        )
+        logged: dict[str, list[Any]] = {}
+        with _hinted(self.form, task):
+            results = [
+                awaited(r) for r in self._results(completions, task, sampled, others, logged)
+            ]
+        return self._checked(results, completions, logged)
 
     async def scores_async(
         self,
         completions: Sequence[str],
         task: Task,
         sampled: Sampled,
-        standings: Sequence[Standing] = (),
+        others: Sequence[OtherRewards] = (),
     ) -> list[float | Grade | None]:
         """As `scores`, for an async function. It runs in the caller's event loop."""
-        return self._checked(
-            [await r for r in self._results(completions, task, sampled, standings)], completions
-        )
+        logged: dict[str, list[Any]] = {}
+        with _hinted(self.form, task):
+            results = [await r for r in self._results(completions, task, sampled, others, logged)]
+        return self._checked(results, completions, logged)
 
     def _results(
         self,
         completions: Sequence[str],
         task: Task,
         sampled: Sampled,
-        standings: Sequence[Standing],
+        others: Sequence[OtherRewards],
+        logged: dict[str, list[Any]],
     ) -> Iterator[Any]:
-        """Results of the calls: one per completion, or one in all for a function of groups."""
-        if callables.takes_members(self.function):
-            known = standings or [Standing({}, None, None)] * len(completions)
+        """Results of the calls: one per completion, or one in all for a function of groups.
+
+        Each call gets its own copy of every argument: the function may change what it gets.
+        """
+        function, form = self.function, self.form
+        if form == "members":
+            known = others or [OtherRewards({}, None, None)] * len(completions)
             reasons = sampled.finish_reason
             triples = zip(completions, reasons, known, strict=True)
-            yield self.function(group=[Member(t, r, *k) for t, r, k in triples], task=task)
-            return
-        if self.takes_groups:
-            yield self.function(**trl_arguments(self.function, completions, task, sampled))
-            return
-        for index, text in enumerate(completions):
-            given = sampled.of(index) if self.asks else {}
-            more = {name: value for name, value in given.items() if name in self.asks}
-            yield self.function(text, task, **more)
+            group = [Member(t, r, *k) for t, r, k in triples]
+            yield function(group=own_copy(group), task=own_copy(task))
+        elif form == "trl":
+            named = frameworks.trl_arguments(function, completions, task, sampled, logged)
+            yield function(**own_copy(named))
+        elif form == "verl_batch":
+            values, named = frameworks.verl_batch_arguments(function, completions, task)
+            yield function(*own_copy(values), **own_copy(named))
+        elif form in callables.FOREIGN:
+            for text in completions:
+                values, named = (
+                    frameworks.verl_arguments(function, text, task)
+                    if form == "verl"
+                    else frameworks.openrlhf_arguments(
+                        function, text, task, sampled.rendered_prompt
+                    )
+                )
+                yield function(*own_copy(values), **own_copy(named))
+        else:
+            names = self.extra_arguments
+            for index, text in enumerate(completions):
+                given = sampled.of(index) if names else {}  # lists of its own
+                more = {name: value for name, value in given.items() if name in names}
+                yield function(text, own_copy(task), **more)
 
     def _checked(
-        self, results: list[Any], completions: Sequence[str]
+        self, results: list[Any], completions: Sequence[str], logged: Mapping[str, list[Any]]
     ) -> list[float | Grade | None]:
-        """Values of the results of the calls."""
         if not self.takes_groups:
-            return [graded_value(result) for result in results]
+            convert = _CONVERTED.get(self.form)
+            return [graded_value(convert(r) if convert else r) for r in results]
         values = entries(results[0])
         if len(values) != len(completions):
             raise ValueError(f"returned {len(values)} rewards for {len(completions)} completions")
-        return [None if value is None else graded_value(value) for value in values]
+        if self.form == "verl_batch":
+            return [graded_value(frameworks.verl_value(value)) for value in values]
+        found = [None if value is None else graded_value(value) for value in values]
+        metrics = frameworks.logged_means(logged)
+        if not metrics:
+            return found
+        return [
+            value
+            if value is None
+            else replace(value, metrics={**value.metrics, **metrics})
+            if isinstance(value, Grade)
+            else Grade(value, None, metrics=metrics)
+            for value in found
+        ]
 
 
-def graded_value(value: Any) -> float | Grade:
-    """A result of a reward: a number as a float, or a grade whose value is a float.
+_CONVERTED: Mapping[str, Callable[[Any], Any]] = {
+    "verl": frameworks.verl_value,
+    "openrlhf": frameworks.openrlhf_value,
+}
 
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if its value cannot be trained on.
+
+@contextmanager
+def _hinted(form: str, task: Task) -> Iterator[None]:
+    """Add a remedy to the error of a TRL function that expects the other form of prompts."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        hint = frameworks.form_hint(error, task) if form == "trl" else ""
+        if not hint:
+            raise
+        raise TypeError(f"{error}{hint}") from error
+
+
+def awaited(value: Any) -> Any:
+    """`value`, or its result if it is awaitable.
+
+    The awaitable runs in an event loop in a separate thread: the caller may be inside a running
+    loop (a notebook). All calls share this loop, because clients that a reward keeps between calls
+    stay bound to one loop.
     """
-    if not isinstance(value, Grade):
-        return checked_value(value)
-    return value if value.value is None else replace(value, value=checked_value(value.value))
+    if not inspect.isawaitable(value):
+        return value
+    future = asyncio.run_coroutine_threadsafe(_result(value), reward_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
-def checked_value(value: Any) -> float:
-    """`value` as a float.
+def reward_loop() -> asyncio.AbstractEventLoop:
+    """The event loop in which the async rewards of this process run, in a thread of its own."""
+    return _loop(os.getpid())
 
-    Raises:
-        TypeError: if it is not a number.
-        ValueError: if it is NaN, infinite or beyond `MAX_REWARD`: no such value can be trained on.
+
+@lru_cache(maxsize=1)
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """Event loop of `process`.
+
+    A forked child does not inherit its parent's threads and needs its own.
     """
-    finite = number(value)
-    if not math.isfinite(finite):
-        raise ValueError(f"returned {finite}")
-    if abs(finite) > MAX_REWARD:
-        raise ValueError(
-            f"returned {finite:g}: rewards must be between -{MAX_REWARD:g} and {MAX_REWARD:g}"
-        )
-    return finite
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def load_reward(spec: str) -> RewardFunction:
     """Load the reward that `spec` names. This runs the module or file.
 
     Args:
-        spec: a name of BUILT_IN, `path/to/file.py:function` or `package.module:function`.
+        spec: a registered name, `path/to/file.py:function` or `package.module:function`.
 
     Raises:
         UserError: if the name, file, module or function does not exist, if the code fails to load,
             or if a judge gives the reward.
     """
-    if spec in JUDGES:
+    row = registry.reward_row(spec)
+    if row.needs:
         raise needs_judge(spec)
-    function = REWARDS.load(spec)
+    function = NAMED.load(spec)
     callables.check_callable(function)
-    return RewardFunction(REWARDS.name(spec), function, spec in BUILT_IN)
+    return RewardFunction(NAMED.name(spec), function, row)
 
 
 def needs_judge(name: str) -> UserError:
@@ -278,39 +272,3 @@ def needs_judge(name: str) -> UserError:
         f"the reward '{name}' needs a judging model: set environment.judge.url and"
         " environment.judge.model in a recipe, or give Environment(..., judge=Judge(...))"
     )
-
-
-def trl_arguments(
-    function: RewardCallable, completions: Sequence[str], task: Task, sampled: Sampled
-) -> dict[str, Any]:
-    """Arguments for a TRL function, as TRL 1.16 passes them.
-
-    Every column is a list with one entry per completion. A chat prompt gives completions as message
-    lists, a text prompt gives strings. trainer_state, log_extra and log_metric belong to TRL's
-    trainer and are not passed.
-
-    Args:
-        function: the reward. Only arguments that it takes by name or by `**kwargs` are passed.
-        completions: completions of one task.
-        task: the task.
-        sampled: token ids, finish reasons and the rendered prompt.
-    """
-    count = len(completions)
-    chat = not isinstance(task.prompt, str)
-    offered: dict[str, Any] = {
-        name: [value] * count
-        for name, value in task.columns.items()
-        if name not in ("prompt", "completion")
-    }
-    if "answer" not in offered and task.answer is not None:
-        offered["answer"] = [task.answer] * count
-    offered["prompts"] = [list(task.prompt) if chat else task.prompt for _ in completions]
-    offered["completions"] = [
-        [{"role": "assistant", "content": text}] if chat else text for text in completions
-    ]
-    each = [sampled.of(i) for i in range(count)]
-    offered |= {name: [one[name] for one in each] for name in Sampled._fields}
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return offered
-    return {name: value for name, value in offered.items() if name in parameters}

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+EXTRA_ARGUMENTS = ("finish_reason", "completion_ids", "prompt_ids", "rendered_prompt")
+"""Names of the values."""
+
+
+class Shown(Protocol):
+    """Converts token ids to text, with or without special tokens."""
+
+    def __call__(self, ids: Sequence[int], special: bool = True) -> str: ...
 
 
 class Sampled(NamedTuple):
@@ -17,12 +26,14 @@ class Sampled(NamedTuple):
             prompt, as in TRL, so observations are included.
         prompt_ids: token ids of the prompt.
         rendered_prompt: the prompt as the model read it, special tokens included.
+        version: newest version of the weights that sampled them: the number of updates.
     """
 
     finish_reason: list[str]
     completion_ids: list[list[int]]
     prompt_ids: list[int]
     rendered_prompt: str
+    version: int = 0
 
     def of(self, index: int) -> dict[str, Any]:
         """Values for one completion, by parameter name."""
@@ -34,8 +45,8 @@ class Sampled(NamedTuple):
         }
 
 
-def asked_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Fields of `Sampled` that `function` names after its first two parameters.
+def extra_arguments(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of `EXTRA_ARGUMENTS` that `function` names after its first two parameters.
 
     It must have Sixfold's form, not TRL's.
     """
@@ -43,4 +54,4 @@ def asked_of(function: Callable[..., Any]) -> frozenset[str]:
         parameters = list(inspect.signature(function).parameters)
     except ValueError:  # a C function without a signature
         return frozenset()
-    return frozenset(parameters[2:]) & frozenset(Sampled._fields)
+    return frozenset(parameters[2:]) & frozenset(EXTRA_ARGUMENTS)

@@ -2,12 +2,13 @@
 
 A completion is solved if its score reaches full marks, `eval.solved_at`. Its score is one of:
 
-- the value of one reward function, before its weight (the default, or `eval.metric = NAME`);
+- the value of one reward function, before its weight (`eval.metric = NAME`);
 - the weighted sum that is trained on (`eval.metric = "reward"`). Full marks are then
-  `eval.solved_at` times the sum of the positive weights.
+  `eval.solved_at` times the sum of the positive weights of the rewards that apply.
 
-The default is the verifier: a built-in one if there is one, otherwise the reward with the largest
-weight, otherwise the first. Rewards for the form of an answer (`NOT_VERIFIERS`) come last. A TRL
+The default is the verifier: a registered one if there is one, otherwise a user's reward; rewards
+that verify nothing come last. Of several such rewards, the one with the largest weight decides. If
+several share it, nobody can tell which one is the verifier, and the weighted sum decides. A TRL
 function may say that it does not apply to a task; the next reward in that order then decides.
 Partial credit is not solved.
 """
@@ -15,10 +16,10 @@ Partial credit is not solved.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import UserError, nearest
-from .rewards import BUILT_IN, NOT_VERIFIERS
+from .registry import REWARDS
 
 REWARD = "reward"
 """Name of the metric that is the weighted sum of all rewards."""
@@ -34,11 +35,15 @@ class SolvedRule:
 
     Args:
         parts: names of the rewards that may decide, best first. Empty: the weighted sum decides.
-        full: the score that counts as solved.
+        full: the score that counts as solved, if every reward applies.
+        weights: positive weights by reward. Empty unless the sum decides.
+        assumed: True if the sum decides because no reward stands out.
     """
 
     parts: tuple[str, ...]
     full: float
+    weights: Mapping[str, float] = field(default_factory=dict)
+    assumed: bool = False
 
     def score(self, value: float, parts: Mapping[str, float]) -> float | None:
         """Score of a checked completion. None if no deciding reward applies to it.
@@ -55,17 +60,33 @@ class SolvedRule:
         """Name of the reward that decides. "" if the sum decides, or if no such reward applies."""
         return next((name for name in self.parts if name in parts), "")
 
-    def solves(self, score: float) -> bool:
-        """True if `score` reaches full marks."""
-        return score >= self.full - TOLERANCE * max(1.0, abs(self.full))
+    def solves(self, score: float, parts: Mapping[str, float]) -> bool:
+        """True if `score` reaches full marks.
 
-    def above(self, scores: Sequence[float]) -> str:
-        """A warning line if scores exceed full marks, otherwise empty.
+        Args:
+            score: the score.
+            parts: value of each reward that applies. The others do not count in full marks.
+        """
+        applying = sum(weight for name, weight in self.weights.items() if name in parts)
+        full = self.full * (applying / sum(self.weights.values()) if applying else 1.0)
+        return score >= full - TOLERANCE * max(1.0, abs(full))
 
-        In that case partial credit would count as solved.
+    def doubt(self, scores: Sequence[float]) -> str:
+        """A warning line if full marks do not seem to be full marks, otherwise empty.
+
+        Scores above them mean that partial credit counts as solved. If the sum decides only because
+        no reward stands out, scores that all stay below them may mean that nothing can be solved.
         """
         most = max(scores, default=self.full)
-        if most <= self.full + TOLERANCE * max(1.0, abs(self.full)):
+        tolerance = TOLERANCE * max(1.0, abs(self.full))
+        if most < self.full - tolerance and self.assumed:
+            return (
+                f"no completion counts as solved: several rewards have the same weight, so their"
+                f" weighted sum decides, which reaches {most:g} of {self.full:g}. If one of them"
+                f" tells what is right, name it in eval.metric ({', '.join(self.weights)}); if"
+                f" {most:g} is full marks, set eval.solved_at"
+            )
+        if most <= self.full + tolerance:
             return ""
         return (
             f"scores reach {most:g}, but eval.solved_at counts them as solved from {self.full:g}."
@@ -74,8 +95,10 @@ class SolvedRule:
 
     @property
     def text(self) -> str:
-        """The rule in words, e.g. `math >= 1`."""
-        return f"{self.parts[0] if self.parts else REWARD} >= {self.full:g}"
+        """The rule in words, e.g. `math >= 1`, or `0.5 * form + right >= 1.5`."""
+        terms = [n if w == 1.0 else f"{w:g} * {n}" for n, w in self.weights.items()]
+        score = self.parts[0] if self.parts else " + ".join(terms) if self.assumed else REWARD
+        return f"{score} >= {self.full:g}"
 
 
 def solved_rule(
@@ -95,8 +118,10 @@ def solved_rule(
     Raises:
         UserError: if `metric` names no reward.
     """
+    positive = {name: weight for name, weight in zip(names, weights, strict=True) if weight > 0}
+    full = solved_at * (sum(positive.values()) or 1.0)
     if metric == REWARD and metric not in names:
-        return SolvedRule((), solved_at * (sum(w for w in weights if w > 0) or 1.0))
+        return SolvedRule((), full, positive)
     if metric and metric not in names:
         hint = nearest(metric, [*names, REWARD])
         raise UserError(
@@ -105,16 +130,18 @@ def solved_rule(
         )
 
     def place(i: int) -> tuple[int, float, int]:
-        kind = 2 if names[i] in NOT_VERIFIERS else int(names[i] not in BUILT_IN)
-        return kind, -weights[i], i
+        verifies = REWARDS.row(names[i]).verifier if names[i] in REWARDS else None
+        return {True: 0, None: 1, False: 2}[verifies], -weights[i], i
 
     order = sorted(range(len(names)), key=place)
+    if not metric and len(order) > 1 and place(order[0])[:2] == place(order[1])[:2]:
+        return SolvedRule((), full, positive, assumed=True)
     return SolvedRule((metric,) if metric else tuple(names[i] for i in order), solved_at)
 
 
 def spec_name(spec: str) -> str:
     """Name that `load_reward` gives the reward of a spec, without loading it."""
-    return spec if spec in BUILT_IN else spec.rpartition(":")[2]
+    return spec if spec in REWARDS else spec.rpartition(":")[2]
 
 
 def reward_labels(names: Sequence[str], specs: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ WINDOW = 20
 RISE = 2.0
 """Standard errors by which the training reward must have risen."""
 LEVEL = 0.05
-"""Significance level of a run: see `Divergence.look`."""
+"""Significance level of a run: see `Divergence.observe`."""
 
 
 class Comparison(NamedTuple):
@@ -38,7 +38,6 @@ class Comparison(NamedTuple):
     warning: str
 
     def metrics(self) -> dict[str, float]:
-        """The heldout/* metrics of the comparison."""
         return {"heldout/change": self.change, "heldout/diverged": float(self.diverged)}
 
 
@@ -65,7 +64,6 @@ class Divergence:
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def state(self) -> dict[str, Any]:
-        """The state, JSON-serialisable."""
         return {
             "step": self.step,
             "values": list(self.values),
@@ -77,7 +75,6 @@ class Divergence:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.step, self.evaluations, self.active, self.since = (
             state[name] for name in ("step", "evaluations", "active", "since")
         )
@@ -90,7 +87,7 @@ class Divergence:
             self.rewards.append(mean)
             self.since += 1
 
-    def look(self, step: int, values: Sequence[float]) -> Comparison | None:
+    def observe(self, step: int, values: Sequence[float]) -> Comparison | None:
         """Compare an evaluation with the best earlier one.
 
         With n earlier evaluations there were n chances to find a better one by luck. So the paired

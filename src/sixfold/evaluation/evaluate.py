@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..checks.environment import Environment
 from ..environment.base import EnvironmentRole
-from ..environment.scorer import Environment
 from ..errors import UserError
 from ..event_loop import EventLoop
 from ..report.verdicts import verdict_counts
@@ -63,7 +63,7 @@ class Evaluation:
     @property
     def values(self) -> list[list[float]]:
         """Per task: 1 for each solved sample, 0 for every other sample, failed checks included."""
-        return _solved(self.groups)
+        return _solved_by_task(self.groups)
 
     @property
     def by_source(self) -> dict[str, float]:
@@ -107,7 +107,13 @@ class Evaluation:
     @property
     def errors(self) -> int:
         """Samples whose check failed."""
-        return sum(r is None for group in self.groups for r in group.rewards)
+        missing = sum(r is None for group in self.groups for r in group.rewards)
+        return missing - self.not_applicable
+
+    @property
+    def not_applicable(self) -> int:
+        """Samples to which no reward applies. They count as not solved."""
+        return sum(r.not_applicable for of_task in self._rewards() for r in of_task)
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -132,10 +138,13 @@ class Evaluation:
         """pass@k: unbiased probability that at least one of k samples solves a task, mean over
         tasks.
         """
-        return sum(pass_at_k(len(v), int(sum(v)), k) for v in self.values) / len(self.groups)
+        return self.pass_interval(k).mean
+
+    def pass_interval(self, k: int) -> Interval:
+        """pass@k with its 95 % interval over tasks."""
+        return task_interval([[pass_at_k(len(v), int(sum(v)), k)] for v in self.values])
 
     def metrics(self) -> dict[str, float]:
-        """The heldout/* metrics."""
         accuracy, score = self.interval, self.score
         found = {
             "heldout/accuracy": accuracy.mean,
@@ -197,7 +206,7 @@ def evaluate(
     return Evaluation(groups, unscored)
 
 
-def _solved(groups: Sequence[Group]) -> list[list[float]]:
+def _solved_by_task(groups: Sequence[Group]) -> list[list[float]]:
     return [[float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in groups]
 
 

@@ -5,13 +5,16 @@ From it come the figures of summary.json, the samples of the report, and a line 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..report.numbers import p_value, percent, percent_range, points
 from ..report.samples import Sample
-from ..types import VERDICTS, Reward
+from ..types import VERDICTS, Reward, Task
 from .evaluate import Evaluation
 from .statistics import PairedTest, paired_test, task_means
 
@@ -37,11 +40,29 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
         "version": evaluation.version,
         "tasks": len(evaluation.groups),
         "errors": evaluation.errors,
+        "not_applicable": evaluation.not_applicable,
         "verdicts": evaluation.verdicts,
         "strict": evaluation.strict_share,
         "strict_gap": evaluation.strict_gap,
         "samples": [asdict(sample) for sample in _samples(evaluation)],
     }
+
+
+def task_values(tasks: Sequence[Task], found: Mapping[str, Any]) -> dict[str, float]:
+    """Share solved of each task of a record, by a key that the same task has in every run.
+
+    Args:
+        tasks: the held-out tasks, in the order of the evaluation.
+        found: the record of the evaluation.
+    """
+    values: dict[str, float] = {}
+    seen: Counter[str] = Counter()
+    for task, value in zip(tasks, found["values"], strict=True):
+        text = json.dumps([task.prompt, task.answer, task.world], sort_keys=True, default=str)
+        key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+        seen[key] += 1  # a dataset may hold a task twice
+        values[f"{key}-{seen[key]}"] = value
+    return values
 
 
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
@@ -100,7 +121,7 @@ def final_rows(
     for name, share in (after.get("sources") or {}).items():
         earlier = (before.get("sources") or {}).get(name)
         rows.append((f"  {name}", "" if earlier is None else percent(earlier), percent(share)))
-    if before["score"] is not None and after["score"] is not None and _graded(*records):
+    if before["score"] is not None and after["score"] is not None and _has_partial_scores(*records):
         rows.append(("mean score", *(f"{found['score']:.3g}" for found in records)))
     if after.get("strict") is not None:
         shares = [record.get("strict") for record in records]
@@ -108,6 +129,9 @@ def final_rows(
         rows.append(("by the strict verifier", *shown_shares))
     if before["errors"] or after["errors"]:
         rows.append(("checks failed", *(str(found["errors"]) for found in records)))
+    aside = [found.get("not_applicable", 0) for found in records]
+    if any(aside):
+        rows.append(("no reward applies", *map(str, aside)))
     counts = [faults(found.get("verdicts") or {}) for found in records]
     rows += [
         (name, *(str(one.get(name, 0)) for one in counts))
@@ -121,7 +145,7 @@ def final_rows(
     return [(name, old, new) for name, old, new in rows]
 
 
-def _graded(*records: Mapping[str, Any]) -> bool:
+def _has_partial_scores(*records: Mapping[str, Any]) -> bool:
     """True if the mean score differs from the share solved."""
     return any(abs(found["score"] - found["accuracy"]) >= 5e-4 for found in records)
 
@@ -139,6 +163,8 @@ def shown(found: Mapping[str, Any]) -> str:
     if found.get("strict") is not None:
         text += f", {percent(found['strict'])} by the strict verifier"
     text += f", {found['errors']} checks failed" if found["errors"] else ""
+    if aside := found.get("not_applicable"):
+        text += f", no reward applies to {aside} samples"
     return text + "".join(
         f", {n} {name}" for name, n in faults(found.get("verdicts") or {}).items()
     )
@@ -155,7 +181,6 @@ def solved_if(rule: str) -> str:
 
 
 def samples(found: Mapping[str, Any]) -> list[Sample]:
-    """The samples of a record."""
     return [Sample(**sample) for sample in found.get("samples", [])]
 
 

@@ -15,7 +15,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ..errors import UserError, nearest
 from .durable import disk_errors, faultpoint, fsync_path, write_json_atomic
-from .replace import has_checkpoint, move_aside, put_back, remove_replaced, replaced
+from .replace import has_checkpoint, move_aside, put_back, remove_replaced, replaced_folder
 
 MARKER = ".sixfold-run"
 PACKAGES = ("sixfold", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -54,10 +54,10 @@ class RunFolder:
     earlier: RunFolder | None = field(default=None, repr=False)
     """Run that this one replaces, moved aside and locked. None if it replaces none."""
     _lock: int | None = field(default=None, init=False, repr=False)
+    _opened: int | None = field(default=None, init=False, repr=False)
 
     @property
     def recipe(self) -> Path:
-        """The resolved recipe, sufficient to repeat the run."""
         return self.path / "recipe.toml"
 
     @property
@@ -91,12 +91,16 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def heldout(self) -> Path:
+        """Share solved of each held-out task by the final weights."""
+        return self.path / "heldout.json"
+
+    @property
     def samples(self) -> Path:
         """Completions of the same tasks before and after RL."""
         return self.path / "samples.json"
 
     def rollout_file(self, step: int) -> Path:
-        """File for the trajectories of a step."""
         return self.rollouts / f"step-{step:06d}.jsonl.zst"
 
     def lock(self) -> None:
@@ -120,17 +124,78 @@ class RunFolder:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+            self._opened = os.open(self.path, os.O_RDONLY)
             on_failure.pop_all()
         self._lock = descriptor
-        _held_locks.add(descriptor)
+        _held_locks.update((descriptor, self._opened))
 
     def unlock(self) -> None:
-        """Release the lock."""
         # A forked child does not hold the lock: the descriptor may now be another file's.
-        if self._lock in _held_locks:
-            _held_locks.discard(self._lock)
-            os.close(self._lock)
-        self._lock = None
+        for descriptor in (self._lock, self._opened):
+            if descriptor is not None and descriptor in _held_locks:
+                _held_locks.discard(descriptor)
+                os.close(descriptor)
+        self._lock = self._opened = None
+
+    def keep_lock(self) -> None:
+        """Lock the folder again if another program has deleted or replaced its lock file.
+
+        Raises:
+            UserError: if another process holds the new lock.
+        """
+        if self._lock not in _held_locks:
+            return
+        assert self._lock is not None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._lock), os.stat(self.path / MARKER)):
+                return
+        self.unlock()
+        self.lock()
+
+    def displaced(self) -> str:
+        """What became of the locked folder, if another program renamed or deleted it; else ""."""
+        if self._opened not in _held_locks:
+            return ""
+        assert self._opened is not None
+        try:
+            if os.path.samestat(os.fstat(self._opened), os.stat(self.path)):
+                return ""
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # a disk that does not answer: the next write reports it
+            return ""
+        found = self._present_path()
+        return f"{self.path} was {f'renamed to {found}' if found else 'deleted'} during the run"
+
+    def follow(self) -> bool:
+        """Go on in the new place of a folder that was renamed, or create a deleted one again.
+
+        Returns:
+            True if the folder was created again. It then lacks the recipe.
+
+        Raises:
+            UserError: if the disk refuses it, or another folder is there now.
+        """
+        if found := self._present_path():
+            self.path = found
+            return False
+        with disk_errors(f"cannot create {self.path} again"):
+            self.path.mkdir(parents=True)
+        self.unlock()
+        self.lock()
+        with disk_errors(f"cannot prepare {self.path}"):
+            self.rollouts.mkdir()
+            self.checkpoints.mkdir()
+        return True
+
+    def _present_path(self) -> Path | None:
+        """Present path of the locked folder. None if it was deleted, or on macOS."""
+        with suppress(OSError):
+            assert self._opened is not None
+            path = Path(os.readlink(f"/proc/self/fd/{self._opened}"))
+            if os.path.samestat(os.fstat(self._opened), os.stat(path)):
+                return path
+        return None
 
     def __enter__(self) -> RunFolder:
         self.lock()
@@ -138,7 +203,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         """Release the lock. If the run made no checkpoint, put the run that it replaced back."""
-        if self.earlier and replaced(self.path).is_dir() and not has_checkpoint(self.path):
+        if self.earlier and replaced_folder(self.path).is_dir() and not has_checkpoint(self.path):
             put_back(self.path)
         self.unlock()
         if self.earlier:
@@ -157,7 +222,6 @@ class RunFolder:
         remove_replaced(self.path)
 
     def _owner(self) -> str:
-        """Describe the process that holds the lock."""
         try:
             owner = json.loads((self.path / MARKER).read_text())
             return f"pid {owner['pid']} on host {owner['host']} since {owner['since']}"
@@ -177,7 +241,7 @@ class RunFolder:
         for line in reversed(lines):
             try:
                 return int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         return None
 
@@ -211,7 +275,7 @@ class RunFolder:
                 "started": _now(),
                 "command": list(command),
                 "python": platform.python_version(),
-                "packages": {name: _installed(name) for name in PACKAGES},
+                "packages": {name: installed_version(name) for name in PACKAGES},
                 "git_revision": _git_revision(),
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),
@@ -255,8 +319,8 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
     if entries and not overwrite:
         progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
         older = (
-            f"; the run that it would have replaced is in {replaced(run.path)}"
-            if replaced(run.path).is_dir()
+            f"; the run that it would have replaced is in {replaced_folder(run.path)}"
+            if replaced_folder(run.path).is_dir()
             else ""
         )
         raise UserError(
@@ -310,7 +374,7 @@ def _take_away(path: Path) -> RunFolder:
         The run that is kept, locked.
     """
     with ExitStack() as locks:
-        current, older = RunFolder(path), RunFolder(replaced(path))
+        current, older = RunFolder(path), RunFolder(replaced_folder(path))
         for folder in (current, older) if older.path.is_dir() else (current,):
             folder.lock()
             locks.callback(folder.unlock)
@@ -330,7 +394,7 @@ def recover(path: Path) -> bool:
     Returns:
         True if a run was put back.
     """
-    aside = RunFolder(replaced(path))
+    aside = RunFolder(replaced_folder(path))
     # os.path.isdir never raises. Without permission to look here, nobody can train here either.
     if not os.path.isdir(aside.path) or RunFolder(path).recipe.is_file():
         return False
@@ -373,7 +437,8 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None if it runs from its source tree."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -21,7 +21,7 @@ from pathlib import Path
 from .durable import disk_errors, faultpoint, fsync_path
 
 
-def replaced(path: Path) -> Path:
+def replaced_folder(path: Path) -> Path:
     """Folder that holds the run that `path` replaces."""
     real = path.resolve()
     return real.parent / f".{real.name}.replaced"
@@ -37,7 +37,7 @@ def move_aside(path: Path) -> bool:
     Returns:
         True if the newer run is kept.
     """
-    real, aside = path.resolve(), replaced(path)
+    real, aside = path.resolve(), replaced_folder(path)
     with disk_errors(f"cannot move {path} aside"):
         newer = not aside.is_dir() or has_checkpoint(real)
         if newer and aside.is_dir():
@@ -54,7 +54,7 @@ def move_aside(path: Path) -> bool:
 
 def put_back(path: Path) -> None:
     """Move the replaced run back to `path`, and delete what is there. Needs the locks of both."""
-    real, aside = path.resolve(), replaced(path)
+    real, aside = path.resolve(), replaced_folder(path)
     with disk_errors(f"cannot put {aside} back"):
         doomed = _unname(real, real) if real.exists() else None
         faultpoint("replace.back")
@@ -67,12 +67,12 @@ def put_back(path: Path) -> None:
 
 def remove_replaced(path: Path) -> None:
     """Delete the run that `path` has replaced, and leftovers of an interrupted deletion."""
-    real, aside = path.resolve(), replaced(path)
+    real, aside = path.resolve(), replaced_folder(path)
     with disk_errors(f"cannot delete {aside}"):
         if aside.is_dir():
             _delete(aside, real)
-        if _doomed(real).is_dir():
-            shutil.rmtree(_doomed(real))
+        if _deletion_path(real).is_dir():
+            shutil.rmtree(_deletion_path(real))
 
 
 def has_checkpoint(path: Path) -> bool:
@@ -80,13 +80,13 @@ def has_checkpoint(path: Path) -> bool:
     return any(not entry.name.startswith(".") for entry in (path / "checkpoints").glob("*"))
 
 
-def _doomed(real: Path) -> Path:
+def _deletion_path(real: Path) -> Path:
     return real.parent / f".{real.name}.deleting"
 
 
 def _unname(folder: Path, real: Path) -> Path:
     """Rename a folder before it is deleted, so that an interruption leaves no partial run."""
-    doomed = _doomed(real)
+    doomed = _deletion_path(real)
     if doomed.is_dir():
         shutil.rmtree(doomed)
     os.rename(folder, doomed)

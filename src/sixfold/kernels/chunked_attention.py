@@ -91,14 +91,14 @@ class _Scores:
         self.masked = scores.masked_fill_(hidden, -torch.inf)
 
 
-def _grouped(x: Tensor, kv_heads: int) -> Tensor:
+def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
     """[queries, H, D] -> [H_kv, group * queries, D]: group the query heads by KV head."""
     queries, heads, size = x.shape
     grouped = x.reshape(queries, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
     return grouped.reshape(kv_heads, -1, size)
 
 
-def _ungrouped(x: Tensor, queries: int) -> Tensor:
+def _by_query(x: Tensor, queries: int) -> Tensor:
     """[H_kv, group * queries, D] -> [queries, H, D]."""
     kv_heads, _, size = x.shape
     return x.view(kv_heads, -1, queries, size).permute(2, 0, 1, 3).reshape(queries, -1, size)
@@ -126,16 +126,16 @@ def _attend(
             rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
             some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
             scores = _Scores(
-                _grouped(q[rows], k.shape[1]).to(precise), some_keys, c, scale, window, softcap
+                _by_kv_head(q[rows], k.shape[1]).to(precise), some_keys, c, scale, window, softcap
             ).masked
             log_sum = scores.logsumexp(-1, keepdim=True)
             if sinks is not None:
                 of_heads = sinks.to(precise)[:, None].expand(c.stop - c.start, -1, 1)
-                log_sum = torch.logaddexp(log_sum, _grouped(of_heads, k.shape[1]))
-            out[rows] = _ungrouped(scores.sub_(log_sum).exp_() @ values, c.stop - c.start).to(
+                log_sum = torch.logaddexp(log_sum, _by_kv_head(of_heads, k.shape[1]))
+            out[rows] = _by_query(scores.sub_(log_sum).exp_() @ values, c.stop - c.start).to(
                 out.dtype
             )
-            log_sums[rows] = _ungrouped(log_sum, c.stop - c.start)
+            log_sums[rows] = _by_query(log_sum, c.stop - c.start)
     return out, log_sums
 
 
@@ -170,7 +170,7 @@ def _differentiate(
             rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
             some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
             some_queries, of_out, output, log_sum = (
-                _grouped(x[rows], kv_heads).to(precise) for x in (q, grad, out, log_sums)
+                _by_kv_head(x[rows], kv_heads).to(precise) for x in (q, grad, out, log_sums)
             )
             made = _Scores(some_queries, some_keys, c, scale, window, softcap)
             chance = made.masked.sub_(log_sum).exp_()
@@ -180,7 +180,7 @@ def _differentiate(
             if made.tanh is not None:
                 of_scores.mul_(1 - made.tanh.square_())
             of_scores.mul_(scale)
-            dq[rows] = _ungrouped(of_scores @ some_keys, c.stop - c.start).to(q.dtype)
+            dq[rows] = _by_query(of_scores @ some_keys, c.stop - c.start).to(q.dtype)
             dk[seen] += (of_scores.transpose(-1, -2) @ some_queries).transpose(0, 1)
     return dq, dk.to(k.dtype, copy=True), dv.to(v.dtype, copy=True)
 

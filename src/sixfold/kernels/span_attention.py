@@ -17,9 +17,10 @@ every new shape.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -102,7 +103,7 @@ def span_attention(
     out = (
         _flash(q, k, v, spans, scale, window)
         if choice == "flash"
-        else _efficient(q, k, v, spans, scale)
+        else _efficient_attention(q, k, v, spans, scale)
     )
     return out[..., :values]
 
@@ -153,7 +154,10 @@ def _varlen_attn() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # PyTorch before 2.10
         return None
-    return varlen_attn
+    # PyTorch 2.10 and 2.11 support grouped heads without being told.
+    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+        return varlen_attn
+    return partial(varlen_attn, enable_gqa=True)
 
 
 def _flash(
@@ -172,12 +176,11 @@ def _flash(
         most_keys,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) -> Tensor:
+def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) -> Tensor:
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     most_queries, most_keys = spans.longest
     forward: Any = torch.ops.aten._efficient_attention_forward

@@ -133,7 +133,6 @@ class CausalLM:
         return head_logits(self.module, hidden)
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """As `ModuleBody.scaled`."""
         return scaled_logits(self.module, logits)
 
     @property

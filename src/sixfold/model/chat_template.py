@@ -20,6 +20,20 @@ from ..errors import UserError
 PROBE = "5819203746"
 """Message for test renderings. It has only digits, which trimming and changes of case preserve."""
 
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "lookup_5819",
+        "description": "Look up a value.",
+        "parameters": {
+            "type": "object",
+            "properties": {"alpha": {"type": "string", "description": "the key"}},
+            "required": ["alpha"],
+        },
+    },
+}
+"""Tool for test renderings."""
+
 _REMEDY = "use another template (model.chat_template = FILE), or 'none' for plain text prompts"
 
 
@@ -33,6 +47,7 @@ def render(
     *,
     tools: Sequence[Any] = (),
     generation: bool = True,
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a conversation to the text that the model reads.
 
@@ -41,6 +56,7 @@ def render(
         messages: role and content of each turn.
         tools: descriptions of functions that the model may call.
         generation: add the start of the assistant's next turn.
+        arguments: variables of the template.
 
     Raises:
         TemplateRefusal: the template raised an error on these messages.
@@ -52,6 +68,7 @@ def render(
             tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=generation,
+            **(arguments or {}),
         )
     except TemplateSyntaxError as error:
         raise UserError(
@@ -77,6 +94,9 @@ def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Seq
 
     Arguments become defaults at the top of the template, so they also apply in a saved model.
 
+    A tokenizer may have several templates. They stay, and transformers chooses among them: a
+    conversation with tools is rendered by the one named tool_use, others by the one named default.
+
     Args:
         tokenizer: its `chat_template` is replaced.
         choice: auto (keep the tokenizer's own), none, the name of one of several templates, or a
@@ -87,22 +107,29 @@ def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Seq
         UserError: the file cannot be read, there is no template for the arguments, or the template
             cannot be used.
     """
-    template = _chosen(tokenizer.chat_template, choice)
+    template = _choose(tokenizer.chat_template, choice)
     if template is None and arguments:
         raise UserError(
             f"model.template_args = {list(arguments)} has no effect: there is no chat template."
             " Leave it empty"
         )
-    if template is not None and arguments:
-        defaults = "".join(map(_default, arguments))
-        template = template if template.startswith(defaults) else defaults + template
-    tokenizer.chat_template = template
+    defaults = "".join(map(_default, arguments))
+    if isinstance(template, dict):
+        tokenizer.chat_template = {
+            name: _with_defaults(one, defaults) for name, one in template.items()
+        }
+    else:
+        tokenizer.chat_template = template and _with_defaults(template, defaults)
     if template is not None:
         _check(tokenizer)
 
 
-def _chosen(own: Any, choice: str) -> str | None:
-    """The template that `choice` names, or None for no template.
+def _with_defaults(template: str, defaults: str) -> str:
+    return template if template.startswith(defaults) else defaults + template
+
+
+def _choose(own: Any, choice: str) -> str | dict[str, str] | None:
+    """The template or templates that `choice` names, or None for no template.
 
     Args:
         own: the tokenizer's template: a text, a dictionary of named texts, or None.
@@ -114,16 +141,15 @@ def _chosen(own: Any, choice: str) -> str | None:
     if choice == "none":
         return None
     if isinstance(own, dict):
-        name = "default" if choice == "auto" else choice
-        if name in own:
-            return str(own[name])
-        if choice == "auto":
+        if choice in own:
+            return str(own[choice])
+        if choice == "auto" and "default" not in own:
             raise UserError(
                 "model.chat_template = 'auto': the tokenizer has several templates but no"
                 f" default. Choose one of {sorted(own)}"
             )
     if choice == "auto":
-        return None if not own else str(own)
+        return own or None
     try:
         return Path(choice).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

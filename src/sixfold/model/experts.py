@@ -220,13 +220,15 @@ class _Choice(TorchFunctionMode):
             self.own = self.used = own
         if self._given is None or self._experts % width:
             return out
-        used = _replaced(own, self._given // (self._experts // width), self._given[:, :1] == OWN)
+        used = _replace_choices(
+            own, self._given // (self._experts // width), self._given[:, :1] == OWN
+        )
         if decides:
             self.used = used
         return torch.return_types.topk((scores.gather(1, used), used))
 
 
-def _replaced(own: Tensor, given: Tensor, free: Tensor) -> Tensor:
+def _replace_choices(own: Tensor, given: Tensor, free: Tensor) -> Tensor:
     """Result of a `topk` call with the given choices in place of the router's own.
 
     The narrower table is widened by copies of its first column. This happens for groups only. A
@@ -240,11 +242,11 @@ def _replaced(own: Tensor, given: Tensor, free: Tensor) -> Tensor:
     Returns:
         [N, max(A, B)].
     """
-    own, given = _widened(own, given.shape[1]), _widened(given, own.shape[1])
+    own, given = _widen(own, given.shape[1]), _widen(given, own.shape[1])
     return torch.where(free, own, given)
 
 
-def _widened(x: Tensor, columns: int) -> Tensor:
+def _widen(x: Tensor, columns: int) -> Tensor:
     missing = columns - x.shape[1]
     return x if missing <= 0 else torch.cat([x, x[:, :1].expand(-1, missing)], 1)
 
@@ -257,7 +259,7 @@ def find_routers(model: PreTrainedModel) -> Routers | None:
     """
     declared = [
         (name, recorder.index)
-        for recorder in _declared(model)
+        for recorder in _declared_recorders(model)
         for name, part in model.named_modules()
         if isinstance(part, recorder.target_class)
     ]
@@ -272,7 +274,7 @@ def find_routers(model: PreTrainedModel) -> Routers | None:
     return _probe(model, tuple(name for name, _ in inner), inner[0][1])
 
 
-def _declared(model: PreTrainedModel) -> list[Any]:
+def _declared_recorders(model: PreTrainedModel) -> list[Any]:
     """Recorders of router logits that transformers declares for the model."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):

@@ -88,7 +88,6 @@ class FusedDecoder:
 
     @property
     def steady(self) -> bool:
-        """As `Body.steady`."""
         return self._head is not None
 
     def ready(self) -> Body:
@@ -108,7 +107,6 @@ class FusedDecoder:
             linear.packed = None
 
     def release(self) -> None:
-        """As `Body.release`."""
         self.refresh()
 
     def use_half(self) -> None:
@@ -128,7 +126,6 @@ class FusedDecoder:
         layout: Layout,
         additions: LayerAdditions | None = None,
     ) -> Tensor:
-        """As `Body.hidden`."""
         rows, table = self._rows(tokens), self._angles(int(positions.max()) + 1)
         if additions is None and isinstance(layout, CompiledLayout):
             attention = layout.compiled(*self._heads_of(rows.qkv), self._attention)
@@ -146,7 +143,6 @@ class FusedDecoder:
         return self._written_out(rows, positions, layout, table, additions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Body.logits`."""
         if self._head is None:
             return self._model.logits(hidden)
         logits = hidden.new_empty(len(hidden), rows_of(self._head.parts[0]))

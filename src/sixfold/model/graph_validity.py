@@ -84,16 +84,15 @@ class _HostReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given, made = (
-            (t for t in tree_leaves(args) if isinstance(t, Tensor)),
-            (t for t in tree_leaves(out) if isinstance(t, Tensor)),
+            [t for t in tree_leaves(some) if isinstance(t, Tensor)] for some in (args, out)
         )
-        # A zero-dimensional CPU tensor is a constant for every operation except copies.
+        # A zero-dimensional CPU tensor is a constant for every operation except copies. Attention
+        # in float32 returns two, the state of a random generator that it does not use.
+        copied = func.overloadpacket in COPIES
+        devices = {t.device for t in (*given, *made) if t.dim() or not t.is_cpu or copied}
         # `torch.tensor(...)` dispatches lift_fresh.
-        devices = {t.device for t in made} | {
-            t.device for t in given if t.dim() or not t.is_cpu or func.overloadpacket in COPIES
-        }
-        lifted = func.overloadpacket is torch.ops.aten.lift_fresh and devices != {
-            torch.device("cpu")
-        }
+        lifted = func.overloadpacket is torch.ops.aten.lift_fresh and not all(
+            t.is_cpu for t in made
+        )
         self.found |= bool(ON_HOST & set(func.tags)) or len(devices) > 1 or lifted
         return out

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -24,20 +24,21 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..kernels.norms import fuse_norms
 from ..recipe.adapter_folder import Base, base_of, check_base, folder_hash, is_adapter
-from ..recipe.hub_names import not_a_hub_id
+from ..recipe.hub_names import not_found, offline_switch
 from ..recipe.schema import ModelConfig
+from ..sizing.model_files import read_config, regular_file
 from .attention import NAME, register
 from .chat_template import set_template
 from .device import prepare_device
-from .ends import chosen_ends, keep_ends, model_ends
 from .lora import make_adapter, read_files
 from .merge import merge_into
 from .nf4 import round_to_nf4
 from .scratch import character_tokenizer, scratch_model
 from .split_check import check_split
+from .stop_tokens import model_turn_end, recipe_turn_end, save_turn_end
 from .trained_lora import TrainedLora, add_lora, lower_base
 from .turn_end import TurnEnd
 
@@ -113,8 +114,8 @@ class Policy:
             UserError: the tokenizer does not have one of the tokens.
         """
         own = own or TurnEnd(self.stop_token_ids, self.stop_strings)
-        ends = chosen_ends(own, self.tokenizer, tokens, strings)
-        keep_ends(self.model.generation_config, ends, self.tokenizer)
+        ends = recipe_turn_end(own, self.tokenizer, tokens, strings)
+        save_turn_end(self.model.generation_config, ends, self.tokenizer)
         return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings, own_ends=own)
 
     def weights(self) -> dict[str, Tensor]:
@@ -191,8 +192,15 @@ def load_policy(
         model = model.to(device)  # type: ignore[arg-type]
     if dtype != torch.float32:
         model = _with_weights_in(model, dtype).to(device)  # type: ignore[arg-type]
-    ends = model_ends(model.generation_config, tokenizer)
-    keep_ends(model.generation_config, ends, tokenizer)
+    ends = model_turn_end(model.generation_config, tokenizer)
+    check_ends(model, ends, f"{setting} = '{config.path}'")
+    save_turn_end(model.generation_config, ends, tokenizer)
+    with _refusals(
+        f"{setting} = '{config.path}': its generation_config.json is not valid", config.path
+    ):
+        # transformers refuses to save it otherwise: at the first checkpoint.
+        if model.generation_config is not None:
+            model.generation_config.validate(strict=True)
     commits = hub_commits(config.path, config.revision)
     notes = (context.note,) if context.note else ()
     return Policy(
@@ -235,16 +243,14 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Genera
     settings = None
     if config.path:
         _check_folder(config.path, "model.path", config.revision)
-        try:
+        with _refusals(
+            f"model.path = '{config.path}': its tokenizer cannot be loaded", config.path
+        ):
             pinned = config.revision or "main"
             tokenizer = AutoTokenizer.from_pretrained(
                 config.path, revision=pinned, trust_remote_code=False
             )
             settings = _generation_settings(config.path, pinned)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"model.path = '{config.path}': its tokenizer cannot be loaded ({_reason(error)})"
-            ) from error
     set_template(tokenizer, config.chat_template, config.template_args)
     return tokenizer, settings
 
@@ -259,8 +265,25 @@ def _generation_settings(path: str, revision: str) -> GenerationConfig:
         )
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+@contextmanager
+def _refusals(failure: str, path: str) -> Iterator[None]:
+    """Turn the errors of libraries that read a model's files into a UserError "FAILURE (reason)".
+
+    They raise errors of every kind for values that they do not expect. Used-up memory is no such
+    error.
+    """
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:
+        # A panic of tokenizers' Rust code is not an Exception.
+        panic = type(error).__name__ == "PanicException"
+        if "can't allocate memory" in str(error) or not (panic or isinstance(error, Exception)):
+            raise
+        switch = "" if Path(path).exists() else offline_switch("models")
+        why = f": it is no folder here, and {switch} forbids to ask the hub" if switch else ""
+        raise UserError(f"{failure}{why} ({one_line(error)})") from error
 
 
 def from_disk(
@@ -290,15 +313,11 @@ def from_disk(
     check_base(base, f"{setting} = '{path}'")
     named = f"base model of {setting} '{path}'"
     model, tokenizer = _from_disk(base.path, named, base.revision)
-    try:
+    with _refusals(f"{setting} = '{path}': its tokenizer cannot be loaded", path):
         if any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         if (Path(path) / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{setting} = '{path}': its tokenizer cannot be loaded ({_reason(error)})"
-        ) from error
     if merge and base.rounded:
         round_to_nf4(model)
     if merge:
@@ -336,7 +355,7 @@ def _from_disk(
     """
     _check_folder(path, setting, revision)
     pinned = revision or "main"
-    try:
+    with _refusals(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer", path):
         config = AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
         for key in vars(config):
             if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
@@ -353,11 +372,6 @@ def _from_disk(
         )
         model, found = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer"
-            f" ({_reason(error)})"
-        ) from error
     wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if wrong:  # transformers would continue with random values for these weights
         raise UserError(
@@ -382,7 +396,7 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
     """Raise UserError for a path that cannot hold a model. A possible hub id passes."""
     folder = Path(path)
     if not folder.exists():
-        if reason := not_a_hub_id(path):
+        if reason := not_found(path, "models"):
             raise UserError(f"{setting} = '{path}': {reason}")
         return
     if revision:
@@ -392,7 +406,7 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
         )
     if not folder.is_dir():
         raise UserError(f"{setting} = '{folder}' is a file. Give the folder that has config.json")
-    names = {p.name for p in folder.iterdir()}
+    names = {regular_file(p).name for p in folder.iterdir()}
     if "config.json" not in names:
         raise UserError(
             f"{setting} = '{folder}' has no config.json. Give a model folder (found"
@@ -411,6 +425,7 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
             f"{setting} = '{folder}' has no tokenizer files (tokenizer.json). Save the tokenizer"
             " in the same folder"
         )
+    read_config(folder)
 
 
 def check_vocabulary(
@@ -440,6 +455,23 @@ def check_vocabulary(
             f"{where}: {len(beyond)} tokens of the tokenizer have no embedding in the model,"
             f" which has {rows} (the first: {beyond[0][1]!r}, id {beyond[0][0]}). Use the model's"
             " own tokenizer, or enlarge the model with resize_token_embeddings and save it"
+        )
+
+
+def check_ends(model: PreTrainedModel, ends: TurnEnd, where: str) -> None:
+    """Raise UserError for an end token that the model does not have.
+
+    Args:
+        model: has the embeddings.
+        ends: its end tokens.
+        where: start of the error message.
+    """
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    if beyond := [token for token in ends.tokens if token >= rows]:
+        raise UserError(
+            f"{where}: eos_token_id = {beyond[0]} is not a token: the model has {rows}. Correct"
+            " generation_config.json or config.json"
         )
 
 

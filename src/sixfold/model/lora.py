@@ -220,11 +220,6 @@ _PARTS = {"m": "magnitude_vector"}
 def _check_side(what: str, given: Tensor | None, shape: list[int]) -> None:
     """Check one tensor of an adapter.
 
-    Args:
-        what: names the adapter, the tensor and its module.
-        given: the tensor. None: the file has none.
-        shape: shape that fits the module and the rank.
-
     Raises:
         UserError: it is missing, has another shape, or has values that are not finite.
     """

@@ -86,14 +86,7 @@ def _outputs(layer: nn.Linear | Conv1D) -> int:
 def _check_target(
     model: PreTrainedModel, target: str, linear: list[str], proposed: list[str]
 ) -> None:
-    """Raise UserError if no linear module has the name.
-
-    Args:
-        model: the model.
-        target: the name.
-        linear: names of all linear modules.
-        proposed: names of the modules that the error proposes.
-    """
+    """Raise UserError if no linear module has the name."""
     if any(_is_at(name, target) for name in linear):
         return
     known = sorted({name.rpartition(".")[2] for name in proposed})

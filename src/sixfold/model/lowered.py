@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
 from .base import Body, LayerAdditions, Layout, ModuleBody
-from .twin import twin_of
+from .shared_module import shared_copy
 
 Slot = tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None], str]
 """Parameter dictionaries of a submodule and of its twin, and the name of a parameter in both."""
@@ -50,7 +50,7 @@ class LoweredBody:
             reads = _Reads(module, dtype)
             with self._autocast(), reads:
                 probe(model)
-            self._twin = make(twin_of(module))
+            self._twin = make(shared_copy(module))
             self._slots = list(_lowered_slots(module, self._twin.module, reads))
         parts = list(module.modules())
         self._children = [part._modules for part in parts]
@@ -61,7 +61,6 @@ class LoweredBody:
 
     @property
     def module(self) -> nn.Module:
-        """The twin."""
         return self._twin.module
 
     @property
@@ -87,7 +86,6 @@ class LoweredBody:
         self._copied = []
 
     def release(self) -> None:
-        """Free the memory of the copies. The next `ready` makes new ones."""
         self.refresh()
         for _, lowered, name in self._slots:
             p = lowered[name]

@@ -15,19 +15,20 @@ the threshold are still correct, so the context is limited to that length.
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .attention import NAME
 from .causal_lm import Segments, head_logits, hidden_states
-from .unsupported import raised, unknown_layer_kinds
 
 _SPANS = ((0, 5), (5, 13))
 _SMALL = 4
@@ -99,7 +100,7 @@ def check_split(model: PreTrainedModel) -> Context:
     except _FAILURES as error:
         raise UserError(
             f"{kind}: it cannot be run as body and head, so the engine does not support the"
-            f" architecture '{config.model_type}'. {raised(error)}"
+            f" architecture '{config.model_type}'. {error_in_model(error)}"
         ) from error
     if layout.layers != list(range(config.num_hidden_layers)):
         raise UserError(
@@ -129,10 +130,6 @@ def context_of(model: PreTrainedModel) -> int:
 
 def _window_context(model: PreTrainedModel, kind: str) -> Context:
     """Second probe: limit the context to the smallest window if small windows give wrong logits.
-
-    Args:
-        model: the model to check.
-        kind: start of the error message.
 
     Raises:
         UserError: logits are wrong and the smallest window is no longer than a probe's sequence.
@@ -165,14 +162,7 @@ def _window_context(model: PreTrainedModel, kind: str) -> Context:
 
 
 def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Tensor) -> Context:
-    """Third probe: limit the context to the length above which rotary frequencies change.
-
-    Args:
-        model: the model to check.
-        kind: start of the error message.
-        positions: positions of the first probe, [N].
-        ours: logits of the first probe, [N, V].
-    """
+    """Third probe: limit the context to the length above which rotary frequencies change."""
     whole, (first, second) = context_of(model), (b - a for a, b in _SPANS)
     thresholds = sorted(n for n in _original_contexts(model) if second <= n < whole)
     for limit in [*([] if whole == _WITHOUT_LIMIT else [whole]), *reversed(thresholds)]:
@@ -186,7 +176,7 @@ def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Te
             raise
         except _FAILURES as error:
             raise UserError(
-                f"{kind}: it fails at position {limit - 1} of its context: {raised(error)}"
+                f"{kind}: it fails at position {limit - 1} of its context: {error_in_model(error)}"
             ) from error
         if apart <= _TOLERANCE:
             note = (
@@ -250,7 +240,9 @@ def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
-        raise UserError(f"{kind}: transformers cannot run it either: {raised(error)}") from error
+        raise UserError(
+            f"{kind}: transformers cannot run it either: {error_in_model(error)}"
+        ) from error
     finally:
         model.set_attn_implementation(NAME)
 
@@ -305,3 +297,50 @@ def _small_windows(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for attributes, name, value in places:
             attributes[name] = value
+
+
+_COMPUTED = {"full_attention", "sliding_attention", "chunked_attention"}
+_SHOWN = 80
+"""Characters of a source line shown in an error message."""
+
+
+def unknown_layer_kinds(model: PreTrainedModel) -> list[str]:
+    """Kinds of layers in the model's configuration that Sixfold's attention does not compute.
+
+    A probe with short sequences may not show the difference: an index that selects 2,048 keys, or
+    keys that represent 128 tokens each, change nothing in a sequence of 13 tokens.
+    """
+    # Not `vars`: some configurations have `layer_types` as a property.
+    declared = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return sorted({str(kind) for kind in declared} - _COMPUTED)
+
+
+def error_in_model(error: Exception) -> str:
+    """The error's type and first line, and the place in the model's code that raised it."""
+    kind, text = type(error).__name__, str(error).strip().splitlines()
+    told = f"{kind}: {text[0]}" if text else kind
+    place = _place(error.__traceback__)
+    return f"{place} raised {told}" if place else told
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """The innermost submodule that was running, not counting PyTorch's own layers."""
+    place = ""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        owner: Any = frame.f_locals.get("self")
+        # In a frame of `nn.Module.__call__`, `self` is the model's submodule but the code is
+        # PyTorch's.
+        theirs = [type(owner).__module__, str(frame.f_globals["__name__"])]
+        if isinstance(owner, nn.Module) and not any(name.startswith("torch.") for name in theirs):
+            place = _describe(type(owner), frame.f_code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return place
+
+
+def _describe(owner: type[nn.Module], file: str, line: int) -> str:
+    source = linecache.getline(file, line).strip()
+    if len(source) > _SHOWN:
+        source = source[:_SHOWN] + "..."
+    shown = f": `{source}`" if source else ""
+    return f"{owner.__name__} of {owner.__module__} (line {line}{shown})"

@@ -30,7 +30,7 @@ from .lora import LoraAdapter, make_adapter, read_files
 from .lora_targets import import_peft, target_modules
 from .merge import MergedWeights
 from .nf4 import Nf4Linear, store_in_nf4
-from .twin import twin_of
+from .shared_module import shared_copy
 
 NAME = "default"
 """Name of the adapter inside PEFT's modules."""
@@ -90,7 +90,6 @@ class TrainedLora:
         return other
 
     def merged(self) -> MergedWeights:
-        """Weights of the base by name, with the current adapter merged in."""
         return MergedWeights(self.base, self.adapter())
 
     def save(
@@ -130,7 +129,6 @@ def _whole(p: nn.Parameter) -> Tensor:
 
 
 def is_lora(name: str) -> bool:
-    """True for the name of a parameter that PEFT added."""
     return f".{NAME}" in name and ".lora_" in name
 
 
@@ -173,7 +171,7 @@ def add_lora(
         fan_in_fan_out=isinstance(model.get_submodule(names[0]), Conv1D),
         task_type="CAUSAL_LM",
     )
-    trained = twin_of(model)
+    trained = shared_copy(model)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns about tied embeddings, which get no adapter
         torch.manual_seed(seed % 2**63)

@@ -7,13 +7,16 @@ model would write further turns.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from .chat_template import PROBE, TemplateRefusal, render
+from .chat_template import PROBE, PROBE_TOOL, TemplateRefusal, render
 
 _ANSWER, _NEXT = "4071829360", "6392817405"
+_BRACKETS = re.compile(r"\s*[<\[{|].*[>\]}|]\s*", re.DOTALL)
+"""Texts of added tokens that are marks, although the tokenizer does not call them special."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +58,29 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
 
 
 def first_added_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """Id of the first added token in `text`, or None.
+    """Id of the first added token in `text` that can mark a turn, or None.
 
-    If several match at one place, the longest.
+    White space and ordinary words are added to many vocabularies (Pythia, Phi-2: runs of spaces).
+    They mark nothing. If several tokens match at one place, the longest.
     """
     found = [
         (at, -len(t.content), i)
         for i, t in tokenizer.added_tokens_decoder.items()
+        if (t.special or _BRACKETS.fullmatch(t.content)) and t.content.strip()
         if (at := text.find(t.content)) >= 0
     ]
     return min(found)[2] if found else None
 
 
 def _after_answer(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
-    """Text after the answer in the rendered conversation; empty if the template refuses it."""
-    try:
-        text = render(tokenizer, messages, generation=False)
-    except TemplateRefusal:
-        return ""
-    return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
+    """Text after the answer in the rendered conversation; empty if the template refuses it.
+
+    A template for conversations with tools may refuse those without.
+    """
+    for tools in ((), (PROBE_TOOL,)):
+        try:
+            text = render(tokenizer, messages, tools=tools, generation=False)
+        except TemplateRefusal:
+            continue
+        return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
+    return ""

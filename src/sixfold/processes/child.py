@@ -68,6 +68,7 @@ class Child:
         environment: environment variables to set.
         descriptors: file descriptors that the program inherits under the same numbers.
         keeps_output: keep standard output and error for `last_words`, off the terminal.
+        output: descriptor for standard output and error. None: those of this process.
         reply_limit: maximum bytes of a reply.
 
     Attributes:
@@ -86,6 +87,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         keeps_output: bool = False,
+        output: int | None = None,
         reply_limit: int = 1 << 40,
     ) -> None:
         self.pid = 0
@@ -110,8 +112,8 @@ class Child:
             self.process = subprocess.Popen(
                 [*command, str(os.getpid()), str(requests), str(replies), target],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
+                stdout=self._output or output,
+                stderr=self._output or output,
                 pass_fds=(requests, replies, *descriptors),
                 process_group=0,
                 env=variables,
@@ -258,10 +260,10 @@ class Child:
             del self._unread[:end]
             self.pid = self.pid or pid
             if pid == self.pid:
-                return self._checked(kind, number, body)
+                return self._check_message(kind, number, body)
         return None
 
-    def _checked(self, kind: bytes, number: int, body: bytes) -> Message:
+    def _check_message(self, kind: bytes, number: int, body: bytes) -> Message:
         # A program that sends notes of its own accord may also fail while no answer is owed.
         expected = (ANSWER, NOTE, ERROR) if self.owed else (NOTE, ERROR)
         if number != self._answered + 1 or kind not in expected:
@@ -281,6 +283,14 @@ class Child:
             return ChildEnded(f"ended with exit code {code}")
         memory = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
         return ChildEnded(f"was killed by {_signal_name(-code)}{memory}")
+
+
+def supervised(command: Sequence[str]) -> list[str]:
+    """Command line that runs a command and ends all that it has started when it ends, in whatever
+    session. It also ends when its standard input is closed, or this process ends.
+    """
+    inner = [str(os.getpid()), "0", "1", program.COMMAND, *command]
+    return [sys.executable, "-P", program.__file__, *inner]
 
 
 def last_lines(text: str) -> str:

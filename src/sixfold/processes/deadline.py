@@ -33,14 +33,13 @@ class Deadline:
     remedy: str = "If it needs that long, raise run.silence_s"
 
     def missed(self) -> NoAnswer:
-        """The error to raise."""
         return NoAnswer(f"{self.who} gave no sign of life for {self.seconds:g} s. {self.remedy}")
 
 
 class Pulse:
     """Time of the last sign of life of a thread. Any thread may read it.
 
-    Time counts only between `begin` and `rest`, while the thread has work.
+    Time counts only between `begin` and `end`, while the thread has work.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class Pulse:
         """Record a sign of life: a part of the work is done."""
         self._last = time.monotonic()
 
-    def rest(self) -> None:
+    def end(self) -> None:
         """Stop counting time, because there is no work."""
         self._last = None
 

@@ -1,7 +1,8 @@
 """The child's side of `child.py`: `python -P program.py PARENT REQUESTS REPLIES TARGET`.
 
 PARENT is the pid of the parent. REQUESTS and REPLIES are file descriptors. TARGET is a module, or
-the path of a file, that defines `serve(requests: Requests)`.
+the path of a file, that defines `serve(requests: Requests)`. A TARGET of `--` and the words of a
+command run the command, which keeps its standard input and output.
 
 This file needs only the standard library and is started by its path, because the interpreter may
 belong to an environment without Sixfold.
@@ -42,6 +43,9 @@ holds the number of answers requested.
 MARK = b"\x006f\n"  # text that a library prints to the pipe does not begin like this
 REQUEST, ANSWER, NOTE, ERROR = b"Q", b"A", b"N", b"E"
 
+COMMAND = "--"
+"""TARGET that stands for a command."""
+
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _END_TIMEOUT_S = 2.0  # a fork bomb can outrun the loop that kills it
@@ -64,9 +68,9 @@ class Requests:
         self._replies = replies
         self._program = self._pid = os.getpid()
         self._number = self._last = 1  # of the next answer, and of the last that is asked for
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._note_fork)
 
-    def _forked(self) -> None:
+    def _note_fork(self) -> None:
         self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -119,7 +123,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _signal_on_death_of_parent(number: int) -> None:
+def signal_on_death_of_parent(number: int) -> None:
     """Make the kernel send a signal to this process when the thread that started it ends."""
     if _LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
@@ -154,6 +158,10 @@ def descendants(keep: Collection[int] = ()) -> list[int]:
         found += below
         waiting += below
     return found
+
+
+helpers: set[int] = set()
+"""Children of this process that must outlive a check, such as those that start sandboxes."""
 
 
 def end_descendants(keep: Collection[int] = ()) -> None:
@@ -191,7 +199,7 @@ def _supervise(child: int, requests: int, parent: int) -> NoReturn:
         signal.signal(number, lambda number, frame: None)
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     # The pipe alone does not show the death of a parent that has forked: the copy holds it too.
-    _signal_on_death_of_parent(signal.SIGUSR1)
+    signal_on_death_of_parent(signal.SIGUSR1)
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(requests, 0)  # a hang-up is always reported
@@ -242,18 +250,21 @@ def _load(target: str) -> Callable[[Requests], None]:
 def main() -> None:
     """Become the supervisor, and fork a process to do the work."""
     parent, requests, replies = (int(argument) for argument in sys.argv[1:4])
+    is_command = sys.argv[4] == COMMAND
     for descriptor in (requests, replies):
         # A program that TARGET starts must not keep the pipes open.
-        os.set_inheritable(descriptor, False)
+        os.set_inheritable(descriptor, is_command)
     adopt_orphans()
     supervisor = os.getpid()
     child = os.fork()
     if child:
         os.close(replies)
         _supervise(child, requests, parent)
-    _signal_on_death_of_parent(signal.SIGKILL)
+    signal_on_death_of_parent(signal.SIGKILL)
     if os.getppid() != supervisor:  # it died before the call
         os._exit(1)
+    if is_command:
+        os.execvp(sys.argv[5], sys.argv[5:])
     incoming = Requests(requests, replies)
     try:
         _load(sys.argv[4])(incoming)

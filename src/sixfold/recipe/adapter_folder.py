@@ -11,12 +11,12 @@ PEFT and vLLM read the first two files only.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..sizing.model_files import read_object
 
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 
@@ -51,7 +51,7 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: if it cannot be read.
     """
-    return _read(folder / CONFIG)
+    return read_object(folder / CONFIG)
 
 
 def base_of(path: str, setting: str) -> Base:
@@ -69,7 +69,7 @@ def base_of(path: str, setting: str) -> Base:
     """
     folder = Path(path).expanduser()
     named = adapter_settings(folder)
-    own = _read(folder / BASE) if (folder / BASE).is_file() else {}
+    own = read_object(folder / BASE) if (folder / BASE).is_file() else {}
     base = named.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(
@@ -102,7 +102,7 @@ def trained_on(path: str) -> str | None:
     file = Path(path).expanduser() / BASE
     if not file.is_file():
         return None
-    rounded = _read(file).get("rounded", "")
+    rounded = read_object(file).get("rounded", "")
     if rounded not in ("", "nf4"):
         raise UserError(f"{file}: rounded = {rounded!r} is not known. Use a newer version")
     return str(rounded)
@@ -146,13 +146,3 @@ def folder_hash(folder: Path) -> str:
         with file.open("rb") as stream:
             found.update(hashlib.file_digest(stream, "sha256").digest())
     return found.hexdigest()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a JSON object")
-    return content

@@ -7,8 +7,7 @@ from dataclasses import replace
 from ..algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, PASS_AT_K, Method
 from ..algorithm.zoo import ZOO
 from ..errors import UserError, nearest
-from .lora_plan import check_lora
-from .schema import AlgorithmConfig, Recipe
+from .schema import AlgorithmConfig, Recipe, ReferenceConfig
 
 _WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
 _WITHOUT_LOW = ("truncated", "truncated-sequence", "decoupled", "negative-sequence")
@@ -69,7 +68,6 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
     Raises:
         UserError: if a setting contradicts the algorithm.
     """
-    check_lora(recipe, row)
     samples, prompts = recipe.rollout.samples_per_prompt, recipe.rollout.prompts_per_step
     if row.group_baseline and samples < 2:
         raise UserError(
@@ -129,9 +127,10 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
             f"critic.body = 'none', but '{row.name}' needs a critic for its advantage"
             f" ({row.advantage}). Use 'own' or 'policy'"
         )
-    _check_correction(recipe, row)
+    exact = recipe.run.precision == "float32" and not recipe.quantised_sampling
+    _check_correction(row, same_weights=exact and recipe.sync.kind == "shared")
     check_recomputed(recipe, row)
-    _check_reference(recipe, row)
+    _check_reference(recipe.reference, row, evaluates=recipe.eval.every > 0)
 
 
 def _check_band(row: Method) -> None:
@@ -271,7 +270,13 @@ def _check_rewards(row: Method) -> None:
         )
 
 
-def _check_correction(recipe: Recipe, row: Method) -> None:
+def _check_correction(row: Method, *, same_weights: bool) -> None:
+    """Refuse a correction of samples that come from the trainer's own weights.
+
+    Args:
+        row: the method.
+        same_weights: engine and trainer compute with the same weights in float32.
+    """
     rule = (
         row.correction
         if row.correction != "none"
@@ -281,8 +286,7 @@ def _check_correction(recipe: Recipe, row: Method) -> None:
     )
     # The only rule that uses the policy's current log-probs.
     moves = row.updates > 1 and rule == "negative-sequence"
-    exact = recipe.run.precision == "float32" and not recipe.quantised_sampling
-    if rule and recipe.sync.kind == "shared" and exact and not moves:
+    if rule and same_weights and not moves:
         raise UserError(
             f"algorithm.correction = '{rule}' has no effect: it corrects for samples from older"
             " or quantised weights, but engine and trainer share their weights in float32"
@@ -311,8 +315,7 @@ def check_recomputed(recipe: Recipe, row: Method) -> None:
         )
 
 
-def _check_reference(recipe: Recipe, row: Method) -> None:
-    config = recipe.reference
+def _check_reference(config: ReferenceConfig, row: Method, *, evaluates: bool) -> None:
     if row.needs_teacher and not config.path:
         raise UserError(
             f"reference.path is empty, but '{row.name}' needs a teacher. Set it to a model with"
@@ -348,7 +351,7 @@ def _check_reference(recipe: Recipe, row: Method) -> None:
             f"reference.reset_every and reference.placement have no effect: '{row.name}' with"
             " algorithm.beta = 0 uses no reference model. Set algorithm.beta > 0, or remove them"
         )
-    if config.reset_patience and not (recipe.eval.every and row.needs_reference):
+    if config.reset_patience and not (evaluates and row.needs_reference):
         raise UserError(
             "reference.reset_patience counts held-out evaluations and resets the reference"
             " model. Set eval.every > 0 and algorithm.beta > 0, or remove it"

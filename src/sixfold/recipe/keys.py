@@ -15,6 +15,24 @@ _SECRET = re.compile(
 )
 
 
+REMOVED: Mapping[str, tuple[object, str]] = {
+    "engine.continuous": (True, "waiting sequences always start as others finish"),
+}
+"""Earlier setting -> the value that always holds now, and what that means."""
+
+
+def drop_removed(tree: Mapping[str, Any]) -> None:
+    """Drop earlier settings from a recorded recipe, if it has the values that always hold now.
+
+    A run folder records every setting, also those of an earlier version.
+    """
+    for key, (value, _) in REMOVED.items():
+        section, name = key.split(".")
+        table = tree.get(section)
+        if isinstance(table, dict) and table.get(name) == value:
+            del table[name]
+
+
 def check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: str = "") -> None:
     """Check that every leaf is a setting and every table a section.
 
@@ -42,7 +60,9 @@ def _value_for_section(key: str, value: Any) -> str:
     """Error message for a section that is written like a setting."""
     kind = kind_knobs().get(key)
     if kind is None:
-        example = next(k for k in knobs() if k.startswith(key + "."))
+        named = ("model.path", "algorithm.name", "data.source")
+        keys = [k for k in (*named, *knobs()) if k.startswith(key + ".")]
+        example = keys[0]
         return f"'{key}' is a section, not a setting. Set one of its settings, e.g. {example}"
     meant = next((c for c in kind.choices if str(value).partition(":")[0] == c), "")
     fields = [k.key for k in knobs().values() if k.section == key and meant in k.kinds]
@@ -71,15 +91,54 @@ def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]
                 )
 
 
+MEANT = {
+    "lr": "trainer.learning_rate",
+    "model_name": "model.path",
+    "model_name_or_path": "model.path",
+    "max_steps": "run.steps",
+    "total_steps": "run.steps",
+    "train_steps": "run.steps",
+    "output_dir": "run.dir",
+    "run_name": "run.name",
+    "batch_size": "rollout.prompts_per_step",
+    "train_batch_size": "rollout.prompts_per_step",
+    "num_generations": "rollout.samples_per_prompt",
+    "group_size": "rollout.samples_per_prompt",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "dataset": "data.source",
+    "dataset_name": "data.source",
+    "reward": "environment.rewards",
+    "reward_funcs": "environment.rewards",
+    "kl_coef": "algorithm.beta",
+    "kl_loss_coef": "algorithm.beta",
+    "num_epochs": "algorithm.epochs",
+    "num_iterations": "algorithm.epochs",
+    "max_grad_norm": "trainer.grad_clip",
+    "lora_r": "model.lora.rank",
+    "lora_rank": "model.lora.rank",
+    "save_steps": "checkpoint.every",
+    "eval_steps": "eval.every",
+    "bf16": "run.precision",
+    "dtype": "run.precision",
+}
+"""Names that other trainers use -> setting."""
+
+
 def _unknown_key(key: str, value: Any) -> str:
     """Error message for an unknown key."""
-    name = key.rpartition(".")[2]
+    if key in REMOVED:
+        return f"{key} is no longer a setting: {REMOVED[key][1]}. Remove it"
+    name = key.rpartition(".")[2].replace("-", "_").casefold()
     if isinstance(value, str) and _SECRET.search(name):
         variable = name.upper().replace("-", "_")
         return (
             f"'{key}' looks like a secret, and a recipe must not contain secrets (value not"
             f" shown). Set the environment variable {variable}"
         )
+    if name in MEANT:
+        return f"unknown key '{key}'. Did you mean '{MEANT[name]}'?"
     homes = [knob for knob in knobs().values() if knob.name == name]
     if homes:
         return f"'{key}' belongs under " + " or ".join(

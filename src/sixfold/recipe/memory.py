@@ -1,151 +1,239 @@
-"""Memory of a run, part by part, computed from the recipe and the model's sizes. No torch.
-
-`run/kv_size.py` uses it to reserve memory for training before it sizes the KV cache.
-`recipe/memory_text.py` displays it (`sixfold explain`). docs/memory.md explains the formulas.
-"""
+"""Memory of a plan, and settings that save some: each alone, and together until a run fits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from .kv_budget import HEADROOM, token_bytes, wanted_tokens
-from .memory_experts import expert_parts, record_bytes
-from .memory_held import held_parts, holdings
-from .memory_part import Part, number_width
-from .memory_shards import gathered_parts
-from .memory_work import rank_tokens, work_parts
-from .model_size import ModelSize
-from .schema import AlgorithmConfig, LoraConfig, Recipe
+from ..errors import UserError
+from ..sizing.memory import MemoryPlan, memory_plan, ranks_started
+from .model_shape import ModelShape, model_shape
+from .plan import Plan, make_plan
+from .rank_checks import check_ranks
+from .schema import LoraConfig, ModelConfig, ParallelConfig, Recipe
+
+Settings = Mapping[str, object]
+"""Dotted name of a setting -> value."""
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """Memory of a run on one GPU, part by part. Parts in host memory are listed too.
+class Together:
+    """Settings that save memory together.
 
     Attributes:
-        parts: in display order.
-        cache_wanted: tokens of the KV cache.
-        cache_least: minimum tokens of the KV cache: one sequence, or the size set by the recipe.
-        cache_token: bytes of one token in the KV cache.
-        sequence: tokens of the longest sequence, in whole blocks.
-        cache_trains: the KV cache stays allocated while the trainer works.
+        settings: the settings, in the order in which they were found.
+        plan: the plan with these settings.
+        memory: its memory.
     """
 
-    parts: tuple[Part, ...]
-    cache_wanted: int
-    cache_least: int
-    cache_token: int
-    sequence: int
-    cache_trains: bool
+    settings: Settings
+    plan: Plan
+    memory: MemoryPlan
 
-    @property
-    def training(self) -> int:
-        """Bytes while the trainer works, without the KV cache."""
-        return sum(p.size for p in self.parts if p.trains and not p.host)
-
-    @property
-    def sampling(self) -> int:
-        """Bytes while completions are sampled, without the KV cache."""
-        return sum(p.size for p in self.parts if p.samples and not p.host)
-
-    @property
-    def host(self) -> int:
-        """Bytes in host memory."""
-        return sum(p.size for p in self.parts if p.host)
-
-    def needed(self, cache: int) -> int:
-        """Peak bytes with a KV cache of `cache` tokens."""
-        cached = cache * self.cache_token
-        return max(self.sampling + cached, self.training + (cached if self.cache_trains else 0))
-
-    def cache_that_fits(self, total: int, free: int | None = None) -> int | None:
-        """Tokens of the KV cache on a device. None if the run does not fit on it.
-
-        Args:
-            total: bytes of the device. A tenth is kept as headroom.
-            free: bytes not used by other processes. None: all.
-        """
-        room = (total if free is None else free) - int(HEADROOM * total)
-        spare = room - (max(self.sampling, self.training) if self.cache_trains else self.sampling)
-        if room < self.training:
-            return None
-        tokens = min(self.cache_wanted, max(0, spare) // self.cache_token)
-        return tokens if tokens >= self.cache_least else None
+    def fits(self, total: int) -> bool:
+        """Whether the run fits on devices of `total` bytes. A tenth is kept as headroom."""
+        return self.memory.cache_that_fits(total) is not None
 
 
-def memory_plan(
-    recipe: Recipe,
-    size: ModelSize,
-    prompt: int | None,
-    longest: int | None,
-    teacher: int | None = None,
-    draft: ModelSize | None = None,
-    ranks: int = 1,
-) -> MemoryPlan | None:
-    """Memory of the run, part by part. None if the number of adapter parameters is unknown.
+def memory_of(plan: Plan, ranks: int = 0) -> MemoryPlan | None:
+    """Memory of the plan. None if the model's sizes are not known.
+
+    Args:
+        plan: the resolved recipe.
+        ranks: processes that torchrun starts. 0: those of this run.
+    """
+    policy, speculation, draft = plan.recipe.model, plan.recipe.engine.speculation, None
+    size, teacher = plan.model.size, teacher_parameters(policy, plan.recipe.reference.path)
+    if speculation.kind == "draft":
+        draft = _shape_of(policy, speculation.path, "engine.speculation.path").size
+    if size is None or teacher is None or (speculation.kind == "draft" and draft is None):
+        return None
+    return memory_plan(
+        plan.recipe,
+        size,
+        plan.max_prompt_tokens,
+        plan.longest_tokens,
+        teacher or None,
+        draft,
+        ranks or ranks_started(),
+    )
+
+
+def teacher_parameters(policy: ModelConfig, path: str) -> int | None:
+    """Parameters of a separate reference model. 0 if there is none, None if not known."""
+    return _shape_of(policy, path, "reference.path").parameters if path else 0
+
+
+def _shape_of(policy: ModelConfig, path: str, setting: str) -> ModelShape:
+    """Sizes of another model of the recipe.
+
+    Args:
+        policy: settings of the policy, which hold for the other model too.
+        path: path or hub id of the model.
+        setting: setting that names it.
+
+    Raises:
+        UserError: if there is no such model.
+    """
+    return model_shape(policy.model_copy(update={"path": path, "revision": ""}), setting)
+
+
+def what_helps(plan: Plan, memory: MemoryPlan, ranks: int = 0) -> list[tuple[str, int]]:
+    """(setting, saved bytes) pairs, with the largest saving first. Each setting is tried alone.
+
+    Args:
+        plan: the resolved recipe.
+        memory: its memory.
+        ranks: processes that torchrun starts. 0: those of this run.
+    """
+    ranks = ranks or ranks_started()
+    return [
+        (" with ".join(f"{key} = {_shown(value)}" for key, value in settings.items()), saved)
+        for settings, saved, changed, _ in _savings(plan, memory, ranks)
+        if possible(changed.recipe, ranks)
+    ]
+
+
+def _shown(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value).lower()
+
+
+def saving_path(plan: Plan, ranks: int) -> list[Together]:
+    """Settings that save memory together: at first none, then one more each.
+
+    Each takes the setting with the largest saving that is left. Empty: the memory is not known.
+
+    Args:
+        plan: the resolved recipe.
+        ranks: processes that torchrun starts.
+    """
+    memory = memory_of(plan, ranks)
+    path = [] if memory is None else [Together({}, plan, memory)]
+    while path:
+        last = path[-1]
+        found = _savings(last.plan, last.memory, ranks)
+        best = next((one for one in found if possible(one[2].recipe, ranks)), None)
+        if best is None:
+            break
+        settings, _, changed, held = best
+        path.append(Together({**last.settings, **settings}, changed, held))
+    return path
+
+
+def settings_together(path: list[Together], total: int, ranks: int) -> Together | None:
+    """Settings with which a run fits on its devices. None: it does not fit with all of the path.
+
+    Settings of the path that turn out not to be needed are left out.
+
+    Args:
+        path: from `saving_path`.
+        total: bytes of a device. A tenth is kept as headroom.
+        ranks: processes that torchrun starts.
+    """
+    found = next((one for one in path if one.fits(total)), None)
+    for key in found.settings if found else ():
+        assert found is not None
+        fewer = {name: value for name, value in found.settings.items() if name != key}
+        changed = replace(path[0].plan, recipe=path[0].plan.recipe.with_settings(fewer))
+        held = memory_of(changed, ranks)
+        other = None if held is None else Together(fewer, changed, held)
+        if other is not None and other.fits(total) and possible(changed.recipe, ranks):
+            found = other
+    return found
+
+
+def _savings(
+    plan: Plan, memory: MemoryPlan, ranks: int
+) -> list[tuple[Settings, int, Plan, MemoryPlan]]:
+    """Settings that save memory alone: (settings, bytes, changed plan, its memory), best first."""
+    size, found = plan.model.size, []
+    experts = size.experts.count if size and size.experts else 0
+    for settings in _changes(plan.recipe, experts, ranks):
+        changed = replace(plan, recipe=plan.recipe.with_settings(settings))
+        other = memory_of(changed, ranks)
+        if other is None:
+            continue
+        saved = memory.needed(memory.cache_least) - other.needed(other.cache_least)
+        if saved > 0:
+            found.append((settings, saved, changed, other))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def possible(recipe: Recipe, ranks: int) -> bool:
+    """Whether a run with this recipe would start."""
+    try:
+        whole = Recipe.model_validate(recipe.model_dump())
+        check_ranks(whole, make_plan(whole).algorithm, ranks)
+    except (UserError, ValueError):  # a ValidationError is a ValueError
+        return False
+    return True
+
+
+def _changes(recipe: Recipe, experts: int, ranks: int) -> Iterator[Settings]:
+    """Settings that may save memory.
 
     Args:
         recipe: the whole run.
-        size: sizes of the policy.
-        prompt: longest prompt, in tokens. None: not known.
-        longest: longest sequence, in tokens. None: not known.
-        teacher: parameters of a separate reference model.
-        draft: sizes of the draft model. None: there is none.
-        ranks: number of processes that torchrun starts. The plan is for one of them.
+        experts: experts per layer of the policy. 0: there are none.
+        ranks: processes that torchrun starts.
     """
-    engine, embedded = recipe.engine, recipe.rollout.backend.kind == "engine"
-    sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0
-    wanted = engine.kv_tokens or engine.max_running * sequence
-    held = holdings(recipe, size, teacher, draft.parameters if draft else None, ranks)
-    if held is None:
-        return None
-    work = [p for p in work_parts(recipe, size, prompt, held) if embedded or p.trains]
-    tokens = rank_tokens(recipe, prompt, held)
-    plan = MemoryPlan(
-        parts=(
-            *held_parts(recipe, held),
-            *gathered_parts(recipe, size, held),
-            *work,
-            *expert_parts(recipe, size, tokens, longest, held.experts),
-        ),
-        cache_wanted=wanted if embedded else 0,
-        cache_least=(engine.kv_tokens or sequence) if embedded else 0,
-        cache_token=_cache_token(recipe, size, engine.kv_dtype)
-        + record_bytes(recipe, size.experts)
-        + (_cache_token(recipe, draft, "auto") if draft else 0),
-        sequence=sequence,
-        cache_trains=not engine.release_kv,
-    )
-    if not recipe.full_sft:
-        return plan
-    model = recipe.model.model_copy(update={"lora": LoraConfig()})
-    # The default algorithm has neither a reference nor a critic, and neither has SFT.
-    full = recipe.model_copy(update={"model": model, "algorithm": AlgorithmConfig()})
-    before = memory_plan(full, size, prompt, longest, teacher, draft, ranks)
-    return plan if before is None else replace(plan, parts=(*plan.parts, *_sft(plan, before)))
+    trainer, running = recipe.trainer, recipe.engine.max_running
+    wanted: list[tuple[str, object]] = [
+        ("run.precision", "bfloat16"),
+        ("trainer.activation_checkpointing", "full"),
+        ("trainer.max_tokens_per_microbatch", max(16, trainer.max_tokens_per_microbatch // 2)),
+        ("trainer.logprob_chunk", min(trainer.logprob_chunk, 256)),
+        ("trainer.activation_offload", True),
+        ("engine.release_kv", True),
+        ("engine.kv_tokens", 0),
+        ("engine.max_running", max(1, running // 4)),
+        ("critic.body", "policy"),
+        ("sync.kind", "shared"),
+        ("parallel.context", _doubled_context(recipe.parallel, ranks)),
+    ]
+    if not recipe.model.lora.rank and trainer.optimizer != "adamw8bit":
+        wanted += [("parallel.experts", _doubled_experts(recipe.parallel, experts, ranks))]
+    lowered = recipe.run.precision == "bfloat16"
+    if ranks == 1:  # several share the optimizer's state instead
+        wanted += [("trainer.optimizer", "adamw8bit"), ("trainer.offload", "optimizer")]
+    if not recipe.model.lora.rank:
+        wanted += [("reference.offload", True)]
+        wanted += [("reference.precision", "bfloat16")] * lowered
+        both: dict[str, object] = {"trainer.weights": "bfloat16"}
+        if ranks == 1 and trainer.weights != "bfloat16":
+            yield both if lowered else {"run.precision": "bfloat16"} | both
+    yield from _bases(recipe.model.lora, recipe.run.precision)
+    for key, value in wanted:
+        section, name = key.split(".")
+        if value not in (None, getattr(getattr(recipe, section), name)):
+            yield {key: value}
 
 
-def _sft(plan: MemoryPlan, before: MemoryPlan) -> tuple[Part, ...]:
-    """Memory that SFT of all weights needs in addition to the training of an adapter.
+def _bases(lora: LoraConfig, precision: str) -> Iterator[Settings]:
+    """Smaller precisions of the frozen base of an adapter. None without an adapter."""
+    bases = ("float32", "bfloat16", "nf4")
+    for base in bases[bases.index(lora.base) + 1 :] if lora.rank else ():
+        lowered = {} if precision == "bfloat16" else {"run.precision": "bfloat16"}
+        yield {"model.lora.base": base, **lowered}
+
+
+def _doubled_context(parallel: ParallelConfig, ranks: int) -> int | None:
+    """Twice the size of a context group. None if the ranks of one copy are no such groups."""
+    twice = 2 * parallel.context
+    divides = ranks % (parallel.replicas * parallel.tensor * twice) == 0
+    return twice if divides else None
+
+
+def _doubled_experts(parallel: ParallelConfig, experts: int, ranks: int) -> int | None:
+    """Twice the size of an expert group. None if the run cannot have such groups.
 
     Args:
-        plan: training of the adapter.
-        before: training of all weights.
+        parallel: the groups that the run has.
+        experts: experts per layer of the policy. 0: there are none.
+        ranks: processes that torchrun starts.
     """
-    training, sampling = before.training - plan.training, before.sampling - plan.sampling
-    says = "{} bytes before there is an adapter, minus those with one"
-    return (
-        Part("SFT of all weights", max(0, training), says.format(before.training), samples=False),
-        Part(
-            "sampling during SFT",
-            max(0, sampling),
-            says.format(before.sampling),
-            trains=False,
-        ),
-    )
-
-
-def _cache_token(recipe: Recipe, size: ModelSize, kv_dtype: str) -> int:
-    """Bytes of one token in a model's KV cache."""
-    cached = size.cached(padded=recipe.run.device != "cpu")
-    return token_bytes(cached, number_width(recipe), kv_dtype)
+    twice = 2 * parallel.experts
+    if not experts or parallel.tensor > 1:
+        return None
+    divides = experts % twice == 0 and ranks % (parallel.replicas * twice) == 0
+    return twice if divides else None

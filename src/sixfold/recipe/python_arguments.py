@@ -131,8 +131,8 @@ def checked_algorithm(algorithm: Any) -> Any:
     )
 
 
-def checked_tasks(argument: str, tasks: Any) -> list[Any]:
-    """Items of an iterable of tasks. `given_tasks` checks each of them.
+def checked_tasks(argument: str, tasks: Any) -> Iterable[Any]:
+    """The iterable of tasks. `given_tasks` checks each of them.
 
     Raises:
         UserError: if `tasks` is not an iterable of tasks.
@@ -143,15 +143,13 @@ def checked_tasks(argument: str, tasks: Any) -> list[Any]:
             f"{argument} is of type {type(tasks).__name__}: give a list of tasks, e.g. {example};"
             " for a file, set data.source in settings"
         )
-    return list(tasks)
+    return tasks
 
 
-def with_episode(recipe: Recipe, environment: Callable[..., Any]) -> Recipe:
-    """The recipe with `environment.episode` as the name of a class or function."""
+def episode_name(environment: Callable[..., Any]) -> str:
+    """Value of `environment.episode` for a class or function."""
     name = getattr(environment, "__qualname__", type(environment).__qualname__)
-    spec = f"{getattr(environment, '__module__', '')}:{name}"
-    section = recipe.environment.model_copy(update={"episode": spec})
-    return recipe.model_copy(update={"environment": section})
+    return f"{getattr(environment, '__module__', '')}:{name}"
 
 
 def setting_flags(settings: Any) -> list[str]:

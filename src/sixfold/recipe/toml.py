@@ -17,11 +17,14 @@ from pydantic import ValidationError
 from ..errors import UserError
 from .find import find_recipe, read_recipe_file
 from .flags import parse_flags
-from .keys import bad_value, check_keys, shown
+from .keys import bad_value, check_keys, drop_removed, shown
 from .kinds import kinds_in, settle_kinds
 from .knobs import kind_knobs, knobs, sections
 from .schema import Recipe
 from .toml_lines import key_lines, line_of, syntax_error
+
+RECORDED = "recipe.toml"
+"""Name of the file in which a run records its recipe: `files.folder`."""
 
 
 def load_recipe(path_or_name: str, flags: Sequence[str] = ()) -> Recipe:
@@ -35,16 +38,20 @@ def load_recipe(path_or_name: str, flags: Sequence[str] = ()) -> Recipe:
         UserError: for any mistake.
     """
     path = find_recipe(path_or_name)
-    return parse_recipe(read_recipe_file(path), str(path), flags)
+    recorded = path.name == RECORDED
+    return parse_recipe(read_recipe_file(path), str(path), flags, recorded=recorded)
 
 
-def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
+def parse_recipe(
+    text: str, where: str, flags: Sequence[str] = (), *, recorded: bool = False
+) -> Recipe:
     """Like `load_recipe`, for TOML text in memory.
 
     Args:
         text: the TOML text.
         where: name of the text in error messages.
         flags: command-line flags, which take precedence over the text.
+        recorded: a run recorded the text, maybe by an earlier version.
 
     Raises:
         UserError: for any mistake.
@@ -56,6 +63,8 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
         raise UserError(syntax_error(text, where, error)) from error
     if not asked:
         raise UserError(f'{where} is empty; the smallest recipe is one line: run.name = "my-run"')
+    if recorded:
+        drop_removed(asked)
     lines = key_lines(text)
 
     def place(key: str) -> str:

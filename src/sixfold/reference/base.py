@@ -1,4 +1,4 @@
-"""The reference role: protocols for a frozen model that scores samples."""
+"""The reference role: a frozen model that scores samples, and several scorers as one."""
 
 from __future__ import annotations
 
@@ -39,6 +39,23 @@ class Reference(Protocol):
         `ref_logp` by `scorer`.
         """
         ...
+
+
+class Scorers:
+    """The reference, then the critic and the proximal pass: each fills in its own field."""
+
+    def __init__(self, reference: Reference, others: Sequence[Scorer]) -> None:
+        self._reference = reference
+        self._others = others
+
+    def start(self, groups: Sequence[Group]) -> None:
+        """Start only the reference: the other scorers need the weights that this process trains."""
+        self._reference.start(groups)
+
+    def score(self, batch: Batch) -> Batch:
+        for scorer in (self._reference, *self._others):
+            batch = scorer.score(batch)
+        return batch
 
 
 class KeptReference(Reference, Checkpointable, Protocol):

@@ -5,8 +5,8 @@ The frozen model is a copy of the policy, or a teacher.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..batch import Batch
-from ..model.twin import twin_of
+from ..model.shared_module import shared_copy
 from ..ranks import ALONE, Ranks
 from ..trainer.logprobs import PolicyRoot, Scores, Scoring, score_tables
 from ..trainer.packing import PackedRow
 from ..types import Group
-from .host_weights import HostWeights
 from .weights import FrozenWeights
 
 
@@ -33,7 +32,6 @@ class NoReference:
         """Does nothing."""
 
     def score(self, batch: Batch) -> Batch:
-        """The batch unchanged."""
         return batch
 
     def tensors(self) -> dict[str, Tensor]:
@@ -89,7 +87,7 @@ class FrozenReference(FrozenWeights):
         root: PolicyRoot | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.model = _frozen(model, copy, base)
+        self.model = _freeze(model, copy, base)
         self._host = HostWeights(self.model) if offload else None
         super().__init__(self._host.weights if self._host else _own_weights(self.model, base))
         self._root = root or PolicyRoot(self.model)
@@ -135,7 +133,7 @@ class FusedReference(FrozenWeights):
         base: nn.Module | None = None,
         root: PolicyRoot | None = None,
     ) -> None:
-        self.model = _frozen(model, copy, base)
+        self.model = _freeze(model, copy, base)
         super().__init__(_own_weights(self.model, base))
         self._root = root or PolicyRoot(self.model)
         self._scoring = scoring
@@ -157,12 +155,45 @@ class FusedReference(FrozenWeights):
         """Does nothing: there is no process to end."""
 
 
-def _frozen(model: PreTrainedModel, copy: bool, base: nn.Module | None) -> PreTrainedModel:
+class HostWeights:
+    """Keeps the parameters of `model` in host memory, pinned for a GPU, except while it runs.
+
+    Attributes:
+        weights: parameters in host memory by name, tied ones once. To change them, write in place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        self.weights: dict[str, Tensor] = {}
+        for name, p in self._parameters.items():
+            host = torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda)
+            self.weights[name] = host.copy_(p.detach())
+        self._free()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        try:
+            for name, p in self._parameters.items():
+                p.data = self.weights[name].to(p.device, non_blocking=True)
+            yield
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        for p in self._parameters.values():
+            p.data = p.new_empty(0)
+
+
+def _freeze(model: PreTrainedModel, copy: bool, base: nn.Module | None) -> PreTrainedModel:
     """The model of a reference. Arguments are those of `FrozenReference`."""
     if base is None:
         return (deepcopy(model) if copy else model).requires_grad_(False).eval()
     shared = {id(p) for p in base.parameters()}
-    return twin_of(model, {id(p) for p in model.parameters()} - shared).requires_grad_(False).eval()
+    return (
+        shared_copy(model, {id(p) for p in model.parameters()} - shared)
+        .requires_grad_(False)
+        .eval()
+    )
 
 
 def _own_weights(model: nn.Module, base: nn.Module | None) -> dict[str, Tensor]:

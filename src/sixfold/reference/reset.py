@@ -37,7 +37,7 @@ class ResetPolicy:
         self._stale = 0
         self.version = 0
 
-    def look(self, step: int, heldout_mean: float | None) -> Reset:
+    def observe(self, step: int, heldout_mean: float | None) -> Reset:
         """Reason to reset after a step, or "" to continue.
 
         If both reasons hold, the answer is "stagnation", which resets more. A scheduled reset does

@@ -62,7 +62,7 @@ def share(tensors: Mapping[str, Tensor]) -> tuple[IO[bytes], list[Place]]:
     return file, places
 
 
-def mapped(descriptor: int, places: list[Place]) -> dict[str, Tensor]:
+def map_tensors(descriptor: int, places: list[Place]) -> dict[str, Tensor]:
     """Map the tensors of a file made by `share`.
 
     A change in place is visible to every process that has mapped the file.

@@ -26,12 +26,6 @@ class FrozenWeights:
         self._weights = dict(weights)
 
     def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that no weight can be trained.
-
-        Raises:
-            RuntimeError: if a weight requires gradients or shares storage with a weight of the
-                optimizer.
-        """
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         moved = {own_part(p).data_ptr() for p in trained if own_part(p).numel()}
         for name, weight in self._weights.items():
@@ -42,7 +36,6 @@ class FrozenWeights:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights by name, for a checkpoint."""
         return dict(self._weights)
 
     def state(self) -> dict[str, Any]:
@@ -51,11 +44,6 @@ class FrozenWeights:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's reference weights, in place.
-
-        Raises:
-            UserError: if they are another model's. Nothing has been changed then.
-        """
         check_names((), state, "value")
         check_tensors(self._weights, tensors)
         for name, weight in self._weights.items():
@@ -63,7 +51,6 @@ class FrozenWeights:
 
     @torch.no_grad()
     def reset(self, policy: nn.Module) -> None:
-        """Copy the policy's weights into the reference, in place."""
         theirs = dict(policy.named_parameters())
         for name, weight in self._weights.items():
             sharded = isinstance(weight, DTensor)

@@ -23,7 +23,7 @@ from ..model.attention import NAME, register
 from ..model.half_weights import store_in_bfloat16
 from ..processes.program import Requests
 from ..trainer.logprobs import Scoring, score_batch
-from .shared_weights import DTYPES, Place, mapped
+from .shared_weights import DTYPES, Place, map_tensors
 
 FIELDS = ("tokens", "mask", "lengths", "prompt_lengths", "group")
 """Fields of a batch that decide its log-probs. KEPT is added if sampling was truncated."""
@@ -63,7 +63,6 @@ class Setup:
     share_prefix: bool
 
     def to_bytes(self) -> bytes:
-        """The setup as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -79,7 +78,7 @@ class Scorer:
     def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.threads)
         self._setup = setup
-        self._shared = mapped(setup.weights, setup.places)
+        self._shared = map_tensors(setup.weights, setup.places)
         self._model = _build(setup).to(setup.device)  # type: ignore[arg-type]
         for name, buffer in self._model.named_buffers():
             if name in self._shared:

@@ -26,7 +26,7 @@ from ..processes.child import Child, ChildEnded, ChildSilent, RequestFailed
 from ..processes.deadline import Deadline
 from ..trainer.logprobs import Scoring
 from ..types import Group
-from .shared_weights import mapped, share
+from .shared_weights import map_tensors, share
 from .weights import FrozenWeights
 from .worker import FIELDS, KEPT, Setup
 
@@ -71,7 +71,7 @@ class WorkerReference(FrozenWeights):
         parameters = dict(policy.named_parameters())
         buffers = {name: buffer for name, buffer in policy.named_buffers() if buffer.numel()}
         self._file, places = share({**parameters, **buffers})
-        shared = mapped(self._file.fileno(), places)
+        shared = map_tensors(self._file.fileno(), places)
         super().__init__({name: shared[name] for name in parameters})
         setup = Setup(
             architecture=type(policy).__name__,
@@ -101,7 +101,6 @@ class WorkerReference(FrozenWeights):
         self._send(setup.to_bytes())
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Begin to score the groups in the background."""
         self._ask(_fields(collate(groups, scored=False)))
 
     def score(self, batch: Batch) -> Batch:
@@ -126,13 +125,11 @@ class WorkerReference(FrozenWeights):
         self._send(_WEIGHTS_CHANGED)
 
     def reset(self, policy: nn.Module) -> None:
-        """Copy the policy's weights into the reference, in place."""
         self._settle()
         super().reset(policy)
         self._send(_WEIGHTS_CHANGED)
 
     def close(self) -> None:
-        """End the process."""
         self._child.close()
         self._file.close()
 

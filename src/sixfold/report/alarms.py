@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..planning.prediction import Prediction
 from .metric import Value
-from .numbers import number, percent
+from .numbers import number
 from .predicted import LEAST_STEPS, alarm_line, compare, step_figures
+from .prediction import Prediction
 
 WARM_UP = 5
 """First steps left out of the baseline: caches are filled and memory is mapped."""
@@ -57,29 +57,85 @@ _WATCHED = {
 }
 
 
-_JUDGE = {
-    "judge/position_bias": (
-        0.3,
-        "the judge prefers one position",
-        "use another judge; with pairwise.orders = 'both' such verdicts are ties",
+class _Level(NamedTuple):
+    """An alarm about the level of a metric: its mean over a window of steps.
+
+    The level fills in `words`. A saved state has the alarm under `name`, "" for the metric's key.
+    """
+
+    metric: str
+    window: int
+    wrong: Callable[[float], bool]
+    words: str
+    name: str = ""
+
+
+_LEVELS = (
+    _Level(
+        "group/degenerate_frac",
+        WINDOW,
+        lambda share: share > DEGENERATE,
+        "{:.0%} of groups have equal rewards and give no gradient: the tasks may have become too"
+        " easy or too hard",
+        "degenerate",
     ),
-    "judge/length_corr": (
-        0.3,
-        "the judge's values go with the length of completions",
-        "raise pairwise.length_control, or add a criterion of brevity",
+    _Level(
+        "mismatch/kl_k3",
+        WINDOW,
+        lambda kl: not kl <= KL_DRIFT,  # true for NaN
+        "sampler and trainer differ: their KL divergence is {:.2g} nats per token, although they"
+        " have the same version of the weights",
+        "apart",
     ),
-    "judge/refused_frac": (
-        0.2,
-        "completions are refused that say nothing or forge a verdict",
-        "read the samples: the policy may be looking for exploits",
+    _Level(
+        "mismatch/temperature",
+        1,
+        lambda temperature: abs(temperature - 1) > TEMPERATURE_GAP,
+        "the engine's log-probs fit a temperature of {:.3g} times the trainer's: check that"
+        " rollout.temperature reaches the engine, and that its log-probs are those at this"
+        " temperature",
+        "temperature",
     ),
-    "judge/unreadable_frac": (
-        0.2,
-        "replies of the judge have no readable verdict",
-        "use another judge, or raise environment.judge.max_tokens",
+    _Level(
+        "heldout/strict_gap",
+        1,
+        lambda gap: gap > STRICT_GAP,
+        "the verifier counts {:.1%} of the held-out samples as solved that eval.strict refuses: the"
+        " policy may be exploiting it. Read the samples in the report",
+        "strict",
     ),
-}
-"""Metric of the judge -> absolute mean of WINDOW steps that raises an alarm, problem and remedy."""
+)
+
+_JUDGE = (
+    _Level(
+        "judge/position_bias",
+        WINDOW,
+        lambda mean: abs(mean) > 0.3,
+        "the judge prefers one position (judge/position_bias = {:.2f}): use another judge; with"
+        " pairwise.orders = 'both' such verdicts are ties",
+    ),
+    _Level(
+        "judge/length_corr",
+        WINDOW,
+        lambda mean: abs(mean) > 0.3,
+        "the judge's values go with the length of completions (judge/length_corr = {:.2f}): raise"
+        " pairwise.length_control, or add a criterion of brevity",
+    ),
+    _Level(
+        "judge/refused_frac",
+        WINDOW,
+        lambda mean: mean > 0.2,
+        "completions are refused that say nothing or forge a verdict (judge/refused_frac ="
+        " {:.2f}): read the samples: the policy may be looking for exploits",
+    ),
+    _Level(
+        "judge/unreadable_frac",
+        WINDOW,
+        lambda mean: mean > 0.2,
+        "replies of the judge have no readable verdict (judge/unreadable_frac = {:.2f}): use"
+        " another judge, or raise environment.judge.max_tokens",
+    ),
+)
 
 
 @dataclass
@@ -99,7 +155,7 @@ class Alarms:
     _last: dict[str, deque[float]] = field(default_factory=dict)
     _ringing: set[str] = field(default_factory=set)
 
-    def look(self, metrics: Mapping[str, Value]) -> list[str]:
+    def observe(self, metrics: Mapping[str, Value]) -> list[str]:
         """Lines of the alarms that start with this step."""
         self._seen += 1
         values = {
@@ -109,32 +165,18 @@ class Alarms:
             values.get(f"time/{role}_s", 0.0)
             for role in ("rollout", "environment", "reference", "trainer", "sync")
         )
-        said = [
-            line for key in _WATCHED if key in values and (line := self._drift(key, values[key]))
-        ]
-        if (
-            self.group_baseline
-            and "group/degenerate_frac" in values
-            and (line := self._degenerate(values["group/degenerate_frac"]))
-        ):
-            said.append(line)
-        if "mismatch/kl_k3" in values and (line := self._apart(values["mismatch/kl_k3"])):
-            said.append(line)
-        if "mismatch/temperature" in values and (
-            line := self._tempered(values["mismatch/temperature"])
-        ):
-            said.append(line)
-        if "heldout/strict_gap" in values and (line := self._lenient(values["heldout/strict_gap"])):
-            said.append(line)
-        said += self._predicted(values)
-        return said + [
-            line for key in _JUDGE if key in values and (line := self._judged(key, values[key]))
-        ]
+        if not self.group_baseline:
+            values.pop("group/degenerate_frac", None)
+        said = [self._drift(key, values[key]) for key in _WATCHED if key in values]
+        said += self._levels(_LEVELS, values)
+        said += self._compare_with_prediction(values)
+        said += self._levels(_JUDGE, values)
+        return [line for line in said if line]
 
-    def look_at_end(self) -> list[str]:
+    def observe_end(self) -> list[str]:
         """Alarms about durations of the last steps, for a run that ends between two comparisons."""
         first = self.prediction.first_step if self.prediction else self._seen
-        return [] if (self._seen - first) % WINDOW == 0 else self._compared()
+        return [] if (self._seen - first) % WINDOW == 0 else self._deviations()
 
     def state(self) -> dict[str, Any]:
         """The whole state, JSON-serialisable. A value that is not finite becomes None."""
@@ -145,7 +187,6 @@ class Alarms:
         return {"seen": self._seen, "ringing": sorted(self._ringing), **windows}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         self._seen, self._ringing = state["seen"], set(state["ringing"])
         self._first = {key: [_number(x) for x in values] for key, values in state["first"].items()}
         self._last = {
@@ -178,54 +219,19 @@ class Alarms:
             f"{words} from {number(before)} to {number(now)} {unit} since the start of the run",
         )
 
-    def _degenerate(self, share: float) -> str | None:
-        last = self._last.setdefault("degenerate", deque(maxlen=WINDOW))
-        last.append(share)
-        high = len(last) == WINDOW and fmean(last) > DEGENERATE
-        return self._ring(
-            "degenerate",
-            high,
-            f"{percent(fmean(last), 0)} of groups have equal rewards and give no gradient: the"
-            " tasks may have become too easy or too hard",
-        )
+    def _levels(self, rows: Iterable[_Level], values: Mapping[str, float]) -> list[str | None]:
+        said = []
+        for metric, window, wrong, words, name in rows:
+            if metric in values:
+                level, known, key = values[metric], True, name or metric
+                if window > 1:
+                    last = self._last.setdefault(key, deque(maxlen=window))
+                    last.append(level)
+                    level, known = fmean(last), len(last) == window
+                said.append(self._ring(key, known and wrong(level), words.format(level)))
+        return said
 
-    def _apart(self, kl: float) -> str | None:
-        last = self._last.setdefault("apart", deque(maxlen=WINDOW))
-        last.append(kl)
-        far = len(last) == WINDOW and not fmean(last) <= KL_DRIFT  # NaN counts as far
-        return self._ring(
-            "apart",
-            far,
-            f"sampler and trainer differ: their KL divergence is {fmean(last):.2g} nats per token,"
-            " although they have the same version of the weights",
-        )
-
-    def _tempered(self, temperature: float) -> str | None:
-        return self._ring(
-            "temperature",
-            abs(temperature - 1) > TEMPERATURE_GAP,
-            f"the engine's log-probs fit a temperature of {temperature:.3g} times the trainer's:"
-            " check that rollout.temperature reaches the engine, and that its log-probs are those"
-            " at this temperature",
-        )
-
-    def _lenient(self, gap: float) -> str | None:
-        return self._ring(
-            "strict",
-            gap > STRICT_GAP,
-            f"the verifier counts {percent(gap)} of the held-out samples as solved that eval.strict"
-            " refuses: the policy may be exploiting it. Read the samples in the report",
-        )
-
-    def _judged(self, key: str, value: float) -> str | None:
-        last = self._last.setdefault(key, deque(maxlen=WINDOW))
-        last.append(value)
-        limit, words, remedy = _JUDGE[key]
-        mean = fmean(last)
-        high = len(last) == WINDOW and abs(mean) > limit
-        return self._ring(key, high, f"{words} ({key} = {mean:.2f}): {remedy}")
-
-    def _predicted(self, values: Mapping[str, float]) -> list[str]:
+    def _compare_with_prediction(self, values: Mapping[str, float]) -> list[str]:
         """Compare the last WINDOW steps with the prediction, once in WINDOW steps.
 
         The first step of a prediction does not count: caches are filled and kernels are compiled.
@@ -239,9 +245,9 @@ class Alarms:
                 last.append(value)
             else:
                 last.clear()  # what another machine measured before a resume
-        return self._compared() if after > 0 and after % WINDOW == 0 else []
+        return self._deviations() if after > 0 and after % WINDOW == 0 else []
 
-    def _compared(self) -> list[str]:
+    def _deviations(self) -> list[str]:
         windows = {
             key.removeprefix(_PREDICTED): values
             for key, values in self._last.items()

@@ -224,7 +224,6 @@ def _shares(
 
 
 def _single(title: str, run: RunRecord, key: str, colour: int = 0) -> Figure:
-    """A figure of one curve, which needs no legend."""
     return Figure(title, line_chart([_line(run, key, title.split(",")[0].lower(), colour)]))
 
 

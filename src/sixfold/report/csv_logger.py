@@ -1,8 +1,8 @@
 """metrics.csv: the content of metrics.jsonl as a table, for spreadsheets and data frames.
 
-The file is rewritten from metrics.jsonl when a process opens it, and each step then appends a row.
-Therefore a crash at any byte or a resume from any checkpoint repairs itself, and the two files
-cannot disagree.
+The file is rewritten from metrics.jsonl when a process opens it, and if another program changes it
+during the run; each step then appends a row. Therefore a crash at any byte or a resume from any
+checkpoint repairs itself, and the two files cannot disagree.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class CsvLogger:
         self._path = path
         self._records = records
         self._columns: list[str] = []
+        self._size = 0
         self._rewrite()
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
@@ -46,16 +47,19 @@ class CsvLogger:
             UserError: if the disk is full.
         """
         row = {**metrics, "step": step}
-        if any(
+        changed = not self._path.is_file() or self._path.stat().st_size != self._size
+        if changed or any(
             key not in self._columns and not isinstance(value, list | tuple)
             for key, value in row.items()
         ):
             self._rewrite()
             return
+        line = _table([_cells(row, self._columns)])
         with disk_errors(f"cannot write {self._path}"), self._path.open("ab") as file:
-            file.write(_table([_cells(row, self._columns)]))
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        self._size += len(line)
 
     def close(self) -> None:
         """Does nothing: no file is open between steps."""
@@ -63,10 +67,9 @@ class CsvLogger:
     def _rewrite(self) -> None:
         records = read_metrics(self._records)
         self._columns = columns({key for record in records for key in record})
-        write_bytes_atomic(
-            self._path,
-            _table([self._columns, *(_cells(record, self._columns) for record in records)]),
-        )
+        table = _table([self._columns, *(_cells(record, self._columns) for record in records)])
+        write_bytes_atomic(self._path, table)
+        self._size = len(table)
 
 
 def columns(seen: Iterable[str]) -> list[str]:

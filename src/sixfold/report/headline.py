@@ -77,7 +77,7 @@ def header(run: RunRecord) -> Header:
         "task": _task(_section(run.recipe, "data")),
         "algorithm": _text(_section(run.recipe, "algorithm").get("name")),
         "started": _text(run.environment.get("started"))[:16].replace("T", " "),
-        "ended": _ended(run),
+        "ended": _how_it_ended(run),
     }
     return Header(run.name, [Fact(name, text) for name, text in found.items() if text])
 
@@ -109,12 +109,12 @@ def warnings(run: RunRecord) -> list[ShownNote]:
     warning = _section(run.summary, "preflight").get("warning")
     if isinstance(warning, str) and warning and not any(warning in note.text for note in notes):
         notes.insert(0, Note(0, f"pre-flight: {warning}", True))
-    return _merged(notes)
+    return _merge(notes)
 
 
 def other_notes(run: RunRecord) -> list[ShownNote]:
     """Notes of the run that are not warnings."""
-    return _merged([note for note in run.notes if not note.warning])
+    return _merge([note for note in run.notes if not note.warning])
 
 
 def _model(section: Mapping[str, Any]) -> str:
@@ -128,7 +128,6 @@ def _model(section: Mapping[str, Any]) -> str:
 
 
 def _task(section: Mapping[str, Any]) -> str:
-    """Names of the data sources."""
     sources = section.get("sources")
     names = [
         _text(source.get("name")) or _text(source.get("source"))
@@ -138,7 +137,7 @@ def _task(section: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, names)) or _text(section.get("source"))
 
 
-def _ended(run: RunRecord) -> str:
+def _how_it_ended(run: RunRecord) -> str:
     """Why the run ended, or how far it has come."""
     ended = run.summary.get("ended")
     text = ended.get("text") if isinstance(ended, Mapping) else ended
@@ -146,7 +145,7 @@ def _ended(run: RunRecord) -> str:
         return text
     if run.summary:
         return "" if run.metrics else "after SFT, without RL"
-    return f"not finished: step {run.steps[-1] if run.steps else 0} of {_planned(run)}"
+    return f"not finished: step {run.steps[-1] if run.steps else 0} of {_steps_planned(run)}"
 
 
 def _difference(run: RunRecord) -> Tile | None:
@@ -181,11 +180,10 @@ def _reward(run: RunRecord) -> Tile | None:
 
 
 def _progress(run: RunRecord) -> list[Tile]:
-    """Steps, time, speed and version."""
     steps = run.steps[-1] if run.steps else 0
     skipped = sum(value or 0 for _, value in run.series("train/skipped"))
     warm_up = run.summary.get("sft_steps")
-    remarks = [f"of {_planned(run)} planned"]
+    remarks = [f"of {_steps_planned(run)} planned"]
     remarks += [f"after {warm_up} steps of SFT"] if isinstance(warm_up, int) and warm_up else []
     remarks += [f"{skipped:g} skipped"] if skipped else []
     seconds = sum(value or 0 for _, value in run.series("time/total_s"))
@@ -207,7 +205,6 @@ def _progress(run: RunRecord) -> list[Tile]:
 
 
 def _version(run: RunRecord) -> list[Tile]:
-    """Release and revision of the code."""
     release = _section(run.environment, "packages").get("sixfold")
     release = release or _section(run.summary, "versions").get("sixfold")
     revision = _text(run.environment.get("git_revision"))
@@ -217,7 +214,7 @@ def _version(run: RunRecord) -> list[Tile]:
     return [Tile("sixfold", _text(release) or _NONE, f"revision {short or 'unknown'}")]
 
 
-def _merged(notes: Sequence[Note]) -> list[ShownNote]:
+def _merge(notes: Sequence[Note]) -> list[ShownNote]:
     """One line for all notes that differ only in their figures, in order of the first."""
     alike: dict[str, list[Note]] = {}
     for note in notes:
@@ -241,7 +238,7 @@ def _ends(interval: Interval | None) -> str:
     return percent_range(interval.low, interval.high)
 
 
-def _planned(run: RunRecord) -> str:
+def _steps_planned(run: RunRecord) -> str:
     return "?" if run.steps_planned is None else str(run.steps_planned)
 
 

@@ -12,19 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.durable import write_text_atomic
-from .charts import (
-    judge_figures,
-    learning_figures,
-    numerics_figures,
-    rollout_figures,
-    time_view,
-)
+from .charts import judge_figures, learning_figures, numerics_figures, rollout_figures, time_view
 from .headline import header, heldout, other_notes, tiles, warnings
 from .marks import Dot, dot
 from .numbers import number
 from .page import render_page
 from .prediction_view import prediction_view
-from .run_record import RunRecord, dotted, read_run
+from .run_record import RunRecord, flatten, read_run
 from .samples import Sample, pair
 from .schema import METRICS, find
 from .token_view import StepView, trajectories
@@ -76,7 +70,6 @@ def write_report(run_dir: Path) -> Path:
 
 
 def render(run: RunRecord) -> str:
-    """The page as a string."""
     return render_page(
         "report.html",
         header=header(run),
@@ -95,7 +88,7 @@ def render(run: RunRecord) -> str:
         numerics=numerics_figures(run),
         metrics=_metrics(run),
         recipe=run.recipe_text,
-        facts=dotted({**run.environment, "summary": run.summary}).items(),
+        facts=flatten({**run.environment, "summary": run.summary}).items(),
     )
 
 

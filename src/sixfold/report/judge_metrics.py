@@ -40,6 +40,7 @@ JUDGE = (
         "count",
         "requests sent again after a failure of the endpoint",
         "retries in the step",
+        timed=True,
     ),
     Metric(
         "judge/cached_frac",

@@ -67,7 +67,7 @@ class Learning:
     _quiet_until: dict[str, int] = field(default_factory=dict)
     _best: float = -1.0
 
-    def look(self, metrics: Mapping[str, Value]) -> list[str]:
+    def observe(self, metrics: Mapping[str, Value]) -> list[str]:
         """Lines of the alarms that start with this step. Each repeats only after it has cleared."""
         reward = _number(metrics, "dynamic/reward_mean", "reward/mean")
         solved = _number(metrics, "dynamic/solved_frac", "reward/solved_frac")
@@ -84,7 +84,7 @@ class Learning:
     def replay(self, records: Sequence[Mapping[str, Value]]) -> None:
         """Process the metrics of steps before a resume, so that their alarms are not repeated."""
         for record in records:
-            self.look(record)
+            self.observe(record)
 
     def _partial_credit(self) -> str | None:
         """Alarm if the reward has clearly risen, but the share of solved tasks has not."""

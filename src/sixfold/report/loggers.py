@@ -11,13 +11,14 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from ..errors import UserError
+from ..files.appended import AppendedFile
 from ..files.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
 from ..types import LOG_RATIO_EDGES
 from .metric import Value
@@ -39,13 +40,15 @@ class JsonlLogger:
     """Writes one JSON line per step, on disk before `log` returns.
 
     Opening the file removes a line that a crash left incomplete.
+
+    Args:
+        path: the file.
+        warn: receives a line about what another program did to the file (`AppendedFile`).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda text: None) -> None:
         truncate_after(path)
-        self._path = path
-        # Without a buffer: after a write that failed, closing the file would try it again.
-        self._file = path.open("ab", buffering=0)
+        self._file = AppendedFile(path, warn)
         fsync_path(path.parent)
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
@@ -62,11 +65,15 @@ class JsonlLogger:
         record = {"step": step} | {
             key: _finite(metrics[key]) for key in sorted(metrics) if key != "step"
         }
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        with disk_errors(f"cannot write {self._path}"):
-            while line:
-                line = line[self._file.write(line) :]
-            os.fsync(self._file.fileno())
+        self._file.append(json.dumps(record, allow_nan=False).encode() + b"\n", to_disk=True)
+
+    def complete(self) -> None:
+        """Write the file again if another program has deleted it.
+
+        Raises:
+            UserError: if the disk is full or not writable.
+        """
+        self._file.append(b"")
 
     def close(self) -> None:
         self._file.close()
@@ -112,9 +119,10 @@ def _complete_lines(path: Path, raw: bytes) -> list[tuple[bytes, dict[str, Any]]
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path}, line {number} is not JSON ({error}); delete the line or restore the file"
+                f"{path}, line {number} is not JSON ({str(error)[:80]}); delete the"
+                " line or restore the file"
             ) from error
         if not isinstance(record, dict) or type(record.get("step")) is not int:
             raise UserError(
@@ -134,27 +142,59 @@ def _finite(value: Value) -> Value:
 class TensorBoardLogger:
     """Writes TensorBoard events with tensorboard's own writer; torch is not needed.
 
+    Each step is on disk before `log` returns. If another program deletes the file of events, a new
+    one is written from the records.
+
     Args:
         folder: created if it does not exist.
         first_step: first step of this process. A resumed run passes the step at which it resumes;
             TensorBoard then drops earlier events from that step on.
+        records: metrics.jsonl, to which each step must be written before it is logged here.
 
     Raises:
         UserError: if tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, first_step: int = 1) -> None:
-        module = _extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+    def __init__(self, folder: Path, records: Path, first_step: int = 1) -> None:
+        self._module = _extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
         _extra("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._writer = module.EventFileWriter(str(folder))
+        self._folder = folder
+        self._records = records
+        self._open(first_step)
+
+    def log(self, step: int, metrics: Mapping[str, Value]) -> None:
+        """Write the events of a step.
+
+        Raises:
+            UserError: if the disk is full.
+        """
+        with disk_errors(f"cannot write {self._folder}"):
+            if self._file.is_file():
+                self._add(step, metrics)
+            else:
+                self._open(1)
+                for record in read_metrics(self._records):
+                    number = record["step"]
+                    assert isinstance(number, int)  # `read_metrics` has checked it
+                    self._add(number, record)
+            self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _open(self, first_step: int) -> None:
+        before = {*self._folder.glob("*")}
+        self._writer = self._module.EventFileWriter(str(self._folder))
+        self._file = ({*self._folder.glob("*")} - before).pop()
         proto = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._event: Any = proto.Event
         start = proto.SessionLog(status=proto.SessionLog.START)
         self._writer.add_event(
             proto.Event(wall_time=time.time(), step=first_step, session_log=start)
         )
+        self._writer.flush()
 
-    def log(self, step: int, metrics: Mapping[str, Value]) -> None:
+    def _add(self, step: int, metrics: Mapping[str, Value]) -> None:
         summary = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         values = []
         for key, value in metrics.items():
@@ -165,9 +205,6 @@ class TensorBoardLogger:
         self._writer.add_event(
             self._event(wall_time=time.time(), step=step, summary=summary.Summary(value=values))
         )
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:

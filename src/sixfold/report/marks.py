@@ -10,6 +10,9 @@ Mark = Literal["good", "part", "bad", "unknown"]
 DOTS: dict[Mark, str] = {"good": "●", "part": "◐", "bad": "○", "unknown": "?"}
 TICKS: dict[Mark, str] = {"good": "✓", "part": "~", "bad": "✗", "unknown": "·"}
 
+LEGEND = "✓ solved, ~ partly right, ✗ wrong, · not checked"
+"""What `TICKS` mean."""
+
 
 def mark(reward: float | None, solved: bool | None) -> Mark:
     """Mark of one completion. Partial credit is not "good".

@@ -22,6 +22,8 @@ class Metric:
         meaning: what it is.
         formula: how it is computed.
         is_list: whether the value is a list.
+        timed: whether it depends on time or load without being a duration or speed.
+        timed_with: setting with which it does. "": none.
     """
 
     key: str
@@ -29,6 +31,13 @@ class Metric:
     meaning: str
     formula: str
     is_list: bool = False
+    timed: bool = False
+    timed_with: str = ""
+
+    @property
+    def depends_on_time(self) -> bool:
+        """True if two equal runs may differ in it: durations, speeds, and what they decide."""
+        return self.timed or self.unit in ("s", "tokens/s")
 
     @property
     def is_family(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..files.durable import disk_errors, write_text_atomic
+from ..files.durable import write_text_atomic
 
 FILE = "notes.jsonl"
 
@@ -29,7 +29,7 @@ class Note:
 
 
 class Notes:
-    """Shows notes and stores them.
+    """Shows notes and stores them. The file is written as a whole, so deleting it loses none.
 
     Args:
         folder: the run's folder.
@@ -39,22 +39,21 @@ class Notes:
     def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
         self._path = folder / FILE
         self._show = show
+        self._lines: list[str] | None = None
 
     def cut_after(self, step: int | None) -> None:
         """Drop the notes after `step` (None: all notes). A resumed run creates them again."""
-        kept = (
-            [] if step is None else [note for note in read_notes(self._path) if note.step <= step]
-        )
-        write_text_atomic(self._path, "".join(map(_line, kept)))
+        kept = [] if step is None else [n for n in read_notes(self._path) if n.step <= step]
+        self._lines = [*map(_line, kept)]
+        write_text_atomic(self._path, "".join(self._lines))
 
     def add(self, step: int, text: str, warning: bool = False) -> None:
-        """Show a line, with its step unless that is 0, and append it to the file."""
+        """Show a line, with its step unless that is 0, and add it to the file."""
         self._show(f"step {step}: {text}" if step else text)
-        with (
-            disk_errors(f"cannot write {self._path}"),
-            self._path.open("a", encoding="utf-8") as file,
-        ):
-            file.write(_line(Note(step, text, warning)))
+        if self._lines is None:
+            self._lines = [*map(_line, read_notes(self._path))]
+        self._lines.append(_line(Note(step, text, warning)))
+        write_text_atomic(self._path, "".join(self._lines))
 
 
 def read_notes(path: Path) -> list[Note]:

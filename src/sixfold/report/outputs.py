@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..files.folder import RunFolder
-from ..recipe.schema import Recipe
+from ..recipe.schema import LogConfig
 from .csv_logger import CsvLogger
 from .loggers import (
     JsonlLogger,
@@ -24,40 +24,59 @@ class Loggers:
 
     metrics.jsonl is always written. metrics.csv, TensorBoard, trackio and wandb are used if the
     recipe names them.
+
+    Args:
+        log: names the loggers.
+        name: name of the run.
+        run: folder of the run.
+        settings: the recipe's settings, for trackers.
+        first_step: first step of this process.
+        warn: receives a line about what another program did to metrics.jsonl.
     """
 
     def __init__(
-        self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int
+        self,
+        log: LogConfig,
+        name: str,
+        run: RunFolder,
+        settings: Mapping[str, object],
+        first_step: int,
+        warn: Callable[[str], None],
     ) -> None:
-        # First: CsvLogger reads what it has written.
-        self._loggers: list[Logger] = [JsonlLogger(run.metrics)]
+        # First: other loggers read what it has written.
+        self._lines = JsonlLogger(run.metrics, warn)
+        self._loggers: list[Logger] = [self._lines]
         table = run.path / "metrics.csv"
-        if "csv" in recipe.log.to:
+        if "csv" in log.to:
             self._loggers.append(CsvLogger(table, run.metrics))
         else:
             # A resume may switch it off, and a stale table would contradict metrics.jsonl.
             table.unlink(missing_ok=True)
-        if "tensorboard" in recipe.log.to:
-            self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
-        if not {"trackio", "wandb"} & set(recipe.log.to):
+        if "tensorboard" in log.to:
+            self._loggers.append(
+                TensorBoardLogger(run.path / "tensorboard", run.metrics, first_step)
+            )
+        if not {"trackio", "wandb"} & set(log.to):
             return
         tracked = TrackedRun(
             tracking_id(run.path / "tracking.json"),
-            recipe.log.project,
-            recipe.run.name,
-            recipe.log.entity,
+            log.project,
+            name,
+            log.entity,
         )
-        if "trackio" in recipe.log.to:
+        if "trackio" in log.to:
             self._loggers.append(TrackioLogger(tracked, settings))
-        if "wandb" in recipe.log.to:
+        if "wandb" in log.to:
             self._loggers.append(WandbLogger(tracked, settings, run.path))
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
-        """Pass one step's metrics to every logger."""
         for logger in self._loggers:
             logger.log(step, metrics)
 
+    def complete(self) -> None:
+        """Write metrics.jsonl again if another program has deleted it."""
+        self._lines.complete()
+
     def close(self) -> None:
-        """Close every logger."""
         for logger in self._loggers:
             logger.close()

@@ -2,8 +2,8 @@
 
 Every value is escaped, and characters that hide or reorder text are spelled out (`visible`). The
 only exception is `Markup`, which only the drawing code in `svg.py` and the page of a lab
-(`labs/page.py`: its script, and JSON with `<` escaped) make. A template that uses a value which the
-caller did not pass raises an error.
+(`pages/page.py`: its script, and JSON with `<` escaped) make. A template that uses a value which
+the caller did not pass raises an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ def render_page(template: str, **values: object) -> str:
 
 @cache
 def environment() -> Environment:
-    """The environment of all templates."""
     pages = Environment(
         loader=PackageLoader("sixfold.report", "templates"),
         autoescape=True,

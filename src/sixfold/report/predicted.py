@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from ..planning.decode_time import Lengths
-from ..planning.prediction import PHASES, STEP, Prediction
 from .numbers import number, percent
+from .prediction import PHASES, STEP, Lengths, Prediction
 
 LIMIT = 0.25
 """Relative deviation of a phase above which an alarm starts."""
@@ -130,8 +129,7 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
     known = all(math.isfinite(value) for value in means.values())
     lengths = Lengths(means["prompt"], means["mean"], means["longest"]) if known else None
     trained = _middle(step["trained"] for step in steps)
-    work = prediction.measured_work(lengths)
-    share = trained / (work.sequences * work.trained * work.epochs)
+    share = trained / prediction.trained_tokens(lengths)
     share = share if known and math.isfinite(share) else 1.0
     predicted = prediction.seconds(lengths, share)
     whole = predicted[STEP]
@@ -164,7 +162,6 @@ def alarm_line(phase: Phase, comparison: Comparison, steps: int) -> str:
 
 
 def lengths_text(comparison: Comparison) -> str:
-    """The lengths for which the phases were predicted."""
     lengths = comparison.lengths
     if lengths is None:
         return "for the lengths assumed before the run"

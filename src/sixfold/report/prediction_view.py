@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..planning.prediction import Prediction
 from .numbers import number, percent
 from .predicted import LIMIT, Comparison, Phase, compare, lengths_text, step_figures
+from .prediction import Prediction
 from .run_record import RunRecord
 from .untrusted import one_line
 
@@ -43,7 +43,7 @@ def prediction_view(run: RunRecord) -> PredictionView | None:
     if not run.metrics:
         return None
     prediction = run.prediction
-    if not isinstance(prediction, Prediction):
+    if prediction is None or isinstance(prediction, str):
         return PredictionView([], f"No prediction: {one_line(prediction or UNKNOWN, 300)}")
     records = [record for record in run.metrics if int(record["step"]) > prediction.first_step]
     if not records:
@@ -60,12 +60,12 @@ def prediction_view(run: RunRecord) -> PredictionView | None:
 def prediction_text(view: PredictionView) -> str:
     """The table as lines of text, with the remark below."""
     table = [("phase", "predicted", "measured", "ratio")]
-    table += [(row.name, row.predicted, row.measured, _marked(row)) for row in view.rows]
+    table += [(row.name, row.predicted, row.measured, _ratio_text(row)) for row in view.rows]
     lines = [f"{name:<12}{was:>12}{now:>12}{ratio:>9}" for name, was, now, ratio in table]
     return "\n".join([*(lines if view.rows else ()), view.remark])
 
 
-def _marked(row: Row) -> str:
+def _ratio_text(row: Row) -> str:
     return f"{row.ratio} !" if row.deviates else f"{row.ratio}  "
 
 
@@ -92,15 +92,8 @@ def _memory(predicted: int, measured: object) -> Row:
 
 def _remark(prediction: Prediction, found: Comparison, steps: tuple[int, int]) -> str:
     """Where the prediction comes from, and what was measured."""
-    cluster = prediction.cluster
-    figures = (
-        "measured by sixfold plan --measure"
-        if prediction.measured
-        else "by its data sheet (sixfold plan --measure measures it)"
-    )
     said = [
-        f"Predicted for {cluster.count} x {one_line(cluster.device.name, 80)}, {figures},"
-        f" {lengths_text(found)}.",
+        f"Predicted for {one_line(prediction.devices, 160)}, {lengths_text(found)}.",
         f"Measured: median of steps {steps[0]} to {steps[1]}, without logging and evaluation.",
     ]
     if any(phase.deviates for phase in found.phases):

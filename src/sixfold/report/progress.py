@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +25,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .marks import TICKS, mark
+from .marks import LEGEND, TICKS, mark
 from .metric import Value
 from .numbers import clock, percent, percent_range
 from .samples import Sample, pair
@@ -57,11 +58,13 @@ class Progress:
     """Context manager that shows one stage at a time. Leaving it restores the terminal.
 
     Args:
-        console: where to draw. Default: standard error, so that piped output stays clean.
+        console: where to draw. Default: standard error, so that piped output stays clean. The
+            tables at the end then go to standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stderr)
+        self._results = console or Console(file=sys.stdout)
         # Rich's refresh thread draws the panel while `update` changes the state.
         self._lock = threading.Lock()
         self._begin("", 0)
@@ -83,14 +86,17 @@ class Progress:
         self._close_stage()
         self._live.stop()
 
-    def stage(self, name: str, total: int) -> None:
-        """Begin a stage (`SFT`, `RL`) of `total` steps.
+    def stage(self, name: str, total: int, seconds: float = math.inf) -> None:
+        """Begin a stage. The last state of the previous stage stays on the screen as a line.
 
-        The last state of the previous stage stays on the screen as a line.
+        Args:
+            name: `SFT` or `RL`.
+            total: number of steps.
+            seconds: time until the stage ends, even if steps are left.
         """
         self._close_stage()
         with self._lock:
-            self._begin(name, total)
+            self._begin(name, total, seconds)
 
     def update(self, metrics: Mapping[str, Value]) -> None:
         """Show the metrics of a finished step, including `step`.
@@ -105,6 +111,8 @@ class Progress:
                     if isinstance(value, float | int)
                 }
             )
+            if "heldout/accuracy" in metrics:
+                self._heldout_step = self._latest.get("step", 0.0)
             for role, seconds in role_seconds(metrics).items():
                 self._seconds[role] = self._seconds.get(role, 0.0) + seconds
             self._rewards.append(self._latest.get("reward/ema", math.nan))
@@ -127,24 +135,22 @@ class Progress:
 
     def before_after(self, rows: Sequence[tuple[str, str, str]]) -> None:
         """Show figures before and after training as rows (name, before, after). Ends the stage."""
-        self._close_stage()
         table = Table("", "before", "after", title="Before and after RL", title_justify="left")
         for row in rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
-        self._print(table)
+        self._print_result(table)
 
     def samples(self, before: Sequence[Sample], after: Sequence[Sample]) -> None:
         """Show completions of the same prompts before and after training, with marks.
 
         Ends the stage.
         """
-        self._close_stage()
         table = Table(
             "prompt",
             "answer",
             "before",
             "after",
-            title="Held-out samples",
+            title=f"Held-out samples: {LEGEND}",
             title_justify="left",
             show_lines=True,
         )
@@ -157,11 +163,19 @@ class Progress:
                     _completion(old),
                     _completion(new),
                 )
-        self._print(table)
+        self._print_result(table)
 
-    def _begin(self, name: str, total: int) -> None:
+    def _print_result(self, table: Table) -> None:
+        self._close_stage()
+        self._live.stop()  # it does not know what another console prints
+        with suppress(BrokenPipeError):  # the run itself must end as planned
+            self._results.print(table)
+
+    def _begin(self, name: str, total: int, seconds: float = math.inf) -> None:
         self._stage, self._total, self._phase = name, total, ""
+        self._ends_at = time.monotonic() + seconds
         self._latest: dict[str, float] = {}
+        self._heldout_step = math.nan
         self._seconds: dict[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=40)
         self._pace: deque[tuple[float, float]] = deque([(time.monotonic(), math.nan)], maxlen=21)
@@ -187,7 +201,6 @@ class Progress:
         self._console.print(renderable, soft_wrap=not self._console.is_terminal)
 
     def _line(self) -> str:
-        """The state as one plain line."""
         parts = [f"{self._stage} {self._latest.get('step', 0.0):.0f}/{self._total}"]
         parts += [f"{name} {text}" for name, text in self._figures()]
         shares = sorted(self._shares().items(), key=lambda item: -item[1])[:3]
@@ -213,7 +226,9 @@ class Progress:
                 if {"heldout/low", "heldout/high"} <= m.keys()
                 else ""
             )
-            figures.append(("held-out", f"{percent(m['heldout/accuracy'])}{ends}"))
+            # Later lines repeat the value until the next evaluation.
+            when = "" if self._heldout_step == m.get("step") else f" at step {self._heldout_step:g}"
+            figures.append(("held-out", f"{percent(m['heldout/accuracy'])}{ends}{when}"))
         speed = m.get("rollout/tok_s", m.get("train/tok_s"))
         if speed is not None:
             figures.append(("tokens/s", f"{speed:,.0f}".replace(",", " ")))
@@ -228,13 +243,17 @@ class Progress:
         return {role: seconds / total for role, seconds in self._seconds.items() if total > 0}
 
     def _time_left(self) -> str:
-        """Time left at the pace of the last 20 steps; empty if the pace is not known yet."""
+        """Time left at the pace of the last 20 steps, or until the time limit of the stage.
+
+        Empty if the pace is not known yet.
+        """
         (start, first), (end, last) = (self._pace[0], self._pace[-1])
         if math.isnan(first):
             first = self._pace[1][1] - 1 if len(self._pace) > 1 else math.nan
         if not last > first or last >= self._total:
             return ""
-        return f"{clock((self._total - last) * (end - start) / (last - first))} left"
+        left = (self._total - last) * (end - start) / (last - first)
+        return f"{clock(max(0.0, min(left, self._ends_at - end)))} left"
 
     def _panel(self) -> RenderableType:
         with self._lock:

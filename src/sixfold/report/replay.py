@@ -69,7 +69,7 @@ class Sample:
 
 def verdict_of(recorded: Number, recomputed: Number) -> Verdict:
     """Compare two numbers. A NaN counts as no number, as in metrics.jsonl."""
-    a, b = _known(recorded), _known(recomputed)
+    a, b = _finite_or_none(recorded), _finite_or_none(recomputed)
     if a is None or b is None:
         return "equal" if a is b else "DIFFERS"
     if a == b:
@@ -112,14 +112,14 @@ def compare_metrics(
     for key in keys:
         new, old = recomputed[key], recorded.get(key)
         if key not in recorded:
-            value = None if isinstance(new, Sequence) else _known(new)
+            value = None if isinstance(new, Sequence) else _finite_or_none(new)
             lines.append(Line(key, None, value, None, "not recorded"))
         elif isinstance(new, Sequence) and isinstance(old, Sequence):
             same_length = len(new) == len(old)
             line = compare_columns(key, [*old], [*new] if same_length else [None] * len(old))
             lines.append(line)
         elif not isinstance(new, Sequence) and not isinstance(old, Sequence):
-            a, b = _known(old), _known(new)
+            a, b = _finite_or_none(old), _finite_or_none(new)
             gap = abs(a - b) if a is not None and b is not None else None
             lines.append(Line(key, a, b, gap, verdict_of(a, b)))
     return lines
@@ -168,14 +168,14 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def _known(value: Number) -> Number:
+def _finite_or_none(value: Number) -> Number:
     """The value, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _mean(values: Sequence[Number]) -> Number:
     """Mean of the known values. None if no value is known."""
-    known = [value for value in map(_known, values) if value is not None]
+    known = [value for value in map(_finite_or_none, values) if value is not None]
     return sum(known) / len(known) if known else None
 
 

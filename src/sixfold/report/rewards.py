@@ -13,15 +13,16 @@ from ..types import Group, Reward
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     """reward/*, time/check_* and rollout/solved_length_p98 of a step.
 
-    reward/mean and reward/std are absent if every check failed. reward/solved_frac is absent if no
-    deciding reward applied. reward/verdict/* are absent if no reward gives verdicts and no check
-    failed. rollout/solved_length_p98 is absent if nothing was solved.
+    reward/mean and reward/std are absent if no trajectory has a reward. reward/solved_frac is
+    absent if no deciding reward applied. reward/verdict/* are absent if no reward gives verdicts
+    and no check failed. rollout/solved_length_p98 is absent if nothing was solved.
     """
     rewards = [t.reward for g in groups for t in g.trajectories if t.reward is not None]
     values = [value for g in groups for value in g.rewards if value is not None]
-    metrics: dict[str, float | list[float]] = {
-        "reward/error_frac": 1 - len(values) / max(1, len(rewards))
-    }
+    failed = sum(r.value is None and not r.not_applicable for r in rewards)
+    metrics: dict[str, float | list[float]] = {"reward/error_frac": failed / max(1, len(rewards))}
+    if aside := sum(r.not_applicable for r in rewards):
+        metrics["reward/not_applicable_frac"] = aside / len(rewards)
     if values:
         metrics |= {"reward/mean": fmean(values), "reward/std": pstdev(values)}
     judged = [r.solved for r in rewards if r.solved is not None]

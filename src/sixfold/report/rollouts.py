@@ -14,8 +14,8 @@ from typing import Any
 
 import zstandard
 
-from ..errors import UserError
-from ..files.durable import write_bytes_atomic
+from ..errors import UserError, one_line
+from ..files.durable import disk_errors, write_bytes_atomic
 from ..types import Group, Task, Trajectory
 
 Advantage = float | Sequence[float]
@@ -48,7 +48,7 @@ def write_rollouts(
     - `greedy`: record of the group's greedy baseline, in the first line of a group that has one.
 
     Args:
-        path: `RunFolder.rollout_file(step)`. Its folder must exist.
+        path: `RunFolder.rollout_file(step)`. Its folder is created if another program deleted it.
         groups: the step's trajectories.
         advantages: one per trajectory, in the shape of `groups`.
         decode: text of one token id. With it each line has `pieces`, the texts of its tokens.
@@ -70,6 +70,8 @@ def write_rollouts(
             if decode is not None:
                 more["pieces"] = [decode(token) for token in trajectory.tokens]
             lines.append(_line(group.task, trajectory, more))
+    with disk_errors(f"cannot write {path}"):
+        path.parent.mkdir(exist_ok=True)
     write_bytes_atomic(path, zstandard.ZstdCompressor().compress(b"".join(lines)))
 
 
@@ -80,18 +82,18 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
         UserError: if the file is missing, truncated or not a dump.
     """
     try:
-        raw = _decompressed(path.read_bytes())
+        raw = _decompress(path.read_bytes())
         records = [json.loads(line) for line in raw.splitlines()]
     except FileNotFoundError as error:
         raise UserError(f"no rollout dump at {path}: see log.rollouts_every") from error
-    except (zstandard.ZstdError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (zstandard.ZstdError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a readable rollout dump ({error}); delete it") from error
     for number, record in enumerate(records, start=1):
         _check(path, number, record)
     return records
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompress(data: bytes) -> bytes:
     """The content of all frames. A tool that compresses a stream does not write its size."""
     found = []
     while data:
@@ -117,7 +119,7 @@ def _check(path: Path, number: int, record: Any) -> None:
             raise TypeError("reward.parts or reward.weights is not an object")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
-            f"{path}, line {number} is not a trajectory ({error!r}); delete the file"
+            f"{path}, line {number} is not a trajectory ({one_line(error)}); delete the file"
         ) from error
 
 

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..files.folder import RunFolder
-from ..planning.prediction import FILE as PREDICTION
-from ..planning.prediction import Prediction, read_prediction
 from .loggers import read_metrics
 from .notes import FILE as NOTES
 from .notes import Note, read_notes
+from .prediction import FILE as PREDICTION
+from .prediction import Prediction, read_prediction
 from .rollouts import dumped_steps, read_rollouts
 from .samples import Sample, read_samples
 
@@ -89,7 +89,6 @@ class RunRecord:
 
     @property
     def steps(self) -> list[int]:
-        """The step of each metrics record."""
         return [int(record["step"]) for record in self.metrics]
 
     def series(self, key: str) -> list[tuple[int, float | None]]:
@@ -171,12 +170,12 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, fl
     ]
 
 
-def dotted(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested objects by dotted name, in order."""
     values: dict[str, Any] = {}
     for key, value in record.items():
         values |= (
-            dotted(value, f"{prefix}{key}.")
+            flatten(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
             else {f"{prefix}{key}": value}
         )

@@ -13,6 +13,7 @@ STEP = (
         "tokens",
         "tokens sampled since the start of the run",
         "sum over steps of rollout/tokens",
+        timed_with="rollout.oversample",
     ),
 )
 
@@ -140,6 +141,12 @@ REWARD = (
         "trajectories whose reward is an error / trajectories",
     ),
     Metric(
+        "reward/not_applicable_frac",
+        "share",
+        "trajectories for which every reward returned None; absent if there were none",
+        "trajectories to which no reward applies / trajectories",
+    ),
+    Metric(
         "reward/part/*",
         "reward",
         "mean of one named part of the reward",
@@ -150,12 +157,14 @@ REWARD = (
         "share",
         "trajectories with a check that failed and ran again; absent if there were none",
         "trajectories with a check that ran again / trajectories",
+        timed=True,
     ),
     Metric(
         "reward/cached_frac",
         "share",
         "trajectories with a check whose outcome was known; absent if there were none",
         "trajectories with an outcome of an earlier check / trajectories",
+        timed=True,
     ),
     Metric(
         "reward/verdict/*",
@@ -179,7 +188,13 @@ REWARD = (
 )
 
 ROLLOUT = (
-    Metric("rollout/tokens", "tokens", "tokens sampled in the step", "sum of mask"),
+    Metric(
+        "rollout/tokens",
+        "tokens",
+        "tokens sampled in the step, also in dropped samples",
+        "sum of mask",
+        timed_with="rollout.oversample",
+    ),
     Metric(
         "rollout/prompt_tokens",
         "tokens",
@@ -243,6 +258,7 @@ ROLLOUT = (
         "tokens",
         "tokens of samples that were discarded",
         "tokens in rollout/tokens whose trajectory is not in the step",
+        timed=True,
     ),
     Metric(
         "rollout/greedy_tokens",
@@ -286,12 +302,14 @@ ROLLOUT = (
         "share",
         "prompt tokens not computed, because samples share them or the prefix cache holds them",
         "1 - prompt tokens computed / rollout/prompt_tokens",
+        timed=True,
     ),
     Metric(
         "rollout/kv_peak_frac",
         "share",
         "peak use of the KV cache",
         "maximum over engine steps of blocks held by requests / blocks",
+        timed=True,
     ),
     Metric(
         "rollout/accepted_frac",
@@ -304,30 +322,28 @@ ROLLOUT = (
         "count",
         "peak length of the engine's queue",
         "maximum number of prompts and preempted completions that waited at once",
+        timed=True,
     ),
     Metric(
         "rollout/preemptions",
         "count",
         "preempted completions: paused because no KV block was free, and continued later",
         "number of preemptions; 0 if engine.preemption.kind is none",
+        timed=True,
     ),
     Metric(
         "rollout/recomputed_tokens",
         "tokens",
         "tokens computed again because of preemptions",
         "tokens of preempted completions that were computed a second time",
-    ),
-    Metric(
-        "rollout/padding_frac",
-        "share",
-        "rows of decode steps that no completion used, with engine.continuous = false",
-        "1 - rows that advanced a completion / all rows of the static batches",
+        timed=True,
     ),
     Metric(
         "rollout/swapped_bytes",
         "bytes",
         "KV cache of preempted completions copied to host memory",
         "bytes copied; logged if engine.preemption.kind is swap",
+        timed=True,
     ),
 )
 

@@ -98,7 +98,7 @@ def line_chart(
     steps = [step for line in kept for step, _ in line.points]
     if not values:
         return _nothing()
-    low, high = limits or _padded(min(values), max(values), log)
+    low, high = limits or _axis_limits(min(values), max(values), log)
     frame = Frame(min(steps), max(steps), low, high, log)
     body = _axes(frame, show)
     for line in kept:
@@ -172,7 +172,7 @@ def _positive(line: Line) -> Line:
     return Line(line.label, points, line.colour, line.thin, line.dots)
 
 
-def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
+def _axis_limits(low: float, high: float, log: bool) -> tuple[float, float]:
     if log:
         return 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9)
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0

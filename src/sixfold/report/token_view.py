@@ -196,7 +196,7 @@ def _tokens(shown: Sequence[trajectory.Token], scale: float) -> list[Token]:
             surprise, probability = _probability(token.logp)
             style = f"{_shade(token.advantage, scale)} p{surprise}"
             tip = f"id {token.id} · {probability} · version {token.version}"
-            tip += f" · advantage {figure(token.advantage)}{_kept(token)}"
+            tip += f" · advantage {figure(token.advantage)}{_kept_text(token)}"
         else:
             style, name = _NOT_SAMPLED[token.origin]
             tip = f"id {token.id} · not sampled: {name}"
@@ -211,7 +211,7 @@ def _probability(logp: float | None) -> tuple[int, str]:
     return 4, "log-prob not finite"
 
 
-def _kept(token: trajectory.Token) -> str:
+def _kept_text(token: trajectory.Token) -> str:
     """The tokens kept by truncated sampling, in words. Empty without truncation."""
     if token.kept is None:
         return ""

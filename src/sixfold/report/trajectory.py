@@ -95,7 +95,6 @@ class Part:
 
     @property
     def label(self) -> str:
-        """Name of the part."""
         return f"turn {self.turn}" if self.turn else ORIGINS[self.origin]
 
 
@@ -113,7 +112,7 @@ def parts(record: Record) -> list[Part]:
     found, end, differ = list[Part](), 0, len(advantages(record)) > 1
     for n, turn in enumerate(record["turns"], start=1):
         found += _between(tokens[end : turn["start"]])
-        shown = _observed(tokens[turn["stop"] : starts[n - 1]])
+        shown = _observation_text(tokens[turn["stop"] : starts[n - 1]])
         own = [_event(event, shown) for event in events[at : at + counts[n - 1]]]
         end, at = turn["stop"], at + len(own)
         reply, about = tokens[turn["start"] : end], turn_facts(turn)
@@ -213,7 +212,7 @@ def _episode(record: Record) -> list[str]:
 
 def _tokens(record: Record) -> list[Token]:
     ids, pieces = record["tokens"], record.get("pieces")
-    known, kept = advantages(record), _kept(record)
+    known, kept = advantages(record), _kept_sets(record)
     texts = pieces if isinstance(pieces, list) and len(pieces) == len(ids) else [None] * len(ids)
     one = known[0] if known else None
     per_token: list[float | None] = [one] * len(ids)
@@ -234,7 +233,7 @@ def _tokens(record: Record) -> list[Token]:
     ]
 
 
-def _kept(record: Record) -> dict[int, tuple[int, float]]:
+def _kept_sets(record: Record) -> dict[int, tuple[int, float]]:
     """Token index -> number of tokens that could be drawn, and their total probability.
 
     Empty without truncated sampling.
@@ -252,7 +251,7 @@ def _between(tokens: Sequence[Token]) -> Iterator[Part]:
         yield Part(0, origin, list(run))
 
 
-def _observed(tokens: Sequence[Token]) -> str:
+def _observation_text(tokens: Sequence[Token]) -> str:
     """Text of the observation among some tokens. Empty if the dump has no texts."""
     return "".join(token.text or "" for token in tokens if token.origin == OBSERVATION)
 
@@ -266,16 +265,16 @@ def _event(given: Mapping[str, Any], shown: str = "") -> Event:
     """
     if given.get("kind") != "tool_call":
         rest = {key: value for key, value in given.items() if key != "kind"}
-        return Event(str(given.get("kind", "event")), _said(rest) if rest else "")
+        return Event(str(given.get("kind", "event")), _as_text(rest) if rest else "")
     name = given.get("tool", given.get("name", ""))
-    text = f"{name}({_said(given.get('arguments', ''))})"
+    text = f"{name}({_as_text(given.get('arguments', ''))})"
     seconds = given.get("seconds")
     after = f" in {number(seconds)} s" if isinstance(seconds, float | int) else ""
     if given.get("error"):
-        why = ": ".join(_said(given[key]) for key in ("error", "message") if given.get(key))
+        why = ": ".join(_as_text(given[key]) for key in ("error", "message") if given.get(key))
         return Event("tool call", f"{text} failed{after}: {why}", failed=True)
     result = given.get("result")
-    said = "" if result is None or _has(shown, _said(result)) else f" → {_said(result)}"
+    said = "" if result is None or _has(shown, _as_text(result)) else f" → {_as_text(result)}"
     return Event("tool call", text + after + said)
 
 
@@ -286,5 +285,5 @@ def _has(text: str, part: str) -> bool:
     )
 
 
-def _said(value: object) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -39,7 +39,7 @@ class Trunk(Generic[T]):
 
     def __init__(self, turn: int) -> None:
         self._turn = turn
-        self._played = False
+        self._play_to_end = False
         self._waiting: deque[tuple[int, asyncio.Future[T | None]]] = deque()
 
     def parts(self, turns: int, asked: bool) -> bool:
@@ -60,8 +60,8 @@ class Trunk(Generic[T]):
         Returns:
             A copy of the episode at the branch, or None if the sample must play from the start.
         """
-        if not self._played:
-            self._played = True
+        if not self._play_to_end:
+            self._play_to_end = True
             return None
         copy: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((sample, copy))
@@ -80,8 +80,8 @@ class Trunk(Generic[T]):
         """
         copies = [(copy, copied(sample)) for sample, copy in self._waiting if not copy.done()]
         self._waiting.clear()
-        for copy, course in copies:
-            copy.set_result(course)
+        for copy, state in copies:
+            copy.set_result(state)
 
     def leave(self) -> None:
         """End the playing sample. If it has not branched, the next sample plays from the start."""

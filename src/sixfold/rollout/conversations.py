@@ -25,11 +25,11 @@ from itertools import chain, count
 from typing import Any
 
 from ..errors import UserError
+from ..renderer.renderer import Renderer, RenderError
+from ..renderer.suffix import Suffix
 from ..types import PROMPT, Task
 from .generator import Sampled, SampleKey
-from .renderer.renderer import Renderer, RenderError
-from .renderer.suffix import Suffix
-from .transcript import Transcript, observed
+from .transcript import Transcript, observation_text
 
 Messages = tuple[Mapping[str, Any], ...]
 
@@ -139,7 +139,7 @@ class Conversations:
             RenderError: the messages cannot be converted to tokens.
         """
         named, tools = _with_names(messages), tuple(tools)
-        seen = _merged(named)
+        seen = _merge_replies(named)
         found = [
             (conversation, mark)
             for conversation in self.all
@@ -151,15 +151,16 @@ class Conversations:
             new = seen[len(mark.seen) :]
             said = conversation.transcript.tokens[mark.turn : mark.length]
             try:
-                suffix = self._renderer.suffix(mark.before, said, new, tools)
+                arguments = self._task.template_args
+                suffix = self._renderer.suffix(mark.before, said, new, tools, arguments)
             except UserError:  # the template cannot continue it: begin a new conversation
                 pass
             else:
-                text = mark.rest + observed(new)
-                return self._continued(conversation, mark, suffix, text, seen, None)
-        tokens = self._renderer.encode_messages(named, tools)
+                text = mark.rest + observation_text(new)
+                return self._continue(conversation, mark, suffix, text, seen, None)
+        tokens = self._renderer.encode_messages(named, tools, self._task.template_args)
         main = named[-1].get("content") == self._task.prompt_text
-        return self._begun(tokens, main, seen, None, named, tools)
+        return self._begin(tokens, main, seen, None, named, tools)
 
     def plain(self, given: str | list[int]) -> Prompt:
         """Make the prompt of a request without a chat template.
@@ -190,12 +191,12 @@ class Conversations:
                     ids = given[mark.length :]
                     suffix, said = Suffix(ids, "o" * len(ids)), renderer.decode(ids)
                 whole = (mark.text or "") + said
-                return self._continued(conversation, mark, suffix, mark.rest + said, (), whole)
+                return self._continue(conversation, mark, suffix, mark.rest + said, (), whole)
         tokens = renderer.encode_text(given) if isinstance(given, str) else list(given)
         if not tokens:
             raise RenderError("the prompt has no tokens. Give at least one to continue", "prompt")
         shown = text if text is not None else renderer.shown(tokens)
-        return self._begun(tokens, shown == self._task.prompt_text, (), shown, (), ())
+        return self._begin(tokens, shown == self._task.prompt_text, (), shown, (), ())
 
     def reply(
         self, prompt: Prompt, sampled: Sampled, text: str, message: Mapping[str, Any]
@@ -221,7 +222,7 @@ class Conversations:
         conversation.busy = False
         conversation.marks.append(
             Mark(
-                _merged([*prompt.seen, message]) if prompt.text is None else (),
+                _merge_replies([*prompt.seen, message]) if prompt.text is None else (),
                 None if prompt.text is None else prompt.text + whole,
                 prompt.before,
                 prompt.tools,
@@ -263,7 +264,7 @@ class Conversations:
             return given.startswith(mark.text or "")
         return given[: mark.length] == conversation.transcript.tokens[: mark.length]
 
-    def _continued(
+    def _continue(
         self,
         conversation: Conversation,
         mark: Mark,
@@ -272,19 +273,10 @@ class Conversations:
         seen: Messages,
         text: str | None,
     ) -> Prompt:
-        """Prompt that continues a conversation at a mark, or begins a branch there.
-
-        Args:
-            conversation: the conversation.
-            mark: where it is continued.
-            suffix: tokens after the mark.
-            said: text of these tokens.
-            seen: messages of the request, in the form of `Mark.seen`.
-            text: the prompt as text, for plain text. None for a chat.
-        """
+        """Prompt that continues a conversation at a mark, or begins a branch there."""
         tokens = [*conversation.transcript.tokens[: mark.length], *suffix.tokens]
         if not _is_free(conversation, mark):
-            branch = self._begun(tokens, False, seen, text, suffix.conversation, mark.tools)
+            branch = self._begin(tokens, False, seen, text, suffix.conversation, mark.tools)
             # The turn of plain text began before the branch.
             return branch if text is None else replace(branch, turn=mark.turn)
         conversation.busy = True
@@ -301,7 +293,7 @@ class Conversations:
             len(tokens) if text is None else mark.turn,
         )
 
-    def _begun(
+    def _begin(
         self,
         tokens: list[int],
         main: bool,
@@ -310,16 +302,7 @@ class Conversations:
         before: Messages,
         tools: Messages,
     ) -> Prompt:
-        """Prompt of a new conversation.
-
-        Args:
-            tokens: token ids of the prompt.
-            main: True if it is the task's prompt.
-            seen: messages of the request, in the form of `Mark.seen`.
-            text: the prompt as text, for plain text. None for a chat.
-            before: messages of the request, in the form that the renderer needs.
-            tools: descriptions of functions.
-        """
+        """Prompt of a new conversation."""
         conversation = Conversation(self._name(tokens, main), len(tokens))
         self.all.append(conversation)
         key = self._key(conversation)
@@ -375,8 +358,7 @@ def _calls(message: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _merged(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """Merge consecutive messages of the assistant into one."""
+def _merge_replies(messages: Sequence[Mapping[str, Any]]) -> Messages:
     found: list[Mapping[str, Any]] = []
     for message in messages:
         if not (found and message["role"] == found[-1]["role"] == "assistant"):

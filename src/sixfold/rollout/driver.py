@@ -18,7 +18,7 @@ from ..errors import one_line
 from ..types import Group, Reward, SamplingParams, Task, Trajectory
 from .base import Choose
 from .branches import Branching, Trunk
-from .environment_fault import EnvironmentFault, called
+from .environment_fault import EnvironmentFault, call_environment
 from .generator import Peers
 from .player import Played, Player, Plays
 
@@ -67,11 +67,9 @@ class Driver:
 
     @property
     def version(self) -> int:
-        """Version of the weights that sample."""
         return self.player.generator.version
 
     def stats(self) -> dict[str, float]:
-        """Metrics of the last `play`."""
         return self._stats
 
     async def play(
@@ -119,7 +117,7 @@ class Driver:
         """Wait for the end of the last episode."""
         await step.sampled.wait()
         await self.player.meter.end()
-        await self.player.generator.rest()
+        await self.player.generator.sleep()
         on_sampled()
 
 
@@ -179,12 +177,7 @@ class _Step:
     def _with_more(
         self, kept: Sequence[Trajectory], more: Mapping[int, Sequence[Trajectory]]
     ) -> list[Trajectory]:
-        """The trajectories of a group, and then the further ones of their episodes.
-
-        Args:
-            kept: one trajectory per episode, with its reward.
-            more: further trajectories of each episode, by its sample.
-        """
+        """The trajectories of a group, and then the further ones of their episodes."""
         further = []
         for first in kept:
             for number, trajectory in enumerate(more[first.sample], 1):
@@ -215,15 +208,7 @@ class _Step:
         checks: set[asyncio.Task[None]],
         trunk: Trunk[Any] | None,
     ) -> tuple[Played, asyncio.Task[None]]:
-        """Play one episode and start to score it.
-
-        Args:
-            task: the task.
-            sample: index of the sample.
-            prompt: token ids of the task's prompt.
-            checks: receives the task that scores the episode.
-            trunk: the samples that share its first turns, or None.
-        """
+        """Play one episode and start to score it."""
         player, params = self._driver.player, self._params
         played = await (
             player.play(task, sample, prompt, params, trunk)
@@ -236,7 +221,7 @@ class _Step:
         return played, check
 
     async def _check(self, task: Task, played: Played) -> None:
-        error, trajectory = await _settled(played), played.trajectory
+        error, trajectory = await _wait_for_reward(played), played.trajectory
         if self._scorer is None:
             if error:
                 trajectory.reward = Reward.failed(error)
@@ -246,12 +231,7 @@ class _Step:
             await self._scorer.add(task, trajectory)
 
     async def _complete(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
-        """Trajectories of the group if it is complete, in sample order.
-
-        Args:
-            task: the task.
-            ended: scored trajectories, in the order in which they count.
-        """
+        """Trajectories of the group if it is complete, in sample order."""
         least = self._driver.samples if self._choose is None else self._choose.keep
         if len(ended) < least:
             return None
@@ -267,12 +247,12 @@ class _Step:
             self.sampled.set()
 
 
-async def _settled(played: Played) -> str:
+async def _wait_for_reward(played: Played) -> str:
     """Wait for a reward that comes later. Returns how the episode failed, in one line, or ""."""
     if played.later is None or played.error:
         return played.error
     try:
-        reward = final_reward(End(await called(played.later, "later")))
+        reward = final_reward(End(await call_environment(played.later, "later")))
     except EnvironmentFault as fault:
         return str(fault)
     except Exception as error:  # noqa: BLE001 - boundary: a failed environment is data

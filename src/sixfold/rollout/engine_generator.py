@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..engine.engine import Engine
 from ..processes.deadline import Deadline
+from ..renderer.renderer import Renderer
 from ..types import SamplingParams
 from .engine_guard import EngineGuard
 from .engine_job import Delta, Job
 from .engine_thread import EngineThread
 from .generator import GeneratorClosed, Sampled, SampleKey
-from .renderer.renderer import Renderer
 from .thread_settings import release_workers
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class EngineGenerator:
         engine: the engine.
         renderer: decodes completions for stop strings. The generator makes a copy. None: stop
             strings are refused.
-        release_kv: free the memory of the KV cache between rollouts (`rest`).
+        release_kv: free the memory of the KV cache between rollouts (`sleep`).
         deadline: longest silence of the engine while a call waits for it. None: no limit.
     """
 
@@ -98,7 +98,6 @@ class EngineGenerator:
 
     @property
     def version(self) -> int:
-        """Version of the engine's weights."""
         return self.engine.version
 
     async def generate(
@@ -110,7 +109,6 @@ class EngineGenerator:
         stops: Sequence[str] = (),
         priority: int = 0,
     ) -> Sampled:
-        """Sample one completion. See `Generator.generate`."""
         if params.max_tokens < 1:
             raise ValueError(f"max_tokens = {params.max_tokens} must be at least 1")
         if stops and not self._decodes:
@@ -131,7 +129,6 @@ class EngineGenerator:
             raise
 
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probs [len(tokens) - 1] of all tokens but the first."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def receive(message: Delta | Exception) -> None:
@@ -169,7 +166,7 @@ class EngineGenerator:
         """
         return await self._guard.outcome(self._thread.call(function))
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Free the memory of the KV cache until the next call, if `release_kv` is set."""
         await self.call(self._rest)
 
@@ -186,7 +183,6 @@ class EngineGenerator:
         self._thread.close(self._guard.left)
 
     def _submit_all(self) -> None:
-        """Give the calls of this iteration of the event loop to the engine."""
         calls, self._calls = self._calls, []
         groups: dict[tuple[object, ...], dict[int, _Call]] = {}
         requests: list[list[_Call]] = []
@@ -224,7 +220,6 @@ def _job(calls: Sequence[_Call]) -> Job:
 
 
 def _receive(calls: Sequence[_Call], message: Delta | Exception) -> None:
-    """Set the result of a call, or the error of all calls."""
     if isinstance(message, Exception):
         for call in calls:
             if not call.result.done():
@@ -232,10 +227,10 @@ def _receive(calls: Sequence[_Call], message: Delta | Exception) -> None:
         return
     result = calls[message.index].result
     if not result.done():
-        result.set_result(_sampled(message))
+        result.set_result(_to_sampled(message))
 
 
-def _sampled(delta: Delta) -> Sampled:
+def _to_sampled(delta: Delta) -> Sampled:
     sequence, reason = delta.sequence, delta.finish_reason
     if sequence is None or reason is None:
         raise RuntimeError("the engine's thread returned an unfinished sequence")

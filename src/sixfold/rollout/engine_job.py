@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from ..engine.scoring import PromptScore
 from ..engine.sequence import Constraint, Request
 from ..engine.sequence import Sequence as EngineSequence
+from ..renderer.renderer import Renderer
 from ..types import FinishReason, SamplingParams
 from .generator import ALONE, GeneratorClosed, Peers
-from .renderer.renderer import Renderer
 from .stop_watch import SequenceText
 
 log = logging.getLogger("sixfold.engine")
@@ -104,7 +104,6 @@ class Job:
 
     @property
     def choices(self) -> int:
-        """Number of completions of the job."""
         return len(self.prompts) * len(self.samples)
 
 
@@ -126,7 +125,7 @@ class Choice:
         self.index = index
         self.watched = job.stream or bool(job.stops)
         self._reader = (
-            SequenceText(renderer, job.stops)
+            SequenceText(renderer, job.stops, job.params.stop_token_ids)
             if renderer is not None and (job.decoded or job.stops)
             else None
         )
@@ -179,7 +178,6 @@ class Choice:
 def send_all(
     loop: asyncio.AbstractEventLoop, messages: list[tuple[Job, Delta | Exception]]
 ) -> None:
-    """Send messages to the jobs of an event loop, in one call."""
     try:
         loop.call_soon_threadsafe(_receive_all, messages)
     except RuntimeError:  # the event loop is closed

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from math import exp
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -25,12 +26,11 @@ from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
 from ..processes.deadline import Pulse
+from ..renderer.renderer import Renderer
 from ..types import FinishReason
 from .engine_guard import ended, fail
 from .engine_job import Choice, Delta, Job, RecordError, refuse_all, send_all
 from .generator import GeneratorClosed, Peers
-from .rate import Rate
-from .renderer.renderer import Renderer
 from .scoring_queue import ScoringQueue
 from .thread_settings import ThreadSettings
 
@@ -207,9 +207,9 @@ class EngineThread:
 
     def _check_open(self) -> None:
         if self._closing or self.failure is not None:
-            raise self._closed() from self.failure
+            raise self._closed_error() from self.failure
 
-    def _closed(self) -> GeneratorClosed:
+    def _closed_error(self) -> GeneratorClosed:
         if self.failure is None:
             return GeneratorClosed("the generator is closed")
         failed = EngineFailed(f"the engine has failed: {self.failure!r}")
@@ -241,7 +241,7 @@ class EngineThread:
                     self._do(following)
                     self.pulse.beat()
                 if not (self.engine.busy or self._scoring.busy):
-                    self.pulse.rest()
+                    self.pulse.end()
                     return True
                 self._advance()
                 self.pulse.beat()
@@ -259,7 +259,7 @@ class EngineThread:
         except Exception as error:
             with self._lock:
                 self.failure = error
-            command.refuse(self._closed())
+            command.refuse(self._closed_error())
             raise
 
     def _advance(self) -> None:
@@ -289,7 +289,7 @@ class EngineThread:
     def _start(self, job: Job) -> None:
         """Add the job to the engine. A job with max_tokens = 0 is answered immediately."""
         if job.params.max_tokens == 0:
-            self._arrived(len(job.prompts))
+            self._leave_queue(len(job.prompts))
             for i in range(job.choices):
                 self._post(job, Delta(i, finish_reason="length"))
             return
@@ -309,7 +309,7 @@ class EngineThread:
                     self._arriving -= 1
             except ValueError as error:  # the request can never run
                 self._abort(job, None)
-                self._arrived(len(job.prompts) - i)
+                self._leave_queue(len(job.prompts) - i)
                 self._post(job, error)
                 return
             job.requests.append(request)
@@ -319,7 +319,7 @@ class EngineThread:
                 if choice.watched:
                     self._watched.add(choice)
 
-    def _arrived(self, prompts: int) -> None:
+    def _leave_queue(self, prompts: int) -> None:
         """Subtract prompts that do not wait for the engine any more."""
         with self._lock:
             self._arriving -= prompts
@@ -397,7 +397,7 @@ class EngineThread:
 
     def _drop(self, job: Job, choice: int | None, done: Future[None]) -> None:
         if self._scoring.drop(job):
-            self._arrived(len(job.prompts))
+            self._leave_queue(len(job.prompts))
             self.aborted += 1
         else:
             self._abort(job, choice)
@@ -405,7 +405,6 @@ class EngineThread:
         ended(done)
 
     def _abort(self, job: Job, choice: int | None) -> None:
-        """Abort the open choices of a job, or one of them."""
         width, wanted = len(job.samples), range(job.choices) if choice is None else (choice,)
         started = {
             (job.requests[i // width], job.samples[i % width])
@@ -429,7 +428,7 @@ class EngineThread:
         """Send an error to every open job, including jobs that are still in the queue."""
         with self._lock:
             self._closing = True
-        error = self._closed()
+        error = self._closed_error()
         while not self._commands.empty():
             if (command := self._commands.get()) is not None:
                 command.refuse(error)
@@ -467,7 +466,6 @@ def _serve(
     commands: SimpleQueue[_Command | None],
     settings: ThreadSettings,
 ) -> None:
-    """Body of the thread."""
     settings.apply()
     while True:
         command = commands.get()
@@ -492,3 +490,28 @@ def _end(
     if thread is not threading.current_thread():
         thread.join(timeout)
     return not thread.is_alive()
+
+
+RATE_SECONDS = 10.0
+"""Time constant of a rate."""
+
+
+class Rate:
+    """Events per second, as an exponentially weighted sum.
+
+    With s = RATE_SECONDS, an event has the weight exp(-age / s) / s, so the sum over a steady
+    stream equals its rate. One thread may add events; any thread may read the rate.
+    """
+
+    def __init__(self) -> None:
+        self._state = (0.0, 0.0)  # one tuple: a reader in another thread never sees half an update
+
+    def add(self, count: float, now: float | None = None) -> None:
+        """Add `count` events at time `now`, in seconds of a monotonic clock."""
+        now = time.monotonic() if now is None else now
+        self._state = (self.value(now) + count / RATE_SECONDS, now)
+
+    def value(self, now: float | None = None) -> float:
+        """Events per second at time `now`. It decays to 0 without events."""
+        rate, at = self._state
+        return rate * exp((at - (time.monotonic() if now is None else now)) / RATE_SECONDS)

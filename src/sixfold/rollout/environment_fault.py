@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar, get_args
+from functools import partial
+from typing import Any, TypeVar, get_args
 
-from ..environment.episode import End, Episode, Observation, final_reward, turn_reward
-from ..errors import one_line
-from ..types import SAMPLED, Outcome, Reward
+from ..environment.episode import End, Episode, MakeEpisode, Observation, final_reward, turn_reward
+from ..errors import is_fault, one_line
+from ..types import SAMPLED, Outcome, Reward, Task
+from ..user_code import Blocked, Called, calling, own_copy
 
 T = TypeVar("T")
 
@@ -18,11 +20,13 @@ class EnvironmentFault(Exception):
 
     Attributes:
         outcome: outcome of the episode.
+        by_agent: True if the code of an agent failed: an exception, or an exit code above 0.
     """
 
-    def __init__(self, message: str, outcome: Outcome = "error") -> None:
+    def __init__(self, message: str, outcome: Outcome = "error", *, by_agent: bool = False) -> None:
         super().__init__(message)
         self.outcome = outcome
+        self.by_agent = by_agent
 
 
 def check_observation(seen: Observation) -> None:
@@ -48,16 +52,31 @@ def check_observation(seen: Observation) -> None:
         )
 
 
-def check_episode(made: object) -> None:
-    """Check what the environment's class or function has made.
+def made_episode(make: MakeEpisode, task: Task, limit: float | None) -> Episode:
+    """Make the episode of a task. It gets its own copy of the task.
+
+    Args:
+        make: the environment's class or function.
+        task: the task.
+        limit: time limit in seconds. None: no limit.
 
     Raises:
-        EnvironmentFault: it is not an episode.
+        EnvironmentFault: `make` raised an error, blocked for too long, or made something else.
     """
+    try:
+        with calling(limit):
+            made = make(own_copy(task))
+    except Blocked as error:
+        raise _too_late("__init__", limit or 0.0) from error
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise EnvironmentFault(one_line(error)) from error
     if not isinstance(made, Episode):
         raise EnvironmentFault(
             f"it made an object of type {type(made).__name__}, which has no `start` and `step`"
         )
+    return made
 
 
 def check_start(length: int, most: int, least: str = "") -> None:
@@ -147,7 +166,7 @@ def _is_encodable(given: object) -> bool:
     return not isinstance(given, list | tuple) or all(map(_is_encodable, given))
 
 
-async def called(call: Callable[[], Awaitable[T]], name: str) -> T:
+async def call_environment(call: Callable[[], Awaitable[T]], name: str) -> T:
     """Result of an async method of the environment.
 
     Args:
@@ -155,39 +174,53 @@ async def called(call: Callable[[], Awaitable[T]], name: str) -> T:
         name: name of the method, for messages.
 
     Raises:
-        EnvironmentFault: the method is not async, or it called `sys.exit`, which must not end the
-            run.
+        EnvironmentFault: the method is not async, or it raised something that is no Exception, such
+            as by `sys.exit`, which must not end the run.
     """
     try:
         result = call()
         if not isinstance(result, Awaitable):
             raise EnvironmentFault(f"`{name}` is not async. Write `async def {name}`")
         return await result
-    except SystemExit as error:
+    except BaseException as error:
+        if isinstance(error, Exception | Blocked) or not is_fault(error):
+            raise
         raise EnvironmentFault(one_line(error)) from error
 
 
-async def in_time(answer: Awaitable[T], limit: float, name: str) -> T:
-    """Result of an awaitable.
+async def in_time(call: Callable[[], Awaitable[Any]], limit: float | None, name: str) -> Any:
+    """Result of an async method of the environment.
 
     Args:
-        answer: the awaitable.
-        limit: time limit in seconds.
+        call: calls the method.
+        limit: time limit in seconds. None: no limit.
         name: name of the environment's method, for messages.
 
     Raises:
-        EnvironmentFault: after `limit` seconds. The awaitable is then cancelled. Its end is not
-            awaited, because it may ignore the cancellation.
+        EnvironmentFault: as `call_environment`, and after `limit` seconds. The method is then
+            cancelled. Its end is not awaited, because it may ignore the cancellation. If it blocks,
+            it is interrupted.
     """
+    answer = Called(partial(call_environment, call, name), limit)
+    if limit is None:
+        return await answer
     task = asyncio.ensure_future(answer)
     try:
         done, _ = await asyncio.wait((task,), timeout=limit)
     finally:
         task.cancel()
     if not done:
-        raise EnvironmentFault(
-            f"`{name}` took longer than environment.timeout_s = {limit:g} s", "timeout"
-        )
+        raise _too_late(name, limit)
     if task.cancelled():
         raise EnvironmentFault(f"`{name}` cancelled itself")
-    return task.result()
+    try:
+        return task.result()
+    except Blocked as error:
+        raise _too_late(name, limit) from error
+
+
+def _too_late(name: str, limit: float) -> EnvironmentFault:
+    """The fault of a method that reached its time limit."""
+    return EnvironmentFault(
+        f"`{name}` took longer than environment.timeout_s = {limit:g} s", "timeout"
+    )

@@ -170,7 +170,7 @@ class Generator(Protocol):
         """
         ...
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Free accelerator memory until the next call, if the recipe asks for it.
 
         Called between rollouts, while no request runs.

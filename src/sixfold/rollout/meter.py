@@ -50,18 +50,15 @@ class ReplyMeter:
         self._began = 0.0
 
     async def begin(self) -> None:
-        """Reset the counts."""
         self.prompt_tokens = self.reused = self.sampled = 0
         self._began = time.perf_counter()
 
     def count(self, prompt: int, reply: Sampled) -> None:
-        """Count a reply."""
         self.prompt_tokens += prompt
         self.reused += reply.reused
         self.sampled += len(reply.tokens)
 
     async def end(self) -> None:
-        """Record the duration."""
         self.seconds = time.perf_counter() - self._began
 
     def metrics(self, groups: Sequence[Group], started: int, ended: int) -> dict[str, float]:
@@ -85,19 +82,16 @@ class EngineMeter:
     async def begin(self) -> None:
         """Read the counters and reset the peaks."""
         await self._replies.begin()
-        self._before = await self._generator.call(_restarted)
+        self._before = await self._generator.call(_restart_stats)
 
     def count(self, prompt: int, reply: Sampled) -> None:
-        """Count a reply."""
         self._replies.count(prompt, reply)
 
     async def end(self) -> None:
-        """Read the counters."""
         await self._replies.end()
         self._after = await self._generator.call(lambda engine: replace(engine.stats))
 
     def metrics(self, groups: Sequence[Group], started: int, ended: int) -> dict[str, float]:
-        """Metrics of the replies and of the engine."""
         engine, now, before = self._generator.engine, self._after, self._before
         # Only the engine knows the tokens of cancelled replies. Otherwise ask the replies: with
         # speculation the engine has also counted tokens behind a stop string.
@@ -120,21 +114,16 @@ class EngineMeter:
             proposed = now.proposed_tokens - before.proposed_tokens
             accepted = now.accepted_tokens - before.accepted_tokens
             metrics["rollout/accepted_frac"] = accepted / max(1, proposed)
-        if not engine.scheduler.continuous:
-            slots = now.decode_slots - before.decode_slots
-            rows = now.decode_rows - before.decode_rows
-            metrics["rollout/padding_frac"] = (slots - rows) / max(1, slots)
         if engine.scheduler.host.count:
             metrics["rollout/swapped_bytes"] = float(now.taken_out_bytes - before.taken_out_bytes)
         return metrics
 
 
 def meter_of(generator: Generator) -> Meter:
-    """The meter for a generator."""
     return EngineMeter(generator) if isinstance(generator, EngineGenerator) else ReplyMeter()
 
 
-def _restarted(engine: Engine) -> EngineStats:
+def _restart_stats(engine: Engine) -> EngineStats:
     """Prepare the engine for a rollout. Returns a copy of its counters."""
     engine.restart()  # in supervised training, weights change without a new version
     before = replace(engine.stats)

@@ -14,32 +14,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from ..environment.episode import (
-    Action,
-    Closing,
-    End,
-    Episode,
-    MakeEpisode,
-    Observation,
-)
+from ..environment.episode import Action, Closing, End, Episode, MakeEpisode, Observation
 from ..errors import UserError, one_line
+from ..renderer.renderer import Renderer, RenderError
+from ..renderer.tool_calls import CallFormat, read_reply
 from ..types import PROMPT, FinishReason, Outcome, Reward, SamplingParams, Task, Trajectory
+from ..user_code import own_copy
 from .branches import Trunk
 from .environment_fault import (
     EnvironmentFault,
-    called,
-    check_episode,
     check_observation,
     check_start,
     checked_end,
     checked_turn,
     in_time,
+    made_episode,
 )
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
-from .renderer.renderer import Renderer, RenderError
-from .renderer.tool_calls import CallFormat, read_reply
-from .transcript import Transcript, observed
+from .transcript import Transcript, observation_text
 
 CLOSE_S = 30.0
 """Seconds that an episode may take to close if its steps have no limit."""
@@ -53,11 +46,13 @@ class Limits:
         tokens: longest sequence in tokens, including the prompt.
         turns: maximum number of replies.
         step_s: time limit of one step of the environment in seconds. None: no limit.
+        after: most tokens after the prompt, whatever its length. None: no such limit.
     """
 
     tokens: int
     turns: int = 1
     step_s: float | None = None
+    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,7 @@ class Player:
         sample: int,
         prompt: Sequence[int],
         params: SamplingParams,
-        trunk: Trunk[_Course] | None = None,
+        trunk: Trunk[_EpisodeState] | None = None,
     ) -> Played:
         """Play one episode.
 
@@ -171,30 +166,29 @@ class Player:
             trunk: the samples that share their first turns with this one. None: no branches.
         """
         if trunk is None:
-            return await self._played(_Course(self, task, sample, list(prompt), params))
-        course = await trunk.join(sample)
+            return await self._play_to_end(_EpisodeState(self, task, sample, list(prompt), params))
+        state = await trunk.join(sample)
         try:
-            return await self._played(
-                course or _Course(self, task, sample, list(prompt), params, trunk)
+            return await self._play_to_end(
+                state or _EpisodeState(self, task, sample, list(prompt), params, trunk)
             )
         finally:
             trunk.leave()
 
-    async def _played(self, course: _Course) -> Played:
-        """Play an episode to its end."""
+    async def _play_to_end(self, state: _EpisodeState) -> Played:
         error = ""
         try:
-            await course.run()
+            await state.run()
         except EnvironmentFault as fault:
-            course.outcome, course.reward = fault.outcome, None
+            state.outcome, state.reward = fault.outcome, None
             error = f"environment {self.environment}: {fault}" if self.environment else str(fault)
         finally:
-            await course.close()
-        return Played(course.trajectory(), error, course.peers, later=course.later)
+            await state.close()
+        return Played(state.trajectory(), error, state.peers, later=state.later)
 
 
 @dataclass
-class _Course:
+class _EpisodeState:
     """State of one episode while it is played.
 
     Attributes:
@@ -225,7 +219,7 @@ class _Course:
     sample: int
     prompt: list[int]
     params: SamplingParams
-    trunk: Trunk[_Course] | None = None
+    trunk: Trunk[_EpisodeState] | None = None
     branch: tuple[int, int] | None = None
     episode: Episode | None = None
     seen: Observation = field(default_factory=Observation)
@@ -248,12 +242,13 @@ class _Course:
             EnvironmentFault: if the environment fails.
         """
         if self.episode is None:
-            self.episode = self._made()
+            limits = self.player.limits
+            self.episode = made_episode(self.player.make, self.task, limits.step_s)
             self.seen = await self._ask("start", self.episode.start, Observation)
             self._begin(self.seen)
         while True:
             if self.trunk and self.trunk.parts(len(self.transcript.turns), self.seen.branch):
-                self.trunk.split(self._copied)
+                self.trunk.split(self._copy)
             action, rest = await self._reply(self.seen.stops)
             answer: Observation | End = await self._ask(
                 "step", partial(self.episode.step, action), Observation, End
@@ -270,17 +265,14 @@ class _Course:
                 return
             self.seen = answer
 
-    def _copied(self, sample: int) -> _Course:
+    def _copy(self, sample: int) -> _EpisodeState:
         """Copy of the episode so far, which continues as another sample.
-
-        Args:
-            sample: index of that sample.
 
         Raises:
             EnvironmentFault: the environment cannot be copied.
         """
         try:
-            episode = copy.deepcopy(self.episode, {id(self.task): self.task})
+            episode = copy.deepcopy(self.episode)
         except Exception as error:  # boundary: a failed environment is data
             raise EnvironmentFault(
                 f"the episode cannot be copied for a branch ({one_line(error)}): give its class"
@@ -300,15 +292,13 @@ class _Course:
         """Close the environment's episode. A failure is recorded as an event."""
         if not isinstance(self.episode, Closing):
             return
-        closing = called(self.episode.close, "close")
         try:
-            await in_time(closing, self.player.limits.step_s or CLOSE_S, "close")
+            await in_time(self.episode.close, self.player.limits.step_s or CLOSE_S, "close")
         # Boundary: the episode is over, and its reward stands.
         except Exception as error:  # noqa: BLE001
             self.events.append({"kind": "close_failed", "error": one_line(error)})
 
     def trajectory(self) -> Trajectory:
-        """The episode so far."""
         if not self.transcript.tokens:  # the environment failed before the first reply
             self.transcript.write(self.prompt, PROMPT * len(self.prompt))
         done = self.transcript
@@ -325,21 +315,13 @@ class _Course:
             reward=self.reward,
             kept=done.kept or None,
             routes=done.routes,
-            opened=self.player.renderer.opened(self.prompt),
+            opened=self.player.renderer.opened(self.prompt) or self.task.prefill,
             environment=self.player.environment,
             events=tuple(self.events),
             started=self.began,
             ended=time.time(),
             branch=self.branch,
         )
-
-    def _made(self) -> Episode:
-        try:
-            made = self.player.make(self.task)
-        except (Exception, SystemExit) as error:  # boundary: a failed environment is data
-            raise EnvironmentFault(one_line(error)) from error
-        check_episode(made)
-        return made
 
     async def _ask(self, name: str, call: Callable[[], Awaitable[Any]], *kinds: type[Any]) -> Any:
         """Answer of the environment.
@@ -353,9 +335,8 @@ class _Course:
             EnvironmentFault: the environment raised an error, took too long, or returned a
                 malformed answer.
         """
-        limit, answer = self.player.limits.step_s, called(call, name)
         try:
-            given = await (answer if limit is None else in_time(answer, limit, name))
+            given = await in_time(call, self.player.limits.step_s, name)
         except EnvironmentFault:
             raise
         except Exception as error:  # boundary: a failed environment is data
@@ -365,6 +346,9 @@ class _Course:
             raise EnvironmentFault(f"`{name}` returned {type(given).__name__}, not {names}")
         if isinstance(given, Observation):
             check_observation(given)
+            # The environment may go on with its lists of messages.
+            messages, tools = own_copy((tuple(given.messages), tuple(given.tools)))
+            return replace(given, messages=messages, tools=tools)
         return given
 
     def _begin(self, seen: Observation) -> None:
@@ -379,14 +363,10 @@ class _Course:
         self.tools = seen.tools
         self.calls = renderer.call_format if self.tools else None
         most = self.player.limits.tokens
-        check_start(renderer.least_tokens(observed(self.conversation)), most, "at least ")
-        # A task's prompt has no other fields, such as the calls of an earlier turn.
-        beyond_task = self.tools or any(set(m) - {"role", "content"} for m in seen.messages)
+        check_start(renderer.least_tokens(observation_text(self.conversation)), most, "at least ")
         try:
-            if beyond_task:
-                prompt = renderer.encode_messages(self.conversation, self.tools)
-            elif said != self.task.prompt:
-                prompt = renderer.encode(replace(self.task, prompt=said))
+            if not (said == self.task.prompt and isinstance(self.episode, OneTurn)):
+                prompt = renderer.encode_episode(self.task, said, self.tools)
         except (RenderError, UserError) as error:
             raise EnvironmentFault(one_line(error)) from error
         check_start(len(prompt), most)
@@ -397,7 +377,11 @@ class _Course:
 
     def _room(self, length: int) -> int:
         """Tokens that may follow a sequence of this length."""
-        return self.player.limits.tokens - length
+        limits = self.player.limits
+        most = limits.tokens
+        if limits.after is not None:
+            most = min(most, len(self.prompt) + limits.after)
+        return most - length
 
     async def _reply(self, stops: Sequence[str]) -> tuple[Action, str]:
         """Sample one reply and write it to the transcript.
@@ -473,7 +457,7 @@ class _Course:
         """
         tokens, renderer = self.transcript.tokens, self.player.renderer
         said = tokens[self.turn :]
-        text = seen.text or observed(seen.messages)
+        text = seen.text or observation_text(seen.messages)
         # Tokenizing a text of some megabytes would block all episodes for seconds.
         if self._room(len(tokens) + renderer.least_tokens(text)) < 1:
             return False
@@ -481,7 +465,9 @@ class _Course:
             suffix = (
                 renderer.suffix_text(said, seen.text)
                 if seen.text
-                else renderer.suffix(self.conversation, said, seen.messages, self.tools)
+                else renderer.suffix(
+                    self.conversation, said, seen.messages, self.tools, self.task.template_args
+                )
             )
         except RenderError as error:
             raise EnvironmentFault(one_line(error)) from error

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..renderer.renderer import Renderer
 from ..types import Task
-from .renderer.renderer import Renderer
 
 _SUSPECT = 8
 """Characters per allowed token. Longer prompts are checked by characters before tokenization."""

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import islice
 
 from ..environment.base import Scorer
+from ..renderer.renderer import Renderer
 from ..types import Group, Kept, SamplingParams, Task, Trajectory, Turn
 from .base import Choose
 from .generator import Sampled, SampleKey
-from .renderer.renderer import Renderer
 from .stop_watch import cut_at_stop
 from .without_model import WithoutModel
 

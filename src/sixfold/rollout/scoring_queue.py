@@ -20,7 +20,6 @@ class ScoringQueue:
 
     @property
     def busy(self) -> bool:
-        """True while the queue has jobs."""
         return bool(self._jobs)
 
     @property
@@ -29,7 +28,6 @@ class ScoringQueue:
         return list(self._jobs)
 
     def add(self, job: Job) -> None:
-        """Append a job to the queue."""
         self._jobs.append(job)
 
     def step(self) -> Job | None:

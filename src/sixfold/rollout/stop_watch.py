@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..engine.sequence import Sequence as EngineSequence
+from ..renderer.renderer import Renderer
 from .generator import Sampled
-from .renderer.renderer import Renderer
 
 
 class SequenceText:
@@ -16,18 +16,18 @@ class SequenceText:
     Args:
         renderer: decodes tokens.
         stops: the stop strings; empty for none.
+        ends: tokens at which the sequence ends. They are not part of the text.
 
     Attributes:
         seen: number of completion tokens that have been read.
     """
 
-    def __init__(self, renderer: Renderer, stops: Sequence[str]) -> None:
+    def __init__(self, renderer: Renderer, stops: Sequence[str], ends: Sequence[int]) -> None:
         self.seen = 0
-        self._reader = renderer.stream(stops)
+        self._reader = renderer.stream(stops, ends)
 
     @property
     def text(self) -> str:
-        """The part of the text that is final."""
         return self._reader.text
 
     def advance(self, sequence: EngineSequence) -> bool:
@@ -38,10 +38,7 @@ class SequenceText:
             are removed from the sequence.
         """
         prompt = len(sequence.request.prompt)
-        # The stop token is not part of the text. The renderer only knows the model's stop tokens,
-        # not those of a request to the server.
-        end = -1 if sequence.finish_reason == "stop" else None
-        used = self._reader.push(sequence.tokens[prompt + self.seen : end])
+        used = self._reader.push(sequence.tokens[prompt + self.seen :])
         if used is not None:
             sequence.cut(prompt + self.seen + used)
         self.seen = len(sequence.tokens) - prompt

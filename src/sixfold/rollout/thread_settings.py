@@ -23,12 +23,10 @@ class ThreadSettings:
 
     @classmethod
     def here(cls) -> ThreadSettings:
-        """Settings of the calling thread."""
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         return cls(torch.get_num_threads(), gpu)
 
     def apply(self) -> None:
-        """Apply the settings to the calling thread."""
         torch.set_num_threads(self.threads)
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)

@@ -96,6 +96,6 @@ class Transcript:
         return "".join(self.pieces)
 
 
-def observed(messages: Sequence[Mapping[str, Any]]) -> str:
+def observation_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """Content of the messages after a reply, without what the template adds."""
     return "\n".join(["", *(m["content"] for m in messages), ""])

@@ -23,7 +23,7 @@ class WithoutModel:
         """Raise GeneratorClosed: there is no model to load weights into."""
         raise GeneratorClosed("prepared replies have no model")
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Do nothing: there is no memory to free."""
 
     def close(self) -> None:

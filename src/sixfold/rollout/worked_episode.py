@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import UserError
+from ..renderer.renderer import Renderer, RenderError
 from ..types import Reward, SamplingParams, Task, Trajectory
 from .generator import Sampled, SampleKey
 from .player import Player
-from .renderer.renderer import Renderer, RenderError
 from .without_model import WithoutModel
 
 
@@ -45,7 +45,6 @@ class Script(WithoutModel):
         stops: Sequence[str] = (),
         priority: int = 0,
     ) -> Sampled:
-        """The next reply."""
         if not self.left:
             raise _Unplayable("the environment asks for another reply after the last one")
         text = self.left.popleft()
@@ -76,11 +75,11 @@ async def worked_episodes(player: Player, tasks: Sequence[Task]) -> list[Traject
     Raises:
         UserError: if the replies do not fit the episode.
     """
-    return [await _worked(player, task) for task in tasks]
+    return [await _play_worked(player, task) for task in tasks]
 
 
-async def _worked(player: Player, task: Task) -> Trajectory:
-    trace = task.trace if task.trace is not None else str(task.answer)
+async def _play_worked(player: Player, task: Task) -> Trajectory:
+    trace = task.worked
     script = Script(player.renderer, (trace,) if isinstance(trace, str) else trace)
     params = SamplingParams(max_tokens=player.limits.tokens)
     try:

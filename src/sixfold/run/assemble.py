@@ -7,17 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import PreTrainedModel
 
+from .. import plugins
+from ..checks.environment import Environment
+from ..checks.prints import Prints
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, few_tasks_notes
 from ..engine.engine import Engine
 from ..environment.episode import MakeEpisode
-from ..environment.judge.judge import Judge
-from ..environment.scorer import Environment
+from ..environment.resource import Resource
 from ..environment.tools.episode import Equipped
 from ..errors import UserError
 from ..event_loop import EventLoop
@@ -30,7 +32,16 @@ from ..model.turn_end import TurnEnd
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
 from ..recipe.adapter_folder import is_adapter
-from ..recipe.schema import ModelConfig, MoeConfig, Recipe
+from ..recipe.schema import (
+    AgentConfig,
+    DataConfig,
+    ModelConfig,
+    MoeConfig,
+    Recipe,
+    RolloutConfig,
+    TrainerConfig,
+)
+from ..renderer.renderer import Renderer
 from ..rollout.base import Rollout, groups_in_order
 from ..rollout.branches import Branching
 from ..rollout.driver import Driver
@@ -38,7 +49,6 @@ from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
 from ..rollout.player import Limits, OneTurn, Player, Plays
 from ..rollout.prompt_lengths import fitting_tasks
-from ..rollout.renderer.renderer import Renderer
 from ..sync.adapter import AdapterSync
 from ..sync.sync import CopySync
 from ..sync.versioned import VersionedSync
@@ -46,20 +56,31 @@ from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
 from ..types import Group, SamplingParams, Task
-from .recipe_environment import recipe_environment, strict_environment, task_rewards
-from .recipe_judge import judge_notes, recipe_judge
+from .prompt_tools import give_tools
+from .recipe_environment import recipe_environment, recipe_judge, strict_environment, task_rewards
 from .rendered_prompt import rendering
 from .sampler import Sync, engine_and_sync, sharded_policy
 from .shared_rollout import SharedRollout
-from .tool_setup import check_branches, check_template, recipe_episode, tool_tokens
+from .tool_setup import check_branches, check_template, recipe_episode
 
-if TYPE_CHECKING:
-    from ..agents.player import AgentPlayer
+AGENTS = "sixfold.agents"
+"""Entry points of players that run an agent: "command" is a `MakeAgent`."""
+
+
+class Agent(Plays, Protocol):
+    """Plays episodes by running a program."""
+
+    async def close(self) -> None:
+        """End the programs."""
+
+
+MakeAgent = Callable[[AgentConfig, Player, int], Agent]
+"""Makes the player of (settings of the agent, player with the run's generator, vocabulary size)."""
 
 
 @dataclass
-class World:
-    """Parts that do not change during a run: model, tasks, engine and environment.
+class Assembly:
+    """What a recipe is assembled into: model, tasks, engine and environment of a run.
 
     Attributes:
         recipe: the whole run.
@@ -75,7 +96,7 @@ class World:
         sync: weight sync from trainer to engine.
         device: device of the policy.
         longest: longest sequence, in tokens.
-        ending: resources that are closed with the World.
+        ending: resources that are closed with the Assembly.
         ranks: the ranks of the run.
         shards: the policy, sharded over the ranks. None: there is one rank.
         judge: the model that gives the rewards `judge_*`. None: there are none.
@@ -96,13 +117,16 @@ class World:
     ending: ExitStack = field(default_factory=ExitStack)
     ranks: Ranks = ALONE
     shards: Shards | None = None
-    agent: AgentPlayer | None = None
-    judge: Judge | None = None
+    agent: Agent | None = None
+    judge: Resource | None = None
+    prints: Prints | None = None
     strict: Environment | None = field(init=False)
     """Scores held-out trajectories once more, by `eval.strict`. None: nothing does."""
 
     def __post_init__(self) -> None:
-        self.strict = strict_environment(self.recipe, self.judge)
+        self.strict = strict_environment(
+            self.recipe.environment, self.recipe.eval, self.judge, self.prints
+        )
         if self.strict:
             self.strict.shown = self.renderer.shown
 
@@ -125,7 +149,7 @@ class World:
         return self.policy.model
 
     @property
-    def outside(self) -> bool:
+    def remote(self) -> bool:
         """True if the engine runs in another process."""
         return not isinstance(self.engine, Engine)
 
@@ -146,7 +170,9 @@ class World:
         """
         recipe, whole = self.recipe, self.whole_policy
         self.policy = whole.with_lora(recipe.model, origin_of(str(base), ""), recipe.run.seed)
-        self.shards = sharded_policy(recipe, self.policy, self.scoring.autocast, self.ranks)
+        self.shards = sharded_policy(
+            recipe.moe, recipe.parallel, self.policy, self.scoring.autocast, self.ranks
+        )
         lora = self.policy.lora
         assert lora is not None
         if isinstance(self.sync, CopySync | VersionedSync):
@@ -217,7 +243,7 @@ class World:
         self.loop.close()
 
 
-def build_world(
+def assemble(
     recipe: Recipe,
     model_path: str = "",
     *,
@@ -227,7 +253,9 @@ def build_world(
     own_ends: TurnEnd | None = None,
     generator: Generator | None = None,
     ranks: Ranks = ALONE,
-) -> World:
+    prints: Prints | None = None,
+    before_model: Callable[[], None] | None = None,
+) -> Assembly:
     """Load the model and the tasks, and create the engine and the environment.
 
     Args:
@@ -240,6 +268,8 @@ def build_world(
             for a checkpoint, because its model folder also contains those that the recipe added.
         generator: replaces the recipe's engine, and is never synced. None: make the engine.
         ranks: the ranks of the run. With several, the policy is sharded.
+        prints: gets what rewards print. None: it goes to the terminal. The caller closes it.
+        before_model: called when tasks, rewards and environment are found to be right.
 
     Raises:
         UserError: for a missing device, model or dataset, or if prompts do not fit.
@@ -251,7 +281,7 @@ def build_world(
         tasks = load_tasks(
             recipe.data,
             seed=recipe.run.seed,
-            rewards=task_rewards(recipe, reward),
+            rewards=task_rewards(recipe.environment, recipe.eval.strict, reward),
         )
     source = (
         recipe.model.model_copy(update={"path": model_path, "revision": ""})
@@ -259,36 +289,38 @@ def build_world(
         else recipe.model
     )
     judge = recipe_judge(recipe, reward, ranks.size)
-    environment = recipe_environment(recipe, reward, judge)
+    environment = recipe_environment(recipe.environment, recipe.eval, reward, judge, prints)
     with ExitStack() as on_failure:
         on_failure.callback(_close, environment, judge)
         ending = on_failure.enter_context(ExitStack())
         made = recipe_episode(recipe.environment, episode, ending)
+        if made:
+            made.check_tasks([*tasks.train, *tasks.heldout])
         check_branches(made, recipe.rollout.branches)
+        if before_model is not None:
+            before_model()
         environment.start()  # start early: its workers load while the model loads
-        policy = _trained_policy(recipe, source, device)
-        policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
-        policy = _with_adapter(recipe, source, policy)
+        policy = _policy(recipe, source, own_ends, device)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = renderer.shown
+        give_tools(recipe.environment, made, tasks, renderer)
         longest = min(
             policy.context,
-            _fit_prompts(recipe, tasks, renderer, policy.context)
-            + tool_tokens(made, renderer)
+            _fit_prompts(recipe.data, recipe.rollout, tasks, renderer, policy.context)
             + recipe.episode_tokens,
         )
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
-        scoring = _scoring(recipe, autocast)
-        tasks.notes += [*policy.notes, *judge_notes(judge, recipe.model.path)]
+        scoring = _scoring(recipe.rollout.temperature, recipe.trainer, autocast)
+        tasks.notes += [*policy.notes, *(judge.notes(recipe.model.path) if judge else ())]
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         engine, sync, shards = engine_and_sync(
             recipe, policy, renderer, longest, autocast, ending, tasks.notes, generator, ranks
         )
         tasks.notes += _kernel_notes(engine, device, autocast)
         player = _player(recipe, policy, renderer, engine, longest, made)
-        agent = _agent(recipe, policy, player)
+        agent = _agent(recipe.environment.agent, policy, player)
         on_failure.pop_all()
-    return World(
+    return Assembly(
         recipe=recipe,
         policy=policy,
         tasks=tasks,
@@ -306,10 +338,11 @@ def build_world(
         shards=shards,
         agent=agent,
         judge=judge,
+        prints=prints,
     )
 
 
-def _close(environment: Environment, judge: Judge | None) -> None:
+def _close(environment: Environment, judge: Resource | None) -> None:
     """End the reward processes, and the judge after all who ask it."""
     environment.close()
     if judge:
@@ -329,52 +362,40 @@ def _kernel_notes(
     ]
 
 
-def _scoring(recipe: Recipe, autocast: torch.dtype | None) -> Scoring:
-    """Settings for computing log-probs.
+def _scoring(temperature: float, trainer: TrainerConfig, autocast: torch.dtype | None) -> Scoring:
+    """Settings for computing log-probs. autocast: dtype of matrix products, or the weights'."""
+    return Scoring(temperature, trainer.logprob_chunk, autocast, offload=trainer.activation_offload)
 
-    Args:
-        recipe: the whole run.
-        autocast: dtype of matrix products. None: the dtype of the weights.
+
+def _policy(recipe: Recipe, source: ModelConfig, own_ends: TurnEnd | None, device: str) -> Policy:
+    """Load the policy, with its ends and its adapter. Refuse settings that do not fit the model.
+
+    A model from scratch gets its adapter later: SFT first trains all its weights.
     """
-    return Scoring(
-        recipe.rollout.temperature,
-        recipe.trainer.logprob_chunk,
-        autocast,
-        offload=recipe.trainer.activation_offload,
-    )
+    seed, lora = recipe.run.seed, recipe.model.lora
+    policy = _loaded(source, seed, recipe.trainer.weights, device)
+    policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
+    if recipe.moe != MoeConfig():
+        make_routing(policy.model, recipe.moe)
+    if not lora.rank:
+        return policy
+    if not recipe.model.path and not is_adapter(source.path):
+        check_adapter(policy.model, lora)
+        return policy
+    return policy.with_lora(source, origin_of(source.path, source.revision), seed)
 
 
-def _trained_policy(recipe: Recipe, source: ModelConfig, device: str) -> Policy:
+def _loaded(source: ModelConfig, seed: int, weights: str, device: str) -> Policy:
     """Load the policy with its weights in the dtype of `trainer.weights`.
 
     For bfloat16 the policy is loaded on the CPU, because its float32 weights may not fit on the
     GPU.
     """
-    if recipe.trainer.weights == "float32":
-        return load_policy(source, seed=recipe.run.seed, device=device)
-    policy = load_policy(source, seed=recipe.run.seed, device="cpu")
+    if weights == "float32":
+        return load_policy(source, seed=seed, device=device)
+    policy = load_policy(source, seed=seed, device="cpu")
     store_in_bfloat16(policy.model).to(device)  # type: ignore[arg-type]
     return policy
-
-
-def _with_adapter(recipe: Recipe, source: ModelConfig, policy: Policy) -> Policy:
-    """Add the recipe's adapter to the policy, and refuse settings that do not fit the model.
-
-    A model from scratch gets its adapter later: SFT first trains all its weights.
-
-    Args:
-        recipe: the whole run.
-        source: where the policy was loaded from.
-        policy: the loaded policy.
-    """
-    if recipe.moe != MoeConfig():
-        make_routing(policy.model, recipe.moe)
-    if not recipe.model.lora.rank:
-        return policy
-    if not recipe.model.path and not is_adapter(source.path):
-        check_adapter(policy.model, recipe.model.lora)
-        return policy
-    return policy.with_lora(source, origin_of(source.path, source.revision), recipe.run.seed)
 
 
 def _player(
@@ -385,21 +406,12 @@ def _player(
     longest: int,
     episode: Equipped | None,
 ) -> Player:
-    """The player of the run's episodes.
-
-    Args:
-        recipe: the whole run.
-        policy: its stop strings end a reply.
-        renderer: converts messages to tokens.
-        engine: samples the replies.
-        longest: longest sequence, in tokens.
-        episode: makes the episode of a task. None: a task has one reply.
-    """
+    """The player of the run's episodes."""
     config = recipe.environment
     check_template(episode, renderer)
     limits = Limits(longest)
     if config.several_turns:
-        limits = Limits(longest, recipe.rollout.max_turns, config.timeout_s)
+        limits = Limits(longest, recipe.rollout.max_turns, config.timeout_s, recipe.episode_tokens)
     generator: Generator = (
         EngineGenerator(
             engine,
@@ -414,18 +426,12 @@ def _player(
     return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode)
 
 
-def _agent(recipe: Recipe, policy: Policy, player: Player) -> AgentPlayer | None:
+def _agent(config: AgentConfig, policy: Policy, player: Player) -> Agent | None:
     """The player of the recipe's agent, if it has one.
-
-    Args:
-        recipe: the whole run.
-        policy: has the vocabulary.
-        player: samples with the run's generator.
 
     Raises:
         UserError: if the agent cannot be used, or the server's packages are missing.
     """
-    config = recipe.environment.agent
     if not config.command:
         return None
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
@@ -434,27 +440,28 @@ def _agent(recipe: Recipe, policy: Policy, player: Player) -> AgentPlayer | None
             f"environment.agent.command needs {' and '.join(missing)}. Run pip install"
             " 'sixfold[serve]'"
         )
-    from ..agents.player import make_agent
+    make: MakeAgent = plugins.load(AGENTS, "command")
+    return make(config, player, int(policy.model.config.get_text_config().vocab_size))
 
-    return make_agent(config, player, int(policy.model.config.get_text_config().vocab_size))
 
-
-def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: int) -> int:
+def _fit_prompts(
+    data: DataConfig, rollout: RolloutConfig, tasks: TaskSet, renderer: Renderer, context: int
+) -> int:
     """Drop or refuse prompts that are too long.
 
     Returns:
         The longest remaining prompt, in tokens.
     """
-    room = context - recipe.rollout.max_new_tokens
+    room = context - rollout.max_new_tokens
     if room < 1:
         raise UserError(
-            f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt"
+            f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room for a prompt"
             f" in the model's context of {context} tokens: lower it"
         )
-    limit = min(room, recipe.data.max_prompt_tokens or room)
+    limit = min(room, data.max_prompt_tokens or room)
     longest = 0
     for name in ("train", "heldout"):
-        fitting = fitting_tasks(renderer, getattr(tasks, name), limit, recipe.data.overlong)
+        fitting = fitting_tasks(renderer, getattr(tasks, name), limit, data.overlong)
         getattr(tasks, name)[:] = fitting.tasks
         longest = max(longest, fitting.longest)
         if fitting.dropped:
@@ -462,7 +469,7 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: in
                 f"{name}: {fitting.dropped} tasks dropped because their prompts are longer than"
                 f" {limit} tokens"
             )
-    tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
+    tasks.notes += few_tasks_notes(tasks, rollout.prompts_per_step)
     if renderer.escaped:
         tasks.notes.append(
             f"{renderer.escaped} prompts contain the text of special tokens, which is encoded as"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from ..files.folder import RunFolder
 from ..recipe.schema import RunConfig
 
 TARGET_AFTER = 10
@@ -12,6 +15,10 @@ TARGET_AFTER = 10
 
 reward/ema averages about ten steps, and its first value is that of a single step.
 """
+
+
+PACE_STEPS = 4
+"""Number of steps of a process after which it predicts the last step that it will reach."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,60 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
             step,
         )
     return None
+
+
+def last_ending(run: RunFolder) -> int | None:
+    """Step at which an earlier process ended the run, according to summary.json."""
+    if not run.summary.is_file():
+        return None
+    ended = json.loads(run.summary.read_text(encoding="utf-8")).get("ended")
+    return int(ended["step"]) if ended else None
+
+
+def steps_in_time(limits: RunConfig, step: int, seconds: float, per_step: float) -> str:
+    """Warning that run.max_minutes will end a run before its last step, or "".
+
+    Args:
+        limits: the recipe's [run] section.
+        step: steps done.
+        seconds: wall time of the run.
+        per_step: seconds per step on this machine.
+    """
+    rest = 60 * limits.max_minutes - seconds
+    reached = step + max(0, math.ceil(rest / max(per_step, 1e-9)))
+    if not limits.max_minutes or reached >= limits.steps:
+        return ""
+    needed = math.ceil((seconds + (limits.steps - step) * per_step) / 60)
+    return (
+        f"run.max_minutes = {limits.max_minutes:g} will end this run after about {reached} of"
+        f" {limits.steps} steps: a step takes {per_step:.2g} s here. All steps need about"
+        f" {needed} minutes (--run.max_minutes {needed}, or 0 for no limit)"
+    )
+
+
+class Pace:
+    """Predicts from the first steps whether run.max_minutes will end a run too early.
+
+    The first step of a process is left out: it compiles and fills caches.
+
+    Args:
+        limits: the recipe's [run] section.
+    """
+
+    def __init__(self, limits: RunConfig) -> None:
+        self._limits = limits
+        self._first: tuple[int, float] | None = None
+
+    def observe(self, step: int, seconds: float) -> str:
+        """Take the wall time of the run at the end of a step.
+
+        Returns:
+            The warning after `PACE_STEPS` steps; "" after others.
+        """
+        first, began = self._first = self._first or (step, seconds)
+        if step != first + PACE_STEPS - 1:
+            return ""
+        return steps_in_time(self._limits, step, seconds, (seconds - began) / (step - first))
 
 
 def how_to_go_on(ending: Ending) -> str:

@@ -7,7 +7,6 @@ differs.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import json
 import re
@@ -16,8 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..environment.rewards import BUILT_IN
-from ..environment.values import Array
+from ..environment.grade import Array
+from ..environment.registry import EPISODES, reward_row
+from ..environment.tools.episode import Equipped
+from ..plugins import module_spec
 from ..types import Task
 
 PARTS = {
@@ -38,6 +39,9 @@ TOKENS_ALONE = (
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+_VERSION = "version "
+"""Start of the fingerprint of a registered reward."""
 
 
 def tasks_fingerprint(
@@ -87,29 +91,56 @@ def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[list[str]]:
     """Name and code hash of each reward, or of a class of episodes.
 
-    For a named reward, the hash covers the file that contains it. For a function or class, it
-    covers its source. Imported modules are not included. The hash is empty if no source is
-    found, as for a function typed into a shell.
+    For a registered reward, it is the version of its row. For another name, the hash covers the
+    file that contains the function. For a function or class, it covers its source. Imported modules
+    are not included. The hash is empty if no source is found, as for a function typed into a shell.
     """
-    found = []
-    for reward in rewards:
-        name = (
-            reward
-            if isinstance(reward, str)
-            else getattr(reward, "__qualname__", type(reward).__qualname__)
+    return [_fingerprint(reward) for reward in rewards]
+
+
+def _fingerprint(reward: str | Callable[..., Any]) -> list[str]:
+    if isinstance(reward, str):
+        row = reward_row(reward)
+        if row.version:
+            return [reward, f"{_VERSION}{row.version}"]
+        name, source = reward, _file_of(row.spec)
+    else:
+        name, source = (
+            getattr(reward, "__qualname__", type(reward).__qualname__),
+            _source_of(reward),
         )
-        source = _file_of(reward) if isinstance(reward, str) else _source_of(reward)
-        found.append([name, hashlib.sha256(source).hexdigest()[:16] if source else ""])
-    return found
+    return [name, hashlib.sha256(source).hexdigest()[:16] if source else ""]
+
+
+def episode_fingerprint(name: str, make: Callable[..., Any]) -> list[str]:
+    """Name and code hash of an environment, as `rewards_fingerprint`.
+
+    Args:
+        name: `environment.episode`.
+        make: makes the episodes.
+    """
+    if name in EPISODES and (version := EPISODES.row(name).version):
+        return [name, f"{_VERSION}{version}"]
+    return _fingerprint(make.make if isinstance(make, Equipped) else make)
 
 
 def rewards_difference(saved: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> list[str]:
     """Names of the rewards whose code is known in both fingerprints and differs.
 
-    Rewards are compared by position, because a file may have moved.
+    Rewards are compared by position, because a file may have moved. A version is compared with a
+    version only: runs of earlier releases have the hash of a file, and that of `Equipped` for any
+    environment.
     """
     pairs = zip(saved, now, strict=False)
-    return [name for (_, before), (name, after) in pairs if before and after and before != after]
+    return [
+        name
+        for (old, before), (name, after) in pairs
+        if old != Equipped.__name__
+        and before
+        and after
+        and before != after
+        and before.startswith(_VERSION) == after.startswith(_VERSION)
+    ]
 
 
 def _text(value: Any) -> bytes:
@@ -145,12 +176,12 @@ def _shown(value: Any) -> str:
     return _ADDRESS.sub("", repr(value))
 
 
-def _file_of(name: str) -> bytes:
-    source = BUILT_IN.get(name, name).rpartition(":")[0]
-    path = Path(source)
-    if not source.endswith(".py"):
-        spec = importlib.util.find_spec(source)
-        path = Path(spec.origin) if spec and spec.origin else path
+def _file_of(spec: str) -> bytes:
+    module = spec.rpartition(":")[0]
+    path = Path(module)
+    if not module.endswith(".py"):
+        found = module_spec(module)
+        path = Path(found.origin) if found and found.origin else path
     return path.read_bytes() if path.is_file() else b""
 
 

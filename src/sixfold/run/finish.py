@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,85 +15,93 @@ from ..evaluation.record import (
     record,
     samples,
     summary_entries,
+    task_values,
 )
 from ..files.durable import write_json_atomic
+from ..files.folder import installed_version
 from ..report.html import write_report
 from ..report.numbers import clock
 from ..report.samples import write_samples
+from .assemble import Assembly
+from .context import RunContext
 from .ending import Ending
+from .monitors import Monitors
 from .policy_evaluation import evaluate_policy
-from .recipe_judge import judge_summary
-
-if TYPE_CHECKING:
-    from .start import Run
 
 
-def finish(work: Run, ending: Ending | None, version: int) -> None:
+def finish(
+    context: RunContext, assembly: Assembly, monitors: Monitors, ending: Ending | None, version: int
+) -> None:
     """Run the final evaluation and write summary.json, samples.json and report.html.
 
     Also prints the comparison of before and after.
 
     Args:
-        work: the run, with its last checkpoint saved.
+        context: the run, with its last checkpoint saved.
+        assembly: model, tasks and settings.
+        monitors: have watched the metrics.
         ending: why RL ended. None if there was no RL.
         version: version of the last saved weights, which the final evaluation measures.
     """
-    work.progress.phase("evaluation")
-    before = work.state.before
+    context.progress.phase("evaluation")
+    state, before = context.state, context.state.before
     rows: list[tuple[str, str, str]] = []
     summary: dict[str, object] = {
-        "name": work.recipe.run.name,
-        "seed": work.recipe.run.seed,
-        "steps": work.state.step,
-        "sft_steps": work.state.sft_steps,
+        "name": assembly.recipe.run.name,
+        "seed": assembly.recipe.run.seed,
+        "steps": state.step,
+        "sft_steps": state.sft_steps,
         **({"ended": ending.record()} if ending else {}),
-        **({"preflight": work.state.preflight} if work.state.preflight else {}),
+        **({"preflight": state.preflight} if state.preflight else {}),
     }
     after: dict[str, Any] = {}
     if before:
         summary |= summary_entries("heldout_after_sft", before)
         summary |= {
-            "heldout_tasks": len(work.world.tasks.heldout),
-            "heldout_metric": work.world.environment.solved_rule.text,
+            "heldout_tasks": len(assembly.tasks.heldout),
+            "heldout_metric": assembly.environment.solved_rule.text,
         }
     if before and ending:
-        after = record(evaluate_policy(work.world, work.world.tasks.heldout, version))
+        after = record(evaluate_policy(assembly, assembly.tasks.heldout, version))
+        write_json_atomic(context.folder.heldout, task_values(assembly.tasks.heldout, after))
         summary |= summary_entries("heldout_after", after) | {
-            "heldout_after_checkpoint": f"checkpoints/step-{work.state.step:06d}"
+            "heldout_after_checkpoint": f"checkpoints/step-{state.step:06d}"
         }
         test = compare(before, after)
         summary |= {"heldout_difference": difference_entry(test)} if test else {}
         rows = final_rows(before, after, test)
         low, high = after["interval"]
-        for alarm in work.learning.look(
+        for alarm in monitors.learning.observe(
             {"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}
         ):
-            work.notes.add(work.state.step, alarm, warning=True)
-    for alarm in work.alarms.look_at_end():
-        work.notes.add(work.state.step, alarm, warning=True)
-    summary |= judge_summary(work.world.judge, work.world.ranks)
-    summary |= work.best.record(list_checkpoints(work.run.checkpoints))
-    seconds = time.perf_counter() - work.started
+            context.warn(alarm)
+    for alarm in monitors.alarms.observe_end():
+        context.warn(alarm)
+    if judge := assembly.judge:
+        summary |= judge.summary(context.ranks)
+    summary |= monitors.best.record(list_checkpoints(context.folder.checkpoints))
+    seconds = context.seconds
     summary |= {
-        "tokens_sampled": work.state.tokens_total,
+        "tokens_sampled": state.tokens_total,
         "seconds": round(seconds, 1),
-        **peak_memory(work.world.device),
+        **peak_memory(assembly.device),
         "versions": _versions(),
     }
-    write_samples(work.run.samples, samples(before), samples(after))
-    write_json_atomic(work.run.summary, summary)
-    report = write_report(work.run.path)
+    context.check_folder()
+    write_samples(context.folder.samples, samples(before), samples(after))
+    write_json_atomic(context.folder.summary, summary)
+    report = write_report(context.folder.path)
     if rows:
-        work.progress.before_after([*rows, ("time", "", clock(seconds))])
-        work.progress.samples(samples(before), samples(after))
+        context.progress.before_after([*rows, ("time", "", clock(seconds))])
+        context.progress.samples(samples(before), samples(after))
     if ending:
-        work.progress.note(f"finished: {ending.text}")
-    work.progress.note(f"report: {report}")
+        context.progress.note(f"finished: {ending.text}")
+    context.progress.note(f"report: {report}")
 
 
-def _versions() -> dict[str, str]:
+def _versions() -> dict[str, str | None]:
     return {
-        name: metadata.version(name)
+        name: installed_version(name)
         for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")
     } | {
         "python": sys.version.split()[0],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..algorithm.base import Algorithm
@@ -12,9 +12,11 @@ from ..errors import UserError
 from ..model.turn_end import TurnEnd
 from ..recipe.resume_policy import settings_of
 from ..recipe.schema import AgentConfig
-from .assemble import World
+from ..types import Task
+from .assemble import Assembly
 from .fingerprint import (
     TOKENS_ALONE,
+    episode_fingerprint,
     rewards_difference,
     rewards_fingerprint,
     tasks_difference,
@@ -56,27 +58,39 @@ class Inputs:
 
 
 def inputs_of(
-    world: World, reward: Callable[..., Any] | None, algorithm: Algorithm | None
+    assembly: Assembly, reward: Callable[..., Any] | None, algorithm: Algorithm | None
 ) -> Inputs:
     """Inputs of the current process.
 
     Args:
-        world: recipe, tasks, tokenizer and environment.
+        assembly: recipe, tasks, tokenizer and environment.
         reward: the reward function given from Python, or None.
         algorithm: the algorithm given from Python, or None.
     """
-    rewards = [reward] if reward else world.recipe.environment.rewards
-    splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
-    encode = world.renderer.encode
-    ends = world.policy.own_ends
-    episodes: list[Any] = [world.player.make] if world.player.environment else []
-    episodes += _agent_files(world.recipe.environment.agent)
+    rewards = [reward] if reward else assembly.recipe.environment.rewards
+    splits = {"training": assembly.tasks.train, "held-out": assembly.tasks.heldout}
+    # The tools of an environment are part of its code, which has a fingerprint of its own.
+    own_tools = assembly.recipe.environment.several_turns
+
+    def encode(task: Task) -> list[int]:
+        return assembly.renderer.encode(replace(task, tools=()) if own_tools else task)
+
+    ends = assembly.policy.own_ends
+    environment = assembly.recipe.environment
+    make = assembly.player.make
+    episodes = (
+        [episode_fingerprint(environment.episode, make)] if assembly.player.environment else []
+    )
     return Inputs(
-        settings=settings_of(world.recipe),
+        settings=settings_of(assembly.recipe),
         tasks={name: tasks_fingerprint(tasks, encode) for name, tasks in splits.items()},
-        rewards=rewards_fingerprint([*rewards, *episodes]),
-        solved=world.environment.solved_rule.text,
-        vocabulary_hash=world.policy.vocabulary_hash,
+        rewards=[
+            *rewards_fingerprint(rewards),
+            *episodes,
+            *rewards_fingerprint(_agent_files(environment.agent)),
+        ],
+        solved=assembly.environment.solved_rule.text,
+        vocabulary_hash=assembly.policy.vocabulary_hash,
         own_ends=asdict(ends) if ends else {},
         own_algorithm=type(algorithm).__qualname__ if algorithm else "",
     )

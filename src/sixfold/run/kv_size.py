@@ -12,15 +12,20 @@ from transformers import PreTrainedModel
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
-from ..recipe import kv_budget
-from ..recipe.memory_experts import expert_parts, record_bytes
-from ..recipe.memory_held import Holdings, cast_parameters, held_parts
-from ..recipe.memory_part import number_width
-from ..recipe.memory_shards import gathered_parts, ranks_started
-from ..recipe.memory_work import rank_tokens, work_parts
-from ..recipe.model_size import ModelSize, cached_numbers, expert_size, rough_size
-from ..recipe.plan import kv_token_bytes
-from ..recipe.schema import Recipe
+from ..recipe.schema import (
+    EngineConfig,
+    ModelConfig,
+    MoeConfig,
+    ParallelConfig,
+    Recipe,
+    RunConfig,
+    TrainerConfig,
+)
+from ..sizing import kv_cache
+from ..sizing.held import Holdings, cast_parameters, held_parts, rank_groups
+from ..sizing.memory import ranks_started
+from ..sizing.model_size import ModelSize, cached_numbers, expert_size, rough_size
+from ..sizing.work import record_bytes, work_parts
 
 
 def kv_tokens(
@@ -45,16 +50,17 @@ def kv_tokens(
         UserError: if not even one sequence fits.
     """
     engine = recipe.engine
-    wanted = kv_budget.wanted_tokens(engine.max_running, longest, engine.block_size)
-    config = _config(policy.model)
-    memory, per_token = free_memory(policy.model.device), _token_bytes(recipe, policy.model, draft)
+    wanted = engine.max_running * kv_cache.whole_blocks(longest, engine.block_size)
+    config = text_config(policy.model)
+    memory = free_memory(policy.model.device)
+    per_token = _token_bytes(recipe.run, engine, recipe.moe, policy.model, draft)
     if memory is None or per_token is None:
         return wanted
     free, total = memory
-    reserved = reserved_bytes(recipe, policy, config, longest) + int(kv_budget.HEADROOM * total)
-    tokens = kv_budget.tokens_that_fit(free, reserved, per_token, wanted)
+    reserved = reserved_bytes(recipe, policy, config, longest) + int(kv_cache.HEADROOM * total)
+    tokens = kv_cache.tokens_that_fit(free, reserved, per_token, wanted)
     tokens -= tokens % engine.block_size
-    one = kv_budget.wanted_tokens(1, longest, engine.block_size)
+    one = kv_cache.whole_blocks(longest, engine.block_size)
     if tokens < one:
         raise UserError(
             f"engine.kv_tokens = 0: one sequence of {longest} tokens needs"
@@ -74,7 +80,8 @@ def kv_tokens(
     return tokens
 
 
-def _config(model: PreTrainedModel) -> dict[str, Any]:
+def text_config(model: PreTrainedModel) -> dict[str, Any]:
+    """Configuration of the language model, as JSON."""
     config: dict[str, Any] = json.loads(
         model.config.get_text_config().to_json_string(use_diff=False)
     )
@@ -82,19 +89,25 @@ def _config(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _token_bytes(
-    recipe: Recipe, model: PreTrainedModel, draft: PreTrainedModel | None
+    run: RunConfig,
+    engine: EngineConfig,
+    moe: MoeConfig,
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
 ) -> int | None:
     """Bytes of one token in the KV caches of the model and its draft model. None: not known."""
-    config, padded = _config(model), model.device.type != "cpu"
+    config, padded = text_config(model), model.device.type != "cpu"
     own = cached_numbers(config, padded=padded)
     if own is None:
         return None
-    size = kv_token_bytes(recipe, own) + record_bytes(recipe, expert_size(config))
+    width = run.product_bytes
+    size = kv_cache.token_bytes(own, width, engine.kv_dtype)
+    size += record_bytes(moe.routing, expert_size(config))
     if draft is None:
         return size
     # The draft model's cache is never quantised.
-    more = cached_numbers(_config(draft), padded=padded)
-    return None if more is None else size + more.numbers * number_width(recipe)
+    more = cached_numbers(text_config(draft), padded=padded)
+    return None if more is None else size + more.numbers * width
 
 
 def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], longest: int) -> int:
@@ -110,24 +123,25 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
         longest: longest sequence, in tokens.
     """
     size = rough_size(config, sum(p.numel() for p in policy.plain.parameters()))
-    numbers = _holdings(recipe, policy, size)
+    numbers = _holdings(recipe.model, recipe.trainer, recipe.parallel, policy, size)
     held = sum(p.size for p in held_parts(recipe, numbers) if not p.early and not p.host)
     if not numbers.adapter:
         # The policy is still whole at this point. Later every rank keeps only its shard.
-        held -= numbers.stored - numbers.stored // numbers.shards
+        held -= numbers.stored - numbers.stored // numbers.groups.shards
     if recipe.engine.release_kv:
         return held
     prompt = max(0, longest - recipe.episode_tokens)
-    tokens = rank_tokens(recipe, prompt, numbers)
-    work = [
-        *work_parts(recipe, size, prompt, numbers),
-        *gathered_parts(recipe, size, numbers),
-        *expert_parts(recipe, size, tokens, longest, numbers.experts),
-    ]
+    work = work_parts(recipe, size, numbers, prompt, longest)
     return held + sum(part.size for part in work if part.trains and not part.host)
 
 
-def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
+def _holdings(
+    model: ModelConfig,
+    trainer: TrainerConfig,
+    parallel: ParallelConfig,
+    policy: Policy,
+    size: ModelSize,
+) -> Holdings:
     """Count the parameters of a loaded policy. Those of an adapter are counted on the module."""
     base = list(policy.plain.parameters())
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
@@ -137,11 +151,7 @@ def _holdings(recipe: Recipe, policy: Policy, size: ModelSize) -> Holdings:
         matrices=sum(p.numel() for p in base if p.dim() > 1),
         lowered=lowered,
         trained=trained,
-        cast=cast_parameters(size, recipe, lowered),
-        ranks=ranks_started(),
-        shards=max(1, ranks_started() // recipe.parallel.replicas),
-        tensor=recipe.parallel.tensor if ranks_started() > 1 else 1,
-        experts=recipe.parallel.experts if ranks_started() > 1 else 1,
-        context=recipe.parallel.context if ranks_started() > 1 else 1,
-        critic=trained - (0 if size.tied or recipe.model.lora.rank else size.table),
+        cast=cast_parameters(size, trainer, lowered),
+        groups=rank_groups(parallel, ranks_started()),
+        critic=trained - (0 if size.tied or model.lora.rank else size.table),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-
-from ..recipe.schema import Recipe
 
 # PyTorch's CPU allocator, CUDA libraries and the driver raise a RuntimeError with these words.
 _WORDS = (
@@ -16,7 +16,32 @@ _WORDS = (
     "not enough memory",
 )
 
-ENGINE_PHASES = ("rollout", "evaluation", "pre-flight")
+_ONE = ("engine.max_running", 1)
+_ENOUGH = "enough for max_running sequences"
+_SMALLER_MODEL = "a smaller model (model.path)"
+_SAMPLING = ("engine.kv_tokens", "engine.max_running", "rollout.max_new_tokens")
+_SCORING = ("trainer.max_tokens_per_microbatch", "trainer.logprob_chunk")
+_LEAST = {
+    "trainer.activation_checkpointing": "'full'",
+    "run.precision": "'bfloat16'",
+    "engine.release_kv": "true",
+    "reference.placement": "'worker'",
+}
+"""Setting -> the value with which it takes least memory."""
+
+_ENGINE = (_SAMPLING, ("run.precision",))
+_IN_TRAINING = (
+    (*_SCORING, "rollout.max_new_tokens"),
+    ("trainer.activation_checkpointing", "run.precision", "engine.release_kv"),
+)
+_REMEDIES = {
+    "loading": (_SAMPLING[:2], ("model.path", "run.precision")),
+    "rollout": _ENGINE,
+    "evaluation": _ENGINE,
+    "pre-flight": _ENGINE,
+    "reference": (_SCORING, ("reference.placement", "run.precision", "engine.release_kv")),
+}
+"""Phase -> the settings to lower, and those to set to a value that takes less memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -36,52 +61,29 @@ def work_size(error: BaseException) -> str:
         cause = cause.__cause__
 
 
-def remedies(recipe: Recipe, phase: str) -> str:
+def remedies(settings: Mapping[str, Any], phase: str) -> str:
     """Settings that reduce memory in a phase of the loop, with their current values.
 
     Settings that are already at their limit are left out.
+
+    Args:
+        settings: the recipe's settings, by dotted key.
+        phase: phase in which memory was used up.
     """
-    rollout, trainer, engine = recipe.rollout, recipe.trainer, recipe.engine
-    sampling = [
-        f"engine.kv_tokens (now {engine.kv_tokens or 'enough for max_running sequences'})",
-        f"engine.max_running (now {engine.max_running})" if engine.max_running > 1 else "",
-        f"rollout.max_new_tokens (now {rollout.max_new_tokens})",
+    keys, others = _REMEDIES.get(phase, _IN_TRAINING)
+    lower = [
+        f"{key} (now {settings[key] or _ENOUGH})" for key in keys if (key, settings[key]) != _ONE
     ]
-    scoring = [
-        f"trainer.max_tokens_per_microbatch (now {trainer.max_tokens_per_microbatch})",
-        f"trainer.logprob_chunk (now {trainer.logprob_chunk})",
+    set_to = [
+        _SMALLER_MODEL if key == "model.path" else f"{key} = {_LEAST[key]}"
+        for key in others
+        if key == "model.path" or _literal(settings[key]) != _LEAST[key]
     ]
-    switches = [
-        (
-            "trainer.activation_checkpointing = 'full'"
-            if trainer.activation_checkpointing != "full"
-            else ""
-        ),
-        "run.precision = 'bfloat16'" if recipe.run.precision != "bfloat16" else "",
-        "engine.release_kv = true" if not engine.release_kv else "",
-    ]
-    if phase == "loading":
-        lower, set_to = [*sampling[:2]], ["a smaller model (model.path)", *switches[1:2]]
-    elif phase in ENGINE_PHASES:
-        lower, set_to = sampling, switches[1:2]
-    elif phase == "reference":
-        lower, set_to = (
-            scoring,
-            [
-                "reference.placement = 'worker'" if recipe.reference.placement != "worker" else "",
-                *switches[1:],
-            ],
-        )
-    else:
-        lower, set_to = (
-            [
-                *scoring,
-                f"rollout.max_new_tokens (now {rollout.max_new_tokens})",
-            ],
-            switches,
-        )
-    others = ", ".join(filter(None, set_to))
-    return f"lower {', '.join(filter(None, lower))}" + (f"; or set {others}" if others else "")
+    return f"lower {', '.join(lower)}" + (f"; or set {', '.join(set_to)}" if set_to else "")
+
+
+def _literal(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def free_memory_of(error: BaseException) -> None:

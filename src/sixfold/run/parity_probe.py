@@ -22,7 +22,7 @@ from ..rollout.kv_probe import exact_logp
 from ..trainer.logprobs import Scoring, score_batch, score_tables
 from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
 from ..trainer.parity import Parity, parity_limits
-from .assemble import World
+from .assemble import Assembly
 
 EXACT_ROWS = 8
 """Trajectories that are scored with an exact KV cache if the engine's cache is quantised."""
@@ -30,11 +30,13 @@ NOISE_SHARE = 0.05
 """Share of sequences that rounding may move out of a clip band before the user is warned."""
 
 
-def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str], None]) -> None:
+def check_parity(
+    assembly: Assembly, batch: Batch, method: Method, say: Callable[[str], None]
+) -> None:
     """Score sampled trajectories with the trainer's code, and compare with the engine.
 
     Args:
-        world: engine, policy and settings.
+        assembly: engine, policy and settings.
         batch: trajectories just sampled by the engine, on the policy's device.
         method: method that will be trained.
         say: receives messages for the user.
@@ -43,21 +45,23 @@ def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str]
         UserError: if the difference exceeds rounding error, or if quantised weights are too far
             from the policy's.
     """
-    recipe = world.recipe
+    recipe = assembly.recipe
     logp, sampled, mask = (
-        _with_exact_cache(world, batch)
+        _with_exact_cache(assembly, batch)
         if recipe.engine.kv_dtype == "int8"
-        else (_scored(world, world.sampler, batch), batch.old_logp, batch.mask)
+        else (_scored(assembly, assembly.sampler, batch), batch.old_logp, batch.mask)
     )
     parity = Parity.of(mismatch_metrics(logp[mask], sampled[mask]), int(mask.sum()))
     say(f"parity of engine and trainer log-probs: {parity}")
-    if over := parity_limits(recipe.run.precision, world.device, world.outside).exceeded(parity):
+    if over := parity_limits(recipe.run.precision, assembly.device, assembly.remote).exceeded(
+        parity
+    ):
         raise UserError(
             f"engine and trainer disagree on the same tokens and weights: {over}. Set run.precision"
             " = 'float32' or SIXFOLD_KERNELS=torch; if neither helps, this model cannot be trained"
         )
     if recipe.quantised_sampling:
-        _check_quantised(world, batch, say)
+        _check_quantised(assembly, batch, say)
     elif line := noise_warning(method, logp, batch):
         say(line)
 
@@ -95,13 +99,13 @@ def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
     )
 
 
-def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> None:
+def _check_quantised(assembly: Assembly, batch: Batch, say: Callable[[str], None]) -> None:
     """Measure how far quantised weights or a quantised KV cache move the policy's log-probs.
 
     Raises:
         UserError: if the mean difference exceeds QUANTISED_LIMIT.
     """
-    recipe = world.recipe
+    recipe = assembly.recipe
     names = [f"{recipe.sync.kind} weights"] if recipe.sync.quantised else []
     names += [f"{recipe.engine.kv_dtype} KV cache"] if recipe.engine.kv_dtype == "int8" else []
     setting, exact = (
@@ -109,7 +113,7 @@ def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> 
         if recipe.sync.quantised
         else (f"engine.kv_dtype = '{recipe.engine.kv_dtype}'", "'auto'")
     )
-    logp = _scored(world, world.policy.model, batch)
+    logp = _scored(assembly, assembly.policy.model, batch)
     drift = mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
     kl, mean, most = (
         number(drift, f"mismatch/{key}") for key in ("kl_k3", "mean_abs_logp", "max_abs_logp")
@@ -125,7 +129,7 @@ def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> 
         )
 
 
-def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def _with_exact_cache(assembly: Assembly, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Score a few trajectories by the trainer, and by the engine with a KV cache that is exact.
 
     The log-probs in the batch come from a quantised cache, so they say nothing about parity.
@@ -137,13 +141,13 @@ def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tenso
     Raises:
         TypeError: if the engine runs in another process.
     """
-    if not isinstance(world.engine, Engine):
+    if not isinstance(assembly.engine, Engine):
         raise TypeError("only the embedded engine has an int8 KV cache")
     few = replace(batch.rows(torch.arange(min(EXACT_ROWS, len(batch.tokens)))), kept=None)
-    scoring = replace(world.scoring, temperature=1.0)
-    logp = _scored(world, world.sampler, few, scoring)
+    scoring = replace(assembly.scoring, temperature=1.0)
+    logp = _scored(assembly, assembly.sampler, few, scoring)
     sampled = torch.zeros_like(logp)
-    model, adapter = world.engine.runner.model, world.engine.adapters.of(None)
+    model, adapter = assembly.engine.runner.model, assembly.engine.adapters.of(None)
     for row, length in enumerate(few.lengths.tolist()):
         tokens = few.tokens[row, :length].tolist()
         exact = exact_logp(model, tokens, scoring.autocast, adapter)
@@ -152,11 +156,11 @@ def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tenso
 
 
 def _scored(
-    world: World, model: PreTrainedModel, batch: Batch, scoring: Scoring | None = None
+    assembly: Assembly, model: PreTrainedModel, batch: Batch, scoring: Scoring | None = None
 ) -> Tensor:
     """Log-probs [B, T] computed by the trainer's code with `model`. scoring: None: the run's."""
-    config, scoring = world.recipe.trainer, scoring or world.scoring
+    config, scoring = assembly.recipe.trainer, scoring or assembly.scoring
     budget = config.max_tokens_per_microbatch, config.share_prefix
-    if world.shards:  # the engine then has the policy's own weights
-        return score_tables(world.root(), batch, scoring, *budget, world.data_ranks)[0]
+    if assembly.shards:  # the engine then has the policy's own weights
+        return score_tables(assembly.root(), batch, scoring, *budget, assembly.data_ranks)[0]
     return score_batch(model, batch, scoring, *budget)

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from ..engine.engine import Engine
 from ..evaluation.evaluate import Evaluation, evaluate
 from ..types import Task
-from .assemble import World
+from .assemble import Assembly
 
 
 def evaluate_policy(
-    world: World, tasks: Sequence[Task], version: int, *, probe: bool = False
+    assembly: Assembly, tasks: Sequence[Task], version: int, *, probe: bool = False
 ) -> Evaluation:
     """Evaluate the policy's own weights, as a checkpoint at this moment would contain them.
 
@@ -21,7 +21,7 @@ def evaluate_policy(
     depend on whether there was an evaluation. An int8 KV cache gives way to an exact one.
 
     Args:
-        world: the run.
+        assembly: the run.
         tasks: tasks to evaluate on.
         version: version of the policy's weights.
         probe: sample once per task greedily, as in SFT, instead of using the [eval] settings.
@@ -29,12 +29,14 @@ def evaluate_policy(
     Raises:
         RuntimeError: if the tokens are not stamped with `version`.
     """
-    engine = world.engine
+    engine = assembly.engine
     exact = engine.exact_cache() if isinstance(engine, Engine) else nullcontext()
-    with world.sync.policy_weights(version), exact:
-        rollout, seed = (world.prober(), 0) if probe else (world.evaluator(), world.recipe.run.seed)
-        strict = None if probe else world.strict
-        found = evaluate(rollout, world.environment, tasks, seed, world.loop, strict)
+    with assembly.sync.policy_weights(version), exact:
+        rollout, seed = (
+            (assembly.prober(), 0) if probe else (assembly.evaluator(), assembly.recipe.run.seed)
+        )
+        strict = None if probe else assembly.strict
+        found = evaluate(rollout, assembly.environment, tasks, seed, assembly.loop, strict)
     if found.version != version:
         raise RuntimeError(
             f"the evaluation of version {version} sampled from version {found.version}"

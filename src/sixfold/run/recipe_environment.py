@@ -1,38 +1,72 @@
-"""The environment of a recipe. Does not import torch."""
+"""The environment of a recipe, and how its programs are isolated. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ..environment.judge.judge import Judge
-from ..environment.sandbox.levels import allow
-from ..environment.scorer import Environment
+from .. import plugins
+from ..checks.environment import Environment
+from ..checks.limits import Level, allow
+from ..checks.prints import Prints
+from ..environment import episodes, rewards
+from ..environment.registry import any_needs, any_runs_programs
+from ..environment.resource import Resource
 from ..environment.solved import REWARD
 from ..errors import UserError
-from ..recipe.schema import EnvironmentConfig, Recipe
-from .isolation import isolation_note
+from ..recipe.schema import EnvironmentConfig, EvalConfig, Recipe
+
+RESOURCES = "sixfold.resources"
+"""Entry points of what rewards need, by the name in their rows. "sandbox" is a function of the
+weakest level that says how this machine isolates programs, or raises UserError.
+"""
 
 
-def recipe_environment(
-    recipe: Recipe, reward: Callable[..., Any] | None = None, judge: Judge | None = None
-) -> Environment:
-    """The environment with the recipe's rewards.
+def recipe_judge(
+    recipe: Recipe, reward: Callable[..., Any] | None = None, ranks: int = 1
+) -> Resource | None:
+    """The judge of the recipe's rewards, or None if no reward needs one.
 
     Args:
         recipe: the whole run.
         reward: replaces the recipe's rewards.
+        ranks: number of processes that share its budgets.
+
+    Raises:
+        UserError: if the judge cannot be used.
+    """
+    named = () if reward is not None else recipe.environment.rewards
+    if not any_needs("judge", (*named, recipe.eval.strict)):
+        return None
+    made: Resource = plugins.load(RESOURCES, "judge")(recipe, ranks)
+    return made
+
+
+def recipe_environment(
+    config: EnvironmentConfig,
+    evaluation: EvalConfig,
+    reward: Callable[..., Any] | None = None,
+    judge: Resource | None = None,
+    prints: Prints | None = None,
+) -> Environment:
+    """The environment with the recipe's rewards.
+
+    Args:
+        config: the rewards and their limits.
+        evaluation: says what counts as solved.
+        reward: replaces the recipe's rewards.
         judge: the recipe's judge (`recipe_judge`), which the caller closes.
+        prints: gets what rewards print. None: it goes to the terminal. The caller closes it.
 
     Raises:
         UserError: if a reward runs programs and the machine isolates them too little, or if
             `eval.strict` names no reward.
     """
-    strict_environment(recipe, judge)  # refuse an unknown name before the model is loaded
-    config = recipe.environment
+    # Refuse an unknown name before the model is loaded.
+    strict_environment(config, evaluation, judge)
     allow(config.sandbox.isolation)
     if reward is None:
-        isolation_note(recipe)  # refuses a machine that is too weak, also for an evaluation
+        isolation_note(config)  # refuses a machine that is too weak, also for an evaluation
     return Environment(
         (reward,) if reward is not None else config.rewards,
         weights=() if reward is not None else config.weights,
@@ -40,47 +74,95 @@ def recipe_environment(
         error_budget=config.error_budget,
         workers=config.workers,
         # An environment's own reward has no name, so the sum decides.
-        metric=recipe.eval.metric or (REWARD if config.several_turns else ""),
-        solved_at=recipe.eval.solved_at,
+        metric=evaluation.metric or (REWARD if config.several_turns else ""),
+        solved_at=evaluation.solved_at,
         judge=judge,
+        prints=prints,
     )
 
 
-def strict_environment(recipe: Recipe, judge: Judge | None = None) -> Environment | None:
+def strict_environment(
+    config: EnvironmentConfig,
+    evaluation: EvalConfig,
+    judge: Resource | None = None,
+    prints: Prints | None = None,
+) -> Environment | None:
     """The environment with the verifier `eval.strict`. None if there is none.
 
     Args:
-        recipe: the whole run.
+        config: limits of the checks.
+        evaluation: names the verifier.
         judge: the recipe's judge, which the caller closes.
+        prints: as in `recipe_environment`.
 
     Raises:
         UserError: if no reward has this name.
     """
-    if not recipe.eval.strict:
+    if not evaluation.strict:
         return None
-    config = recipe.environment
     try:
         return Environment(
-            (recipe.eval.strict,),
+            (evaluation.strict,),
             timeout_s=config.timeout_s,
             error_budget=config.error_budget,
             workers=config.workers,
-            solved_at=recipe.eval.solved_at,
+            solved_at=evaluation.solved_at,
             judge=judge,
+            prints=prints,
         )
     except UserError as error:
         raise UserError(f"eval.strict: {error}") from error
 
 
-def task_rewards(recipe: Recipe, reward: Callable[..., Any] | None = None) -> tuple[str, ...]:
+def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
+    """Check the names of rewards and of the environment. Runs no user code.
+
+    Raises:
+        UserError: for an unknown name, a malformed one, or a file that does not exist.
+    """
+    for name in config.rewards:
+        rewards.NAMED.check(name)
+    if evaluation.strict:
+        try:
+            rewards.NAMED.check(evaluation.strict)
+        except UserError as error:
+            raise UserError(f"eval.strict: {error}") from error
+    if config.episode and not episodes.library_of(config.episode):
+        episodes.NAMED.check(config.episode)
+
+
+def task_rewards(
+    config: EnvironmentConfig, strict: str, reward: Callable[..., Any] | None = None
+) -> tuple[str, ...]:
     """Names of all rewards that check the recipe's tasks.
 
     Args:
-        recipe: the whole run.
+        config: names the rewards.
+        strict: `eval.strict`.
         reward: replaces the recipe's rewards.
     """
-    config = recipe.environment
     # An environment of several turns gives the reward itself, unless the recipe names others.
     own = bool(config.episode) and config.rewards == EnvironmentConfig().rewards
     named = () if reward is not None or own else config.rewards
-    return (*named, recipe.eval.strict) if recipe.eval.strict else named
+    return (*named, strict) if strict else named
+
+
+def isolation_note(config: EnvironmentConfig) -> str:
+    """Line for the header of a run that says how its programs are isolated. "" if it runs none.
+
+    Raises:
+        UserError: if the machine gives less than `environment.sandbox.isolation`.
+    """
+    if not any_runs_programs(config.rewards):
+        return ""
+    return checked_isolation(config.sandbox.isolation)
+
+
+def checked_isolation(level: Level) -> str:
+    """How this machine isolates programs, in words.
+
+    Raises:
+        UserError: if it isolates them less than `level`.
+    """
+    banner: str = plugins.load(RESOURCES, "sandbox")(level)
+    return banner

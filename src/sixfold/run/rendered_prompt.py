@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..data.sources import load_tasks
-from ..model.ends import chosen_ends, model_ends
 from ..model.loading import load_tokenizer
+from ..model.stop_tokens import model_turn_end, recipe_turn_end
 from ..recipe.schema import Recipe
-from ..rollout.renderer.renderer import Renderer
+from ..renderer.renderer import Renderer
+from ..renderer.task_prompt import PLAIN_TEXT
 from ..types import Task
 from .recipe_environment import task_rewards
 
@@ -43,7 +44,14 @@ def rendering(
         f"first prompt as the model reads it ({len(ids)} tokens, task"
         f" {tasks[0].id}):\n{_middle_out(renderer.shown(ids))}"
     ]
-    if opened := renderer.opened(ids):
+    if not renderer.has_template:
+        lines.append(PLAIN_TEXT)
+    if tasks[0].prefill:
+        lines.append(
+            f"every reply begins with {tasks[0].prefill!r}, which is not trained on: rewards get"
+            f" {renderer.opened(ids) or tasks[0].prefill!r} before the completion"
+        )
+    elif opened := renderer.opened(ids):
         lines.append(
             f"the prompt opens a think block ({opened.strip()}): rewards get this tag before the"
             " completion"
@@ -67,10 +75,14 @@ def render_recipe(recipe: Recipe) -> list[str]:
             prompt.
     """
     tokenizer, settings = load_tokenizer(recipe.model)
-    ends = chosen_ends(
-        model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop
+    ends = recipe_turn_end(
+        model_turn_end(settings, tokenizer),
+        tokenizer,
+        recipe.rollout.stop_tokens,
+        recipe.rollout.stop,
     )
-    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=task_rewards(recipe))
+    rewards = task_rewards(recipe.environment, recipe.eval.strict)
+    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=rewards)
     return rendering(Renderer(tokenizer, ends.tokens), tasks.train, ends.tokens, ends.strings)
 
 

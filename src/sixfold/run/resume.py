@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint, load_newest
 from ..checkpoint.publication import clean, set_aside_after
@@ -12,6 +14,8 @@ from ..files.folder import RunFolder
 from ..recipe.resume_policy import allowed_changes
 from ..recipe.schema import Recipe
 from ..report.loggers import truncate_after
+from ..trainer.optimizer import learning_rate
+from ..trainer.trainer import Trainer
 from .inputs import Inputs
 
 
@@ -51,6 +55,39 @@ def find_checkpoint(
     if changes := allowed_changes(saved, recipe, warming_up=state.warming_up):
         say(f"resuming with changed settings: {', '.join(changes)}")
     return checkpoint
+
+
+def rate_change(
+    saved: Mapping[str, Any], steps: int, trainer: Trainer, updates: int, setting: str
+) -> str:
+    """Warning that changed settings make the learning rate jump, with both rates, or "".
+
+    Args:
+        saved: settings of the run that made the checkpoint, by dotted key.
+        steps: `run.steps` of the resumed run.
+        trainer: trainer of the resumed run, with the progress of the checkpoint.
+        updates: updates per step.
+        setting: setting that holds its learning rate.
+    """
+    done, now = trainer.steps, trainer.config
+    before = now.model_copy(
+        update={
+            "learning_rate": saved.get(setting, now.learning_rate),
+            "schedule": saved.get("trainer.schedule", now.schedule),
+            "warmup_steps": saved.get("trainer.warmup_steps", now.warmup_steps),
+        }
+    )
+    total = trainer.total_steps + (saved.get("run.steps", steps) - steps) * updates
+    planned = learning_rate(before, done, total)
+    following = learning_rate(now, done, trainer.total_steps)
+    if not done or math.isclose(planned, following):
+        return ""
+    return (
+        f"the changed settings move the learning rate ({setting}): the last update had"
+        f" {learning_rate(before, done - 1, total):.3g}, the next one has {following:.3g}. With the"
+        f" earlier settings it would have had {planned:.3g}; a decaying schedule reaches 0 at"
+        " run.steps"
+    )
 
 
 def cut_after(

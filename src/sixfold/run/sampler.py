@@ -17,22 +17,22 @@ from ..errors import UserError
 from ..model.causal_lm import CausalLM
 from ..model.loading import Policy
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import Preemption, Recipe
+from ..recipe.schema import MoeConfig, ParallelConfig, Preemption, Recipe, SyncConfig
+from ..recipe.schema import Speculation as SpeculationConfig
+from ..renderer.renderer import Renderer
 from ..report.numbers import percent
 from ..rollout.generator import Generator
-from ..rollout.renderer.renderer import Renderer
 from ..sync.adapter import AdapterSync
-from ..sync.gathered import GatheredSync
 from ..sync.quantise import quantised_share
-from ..sync.sync import CopySync, SharedSync
+from ..sync.sync import CopySync, GatheredSync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import PolicyRoot
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards, shard_policy
 from ..trainer.whole_weights import WholeWeights
-from .draft_model import load_draft
 from .kv_size import kv_tokens
-from .outside import start_outside
+from .remote_engine import start_remote_engine
+from .sampling_model import load_draft
 
 Sync = SharedSync | AdapterSync | CopySync | VersionedSync | GatheredSync
 """Weight sync of a run."""
@@ -70,18 +70,22 @@ def engine_and_sync(
         return generator, sync, None
     if recipe.rollout.backend.kind != "engine":
         backend = recipe.rollout.backend
-        return *start_outside(recipe, backend, policy, renderer, longest, ending), None
+        return *start_remote_engine(recipe, backend, policy, renderer, longest, ending), None
     own = ranks.size > 1 and policy.lora is None
     engine = make_engine(recipe, policy, longest, autocast, notes, own=own)
-    shards = sharded_policy(recipe, policy, autocast, ranks)
+    shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
     if own:
         weights = partial(WholeWeights, policy.model)
         return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
-    return engine, _sync(recipe, policy, engine, notes), shards
+    return engine, _sync(recipe.sync, policy, engine, notes), shards
 
 
 def sharded_policy(
-    recipe: Recipe, policy: Policy, autocast: torch.dtype | None, ranks: Ranks
+    moe: MoeConfig,
+    parallel: ParallelConfig,
+    policy: Policy,
+    autocast: torch.dtype | None,
+    ranks: Ranks,
 ) -> Shards | None:
     """Shard the policy over the ranks, in place. None with one rank.
 
@@ -89,33 +93,34 @@ def sharded_policy(
     weights of the base, so sharing them with the trainer takes the least memory.
 
     Args:
-        recipe: the whole run.
+        moe: how the model's experts are routed.
+        parallel: how the ranks divide the work.
         policy: the trainer's model.
         autocast: dtype of the forward passes. None: the dtype of the weights.
         ranks: the ranks of the run.
     """
     if ranks.size == 1:
         return None
-    root = PolicyRoot(policy.model, make_routing(policy.model, recipe.moe))
+    root = PolicyRoot(policy.model, make_routing(policy.model, moe))
     base = policy.lora.base.parameters() if policy.lora else ()
-    return shard_policy(root, ranks, recipe.parallel, autocast, base)
+    return shard_policy(root, ranks, parallel, autocast, base)
 
 
 def _sync(
-    recipe: Recipe, policy: Policy, engine: Engine, notes: list[str]
+    config: SyncConfig, policy: Policy, engine: Engine, notes: list[str]
 ) -> SharedSync | AdapterSync | CopySync:
     """Weight sync of an engine in the trainer's process."""
-    if recipe.sync.kind == "shared":
+    if config.kind == "shared":
         lora = policy.lora
         return AdapterSync(lora, engine) if lora else SharedSync(policy.model, engine)
-    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind, policy.lora)
-    if policy.lora or recipe.sync.quantised:
+    sync = CopySync(policy.model, engine, config.every, config.kind, policy.lora)
+    if policy.lora or config.quantised:
         sync.refresh()  # the engine starts with a copy of the base, which is not quantised
-    if recipe.sync.quantised:
+    if config.quantised:
         share = quantised_share(policy.plain)
         notes.append(
             f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
-            f" {recipe.sync.kind} precision. This saves neither memory nor time."
+            f" {config.kind} precision. This saves neither memory nor time."
         )
     return sync
 
@@ -150,7 +155,7 @@ def make_engine(
         )
     if own or recipe.sync.kind != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
-    speculation, draft = _speculation(recipe, policy, longest)
+    speculation, draft = _speculation(config.speculation, recipe.run.precision, policy, longest)
     routing = make_routing(model, recipe.moe) if recipe.moe.routing != "free" else None
     return Engine(
         CausalLM(model) if routing is None else RecordedModel(CausalLM(model), routing.routers),
@@ -160,7 +165,6 @@ def make_engine(
         max_running=config.max_running,
         prefill_tokens=config.prefill_tokens_per_step,
         prefix_cache=config.prefix_cache,
-        continuous=config.continuous,
         chunked_prefill=config.chunked_prefill,
         preemption=config.preemption.kind,
         host_tokens=_host_tokens(config.preemption),
@@ -177,25 +181,17 @@ def _host_tokens(config: Preemption) -> int | None:
 
 
 def _speculation(
-    recipe: Recipe, policy: Policy, longest: int
+    config: SpeculationConfig, precision: str, policy: Policy, longest: int
 ) -> tuple[Speculation | None, PreTrainedModel | None]:
     """Speculation of the recipe, and its draft model if it has one.
-
-    Args:
-        recipe: the whole run.
-        policy: the trainer's model.
-        longest: longest sequence, in tokens.
 
     Raises:
         UserError: if the draft model does not fit the policy.
     """
-    config = recipe.engine.speculation
     if config.kind == "ngram":
         speculation = Speculation(config.tokens, None, config.shortest, config.longest)
         return speculation, None
     if config.kind == "draft":
-        draft = load_draft(
-            config.path, policy, recipe.run.precision, longest, "engine.speculation.path"
-        )
+        draft = load_draft(config.path, policy, precision, longest, "engine.speculation.path")
         return Speculation(config.tokens, CausalLM(draft)), draft
     return None, None

@@ -5,17 +5,20 @@ Nothing is trained here, so the weights themselves are cast and no float32 copy 
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from ..checkpoint.model_source import model_folder
+from ..errors import UserError
 from ..model.device import resolve_device
 from ..model.loading import Policy, load_policy
 from ..recipe.schema import ModelConfig
+from ..renderer.task_prompt import PLAIN_TEXT
+from ..sizing.model_files import read_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,9 +40,43 @@ def load_for_sampling(path: str, device: str, precision: str, setting: str) -> P
     policy = load_policy(
         ModelConfig(path=folder), seed=0, device=place, setting=setting, dtype=dtype
     )
-    for note in policy.notes:
+    plain = () if policy.tokenizer.chat_template else (PLAIN_TEXT,)
+    for note in (*policy.notes, *plain):
         print(f"note: {note}", file=sys.stderr, flush=True)
     return policy
+
+
+def load_draft(
+    path: str, policy: Policy, precision: str, longest: int, setting: str
+) -> PreTrainedModel:
+    """Draft model on the policy's device.
+
+    Args:
+        path: a run, a checkpoint, a model folder or a hub id.
+        policy: the model that checks the proposed tokens.
+        precision: float32 or bfloat16.
+        longest: longest sequence, in tokens.
+        setting: the user's name for the path, for error messages.
+
+    Raises:
+        UserError: if it cannot be loaded, or its vocabulary differs, or its context is too short.
+    """
+    draft = load_for_sampling(path, str(policy.model.device), precision, setting)
+    same_size = (
+        draft.model.config.get_text_config().vocab_size
+        == policy.model.config.get_text_config().vocab_size
+    )
+    if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(
+            f"{setting} = '{path}': its vocabulary differs from the model's. Use a draft model with"
+            " the same tokenizer"
+        )
+    if draft.context < longest:
+        raise UserError(
+            f"{setting} = '{path}': its context of {draft.context} tokens is shorter than the"
+            f" longest sequence, {longest} tokens. Use another draft model"
+        )
+    return draft.model.requires_grad_(False)
 
 
 def sampling_dtype(asked: str, device: str, stored: str) -> torch.dtype:
@@ -88,6 +125,6 @@ def _config(folder: str) -> dict[str, object]:
             from transformers import PretrainedConfig
 
             return dict(PretrainedConfig.get_config_dict(folder)[0])
-        return dict(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        return read_object(Path(folder) / "config.json")
+    except (OSError, ValueError, UserError):
         return {}

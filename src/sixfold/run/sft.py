@@ -17,7 +17,7 @@ from ..rollout.worked_episode import worked_episodes
 from ..trainer.sft import SupervisedLoss, example
 from ..trainer.trainer import Trainer, TrainingDiverged
 from ..types import Group, Task
-from .assemble import World
+from .assemble import Assembly
 from .interrupts import Interrupted, Interrupts
 from .out_of_memory import free_memory_of, is_out_of_memory
 from .policy_evaluation import evaluate_policy
@@ -43,10 +43,10 @@ class SftMark:
 
 @dataclass
 class SftStage:
-    """Supervised warm-up of a world's policy.
+    """Supervised warm-up of an assembly's policy.
 
     Attributes:
-        world: its policy is trained in place.
+        assembly: its policy is trained in place.
         on_step: called with the metrics of each step.
         save: called every `every` steps, and if training stops early. Its arguments are the
             trainer, the progress, and True if training stops here.
@@ -55,7 +55,7 @@ class SftStage:
         enough: the probe result that reached `sft.stop_at_accuracy`, in words. Empty before that.
     """
 
-    world: World
+    assembly: Assembly
     on_step: Callable[[Metrics], None]
     save: Callable[[Trainer, SftMark, bool], None] = lambda trainer, mark, last: None
     every: int = 0
@@ -78,7 +78,7 @@ class SftStage:
         Raises:
             Interrupted: if a signal arrived. `save` has been called.
         """
-        recipe = self.world.recipe
+        recipe = self.assembly.recipe
         sft = recipe.sft
         tasks = self._solved_tasks()
         probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy else []
@@ -92,7 +92,9 @@ class SftStage:
                 " not in the probe set. Lower it"
             )
         rest = drawn_tasks(rest, sft.tasks, recipe.run.seed)
-        stream = task_stream(rest, sft.examples_per_step, recipe.run.seed, self.world.tasks.weights)
+        stream = task_stream(
+            rest, sft.examples_per_step, recipe.run.seed, self.assembly.tasks.weights
+        )
         settings = recipe.trainer.model_copy(
             update={
                 "learning_rate": sft.learning_rate,
@@ -103,28 +105,28 @@ class SftStage:
         )
         # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
         trainer = Trainer(
-            self.world.root(),
+            self.assembly.root(),
             settings,
-            replace(self.world.scoring, temperature=1.0),
+            replace(self.assembly.scoring, temperature=1.0),
             sft.steps,
             seed=recipe.run.seed,
-            ranks=self.world.data_ranks,
+            ranks=self.assembly.data_ranks,
         )
         self._mark = self._good = restore(trainer)
         try:
             self._train(trainer, stream, probe)
         except (Exception, Interrupted) as error:
-            if alike(error, self.world.ranks):
+            if alike(error, self.assembly.ranks):
                 self._keep(trainer, error)
             raise
-        self.world.sync.refresh()
+        self.assembly.sync.refresh()
         return self._mark.step
 
     def _train(
         self, trainer: Trainer, stream: Callable[[int], list[Task]], probe: list[Task]
     ) -> None:
         """Train until all steps are done or the probe set is solved well enough."""
-        steps = self.world.recipe.sft.steps
+        steps = self.assembly.recipe.sft.steps
         solved = bool(self._mark.unlogged) and self._log(self._mark.unlogged, probe)
         while self._mark.step < steps and not solved:
             step = self._mark.step + 1
@@ -138,7 +140,7 @@ class SftStage:
 
     def _step(self, trainer: Trainer, tasks: list[Task], step: int) -> Metrics:
         objective, examples = SupervisedLoss(), self._batch(tasks)
-        batch = objective.prepare(examples.to(self.world.device))
+        batch = objective.prepare(examples.to(self.assembly.device))
         metrics = trainer.train_step(batch, objective.compute_loss)
         self._tokens += int(examples.mask.sum())
         return metrics | {
@@ -155,11 +157,11 @@ class SftStage:
         self.interrupts.stop_here()  # before writing anything: a resume repeats all of this
         solved = False
         if probe and self._mark.step % SFT_PROBE_EVERY == 0:
-            found = evaluate_policy(self.world, probe, version=0, probe=True)
+            found = evaluate_policy(self.assembly, probe, version=0, probe=True)
             metrics = {**metrics, **found.metrics()}
             # The weakest source decides: a source that is never solved gives RL no gradient.
             weakest = min(found.by_source.values(), default=found.interval.mean)
-            solved = weakest >= self.world.recipe.sft.stop_at_accuracy
+            solved = weakest >= self.assembly.recipe.sft.stop_at_accuracy
             if solved:
                 self.enough = (
                     f"{percent(weakest, 0)} of the probe tasks"
@@ -195,7 +197,7 @@ class SftStage:
         Raises:
             UserError: if there are none.
         """
-        tasks = [t for t in self.world.tasks.train if t.trace or t.answer is not None]
+        tasks = [t for t in self.assembly.tasks.train if t.trace or t.answer is not None]
         if not tasks:
             raise UserError(
                 "sft.steps > 0, but no task has a worked solution or an answer: set"
@@ -204,10 +206,10 @@ class SftStage:
         return tasks
 
     def _batch(self, tasks: list[Task]) -> Batch:
-        world = self.world
-        if world.player.environment:
-            played = world.loop.run(worked_episodes(world.player, tasks))
+        assembly = self.assembly
+        if assembly.player.environment:
+            played = assembly.loop.run(worked_episodes(assembly.player, tasks))
             return collate([Group(t, [one]) for t, one in zip(tasks, played, strict=True)])
         return collate(
-            [example(t, world.renderer.encode(t), world.renderer.solution(t)) for t in tasks]
+            [example(t, assembly.renderer.encode(t), assembly.renderer.solution(t)) for t in tasks]
         )

@@ -7,11 +7,13 @@ for bit.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,52 +21,42 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..algorithm.base import Algorithm
-from ..batch import Metrics
+from ..algorithm.method import Method
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.registry import load_components, states_of
 from ..checkpoint.saver import Saver
-from ..checkpoint.state import RunState, with_progress
-from ..checkpointable import Checkpointable, WithoutTensors
-from ..controller.loop import Controller
-from ..controller.stream import step_seed, task_stream
+from ..checkpoint.state import RunState
+from ..checks.prints import Prints
 from ..data.task_set import given_tasks
 from ..environment.episode import MakeEpisode
-from ..evaluation.divergence import Divergence
 from ..files.durable import write_text_atomic
 from ..files.folder import RunFolder, check_free, create_run, open_run, recover
 from ..model.device import resolve_device
+from ..processes.program import signal_on_death_of_parent
 from ..ranks import Ranks, torchrun_ranks
 from ..recipe.algorithm_plan import check_recomputed
-from ..recipe.dump import dump_recipe
+from ..recipe.dump import dump_recipe, flat
+from ..recipe.rank_checks import check_ranks
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
-from ..report.learning import Learning
 from ..report.loggers import read_metrics
 from ..report.notes import Notes
+from ..report.prediction import write_prediction
 from ..report.progress import Progress
-from ..sync.measured import MeasuredSync
 from ..types import Task
-from .assemble import World, build_world
-from .ending import Ending, how_to_go_on, why_ended
+from .assemble import Assembly, assemble
+from .context import RunContext
+from .ending import Ending, how_to_go_on, last_ending
+from .failures import failures_in_words, what_is_left, where_it_stopped
 from .finish import finish
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
-from .isolation import announce_isolation
-from .last_step import LastStep, failures_in_words, last_ending, what_is_left, where_it_stopped
-from .learners import Learners, build_learners, method_of, teacher_of, training_collector
-from .predict import write_prediction
-from .recipe_judge import keep_answers
+from .monitors import Monitors
+from .recipe_environment import isolation_note
 from .resume import cut_after, find_checkpoint
-from .several_ranks import (
-    check_supported,
-    copy_records,
-    follower_folder,
-    quiet,
-    quiet_progress,
-    remove_followers,
-)
-from .step_log import StepLog
+from .rl import RlStage, reached_limit
+from .several_ranks import QUIET, copy_records, follower_folder, quiet_progress, remove_followers
+from .trainable_roles import build_roles, method_of, teacher_of
 from .warm_up import tried, warm_up
 
 
@@ -77,8 +69,8 @@ def train_run(
     reward: Callable[..., Any] | None = None,
     environment: MakeEpisode | None = None,
     algorithm: Algorithm | None = None,
-    tasks: Sequence[Task] | None = None,
-    heldout: Sequence[Task] = (),
+    tasks: Iterable[Task] | None = None,
+    heldout: Iterable[Task] = (),
     words: Callable[[str], str] = str,
 ) -> int:
     """Run a recipe, or resume an earlier run.
@@ -102,10 +94,14 @@ def train_run(
         UserError: for an error that the user can fix.
     """
     started = time.perf_counter()
+    method = method_of(recipe.algorithm, algorithm)
     # Check here: a plan has checked the recipe's method, but not the caller's.
-    check_recomputed(recipe, method_of(recipe, algorithm))
+    check_recomputed(recipe, method)
     given = None if tasks is None else given_tasks(tasks, heldout)
-    directory, name = Path(recipe.run.dir), recipe.run.name
+    # Absolute: user code may change the working folder of this process.
+    resume = resume and resume.absolute()
+    directory, name = Path(recipe.run.dir).absolute(), recipe.run.name
+    free = partial(check_free, directory, name, overwrite)
     run = RunFolder(resume or directory / name)
     ranks = torchrun_ranks(
         resolve_device(recipe.run.device, "run.device"), recipe.parallel.timeout_s
@@ -114,10 +110,13 @@ def train_run(
         stack.enter_context(ranks.ending_together(partial(what_is_left, run)))
         progress = stack.enter_context(quiet_progress() if ranks.rank else Progress())
         interrupts = stack.enter_context(Interrupts(progress.note, ranks))
-        stack.enter_context(failures_in_words(recipe, run, progress))
-        check_supported(recipe, method_of(recipe, algorithm), ranks)
-        recipe = quiet(recipe) if ranks.rank else recipe
-        announce_isolation(recipe, progress.note)
+        _stop_with_launcher()
+        stack.enter_context(failures_in_words(flat(recipe), run, progress))
+        check_ranks(recipe, method, ranks.size)
+        if ranks.rank:
+            recipe = recipe.model_copy(update={"log": QUIET})
+        if isolation := isolation_note(recipe.environment):
+            progress.note(isolation)
         try:
             checkpoint = None
             if resume:
@@ -127,10 +126,10 @@ def train_run(
                 checkpoint = find_checkpoint(run, recipe, progress.note)
             elif not ranks.rank:
                 recover(directory / name)
-                check_free(directory, name, overwrite)
             progress.phase("loading")
             source = str(checkpoint.model_path) if checkpoint else ""
-            world = build_world(
+            prints = stack.enter_context(closing(Prints()))
+            assembly = assemble(
                 recipe,
                 source,
                 reward=reward,
@@ -138,30 +137,24 @@ def train_run(
                 tasks=given,
                 own_ends=own_ends(checkpoint),
                 ranks=ranks,
+                prints=prints,
+                # Mistakes of the recipe come first: they remain under another name of the run.
+                before_model=None if resume or ranks.rank else free,
             )
-            stack.callback(world.close)
-            teacher = teacher_of(world, algorithm)
-            inputs = inputs_of(world, reward, algorithm)
-            state = RunState.of(checkpoint) if checkpoint else RunState()
-            if checkpoint:
-                for note in check_same(checkpoint, inputs, evaluated=bool(state.before)):
-                    progress.note(note)
-            run = _tried_folder(stack, run, world, resume is None, overwrite, progress)
-            work = Run(
-                recipe,
-                run,
-                world,
-                inputs,
-                progress,
-                interrupts,
-                started - state.seconds,
-                algorithm,
-                teacher,
-                words,
-                state,
-            )
-            stack.callback(work.saver.settle)
-            work.go(checkpoint, stop_after)
+            stack.callback(assembly.close)
+            teacher = teacher_of(assembly, algorithm)
+            inputs = inputs_of(assembly, reward, algorithm)
+            state = _state_of(checkpoint, inputs, progress)
+            run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
+            best = BestSteps(recipe.checkpoint.keep_best)
+            began = started - state.seconds
+            context = _context(run, assembly, inputs, best, state, progress, interrupts, began)
+            stack.callback(context.saver.settle)
+            monitors = Monitors(best, Alarms(method.equal_rewards_idle))
+            with context.gone_in_words():
+                Run(context, assembly, monitors, method, algorithm, teacher, words).go(
+                    checkpoint, stop_after
+                )
         except Interrupted:
             pass
         if interrupts.exit_code:
@@ -169,34 +162,46 @@ def train_run(
         return interrupts.exit_code
 
 
+def _stop_with_launcher() -> None:
+    """Stop this rank if its torchrun is killed. Nobody could stop it then."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        signal_on_death_of_parent(signal.SIGTERM)
+
+
+def _state_of(checkpoint: Checkpoint | None, inputs: Inputs, progress: Progress) -> RunState:
+    """Progress of the checkpoint, whose inputs are compared with the current ones."""
+    if checkpoint is None:
+        return RunState()
+    state = RunState.of(checkpoint)
+    for note in check_same(checkpoint, inputs, evaluated=bool(state.before)):
+        progress.note(note)
+    return state
+
+
 def _tried_folder(
     stack: ExitStack,
     run: RunFolder,
-    world: World,
+    assembly: Assembly,
     new: bool,
     overwrite: bool,
     progress: Progress,
 ) -> RunFolder:
     """Try the rewards, then open the folder in which this rank writes.
 
-    A judge knows its earlier answers before it is tried. A new run keeps its answers only after.
-
-    Args:
-        stack: closes the folder.
-        run: the run. Rank 0 holds its lock if it is resumed.
-        world: the rewards with their judge.
-        new: create the run.
-        overwrite: replace an earlier run of this name.
-        progress: receives warnings.
+    A judge knows its earlier answers before it is tried. A new run keeps its answers, and what its
+    rewards print, only after.
     """
-    folder, ranks = run.path, world.ranks
-    if not new:
-        keep_answers(world.judge, folder, ranks.rank)
-    if warning := tried(world):
+    folder, ranks = run.path, assembly.ranks
+    judge = assembly.judge
+    if judge and not new:
+        judge.keep(folder, ranks.rank)
+    if warning := tried(assembly):
         progress.note(warning)
     run = _own_folder(stack, run, new, overwrite, ranks, progress)
-    if new:
-        keep_answers(world.judge, folder, ranks.rank)
+    if judge and new:
+        judge.keep(folder, ranks.rank)
+    if assembly.prints:
+        assembly.prints.keep_in(folder)
     return run
 
 
@@ -210,15 +215,8 @@ def _own_folder(
 ) -> RunFolder:
     """Open the folder in which this rank writes: the run's for rank 0, else a temporary one.
 
-    Call this after all checks: a mistake in the recipe must not create or move any folder.
-
-    Args:
-        stack: closes the folder.
-        run: the run. Rank 0 holds its lock if it is resumed.
-        new: create the run.
-        overwrite: replace an earlier run of this name.
-        ranks: the ranks of the run.
-        progress: receives a message about a run that was replaced.
+    Call this after all checks: a mistake in the recipe must not create or move any folder. Rank 0
+    holds the lock of a run that is resumed.
     """
     if new and not ranks.rank:
         run = stack.enter_context(create_run(run.path.parent, run.path.name, overwrite))
@@ -231,58 +229,56 @@ def _own_folder(
     return stack.enter_context(follower_folder(run.path, ranks.rank)) if ranks.rank else run
 
 
+def _context(
+    run: RunFolder,
+    assembly: Assembly,
+    inputs: Inputs,
+    best: BestSteps,
+    state: RunState,
+    progress: Progress,
+    interrupts: Interrupts,
+    started: float,
+) -> RunContext:
+    """What the stages of a run share. started: as in `RunContext`."""
+
+    def warn(text: str) -> None:
+        context.warn(text)
+
+    def write_recipe() -> None:
+        write_text_atomic(run.recipe, dump_recipe(assembly.recipe))
+        commits = {**assembly.policy.hub_commits, **assembly.tasks.hub_commits}
+        run.write_environment(sys.argv, commits)
+
+    settings = assembly.recipe.checkpoint
+    saver = Saver(run.checkpoints, assembly.ranks, settings, asdict(inputs), best, warn)
+    notes = Notes(run.path, progress.note)
+    context = RunContext(
+        run, assembly.ranks, progress, interrupts, notes, saver, state, started, write_recipe
+    )
+    return context
+
+
 @dataclass
 class Run:
-    """Work of one process on a run."""
+    """The order of a run: its stages, and what is written before and after them.
 
-    recipe: Recipe
-    run: RunFolder
-    world: World
-    inputs: Inputs
-    progress: Progress
-    interrupts: Interrupts
-    started: float
+    Attributes:
+        context: what the stages share.
+        assembly: model, tasks and settings.
+        monitors: watch the metrics of RL.
+        method: method that will be trained.
+        algorithm: replaces the recipe's algorithm.
+        teacher: reference model. None: the algorithm needs none, or the policy is copied.
+        words: rewrites a line that names command-line flags for the caller's interface.
+    """
+
+    context: RunContext
+    assembly: Assembly
+    monitors: Monitors
+    method: Method
     algorithm: Algorithm | None
-    teacher: PreTrainedModel | None = None
-    words: Callable[[str], str] = str
-    state: RunState = field(default_factory=RunState)
-    alarms: Alarms = field(default_factory=Alarms)
-    divergence: Divergence = field(default_factory=Divergence)
-    learning: Learning = field(default_factory=Learning)
-
-    def __post_init__(self) -> None:
-        self.notes = Notes(self.run.path, self.progress.note)
-        self.best = BestSteps(self.recipe.checkpoint.keep_best)
-        self.saver = Saver(
-            self.run.checkpoints,
-            self.world.ranks,
-            self.recipe.checkpoint,
-            asdict(self.inputs),
-            self.best,
-            lambda text: self.notes.add(self.state.step, text, warning=True),
-        )
-        self.alarms.group_baseline = method_of(self.recipe, self.algorithm).equal_rewards_idle
-
-    def _prepare(self, checkpoint: Checkpoint | None) -> None:
-        """Delete output after the checkpoint, and record the recipe and versions."""
-        if self.world.ranks.rank:
-            self.world.ranks.barrier("the records of the run")
-            copy_records(self.run)
-            return
-        cut_after(self.run, checkpoint, self.state, self.progress.note)
-        self.notes.cut_after(self.state.step if checkpoint and checkpoint.stage == "step" else None)
-        write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
-        self.run.write_environment(
-            sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits}
-        )
-        self.alarms.prediction = write_prediction(
-            self.run.path,
-            self.recipe,
-            device=self.world.device,
-            ranks=self.world.ranks.size,
-            step=self.state.step,
-        )
-        self.world.ranks.barrier("the records of the run")
+    teacher: PreTrainedModel | None
+    words: Callable[[str], str]
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
         """Run the stages that the checkpoint lacks: SFT, first evaluation, RL and report.
@@ -290,150 +286,66 @@ class Run:
         Raises:
             Interrupted: if a signal stops the run.
         """
-        learners: Learners | None = None
-        ending: Ending | None = None
+        context, monitors = self.context, self.monitors
+        rl: RlStage | None = None
         if checkpoint and checkpoint.stage == "step":
-            ending = self._earlier_ending()
-            # First: a checkpoint that is refused must leave the run folder as it is.
-            learners = None if ending else self._restored(checkpoint)
-        if ending:  # before the recipe is written: nothing was trained under its settings
-            note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
-            self.progress.note(note)
-            self.run.end()
-            return
+            if ending := self._earlier_ending():
+                # Before the recipe is written: nothing was trained under its settings.
+                note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
+                context.progress.note(note)
+                context.folder.end()
+                return
+            # Before the rest: a checkpoint that is refused must leave the run folder as it is.
+            rl = self._rl_stage()
+            rl.restore(checkpoint)
         self._prepare(checkpoint)
-        for note in self.world.tasks.notes:
-            self.progress.note(note)
-        if learners:
-            self.watch()
+        for note in self.assembly.tasks.notes:
+            context.progress.note(note)
+        if checkpoint and rl:
+            rl.warn_of_rates(Inputs.of(checkpoint).settings)
         else:
-            warm_up(self, checkpoint)
-            learners = build_learners(self.world, self.algorithm, self.teacher)
-            self._save(learners, required=True)
+            warm_up(context, self.assembly, self.method, checkpoint)
+        monitors.start(context.state.before, read_metrics(context.folder.metrics))
+        if not rl:
+            rl = self._rl_stage()
+            rl.save(required=True)
+        ending = None
         if stop_after != "sft":
-            self._loop(learners)
-            if learners.critic:
-                learners.critic.save(self.run.path / "critic")
-        finish(
-            self,
-            self._ended(self.state.step) if stop_after != "sft" else None,
-            learners.trainer.version,
-        )
-        with self.interrupts.finishing():
-            self.run.end()
+            with rl.steps() as loop:
+                if loop:
+                    loop.run(rl.end_step)
+            ending = reached_limit(context, self.assembly.recipe.run)
+        finish(context, self.assembly, monitors, ending, rl.version)
+        with context.interrupts.finishing():
+            context.folder.end()
 
-    def _restored(self, checkpoint: Checkpoint) -> Learners:
-        """Learners with the state of a checkpoint of RL."""
-        learners = build_learners(self.world, self.algorithm, self.teacher)
-        load_components(checkpoint, self.registry(learners, self.state))
-        return learners
+    def _rl_stage(self) -> RlStage:
+        roles = build_roles(self.assembly, self.algorithm, self.teacher)
+        return RlStage(self.context, self.assembly, self.monitors, roles)
 
     def _earlier_ending(self) -> Ending | None:
         """Limit at which an earlier process ended the run. None if the run has not ended."""
-        ending = self._ended(self.state.step)
-        if not ending or self.state.unlogged or last_ending(self.run) != ending.step:
+        state = self.context.state
+        ending = reached_limit(self.context, self.assembly.recipe.run)
+        if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
             return None
         return ending
 
-    def _loop(self, learners: Learners) -> None:
-        recipe = self.recipe
-        unlogged, self.state = self.state.unlogged, replace(self.state, unlogged={})
-        last = LastStep(self, learners)
-        sync = MeasuredSync(self.world.sync)
-        step_log = StepLog(self, learners, last, sync, self.state.step + (0 if unlogged else 1))
-        stream = task_stream(
-            self.world.tasks.train,
-            recipe.rollout.prompts_per_step,
-            recipe.run.seed,
-            self.world.tasks.weights,
+    def _prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Delete output after the checkpoint, and record the recipe and versions."""
+        context, state = self.context, self.context.state
+        if context.ranks.rank:
+            context.ranks.barrier("the records of the run")
+            copy_records(context.folder)
+            return
+        cut_after(context.folder, checkpoint, state, context.progress.note)
+        context.notes.cut_after(state.step if checkpoint and checkpoint.stage == "step" else None)
+        context.write_recipe()
+        self.monitors.alarms.prediction = write_prediction(
+            context.folder.path,
+            self.assembly.recipe,
+            device=self.assembly.device,
+            ranks=context.ranks.size,
+            step=state.step,
         )
-        controller = Controller(
-            collector=training_collector(self.world, self.algorithm),
-            reference=learners.scorers,
-            algorithm=learners.algorithm,
-            trainer=learners.trainer,
-            sync=sync,
-            tasks=stream,
-            seed=lambda step: step_seed(recipe.run.seed, step),
-            log=step_log.log,
-            on_phase=lambda role: self.phase(
-                (learners.scoring or "batch") if role == "reference" else role
-            ),
-            device=self.world.device,
-            steps_done=self.state.step,
-        )
-
-        def until(step: int, metrics: Metrics) -> bool:
-            heldout = metrics.get("heldout/accuracy")
-            if why := learners.reset_reference(
-                step, heldout if isinstance(heldout, float) else None
-            ):
-                self.progress.note(f"step {step}: copied the policy into the reference ({why})")
-            done = self.interrupts.stopping() or self._ended(step) is not None
-            best = self.best.look(step, metrics)
-            if done or best or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
-                self._save(learners, required=done)
-            last.mark(self.state_now())
-            return done
-
-        self.progress.stage("RL", recipe.run.steps)
-        try:
-            last.mark(replace(self.state_now(), unlogged=unlogged))
-            done = self._ended(self.state.step) is not None
-            if unlogged:
-                step_log.close_step(self.state.step, unlogged, learners.trainer.version)
-                done = until(self.state.step, unlogged)
-            if not done:
-                controller.run(until)
-            self.phase("end")
-        except (Exception, Interrupted) as error:
-            with self.interrupts.finishing():
-                last.save_after(error)
-            raise
-        finally:
-            step_log.close()
-
-    def phase(self, name: str) -> None:
-        """Announce a phase. From the trainer on, an interrupted step is finished first."""
-        self.progress.phase(name)
-        self.saver.check()
-        self.interrupts.finish_first(name in ("trainer", "sync", "log"))
-
-    def _ended(self, step: int) -> Ending | None:
-        seconds = time.perf_counter() - self.started
-        ended = why_ended(self.recipe.run, step, self.state.ema, seconds)
-        return self.world.ranks.gather(ended)[0]  # the ranks' clocks differ
-
-    def watch(self) -> None:
-        """Start to track learning, from the first evaluation and the steps before a resume."""
-        before = self.state.before
-        self.learning = Learning((before["accuracy"], *before["interval"]) if before else None)
-        if self.state.step:
-            self.learning.replay(read_metrics(self.run.metrics))
-            self.best.replay(read_metrics(self.run.metrics))
-
-    def state_now(self) -> RunState:
-        """Current progress, with the wall time."""
-        return replace(self.state, seconds=time.perf_counter() - self.started)
-
-    def registry(self, learners: Learners, state: RunState) -> dict[str, Checkpointable]:
-        """Components that a checkpoint of RL stores.
-
-        Args:
-            learners: roles of the loop that have state.
-            state: progress to store or to restore.
-        """
-        others: dict[str, Checkpointable] = {
-            **learners.components(),
-            "sync": self.world.sync,
-            "alarms": WithoutTensors(self.alarms),
-            "divergence": WithoutTensors(self.divergence),
-        }
-        return with_progress(state, others)
-
-    def _save(self, learners: Learners, *, required: bool) -> None:
-        with self.interrupts.finishing():
-            registry = self.registry(learners, self.state_now())
-            self.saver.save(
-                "step", self.world.policy, registry, states_of(registry), required=required
-            )
+        context.ranks.barrier("the records of the run")

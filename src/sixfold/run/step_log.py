@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
 from ..data.task_set import drawn_tasks
-from ..environment.judge.counts import judge_metrics
+from ..errors import UserError
 from ..evaluation.statistics import task_means
 from ..ranks import together
 from ..recipe.dump import flat
@@ -22,75 +22,87 @@ from ..report.rollouts import Advantage, write_rollouts
 from ..report.schema import adopt
 from ..sync.measured import MeasuredSync
 from ..types import Group
+from .assemble import Assembly
+from .context import RunContext
 from .last_step import LastStep, unfinished
-from .learners import Learners
+from .monitors import Monitors
 from .policy_evaluation import evaluate_policy
-
-if TYPE_CHECKING:
-    from .start import Run
+from .trainable_roles import TrainableRoles
 
 
 class StepLog:
     """Writes the metrics and trajectories of each step of a run.
 
     Args:
-        work: the run. Its state and its notes are updated.
-        learners: trainer and reference, for their metrics.
+        context: the run. Its state and its notes are updated.
+        assembly: model, tasks and settings.
+        roles: trainer and reference, for their metrics.
+        monitors: watch the metrics.
         last: keeps the state at the end of the last step.
         sync: weight sync of the run, measured.
         first_step: first step that this process will write.
     """
 
     def __init__(
-        self, work: Run, learners: Learners, last: LastStep, sync: MeasuredSync, first_step: int
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        roles: TrainableRoles,
+        monitors: Monitors,
+        last: LastStep,
+        sync: MeasuredSync,
+        first_step: int,
     ) -> None:
-        self._work = work
-        self._learners = learners
+        self._context = context
+        self._assembly = assembly
+        self._roles = roles
+        self._monitors = monitors
         self._last = last
         self._sync = sync
-        self._loggers = Loggers(work.recipe, work.run, flat(work.recipe), first_step)
+        recipe = assembly.recipe
+        self._loggers = Loggers(
+            recipe.log, recipe.run.name, context.folder, flat(recipe), first_step, context.warn
+        )
         self._seconds = 0.0
 
     def log(self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
-        work = self._work
-        for line in adopt(metrics) if work.algorithm else ():
-            work.progress.note(line)
+        context, assembly, state = self._context, self._assembly, self._context.state
+        for line in adopt(metrics) if self._roles.given else ():
+            context.progress.note(line)
         metrics |= reward_metrics(groups)
-        if judge := work.world.judge:
-            metrics |= judge_metrics(work.world.ranks.gather(judge.take()))
+        if judge := assembly.judge:
+            metrics |= judge.metrics(context.ranks)
         scored_s = metrics.pop("time/reference_s")
-        if self._learners.scoring:
-            metrics[f"time/{self._learners.scoring}_s"] = scored_s
+        if self._roles.scoring:
+            metrics[f"time/{self._roles.scoring}_s"] = scored_s
         mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
         if isinstance(mean, float):
-            work.divergence.reward(mean)
-            work.state.ema = mean if work.state.ema is None else 0.9 * work.state.ema + 0.1 * mean
-            metrics["reward/ema"] = work.state.ema
-        work.state.step = step
-        work.state.tokens_total += int(number(metrics, "rollout/tokens"))
-        trainer = self._learners.trainer
+            self._monitors.divergence.reward(mean)
+            state.ema = mean if state.ema is None else 0.9 * state.ema + 0.1 * mean
+            metrics["reward/ema"] = state.ema
+        state.step = step
+        state.tokens_total += int(number(metrics, "rollout/tokens"))
+        trainer = self._roles.trainer
         trained_at = trainer.version - int(number(metrics, "train/updates"))
         metrics |= {
             **batch_metrics(batch),
             **self._sync.metrics,
-            "tokens_total": float(work.state.tokens_total),
+            "tokens_total": float(state.tokens_total),
             "train/tok_s": number(metrics, "train/tokens")
             / max(number(metrics, "time/trainer_s"), 1e-9),
-            "sync/version": float(work.world.engine.version),
+            "sync/version": float(assembly.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
-        if work.saver.failed:
-            metrics["checkpoint/failed_total"] = float(work.saver.failed)
+        if context.saver.failed:
+            metrics["checkpoint/failed_total"] = float(context.saver.failed)
         if trainer.skip_reason and metrics["train/skipped"]:
-            work.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
+            context.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
         began = time.perf_counter()
         metrics["time/log_s"] = self._seconds
         # First: if the disk refuses the trajectories, this step can still be saved.
-        self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
-        together(
-            work.world.ranks, lambda: self._write_step(step, groups, batch, metrics, trained_at)
-        )
+        self._last.mark(replace(context.state_now(), unlogged=unfinished(metrics)))
+        together(context.ranks, lambda: self._write_step(step, groups, batch, metrics, trained_at))
         self._seconds = time.perf_counter() - began
         self.close_step(step, metrics, trainer.version)
 
@@ -106,45 +118,46 @@ class StepLog:
             metrics: metrics of the step so far.
             trained_at: version of the weights before the update.
         """
-        work = self._work
-        for spike in self._learners.trainer.spikes:
-            work.notes.add(step, spike, warning=True)
+        context, log = self._context, self._assembly.recipe.log
+        for spike in self._roles.trainer.spikes:
+            context.notes.add(step, spike, warning=True)
         if unfilled := metrics.get("dynamic/unfilled"):
-            work.progress.note(
+            context.progress.note(
                 f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"
                 f" after {metrics['dynamic/rounds']:.0f} rounds"
             )
-        if work.recipe.log.rollouts_every and step % work.recipe.log.rollouts_every == 0:
+        if log.rollouts_every and step % log.rollouts_every == 0:
             write_rollouts(
-                work.run.rollout_file(step),
+                context.folder.rollout_file(step),
                 groups,
                 dumped_advantages(groups, batch),
-                work.world.renderer.piece,
+                self._assembly.renderer.piece,
                 trained_at,
-                self._learners.reference_version,
+                self._roles.reference_version,
             )
 
     def close_step(self, step: int, metrics: Metrics, version: int) -> None:
         """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
-        work = self._work
-        every = work.recipe.eval.every
+        context, recipe, heldout = (
+            self._context,
+            self._assembly.recipe,
+            self._assembly.tasks.heldout,
+        )
         compared = None
-        if every and step % every == 0 and work.world.tasks.heldout:
-            subset = drawn_tasks(
-                work.world.tasks.heldout, work.recipe.eval.tasks, work.recipe.run.seed
-            )
+        if recipe.eval.every and step % recipe.eval.every == 0 and heldout:
+            subset = drawn_tasks(heldout, recipe.eval.tasks, recipe.run.seed)
             began = time.perf_counter()
-            work.phase("evaluation")
-            found = evaluate_policy(work.world, subset, version)
-            compared = work.divergence.look(step, task_means(found.values))
+            context.phase("evaluation")
+            found = evaluate_policy(self._assembly, subset, version)
+            compared = self._monitors.divergence.observe(step, task_means(found.values))
             metrics |= found.metrics() | (compared.metrics() if compared else {})
-            work.phase("log")
+            context.phase("log")
             metrics["time/eval_s"] = time.perf_counter() - began
         fell = compared.warning if compared else ""
         began = time.perf_counter()
         parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
         metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
-        together(work.world.ranks, lambda: self._write_metrics(step, metrics, fell))
+        together(context.ranks, lambda: self._write_metrics(step, metrics, fell))
         self._seconds += time.perf_counter() - began
 
     def _write_metrics(self, step: int, metrics: Metrics, fell: str) -> None:
@@ -155,14 +168,17 @@ class StepLog:
             metrics: its metrics.
             fell: warning about held-out accuracy, or "".
         """
-        work = self._work
-        for alarm in filter(None, [fell, *work.alarms.look(metrics), *work.learning.look(metrics)]):
-            work.notes.add(step, alarm, warning=True)
+        alarms, learning = self._monitors.alarms, self._monitors.learning
+        for alarm in filter(None, [fell, *alarms.observe(metrics), *learning.observe(metrics)]):
+            self._context.notes.add(step, alarm, warning=True)
         self._loggers.log(step, metrics)
-        work.progress.update({"step": float(step), **metrics})
+        self._context.progress.update({"step": float(step), **metrics})
 
     def close(self) -> None:
-        """Close the metric files."""
+        """Close the metric files. A run folder that was created again gets the metrics."""
+        if self._context.gone and not self._context.folder.displaced():
+            with suppress(UserError):
+                self._loggers.complete()
         self._loggers.close()
 
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 
+from .. import plugins
 from ..environment.episode import MakeEpisode
 from ..environment.episodes import library_of, load_episode
-from ..environment.sandbox.isolation import detected, required
+from ..environment.registry import LIBRARIES, TOOLS
 from ..environment.tools.episode import Equipped, ToolEpisode, own_tools
-from ..environment.tools.load import load_tools, mcp_tools
+from ..environment.tools.load import load_tools
 from ..environment.tools.replay import Recorder
 from ..environment.tools.running import Slots
 from ..environment.tools.setup import ToolSetup
 from ..environment.tools.tool import Registry
-from ..environment.web.settings import WebSettings
-from ..environment.web.user_site import in_browser, with_web
 from ..errors import UserError
 from ..recipe.schema.environment import EnvironmentConfig
-from ..rollout.renderer.renderer import Renderer, RenderError
+from ..renderer.renderer import Renderer
+from .recipe_environment import checked_isolation
 
 DEFAULT_SHARE = 0.8
 """Default time limit of a call, as a share of that of a step."""
@@ -28,8 +29,10 @@ LONGEST_SHARE = 0.95
 
 The step must report a call that was too slow before its own limit is over.
 """
-TOOLLESS = ("gymnasium", "openenv", "verifiers")
-"""Other libraries whose environments take no further tools."""
+SERVERS = "sixfold.tool_servers"
+"""Entry points of tools of servers: "mcp" is a function of (command lines and URLs, recorder, stack
+that receives the closers) that makes tools.
+"""
 
 
 def recipe_episode(
@@ -54,8 +57,10 @@ def recipe_episode(
         episode = load_episode(config.episode)
     if episode is None:
         return None
-    episode = with_web(episode, WebSettings(**dict(config.web)))
-    equipped = Equipped(episode, _setup(config, ending))
+    make = episode
+    if isinstance(episode, type) and issubclass(episode, ToolEpisode):
+        make = episode.configured(config)
+    equipped = Equipped(make, _setup(config, ending))
     _check(equipped, config)
     return equipped
 
@@ -64,7 +69,7 @@ def _check(equipped: Equipped, config: EnvironmentConfig) -> None:
     """Raise UserError for tools that the episodes cannot use."""
     episode, kind, tools = equipped.make, equipped.tool_class, equipped.setup.tools
     other_class = isinstance(episode, type) and not kind
-    if tools and (other_class or library_of(config.episode) in TOOLLESS):
+    if tools and (other_class or takes_no_tools(config.episode)):
         raise UserError(
             f"environment.tools has no effect with environment.episode = {config.episode!r}. Set"
             " environment.episode = 'tools', or name no tools"
@@ -78,6 +83,12 @@ def _check(equipped: Equipped, config: EnvironmentConfig) -> None:
     Registry([*own, *tools])
     limits = {repr(one.name): one.timeout_s or 0.0 for one in (*own, *tools)}
     _check_limits({**limits, "environment.tools.timeout_s": config.tools.timeout_s}, config)
+
+
+def takes_no_tools(episode: str) -> bool:
+    """True for an environment of a library whose episodes cannot call tools of a recipe."""
+    library = library_of(episode)
+    return bool(library) and not LIBRARIES.row(library).takes_tools
 
 
 def check_template(episode: Equipped | None, renderer: Renderer) -> None:
@@ -100,37 +111,20 @@ def check_branches(episode: Equipped | None, branches: int) -> None:
         branches: `rollout.branches`.
 
     Raises:
-        UserError: the episodes use a browser.
+        UserError: they cannot be (`ToolEpisode.not_copied`).
     """
-    if branches > 1 and episode is not None and (kind := in_browser(episode.make)):
+    kind = episode.tool_class if episode else None
+    if branches > 1 and kind and kind.not_copied:
         raise UserError(
-            f"rollout.branches = {branches} copies episodes, but those of {kind.__name__!r} use a"
-            " browser and cannot be copied. Use rollout.branches = 1"
+            f"rollout.branches = {branches} copies episodes, but those of {kind.__name__!r}"
+            f" {kind.not_copied} and cannot be copied. Use rollout.branches = 1"
         )
-
-
-def tool_tokens(episode: Equipped | None, renderer: Renderer) -> int:
-    """Number of tokens that the descriptions of the tools add to a prompt.
-
-    Tools that an episode adds for its task are not counted: they are known only after it starts.
-    """
-    kind = None if episode is None else episode.tool_class
-    if episode is None or kind is None:
-        return 0
-    tools = Registry([*own_tools(kind), *episode.setup.tools]).descriptions
-    question = [{"role": "user", "content": ""}]
-    try:
-        with_tools = renderer.encode_messages(question, tools)
-    except RenderError:
-        return 0  # the first episode reports the error
-    return len(with_tools) - len(renderer.encode_messages(question))
 
 
 def _setup(config: EnvironmentConfig, ending: ExitStack) -> ToolSetup:
     settings, recorder = config.tools, None
-    if "python" in settings.functions:
-        required(config.sandbox.isolation, detected())
-    files = {"search": config.search.corpus, "sql": config.sql.database}
+    if any(TOOLS.row(name).runs_programs for name in settings.functions if name in TOOLS):
+        checked_isolation(config.sandbox.isolation)
     if settings.record and settings.replay:
         raise UserError(
             "environment.tools.record and environment.tools.replay exclude each other. Remove one"
@@ -138,9 +132,12 @@ def _setup(config: EnvironmentConfig, ending: ExitStack) -> ToolSetup:
     if settings.record or settings.replay:
         folder = Path(settings.record or settings.replay).expanduser()
         recorder = Recorder(folder, replay=bool(settings.replay))
-    functions = load_tools(settings.functions, files)
+    files = {name: TOOLS.row(name).file.removeprefix("environment.") for name in TOOLS}
+    values = {name: attrgetter(setting)(config) for name, setting in files.items() if setting}
+    functions = load_tools(settings.functions, values)
+    served = plugins.load(SERVERS, "mcp")(settings.mcp, recorder, ending) if settings.mcp else ()
     return ToolSetup(
-        tools=(*functions, *mcp_tools(settings.mcp, recorder, ending)),
+        tools=(*functions, *served),
         recorder=recorder,
         timeout_s=settings.timeout_s or DEFAULT_SHARE * config.timeout_s,
         longest_s=LONGEST_SHARE * config.timeout_s,

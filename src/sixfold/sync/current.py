@@ -61,7 +61,6 @@ class CurrentSync:
         return {}
 
     def state(self) -> dict[str, int]:
-        """The engine's version."""
         return {"version": self._engine.version}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:

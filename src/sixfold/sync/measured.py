@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from ..engine.weight_stages import Stage, count_bytes, recorded, stage
+from ..engine.weight_stages import Stage, count_bytes, record_stages, stage
 from .base import WeightSync
 
 
@@ -25,8 +25,7 @@ class MeasuredSync:
         self.metrics: dict[str, float] = {}
 
     def sync(self, version: int) -> None:
-        """As `WeightSync.sync`."""
-        with recorded() as record:
+        with record_stages() as record:
             self._sync.sync(version)
         self.metrics = record.metrics()
 

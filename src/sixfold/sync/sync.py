@@ -1,7 +1,8 @@
 """Weight sync in one process.
 
 If trainer and engine share the module, nothing is copied. If the engine has its own module, its
-weights are overwritten in place.
+weights are overwritten in place. A sharded trainer gathers a few tensors at a time, at the same
+moment on all ranks, so no rank holds all gathered weights at once.
 
 Every sync checks that the engine has the trainer's weights, or their quantised form: it compares
 storage, or the copy tensor by tensor. Every token sampled afterwards carries the new version.
@@ -9,9 +10,9 @@ storage, or the copy tensor by tensor. Every token sampled afterwards carries th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -20,10 +21,13 @@ from ..checkpointable import check_names, check_tensors
 from ..engine.engine import Engine
 from ..engine.weight_stages import stage
 from ..engine.weights import first_not_finite
+from ..rollout.generator import Generator
 from .base import AdaptedPolicy
 from .current import CurrentSync
 from .measured import StagedWeights
 from .quantise import quantised_weights
+
+E = TypeVar("E", Engine, Generator)
 
 
 class SyncError(RuntimeError):
@@ -83,17 +87,47 @@ class SharedSync(CurrentSync):
         self._engine.set_version(version)
 
 
-class CopySync:
-    """Sync for an engine with its own weights, overwritten in place every `every` steps.
+class GatheredSync(CurrentSync):
+    """Sync that copies the trainer's weights into the engine after every update.
 
-    The addresses of the tensors do not change, so pointers to them stay valid. `every` counts
-    steps, not versions: a step may make several updates, or none.
+    The engine always has the trainer's weights, as with a shared module. So checkpoints do not
+    store the engine's weights. If the weights are not finite or do not fit, the engine keeps its
+    old ones.
+
+    Args:
+        weights: returns the trainer's weights by name. A tensor is gathered when it is read.
+        engine: engine with its own weights.
+        undo: keep the old weights until all new ones are written.
+    """
+
+    def __init__(
+        self, weights: Callable[[], Mapping[str, Tensor]], engine: Engine, undo: bool
+    ) -> None:
+        super().__init__(engine)
+        self._weights = weights
+        self._undo = undo
+
+    def _hand_over(self, version: int) -> None:
+        weights = StagedWeights(self._weights(), "gather")
+        try:
+            self._engine.load_weights(weights, version, undo=self._undo)
+        except ValueError as error:
+            # One tensor at a time: all ranks read the same ones.
+            again = self._weights().items()
+            if wrong := next((n for n, t in again if not t.isfinite().all()), None):
+                raise WeightsNotFinite(not_finite(wrong)) from error
+            raise SyncError(f"{error}: it was not copied to the engine") from error
+
+
+class PeriodicSync(Generic[E]):
+    """Base of the syncs that copy the trainer's weights every `every` steps.
+
+    `every` counts steps, not versions: a step may make several updates, or none.
 
     Args:
         trainer: the policy. Its weights are never modified.
-        engine: engine whose weights are overwritten.
+        engine: engine that gets the copies.
         every: steps between copies.
-        form: "copy", or "int8" or "fp8" to quantise the trainer's weights anew at every copy.
         lora: the trained adapter. The engine then gets merged weights. None: there is no adapter.
 
     Attributes:
@@ -101,19 +135,12 @@ class CopySync:
     """
 
     def __init__(
-        self,
-        trainer: PreTrainedModel,
-        engine: Engine,
-        every: int,
-        form: Literal["copy", "int8", "fp8"] = "copy",
-        lora: AdaptedPolicy | None = None,
+        self, trainer: PreTrainedModel, engine: E, every: int, lora: AdaptedPolicy | None
     ) -> None:
         self._trainer = trainer
         self._lora = lora
-        self._engine = engine
+        self._engine: E = engine
         self._every = every
-        self._form = form
-        self._held: dict[str, Tensor] = {}
         self.waited = 0
 
     def adapt(self, lora: AdaptedPolicy) -> None:
@@ -129,8 +156,8 @@ class CopySync:
         """Called once per step. Copy if `every` steps have passed and the version has changed.
 
         Raises:
-            SyncError: if the weights are not finite or do not fit. The engine then keeps its old
-                weights.
+            WeightsNotFinite: if a weight is not finite. The engine keeps its old weights.
+            SyncError: if the weights do not fit, or the engine computes other numbers with them.
         """
         self.waited += 1
         if self.waited >= self._every and version != self._engine.version:
@@ -138,12 +165,44 @@ class CopySync:
             self._hand_over(version)
 
     def refresh(self) -> None:
-        """Copy now, without changing the engine's version. Before RL, every version is 0.
+        """Copy now, under the engine's current version, or 0 if it has none yet.
 
         Raises:
             SyncError: as `sync` does.
         """
-        self._hand_over(self._engine.version)
+        self._hand_over(max(self._engine.version, 0))
+
+    def state(self) -> dict[str, int]:
+        """The engine's version, and the steps since the last copy."""
+        return {"version": self._engine.version, "waited": self.waited}
+
+    def _hand_over(self, version: int) -> None:
+        """Copy the policy's weights and this version to the engine."""
+        raise NotImplementedError
+
+
+class CopySync(PeriodicSync[Engine]):
+    """Sync for an engine with its own weights, overwritten in place every `every` steps.
+
+    The addresses of the tensors do not change, so pointers to them stay valid.
+
+    Args:
+        trainer: as for `PeriodicSync`, as are `every` and `lora`.
+        engine: engine whose weights are overwritten.
+        form: "copy", or "int8" or "fp8" to quantise the trainer's weights anew at every copy.
+    """
+
+    def __init__(
+        self,
+        trainer: PreTrainedModel,
+        engine: Engine,
+        every: int,
+        form: Literal["copy", "int8", "fp8"] = "copy",
+        lora: AdaptedPolicy | None = None,
+    ) -> None:
+        super().__init__(trainer, engine, every, lora)
+        self._form = form
+        self._held: dict[str, Tensor] = {}
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
@@ -209,16 +268,7 @@ class CopySync:
         """
         return self._held or dict(self._engine.runner.model.module.named_parameters())
 
-    def state(self) -> dict[str, int]:
-        """The engine's version, and the steps since the last copy."""
-        return {"version": self._engine.version, "waited": self.waited}
-
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore the engine's weights and version from a checkpoint.
-
-        Raises:
-            UserError: if they are another model's. Nothing has been changed then.
-        """
         check_names(self.state(), state, "value")
         check_tensors(self.tensors(), tensors)
         self._engine.load_weights(tensors, state["version"])

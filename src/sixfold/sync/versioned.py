@@ -21,26 +21,19 @@ from ..engine.weight_stages import stage
 from ..rollout.generator import Generator, wait_for
 from .base import AdaptedPolicy
 from .measured import StagedWeights
-from .sync import SyncError, finite_weights
+from .sync import PeriodicSync, SyncError, finite_weights
 
 PROBE_TOKENS = 32
 
 
-class VersionedSync:
+class VersionedSync(PeriodicSync[Generator]):
     """Sync for an engine in another process, which gets a copy every `every` steps.
 
-    `every` counts steps, not versions: a step may make several updates, or none.
-
     Args:
-        trainer: the policy.
+        trainer: as for `PeriodicSync`, as are `every` and `lora`.
         engine: engine in another process.
-        every: steps between copies.
         limit: largest mean difference of the probe's log-probs, in nats.
         longest: longest sequence that the engine accepts, in tokens.
-        lora: the trained adapter. The engine then gets merged weights. None: there is no adapter.
-
-    Attributes:
-        waited: steps since the last copy.
     """
 
     def __init__(
@@ -52,45 +45,12 @@ class VersionedSync:
         longest: int,
         lora: AdaptedPolicy | None = None,
     ) -> None:
-        self._trainer = trainer
-        self._lora = lora
-        self._engine = engine
-        self._every = every
+        super().__init__(trainer, engine, every, lora)
         self._limit = limit
         self._probe = _probe(
             int(trainer.config.get_text_config().vocab_size), min(PROBE_TOKENS, longest - 1)
         )
         self._handed: dict[str, Tensor] = {}
-        self.waited = 0
-
-    def adapt(self, lora: AdaptedPolicy) -> None:
-        """From now on, copy the weights with a trained adapter merged in. Copies once now.
-
-        Raises:
-            SyncError: as `sync` does.
-        """
-        self._trainer, self._lora = lora.model, lora
-        self.refresh()
-
-    def sync(self, version: int) -> None:
-        """Called once per step. Copy if `every` steps have passed and the version has changed.
-
-        Raises:
-            SyncError: if weights are not finite, or if the probe's log-probs differ by more than
-                the limit.
-        """
-        self.waited += 1
-        if self.waited >= self._every and version != self._engine.version:
-            self.waited = 0
-            self._hand_over(version)
-
-    def refresh(self) -> None:
-        """Copy now, under the engine's current version, or 0 if it has none yet.
-
-        Raises:
-            SyncError: as `sync` does.
-        """
-        self._hand_over(max(self._engine.version, 0))
 
     def tensors(self) -> dict[str, Tensor]:
         """Engine weights by name, if they may be older than the trainer's.
@@ -98,10 +58,6 @@ class VersionedSync:
         Otherwise empty: the checkpoint already contains them.
         """
         return dict(self._handed)
-
-    def state(self) -> dict[str, int]:
-        """The engine's version, and the steps since the last copy."""
-        return {"version": self._engine.version, "waited": self.waited}
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
@@ -127,11 +83,6 @@ class VersionedSync:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore the engine's weights and version from a checkpoint.
-
-        Raises:
-            UserError: if they are another model's. Nothing has been changed then.
-        """
         check_names(self.state(), state, "value")
         check_tensors(self._handed, tensors)
         if self._every == 1:
@@ -192,7 +143,7 @@ class VersionedSync:
 
     async def _score(self) -> list[float]:
         logp = await self._engine.score(self._probe)
-        await self._engine.rest()
+        await self._engine.sleep()
         return logp
 
 

@@ -1,4 +1,6 @@
-"""Activation checkpointing: drop a layer's activations after forward, recompute them in backward.
+"""Memory of activations: recompute them in the backward pass, or keep them in host memory.
+
+Activation checkpointing drops a layer's activations after the forward pass:
 
 - full: only the layer's input is kept.
 - selective: the results of matrix products and of attention are kept too, so recomputation is
@@ -18,7 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -85,7 +87,7 @@ def _recompute_all(layer: Callable[..., Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return layer(*inputs)
     replay = recomputation()
-    contexts = noop_context_fn if replay is None else partial(_replayed, noop_context_fn, replay)
+    contexts = noop_context_fn if replay is None else partial(_with_replay, noop_context_fn, replay)
     return checkpoint(layer, *inputs, use_reentrant=False, context_fn=contexts)
 
 
@@ -95,23 +97,52 @@ def _recompute_selected(layer: Callable[..., Any], *inputs: Any) -> Any:
     replay = recomputation()
     contexts = partial(create_selective_checkpoint_contexts, keep_result)
     if replay is not None:
-        contexts = partial(_replayed, contexts, replay)
+        contexts = partial(_with_replay, contexts, replay)
     return checkpoint(layer, *inputs, use_reentrant=False, context_fn=contexts)
 
 
-def _replayed(contexts: Callable[[], Contexts], replay: Callable[[], Context]) -> Contexts:
-    """Contexts of a layer's forward pass and of its recomputation, which replays expert choices.
-
-    Args:
-        contexts: makes the two contexts without a replay.
-        replay: makes the context of the replay.
-    """
+def _with_replay(contexts: Callable[[], Contexts], replay: Callable[[], Context]) -> Contexts:
+    """Contexts of a layer's forward pass and of its recomputation, which replays expert choices."""
     forward, recompute = contexts()
     return forward, _both(recompute, replay())
 
 
 @contextmanager
 def _both(first: Context, second: Context) -> Iterator[None]:
-    """Context that enters two contexts."""
     with first, second:
         yield
+
+
+Saved = Tensor | tuple[torch.device, Tensor]
+
+
+def activations_on_host(tokens: int) -> AbstractContextManager[None]:
+    """Context for a forward pass whose activations are kept in host memory.
+
+    Only tensors with one entry per token of the micro-batch are moved. Weights stay where they are:
+    autograd saves them too, and moving them would cost a copy of the model in each direction.
+
+    Copies to the host use pinned memory and the stream of the forward pass, so the host does not
+    wait. On the CPU nothing is copied.
+
+    Args:
+        tokens: tokens of the micro-batch. Tensors with a dimension of this size are moved.
+    """
+
+    def pack(tensor: Tensor) -> Saved:
+        per_token = tensor.is_floating_point() and tokens in tensor.shape
+        if tensor.is_cpu or not per_token or isinstance(tensor, torch.nn.Parameter):
+            return tensor
+        host = torch.empty(
+            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+        )
+        host.copy_(tensor, non_blocking=tensor.is_cuda)
+        return tensor.device, host
+
+    def unpack(saved: Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        device, host = saved
+        return host.to(device, non_blocking=True)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -32,7 +32,7 @@ from ..kernels.span_attention import Spans, span_attention
 from ..model.experts import OWN
 from .packing import PackedRow
 from .segments import Segment
-from .stacking import stacked, summed
+from .stacking import stack_rows, sum_rows
 
 S = TypeVar("S", bound=tuple[Any, ...])
 
@@ -68,7 +68,7 @@ def assign_positions(cost: np.ndarray, ranks: int) -> np.ndarray:
     """
     found: list[tuple[float, np.ndarray]] = []
     for count in STRETCHES:
-        owner = _dealt(cost, ranks, count)
+        owner = _deal_positions(cost, ranks, count)
         loads = np.bincount(owner, weights=cost, minlength=ranks)
         found.append((float(loads.max() / loads.mean()), owner))
         if found[-1][0] <= BALANCED:
@@ -76,7 +76,7 @@ def assign_positions(cost: np.ndarray, ranks: int) -> np.ndarray:
     return min(found, key=lambda each: each[0])[1]
 
 
-def _dealt(cost: np.ndarray, ranks: int, count: int) -> np.ndarray:
+def _deal_positions(cost: np.ndarray, ranks: int, count: int) -> np.ndarray:
     """Rank of each position [N], if every rank gets `count` stretches."""
     bounds = np.arange(ranks * count + 1) * len(cost) // (ranks * count)
     costs = np.diff(np.concatenate([[0], np.cumsum(cost)])[bounds])
@@ -161,7 +161,7 @@ class ContextGroup:
             ),
             reads=local_reads,
             target=row.target[chosen],
-            kept=_kept(row.kept, scored, chosen),
+            kept=_kept_sets(row.kept, scored, chosen),
             copies=row.copies[computed] if count else np.zeros(1, np.int64),
             experts=_experts(row.experts, at, count),
             segments=(),
@@ -170,7 +170,7 @@ class ContextGroup:
         return DividedRow(part, self, chosen, sent[3], read_places.most)
 
 
-def _kept(kept: KeptSets | None, scored: np.ndarray, at: Tensor) -> KeptSets | None:
+def _kept_sets(kept: KeptSets | None, scored: np.ndarray, at: Tensor) -> KeptSets | None:
     """Kept sets of the scores of this rank.
 
     Args:
@@ -262,7 +262,7 @@ class _GatherScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, divided: DividedRow) -> Tensor:
         ctx.divided = divided
-        return stacked(values, divided.most, divided.group.group).index_select(0, divided.slots)
+        return stack_rows(values, divided.most, divided.group.group).index_select(0, divided.slots)
 
     @staticmethod
     @once_differentiable
@@ -313,7 +313,7 @@ class _GatherKeys(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.plan, ctx.dtypes, ctx.rows, ctx.width = plan, (k.dtype, v.dtype), len(k), k.shape[-1]
         both = torch.cat([k.to(dtype), v.to(dtype)], dim=-1)[: plan.count]
-        every = stacked(both, plan.most, plan.group.group)
+        every = stack_rows(both, plan.most, plan.group.group)
         size = k.shape[-1]
         return (
             every[..., :size].index_select(0, plan.keys),
@@ -330,6 +330,6 @@ class _GatherKeys(torch.autograd.Function):
         every.index_add_(0, plan.keys, both)
         # A rank without positions has a row that no query sees: its gradient is 0.
         own = both.new_zeros(ctx.rows, *both.shape[1:])
-        own[: plan.count] = summed(every, plan.most, group.group)[: plan.count]
+        own[: plan.count] = sum_rows(every, plan.most, group.group)[: plan.count]
         k, v = own[..., : ctx.width], own[..., ctx.width :]
         return k.to(ctx.dtypes[0]), v.to(ctx.dtypes[1]), None, None

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .packing import PackedRow
-from .stacking import stacked
+from .stacking import stack_rows
 
 
 class HeadShare:
@@ -69,7 +69,7 @@ class HeadShare:
     def exchanged(self, own: Tensor, count: int) -> Tensor:
         """Rows of all positions, from the rows of this rank's positions."""
         # A new tensor: FSDP warns of roots that return a view.
-        return stacked(own, self.most(count), self.group)[:count].clone()
+        return stack_rows(own, self.most(count), self.group)[:count].clone()
 
 
 class _Divide(torch.autograd.Function):

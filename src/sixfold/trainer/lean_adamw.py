@@ -18,7 +18,6 @@ and scales do not depend on the number of ranks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -153,12 +152,14 @@ class LeanAdamW(torch.optim.Optimizer):
             at = slice(start, start + SLICE)
             work = _Slice(state, weights[at], at)
             work.update(gradient[at], group)
-            weights[at] = self._rounded(work.weight, parameter.dtype, int(state["step"]), index, at)
+            weights[at] = self._round_to(
+                work.weight, parameter.dtype, int(state["step"]), index, at
+            )
         if not own.is_contiguous():  # `weights` is then a copy
             own.copy_(weights.view_as(own))
         state["step"] += 1
 
-    def _rounded(
+    def _round_to(
         self, weight: Tensor, dtype: torch.dtype, step: int, index: int, at: slice
     ) -> Tensor:
         """Round float32 weights to the parameter's dtype.
@@ -214,7 +215,7 @@ class _Slice:
             if name != "step"
         }
         self._quantised = {
-            name: _quantised(parts[f"{name}_codes"], parts[f"{name}_scale"], name == "exp_avg")
+            name: _torchao_tensor(parts[f"{name}_codes"], parts[f"{name}_scale"], name == "exp_avg")
             for name in MOMENTS
             if f"{name}_codes" in parts
         }
@@ -268,7 +269,7 @@ def round_stochastically(weight: Tensor, key: int) -> Tensor:
         [N] bfloat16.
     """
     index = torch.arange(len(weight), device=weight.device)
-    noise = _mixed(_mixed(index + (key & _WORD)) ^ (key >> 24)).bitwise_and_(0xFFFF)
+    noise = _hash_words(_hash_words(index + (key & _WORD)) ^ (key >> 24)).bitwise_and_(0xFFFF)
     bits = weight.view(torch.int32) + noise.to(torch.int32)
     return bits.bitwise_and_(-(1 << 16)).view(torch.float32).to(torch.bfloat16)
 
@@ -276,7 +277,7 @@ def round_stochastically(weight: Tensor, key: int) -> Tensor:
 _WORD = (1 << 32) - 1
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _hash_words(x: Tensor) -> Tensor:
     """Hash of int64 words of 32 bits. The factor is below 2^27, so no product overflows."""
     for _ in range(2):
         x = ((x ^ (x >> 16)) & _WORD).mul_(0x45D9F3B).bitwise_and_(_WORD)
@@ -284,11 +285,10 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _scales(at: slice) -> slice:
-    """Indices of the scales of the blocks in a slice."""
     return slice(at.start // BLOCK, at.stop // BLOCK)
 
 
-def _quantised(codes: Tensor, scale: Tensor, signed: bool) -> Any:
+def _torchao_tensor(codes: Tensor, scale: Tensor, signed: bool) -> Any:
     """Tensor of torchao on the given codes and scales. Writing to it changes them.
 
     Args:
@@ -303,14 +303,8 @@ def _quantised(codes: Tensor, scale: Tensor, signed: bool) -> Any:
 @cache
 def _torchao() -> tuple[Any, Any]:
     """Class of 8-bit state, and a function that returns the values of its codes."""
-    log = logging.getLogger("torchao")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns about GPU kernels that are not needed here
-    try:
-        from torchao.optim.quant_utils import create_dynamic_map
-        from torchao.optim.subclass_8bit import OptimState8bit
-    finally:
-        log.setLevel(level)
+    from torchao.optim.quant_utils import create_dynamic_map
+    from torchao.optim.subclass_8bit import OptimState8bit
 
     @cache
     def values(signed: bool, device: torch.device) -> Tensor:

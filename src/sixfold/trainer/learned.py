@@ -46,7 +46,6 @@ class Learned:
     skipped_total: int
 
     def policy_metrics(self) -> Metrics:
-        """Everything, as the metrics of a policy."""
         norm: Metrics = {} if self.grad_norm is None else {"train/grad_norm": self.grad_norm}
         counts = ("updates", "tokens", "microbatches", "skipped", "skipped_total")
         return {
@@ -61,7 +60,7 @@ def merge_updates(made: Sequence[Learned]) -> Learned:
     """Report of a step from the reports of its updates: at least one."""
     norms = [update.grad_norm for update in made if update.grad_norm is not None]
     return Learned(
-        metrics=_merged([update.metrics for update in made]),
+        metrics=_merge_metrics([update.metrics for update in made]),
         learning_rate=made[-1].learning_rate,
         grad_norm=sum(norms) / len(norms) if norms else None,
         updates=sum(update.updates for update in made),
@@ -72,7 +71,7 @@ def merge_updates(made: Sequence[Learned]) -> Learned:
     )
 
 
-def _merged(made: Sequence[Metrics]) -> Metrics:
+def _merge_metrics(made: Sequence[Metrics]) -> Metrics:
     """Numbers averaged over the updates that have them, histograms added."""
     merged: Metrics = {}
     for key in {k: None for metrics in made for k in metrics}:
@@ -233,19 +232,13 @@ class UpdateTotals:
         logp, old_logp, entropy, versions = columns
         if not len(old_logp) or not bool((versions >= 0).any()):
             return {}
-        fresh = _chosen(versions == version, logp, old_logp, entropy)
+        fresh = _select(versions == version, logp, old_logp, entropy)
         mismatch = mismatch_metrics(*fresh[:2]) | temperature_metrics(*fresh)
         return log_ratio_metrics(logp, old_logp) | mismatch
 
 
 def _over_ranks(counts: Sequence[_Counts], norm: float, routers: Metrics) -> Read:
-    """Add the numbers of all ranks.
-
-    Args:
-        counts: numbers of each rank.
-        norm: gradient norm, equal on all ranks.
-        routers: metrics of routers, already computed over all ranks.
-    """
+    """Add the numbers of all ranks."""
     sums, means = dict[str, float](), dict[str, float]()
     for count in counts:
         for total, own in ((sums, count.sums), (means, count.means)):
@@ -274,7 +267,7 @@ def _routed_everywhere(routed: list[Routed], ranks: Ranks) -> list[Routed]:
     ]
 
 
-def _chosen(which: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+def _select(which: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
     """Entries [F] of columns [S] where `which` [S], a tensor on the host, is True."""
     if bool(which.all()):
         return columns

@@ -28,7 +28,7 @@ from ..errors import size_noted
 from ..model.causal_lm import head_logits, hidden_states
 from ..model.head import LogitFinish, is_plain
 from ..ranks import ALONE, Ranks
-from .activation_offload import activations_on_host
+from .checkpointing import activations_on_host
 from .context_parallel import ContextGroup
 from .fused_head import fused_scores
 from .head_settings import HeadSettings
@@ -442,3 +442,35 @@ def score_tables(
             if column is not None:
                 table[row.row, row.column] = column
     return ranks.sum(tables[0]), ranks.sum(tables[1])
+
+
+class Proximal:
+    """The proximal pass: log-probs of the samples under the weights before the first update.
+
+    It is used when the sampler's weights are older or its numerics differ. Ratios are then taken
+    against these log-probs, and the ratio of trainer to sampler is a separate importance weight
+    (arXiv:2505.24298). It costs one forward pass over the step's samples.
+
+    It scores with the live weights, so it must run before the step's first update.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        scoring: Scoring,
+        max_tokens: int,
+        share_prefix: bool,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self._root = root
+        self._scoring = scoring
+        self._max_tokens = max_tokens
+        self._share_prefix = share_prefix
+        self._ranks = ranks
+
+    def score(self, batch: Batch) -> Batch:
+        """The batch with prox_logp and entropy, [B, T] each, 0 where mask is False."""
+        logp, entropy = score_tables(
+            self._root, batch, self._scoring, self._max_tokens, self._share_prefix, self._ranks
+        )
+        return batch.with_(prox_logp=logp, entropy=entropy)

@@ -23,7 +23,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     they are derived from the recipe and the step.
     """
     tensors = {}
-    for name, parameter in _optimized(optimizer, model).items():
+    for name, parameter in _numbered_parameters(optimizer, model).items():
         for key, value in (optimizer.state.get(parameter) or {"step": torch.zeros(())}).items():
             of_all = value if key == "step" else _of_all_ranks(value, parameter)
             tensors[f"optimizer/{key}/{name}"] = of_all
@@ -71,13 +71,13 @@ def load_optimizer_tensors(
         if prefix != "optimizer":
             raise UserError(f"tensor '{flat_name}' is in the checkpoint but not in the run")
         saved.setdefault(name, {})[key] = tensor
-    optimized = _optimized(optimizer, model)
+    optimized = _numbered_parameters(optimizer, model)
     _require_same_model(saved, {n: _forms(optimizer, p) for n, p in optimized.items()})
     if isinstance(optimizer, LeanAdamW):
         optimizer.state.clear()
         for name, parameter in optimized.items():
             if saved[name]["step"] > 0:
-                optimizer.state[parameter] = _filled(
+                optimizer.state[parameter] = _fill(
                     optimizer.new_state(parameter), saved[name], parameter
                 )
         return
@@ -93,7 +93,7 @@ def load_optimizer_tensors(
     optimizer.load_state_dict(state_dict)
 
 
-def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+def _numbered_parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by name, in the order in which the optimizer numbers them."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
@@ -110,7 +110,7 @@ def _forms(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     return {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
 
 
-def _filled(
+def _fill(
     state: dict[str, Tensor], saved: Mapping[str, Tensor], parameter: Tensor
 ) -> dict[str, Tensor]:
     """Copy the saved values into a new state. A rank keeps its part. Returns the state."""

@@ -31,7 +31,6 @@ Layout = Sequence[Box]
 
 
 def whole_box(shape: Sequence[int]) -> Box:
-    """Box of all values of a tensor."""
     return tuple((0, size) for size in shape)
 
 
@@ -78,7 +77,6 @@ def at(box: Box, inside: Box) -> tuple[slice, ...]:
 
 
 def extent(box: Box) -> tuple[int, ...]:
-    """Shape of the values of a box."""
     return tuple(stop - start for start, stop in box)
 
 

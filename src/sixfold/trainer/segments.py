@@ -45,12 +45,10 @@ class Segment:
 
     @property
     def prefix(self) -> int:
-        """Length of the prefix."""
         return self.prefix_stop - self.prefix_start
 
     @property
     def length(self) -> int:
-        """Number of queries."""
         return self.stop - self.start
 
     @property
@@ -260,7 +258,8 @@ def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPl
     )
     parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
     parts += [
-        _bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)
+        _bucket(group, device) if len(group) > 1 else Single(group[0])
+        for group in _group_by_size(short)
     ]
     placed = [
         s
@@ -275,7 +274,7 @@ def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPl
     return AttentionPlan(tuple(parts), starts, lengths, rows.argsort())
 
 
-def _grouped(short: Sequence[Segment]) -> list[list[Segment]]:
+def _group_by_size(short: Sequence[Segment]) -> list[list[Segment]]:
     """Group segments, sorted by size, so that padding stays below WASTE times their own scores."""
     groups: list[list[Segment]] = []
     longest = most = true = 0

@@ -49,7 +49,7 @@ class NormLevel:
     mean: float = 0.0
     variance: float = 0.0
 
-    def look(self, norm: float) -> str:
+    def observe(self, norm: float) -> str:
         """Compare a norm with the running level, and then update the level.
 
         A norm above the threshold counts as the threshold, as in ZClip. So a spike hardly raises
@@ -80,11 +80,9 @@ class NormLevel:
         self.variance = (1.0 - share) * (self.variance + share * gap * gap)
 
     def state(self) -> dict[str, float]:
-        """The numbers, for a checkpoint."""
         return {"seen": self.seen, "mean": self.mean, "variance": self.variance}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.seen, self.mean = int(state["seen"]), float(state["mean"])
         self.variance = float(state["variance"])
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def stacked(own: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
+def stack_rows(own: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
     """Rows of all ranks, [ranks * most, ...], in rank order. Unused places are 0.
 
     Args:
@@ -22,11 +22,11 @@ def stacked(own: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
     return every
 
 
-def summed(every: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
+def sum_rows(every: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
     """Sum of this rank's rows over the ranks, [most, ...], added in rank order.
 
     Args:
-        every: [ranks * most, ...] a summand of the rows of all ranks, as `stacked` orders them.
+        every: [ranks * most, ...] a summand of the rows of all ranks, as `stack_rows` orders them.
         most: places of each rank.
         group: the ranks.
     """

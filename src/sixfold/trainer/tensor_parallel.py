@@ -130,12 +130,7 @@ def _divided_sizes(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _reason_against(layer: nn.Module, config: PretrainedConfig) -> str:
-    """Reason why a layer cannot be divided, as text. Empty if it can be divided.
-
-    Args:
-        layer: a decoder layer.
-        config: configuration of the model.
-    """
+    """Reason why a layer cannot be divided, as text. Empty if it can be divided."""
     own = dict(_modules_with_weights(layer))
     missing = [name for name in (*FIRST, *LAST) if type(own.get(name)) is not nn.Linear]
     if missing:

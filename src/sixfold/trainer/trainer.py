@@ -101,7 +101,6 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained."""
         return self.root.model
 
     def tensors(self) -> dict[str, Tensor]:
@@ -119,11 +118,6 @@ class Trainer:
         }
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore optimizer state and counters.
-
-        Raises:
-            UserError: if they are another model's. Nothing has been changed then.
-        """
         check_names(self.state(), state, "value")
         load_optimizer_tensors(self.optimizer, self.model, tensors)
         self.version, self.steps = state["version"], state["steps"]
@@ -171,7 +165,6 @@ class Trainer:
         return merge_updates(made)
 
     def _update(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> Learned:
-        """One update on the given micro-batches of the batch."""
         rate = learning_rate(self.config, self.steps, self.total_steps)
         totals = self._accumulate(batch, parts, loss)
         norm = gradient_norm(self.model.parameters())
@@ -179,7 +172,7 @@ class Trainer:
         sampler = totals.sampler_metrics(self.version, self.ranks)
         self._check_mismatch(sampler)
         skipped = self._step(norm, read, rate)
-        if not skipped and (excess := self.level.look(read.norm)):
+        if not skipped and (excess := self.level.observe(read.norm)):
             self._report(batch, totals, read.norm, excess)
         return Learned(
             metrics=read.metrics | sampler,

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from sixfold.environment.audit.answers import Right
-from sixfold.environment.audit.audit import audit_environment
-from sixfold.environment.audit.checks import Rights, check_strict, check_throughput, right_answers
-from sixfold.environment.audit.finding import Finding, worst
-from sixfold.environment.audit.trials import Trials
+from sixfold.checks.environment import Environment
 from sixfold.environment.calculator import Calculator, calculator_tasks
 from sixfold.environment.episode import Action, End, Observation
-from sixfold.environment.scorer import Environment
 from sixfold.types import Task
+from sixfold_environments.audit.answers import Right
+from sixfold_environments.audit.audit import audit_environment
+from sixfold_environments.audit.checks import Rights, check_strict, check_throughput, right_answers
+from sixfold_environments.audit.finding import Finding, worst
+from sixfold_environments.audit.trials import Trials
 
 Reward = Callable[[str, Task], float]
 TASKS = [Task(id=f"t{n}", prompt=f"What is {n} + 1000?", answer=n + 1000) for n in range(24)]

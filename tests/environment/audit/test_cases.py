@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sixfold.cli import main
-from sixfold.commands.audit_setup import host_setup
 from sixfold.errors import UserError
+from sixfold_environments.audit.setup import host_setup
 
 ADD = {
     "type": "function",
@@ -126,6 +126,43 @@ def test_other_files_are_refused(
     file.write_text(json.dumps(content))
     assert main(["audit", "--cases", str(file)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_one_bad_case_never_stops_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged = "import os, sys\ndef add(a, b):\n" + "\n".join(
+        f"    {line}"
+        for line in (
+            "frame = sys._getframe()",
+            "while 'replies' not in frame.f_locals: frame = frame.f_back",
+            "nonce = frame.f_locals['replies']._nonce",
+            'os.write(3, nonce + b\'{"case": 0, "failure": []}\\n\')',
+            "os._exit(0)",
+        )
+    )
+    bad = [
+        {**ATTACKS[0], "name": "forged", "code": forged},
+        {**ATTACKS[0], "name": "no status", "expected_status": 5},
+        {"id": "tests", "kind": "math", "tests": [1], "completion": "x", "expected_reward": 1},
+        {"id": "no code", "lang": "text", "tests": {"type": "log"}, "expected": "one record"},
+        {"id": "smell", "kind": "smell", "expected_reward": 1},
+    ]
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps([*bad, CASES[0]]))
+    assert main(["audit", "--cases", str(file)]) == 2
+    told = capsys.readouterr()
+    records = [json.loads(line) for line in told.out.splitlines()]
+    assert [record["id"] for record in records] == [
+        *(c.get("id") or c["name"] for c in bad),
+        "right",
+    ]
+    found = {record["id"]: record for record in records}
+    assert found["forged"]["verdict"] == "reward 0" and found["right"]["verdict"] == 1.0
+    assert found["forged"]["outcome"] == "protocol_error"
+    for name in ("no status", "tests", "no code", "smell"):
+        assert found[name]["outcome"] == "infrastructure_error" and found[name]["detail"], name
+    assert "no verifier" in told.err
 
 
 def test_a_recipe_and_cases_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.audit.checks import check_reference, right_answers
-from sixfold.environment.audit.exploits import find_exploits
-from sixfold.environment.audit.trials import Trials
-from sixfold.environment.scorer import Environment
+from sixfold.checks.environment import Environment
 from sixfold.types import Task
+from sixfold_environments.audit.checks import check_reference, right_answers
+from sixfold_environments.audit.exploits import find_exploits
+from sixfold_environments.audit.trials import Trials
 
 ADD = {"type": "function", "fn_name": "add", "hidden": [[[1, 2], 3], [[5, -7], -2]]}
 PYTHON = "def add(a, b):\n    return a + b"

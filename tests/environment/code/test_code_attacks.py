@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sixfold.environment.code.cases import CaseResult, is_code_case, run_case
-from sixfold.environment.sandbox.sandbox import Sandbox
+from sixfold_environments.code.cases import CaseResult, is_code_case, run_case
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 CASES = [{"args": [3, 4], "expected": 7}, {"args": [20, 22], "expected": 42}]
 CALLS = {"type": "function", "fn_name": "add", "cases": CASES}

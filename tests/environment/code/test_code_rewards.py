@@ -6,13 +6,14 @@ import asyncio
 import queue
 from typing import Any
 
-from sixfold.environment.async_checks import ALIVE_S, AsyncChecks
-from sixfold.environment.checks import Check, Outcome
-from sixfold.environment.code.reward import code_fraction_reward, code_reward
+from sixfold.checks.check import Check, Outcome
+from sixfold.checks.environment import Environment
+from sixfold.checks.worker import HEARTBEAT_S, AsyncChecks
+from sixfold.environment.registry import REWARDS
 from sixfold.environment.rewards import RewardFunction
 from sixfold.environment.sampled import Sampled
-from sixfold.environment.scorer import Environment
 from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold_environments.code.reward import code_fraction_reward, code_reward
 
 TESTS = {
     "type": "function",
@@ -66,19 +67,19 @@ def test_waiting_for_a_sandbox_does_not_count_as_time() -> None:
 
 def test_checks_that_time_themselves_show_life_instead_of_being_cancelled() -> None:
     async def waits(completion: str, task: Task) -> float:
-        await asyncio.sleep(2.5 * ALIVE_S)
+        await asyncio.sleep(2.5 * HEARTBEAT_S)
         return 1.0
 
     outcomes: queue.Queue[Outcome] = queue.Queue()
     signs: list[None] = []
     checks = AsyncChecks(
-        ALIVE_S / 10,
+        HEARTBEAT_S / 10,
         lambda ticket, outcome: outcomes.put(outcome),
         lambda: None,
         lambda: signs.append(None),
     )
     check = Check(0, Task("t", "p"), ["x"], Sampled(["stop"], [[]], [], "p"))
-    checks.start(1, RewardFunction("code", waits, built_in=True), check)
+    checks.start(1, RewardFunction("code", waits, REWARDS.row("code")), check)
     assert outcomes.get(timeout=30).values == [1.0]
     assert len(signs) >= 2
     checks.start(2, RewardFunction("code", waits), check)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.code.compare import Rules, same_text
-from sixfold.environment.code.wire import MAX_DEPTH, MAX_PARTS, Encoder, NotPlain, decode
+from sixfold_environments.code.compare import Rules, same_text
+from sixfold_environments.code.wire import MAX_DEPTH, MAX_PARTS, Encoder, NotPlain, decode
 
 BIG = 10**40
 

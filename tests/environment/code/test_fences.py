@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.environment.code.fences import MAX_CODE, extract_code
+from sixfold_environments.code.fences import MAX_CODE, extract_code
 
 TICKS = "`" * 3
 

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.code.asserts import Program, parsed_asserts
-from sixfold.environment.code.formats import read_row, recognised
-from sixfold.environment.code.packed_text import PackedTextError, unpacked
-from sixfold.environment.code.task_tests import (
-    FunctionCase,
-    InputCase,
-    TestsError,
-    read_tests,
+from sixfold_environments.code.asserts import Program, parsed_asserts
+from sixfold_environments.code.formats import (
+    PackedTextError,
+    read_row,
+    recognise_format,
+    unpack_text,
 )
-from sixfold.environment.code.verifier import task_tests
+from sixfold_environments.code.task_tests import FunctionCase, InputCase, TestsError, read_tests
+from sixfold_environments.code.verifier import task_tests
 
 
 def packed(value: Any, protocol: int = 4) -> str:
@@ -96,8 +95,8 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_format_is_recognised_by_its_columns(name: str) -> None:
-    assert recognised(ROWS[name]) == name
-    assert recognised({"question": "1+1?", "answer": "2"}) is None
+    assert recognise_format(ROWS[name]) == name
+    assert recognise_format({"question": "1+1?", "answer": "2"}) is None
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -181,7 +180,7 @@ class Evil:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_packed_text_of_every_pickle_protocol_is_read(protocol: int) -> None:
     for text in ("", "[1]", "é" * 70_000):
-        assert unpacked(packed(text, protocol)) == text
+        assert unpack_text(packed(text, protocol)) == text
 
 
 @pytest.mark.parametrize(
@@ -191,5 +190,5 @@ def test_a_packed_text_of_every_pickle_protocol_is_read(protocol: int) -> None:
 )
 def test_nothing_else_is_unpacked(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PackedTextError):
-        unpacked(data)
+        unpack_text(data)
     assert "unpickled" not in capsys.readouterr().out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.code.patch import PatchError, patched
+from sixfold_environments.code.patch import PatchError, apply_patch
 
 FILES = {"a.py": "one\ntwo\nthree\nfour\nfive\n", "pkg/b.py": "x = 1\n", "empty.txt": ""}
 
@@ -52,12 +52,12 @@ def test_the_result_is_that_of_git(tmp_path: Path) -> None:
         (tmp_path / path).unlink()
     write(after)
     git("add", "-A")
-    assert patched(before, git("diff", "--cached", "-M")) == after
+    assert apply_patch(before, git("diff", "--cached", "-M")) == after
 
 
 def test_a_hunk_may_have_moved() -> None:
     patch = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n four\n-five\n+FIVE\n"
-    assert patched(FILES, patch)["a.py"] == "one\ntwo\nthree\nfour\nFIVE\n"
+    assert apply_patch(FILES, patch)["a.py"] == "one\ntwo\nthree\nfour\nFIVE\n"
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_a_hunk_may_have_moved() -> None:
 )
 def test_bad_patches_are_refused(patch: str, problem: str) -> None:
     with pytest.raises(PatchError, match=problem):
-        patched(FILES, patch)
+        apply_patch(FILES, patch)

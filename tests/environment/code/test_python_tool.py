@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.code import python_tool
-from sixfold.environment.code.python_tool import python
-from sixfold.environment.sandbox.job import Ended
 from sixfold.environment.tools.observation import ToolsFailed
+from sixfold_environments.code import python_tool
+from sixfold_environments.code.python_tool import python
+from sixfold_environments.sandbox.job import Ended
 
 
 def ran(*codes: str) -> list[dict[str, Any]]:

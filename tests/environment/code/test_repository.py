@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from sixfold.environment.code.reporting import reporting
-from sixfold.environment.code.repository import RepositoryTests
-from sixfold.environment.code.results import Result
-from sixfold.environment.code.verifier import CodeVerifier, task_tests
 from sixfold.environment.grade import Grade
-from sixfold.environment.sandbox.job import Limits
-from sixfold.environment.sandbox.sandbox import Sandbox
+from sixfold_environments.code.formats import read_row
+from sixfold_environments.code.reporting import reporting
+from sixfold_environments.code.repository import RepositoryTests
+from sixfold_environments.code.results import Result
+from sixfold_environments.code.task_tests import TestsError
+from sixfold_environments.code.verifier import CodeVerifier, task_tests
+from sixfold_environments.sandbox.job import Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 FILES = {
     "shop/__init__.py": "",
@@ -150,3 +153,137 @@ def test_expected_literals_leave_the_test_file() -> None:
     negated = reporting(source, frozenset({1}))
     assert negated.as_expected("1", False)
     assert not negated.as_expected("1", True)
+
+
+PARAMETRISED = """
+import pytest
+
+from shop.price import label, total
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("prices, expected", [([1, 2], 3), pytest.param([], 0, id="no prices")])
+def test_total(prices, expected):
+    assert total(prices) == expected
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("m", [3, 4])
+def test_both(n, m):
+    assert total([n, m]) == n + m
+
+
+def test_raises():
+    with pytest.raises(TypeError, match="int"):
+        total([None, 1])
+
+
+class TestLabel:
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_label(self, times):
+        assert label() * times == "EUR" * times
+"""
+DJANGO = """
+from unittest import TestCase
+
+from shop.price import total
+
+
+class TotalTests(TestCase):
+    def test_sum(self):
+        self.assertEqual(total([1, 2]), 3)
+
+    def test_empty(self):
+        \"\"\"
+        An empty list costs nothing.
+
+        More words.
+        \"\"\"
+        self.assertEqual(total([]), 0)
+"""
+
+
+def published(tests: dict[str, str], fail: Any, keep: Any = "[]") -> dict[str, Any]:
+    """A row with the columns and texts of SWE-bench: the lists are JSON text."""
+    patch = "".join(
+        f"diff --git a/{path} b/{path}\n--- /dev/null\n+++ b/{path}\n"
+        f"@@ -0,0 +1,{len(text.splitlines())} @@\n"
+        + "".join(f"+{line}\n" for line in text.splitlines())
+        for path, text in tests.items()
+    )
+    return {
+        "repo": "shop/shop", "instance_id": "shop__shop-1", "base_commit": "abc123", "version": "1",
+        "problem_statement": "The total is wrong.", "hints_text": "",
+        "patch": fix("return sum(prices)"),
+        "created_at": "2024-01-01", "environment_setup_commit": "abc123", "test_patch": patch,
+        "FAIL_TO_PASS": fail, "PASS_TO_PASS": keep,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fail", "keep"),
+    [
+        (
+            "tests/test_new.py",
+            PARAMETRISED,
+            ["tests/test_new.py::test_total[no prices]", "tests/test_new.py::test_total[prices0-3]",
+             "tests/test_new.py::test_both[3-1]", "tests/test_new.py::test_total[no"],
+            ["tests/test_new.py::TestLabel::test_label[1]", "tests/test_new.py::test_raises"],
+        ),
+        (
+            "tests/admin/tests.py",
+            DJANGO,
+            ["test_sum (admin.tests.TotalTests)", "An empty list costs nothing."],
+            ["test_label"],
+        ),
+        (
+            "tests/admin/test_totals.py",
+            DJANGO,
+            ["test_sum (admin.test_totals.TotalTests.test_sum)", "test_empty"],
+            [],
+        ),
+    ],
+    ids=["pytest", "django", "django on Python 3.11"],
+)  # fmt: skip
+def test_rows_with_the_names_that_swe_bench_publishes(
+    path: str, text: str, fail: list[str], keep: list[str]
+) -> None:
+    """Look-alikes of SWE-bench rows. They have the lists as JSON text, names of pytest with
+    parameters (with a space, and cut at it), those of Django in both forms, and bare names.
+    """
+    row = {**published({path: text}, json.dumps(fail), json.dumps(keep)), "files": FILES}
+    made = read_row("swebench", row)
+    tests = task_tests(made.tests)
+    assert isinstance(tests, RepositoryTests)
+
+    async def run(verifier: CodeVerifier) -> list[Grade]:
+        patches = [fix("return sum(prices)"), fix("return 1 + sum(prices)")]
+        results = [await verifier.check_patch(p, tests, longest_s=None) for p in patches]
+        return [result.grade(fraction=False) for result in results]
+
+    with Sandbox(slots=2) as sandbox:
+        right, wrong = asyncio.run(run(CodeVerifier(sandbox, Limits(wall_s=10.0))))
+    assert (right.value, right.verdict) == (1.0, "passed"), right
+    assert wrong.value == 0.0, wrong
+
+
+@pytest.mark.parametrize(
+    ("fail", "files", "words"),
+    [
+        (
+            ["tests/test_new.py::test_total"],
+            None,
+            "add the column 'files'.*shop/shop at commit abc",
+        ),
+        (["tests/none.py::test_x[a b]"], FILES, "file of the test"),
+        (["tests/test_new.py::test_none"], FILES, "does not exist. Names are"),
+        (["test_x (admin.tests.None)"], FILES, "no file has None.test_x"),
+        (["A sentence that is no docstring."], FILES, "in no test file. Names are"),
+        ([], FILES, "no tests in fail_to_pass"),
+    ],
+)
+def test_a_row_that_cannot_run_says_what_is_needed(fail: Any, files: Any, words: str) -> None:
+    row = {**published({"tests/test_new.py": PARAMETRISED}, json.dumps(fail)), "files": files}
+    with pytest.raises(TestsError, match=words):
+        task_tests(read_row("swebench", row).tests)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.code.short_functions import (
+from sixfold.errors import UserError
+from sixfold_environments.code.short_functions import (
     COMPUTED,
     CONSTANTS,
     KEPT,
@@ -16,7 +17,6 @@ from sixfold.environment.code.short_functions import (
     ShortFunction,
     function_tasks,
 )
-from sixfold.errors import UserError
 
 Cases = list[dict[str, Any]]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.code.task_tests import TestsError, read_tests
+from sixfold_environments.code.task_tests import TestsError, read_tests
 
 CALL = {"args": [1], "expected": 2}
 LINE = {"input": "1\n", "expected": "2\n"}

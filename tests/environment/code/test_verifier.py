@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.code import languages
-from sixfold.environment.code.formats import PREFIX
-from sixfold.environment.code.languages import LANGUAGES, Language
-from sixfold.environment.code.results import Result
-from sixfold.environment.code.task_tests import TestsError, read_tests
-from sixfold.environment.code.verifier import CodeVerifier, task_tests
 from sixfold.environment.grade import Grade
-from sixfold.environment.sandbox.job import Limits
-from sixfold.environment.sandbox.sandbox import Sandbox
+from sixfold_environments.code import languages
+from sixfold_environments.code.formats import PREFIX
+from sixfold_environments.code.languages import LANGUAGES, Language
+from sixfold_environments.code.results import Result
+from sixfold_environments.code.task_tests import TestsError, read_tests
+from sixfold_environments.code.verifier import REPEATS, CodeVerifier, task_tests
+from sixfold_environments.sandbox.job import Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 ADD = {
     "type": "function",
@@ -95,6 +95,78 @@ def test_every_kind_of_test_accepts_right_programs() -> None:
         ),
     )
     assert found == ["passed"] * len(found)
+
+
+METHOD = "class Solution:\n    def add(self, a, b): return a + b\n"
+OF_ANOTHER = METHOD.replace("Solution", "Sums")
+METHOD_JS = "class Solution { add(a, b) { return a + b; } }"
+BY_CHECK = (
+    "def check(candidate):\n    for i in range(4):\n        assert candidate(i, 2) == i + 2\n"
+)
+WITH_CALL = BY_CHECK + "check(Solution().add)\n"
+LITERAL = "def check(candidate):\n    assert candidate(1, b=2) == 3\n"
+
+
+def entry(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "fn_name": name, "cases": [[[1, 2], 3], [[5, 9], 14]], **more}
+
+
+def checked(name: str, program: str) -> dict[str, Any]:
+    return {"type": "assert", "entry_point": name, "program": program}
+
+
+def test_an_entry_point_may_be_a_class_and_a_method() -> None:
+    """As LeetCode, LiveCodeBench and LeetCodeDataset write them: Solution.add, Solution().add."""
+    both = METHOD + "def add(a, b): return 0\n"
+    js = {"language": "javascript"}
+    right = [
+        (METHOD, entry("Solution.add")), (METHOD, entry("Solution().add")), (METHOD, entry("add")),
+        (RIGHT, entry("Solution.add")), (OF_ANOTHER, entry("Sums.add")),
+        (both, entry("Solution.add")),
+        (METHOD_JS, entry("Solution.add", **js)), (METHOD_JS, entry("add", **js)),
+        ("const add = (a, b) => a + b", entry("Solution.add", **js)),
+        (METHOD, checked("Solution().add", LITERAL)), (METHOD, checked("Solution().add", BY_CHECK)),
+        (METHOD, checked("Solution.add", WITH_CALL)),
+        (METHOD, {"type": "assert", "asserts": ["assert Solution().add(1, 2) == 3"]}),
+        (METHOD, {"type": "assert", "asserts": ["assert [Solution().add(1, 2)] == [3]"]}),
+    ]  # fmt: skip
+    wrong = [(code.replace("a + b", "a - b"), tests) for code, tests in right]
+    wrong.append((both, entry("add")))
+    assert verdicts(*right) == ["passed"] * len(right)
+    assert "passed" not in verdicts(*wrong)
+
+
+@pytest.mark.parametrize("name", ["a.b.c", "Solution.", "add()x", "1add", "a b"])
+def test_a_malformed_entry_point_is_an_error_of_the_tests(name: str) -> None:
+    with pytest.raises(TestsError, match="use a name, or Class"):
+        read_tests(entry(name))
+
+
+def test_a_program_that_decides_by_an_address_runs_in_several_processes() -> None:
+    """One process has one layout of addresses, so runs in it would always agree."""
+    by_address = [
+        "X = id(object())\ndef add(a, b): return a + b",
+        "X = repr(object())\ndef add(a, b): return a + b",
+        "class Solution:\n    def add(self, a, b): return a + b if str(self) else 0",
+        "class Solution:\n    def add(self, a, b): return a + b if f'{self}' else 0",
+    ]
+
+    async def runs(code: str) -> int:
+        made = 0
+
+        class Counting(Sandbox):
+            async def run_python(self, job: Any) -> Any:
+                nonlocal made
+                made += 1
+                return await super().run_python(job)
+
+        with Counting(slots=2) as sandbox:
+            verifier = CodeVerifier(sandbox, Limits(wall_s=20.0))
+            assert (await verifier.check(code, read_tests(ADD))).passed
+        return made
+
+    assert [asyncio.run(runs(code)) for code in by_address] == [1 + REPEATS] * 4
+    assert asyncio.run(runs(RIGHT)) == 1
 
 
 def test_wrong_programs_get_the_verdict_that_says_why() -> None:

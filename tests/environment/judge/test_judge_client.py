@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from tests.fake_judge import FakeJudge, prose
 
+from sixfold.checks.environment import Environment
 from sixfold.environment.grade import Grade
-from sixfold.environment.judge import client
-from sixfold.environment.judge.counts import judge_metrics
-from sixfold.environment.judge.family import family_of, same_family
-from sixfold.environment.judge.judge import Judge
-from sixfold.environment.judge.reference import reference_reward
-from sixfold.environment.judge.settings import ReferenceSettings
-from sixfold.environment.scorer import Environment
-from sixfold.environment.values import reward_loop
+from sixfold.environment.rewards import reward_loop
 from sixfold.errors import BudgetSpent, UserError
 from sixfold.types import Group, Task, Trajectory
+from sixfold_environments.judge import client
+from sixfold_environments.judge.counts import judge_metrics
+from sixfold_environments.judge.family import family_of, same_family
+from sixfold_environments.judge.judge import Judge
+from sixfold_environments.judge.reference import reference_reward
+from sixfold_environments.judge.settings import ReferenceSettings
 
 TASK = Task("capital", "What is the capital of Australia?", "Canberra")
 
@@ -60,6 +60,26 @@ def test_an_endpoint_that_always_fails_gives_an_infrastructure_error(fake: FakeJ
     assert (found.value, found.verdict) == (None, "infrastructure_error")
     assert "3 attempts" in found.detail
     assert len(fake.requests) == 3
+
+
+def test_the_text_of_an_exception_is_short_in_reasons(
+    fake: FakeJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*args: object) -> None:
+        raise ValueError("long " * 1000)
+
+    monkeypatch.setattr(client.HttpClient, "request", broken)
+    found = graded(Judge(fake.settings(retries=0)), "Canberra")[0]
+    assert "no answer from the judge" in found.detail and len(found.detail) < 600
+    monkeypatch.setattr(client.json, "loads", lambda text: {"choices": [{"message": _Odd()}]})
+    with pytest.raises(client.JudgeFailed) as failed:
+        client._said(b"{}")
+    assert len(str(failed.value)) < 600
+
+
+class _Odd:
+    def get(self, key: str) -> object:
+        raise TypeError("long " * 1000)
 
 
 def test_retry_after_is_respected_within_the_time_limit(fake: FakeJudge) -> None:

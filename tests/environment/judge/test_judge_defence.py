@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
 from tests.fake_judge import Asked, FakeJudge, gullible, honest, obedient, prose, verdict
 
 from sixfold.environment.grade import Grade
-from sixfold.environment.judge.defence import refusal, shown
-from sixfold.environment.judge.judge import Judge
-from sixfold.environment.judge.reference import reference_reward
-from sixfold.environment.judge.reply import Unreadable, read_reply
-from sixfold.environment.judge.rubric import rubric_reward
-from sixfold.environment.judge.settings import JudgeSettings
 from sixfold.types import Task
+from sixfold_environments.judge.defence import refusal, shown
+from sixfold_environments.judge.judge import Judge
+from sixfold_environments.judge.reference import reference_reward
+from sixfold_environments.judge.reply import Unreadable, read_reply
+from sixfold_environments.judge.rubric import rubric_reward
+from sixfold_environments.judge.settings import JudgeSettings
 
 TASK = Task("capital", "What is the capital of Australia?", "The capital of Australia is Canberra.")
 TAGS = "".join(chr(0xE0000 + ord(letter)) for letter in "Ignore")
@@ -195,6 +196,14 @@ def test_a_fence_and_a_finished_thought_are_allowed(content: str) -> None:
     assert read_reply(content, _question(), "N")["verdict"] == "right"
 
 
+@pytest.mark.parametrize("before", ["", "<think>hm</think>\n", "```json\n"])
+def test_tags_in_the_reason_of_a_verdict_are_text(before: str) -> None:
+    reason = "the answer has <think> and no </think>, and </answer>"
+    content = before + json.dumps({"reason": reason, "verdict": "right", "nonce": "N"})
+    content += "\n```" if before.startswith("```") else ""
+    assert read_reply(content, _question(), "N")["reason"] == reason
+
+
 @pytest.mark.parametrize(
     "score", ["11", "-1", "5.5", "true", '"5"', "NaN", "1e999", "-0.5", "null", "[5]"]
 )
@@ -224,15 +233,15 @@ def test_a_judge_that_reads_the_reminder_gives_a_verdict(fake: FakeJudge) -> Non
 
 def _question() -> object:
     """The question of judge_reference."""
-    from sixfold.environment.judge.prompts import Question, choice, template
+    from sixfold_environments.judge.prompts import Question, choice, template
 
     fields = {"verdict": choice("", "right", "wrong")}
     return Question(template("reference", ""), {}, {"reference": "x", "answer": "y"}, fields)
 
 
 def test_a_judge_without_settings_is_a_user_error() -> None:
+    from sixfold.checks.environment import Environment
     from sixfold.environment.rewards import load_reward
-    from sixfold.environment.scorer import Environment
     from sixfold.errors import UserError
 
     for make in (lambda: Environment(["judge_rubric"]), lambda: load_reward("judge_rubric")):

@@ -22,30 +22,26 @@ from tests.fake_judge import (
 )
 
 from sixfold.data.sources import load_tasks
+from sixfold.environment import registry
 from sixfold.environment.grade import Grade
 from sixfold.environment.group_form import Member
-from sixfold.environment.judge.constitution import constitution_reward
-from sixfold.environment.judge.counts import judge_metrics
-from sixfold.environment.judge.judge import Judge
-from sixfold.environment.judge.pairwise import (
-    chosen_pairs,
-    length_correction,
-    pairwise_reward,
-)
-from sixfold.environment.judge.reference import reference_reward
-from sixfold.environment.judge.rubric import rubric_reward
-from sixfold.environment.judge.settings import (
+from sixfold.errors import UserError
+from sixfold.recipe.schema import DataConfig
+from sixfold.recipe.schema.judge import REWARDS, JudgeConfig
+from sixfold.types import Task
+from sixfold_environments.judge.constitution import constitution_reward
+from sixfold_environments.judge.counts import judge_metrics
+from sixfold_environments.judge.judge import Judge
+from sixfold_environments.judge.pairwise import chosen_pairs, length_correction, pairwise_reward
+from sixfold_environments.judge.reference import reference_reward
+from sixfold_environments.judge.rubric import rubric_reward
+from sixfold_environments.judge.settings import (
     ConstitutionSettings,
     JudgeSettings,
     PairwiseSettings,
     ReferenceSettings,
     RubricSettings,
 )
-from sixfold.environment.rewards import JUDGES
-from sixfold.errors import UserError
-from sixfold.recipe.schema import DataConfig
-from sixfold.recipe.schema.judge import REWARDS, JudgeConfig
-from sixfold.types import Task
 
 TASK = Task("capital", "What is the capital of Australia?", "The capital is Canberra.")
 RIGHT, WRONG = "It is Canberra.", "It is Sydney."
@@ -63,7 +59,8 @@ def grades(judge: Judge, texts: Sequence[str], task: Task = TASK) -> list[Grade]
 
 
 def test_the_recipe_knows_the_rewards_that_need_a_judge() -> None:
-    assert set(REWARDS) == JUDGES
+    judged = {name for name in registry.REWARDS if registry.reward_row(name).needs == "judge"}
+    assert set(REWARDS) == judged
 
 
 def test_the_settings_of_a_recipe_and_of_python_have_the_same_defaults() -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.limits import OutOfTime, blame_answer, cpu_limit, on_blame
-from sixfold.environment.maths import algebra
-from sixfold.environment.maths.algebra import BadReference
-from sixfold.environment.maths.answers import math_grade, math_strict_grade
-from sixfold.environment.maths.constants import same_value
+from sixfold.checks.limits import OutOfTime, blame_answer, cpu_limit, on_blame
 from sixfold.types import Task
+from sixfold_environments.maths import algebra
+from sixfold_environments.maths.algebra import BadReference
+from sixfold_environments.maths.answers import math_grade, math_strict_grade
+from sixfold_environments.maths.constants import same_value
 
 CLASSES: dict[str, dict[str, list[list[str]]]] = json.loads(
     (Path(__file__).parents[2] / "data" / "answer_classes.json").read_text()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.maths import algebra
-from sixfold.environment.maths.answers import math_boxed_grade, math_grade, math_strict_grade
-from sixfold.environment.maths.extraction import final_answer
 from sixfold.types import Task
+from sixfold_environments.maths import algebra
+from sixfold_environments.maths.answers import math_boxed_grade, math_grade, math_strict_grade
+from sixfold_environments.maths.extraction import Policy, final_answer
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "verifier_math.json").read_text())
 
@@ -56,6 +56,15 @@ EQUAL = [
     (r"\sqrt{7+4\sqrt{3}}", r"2+\sqrt{3}"),
     (r"\text{5}", "5"), (r"\emptyset", r"\varnothing"), (r"e^{-\frac{x^2}{2}}", "e^{-x^2/2}"),
     (r"1 \frac{1}{2}", "1.5"),
+    # full-width and other Unicode signs
+    ("－５", "-5"), ("x＞3", "x>3"), ("x⩽3", r"x \le 3"), ("x≧3", r"x \ge 3"),
+    ("x =< 3", r"x\le 3"),
+    ("x != 2", r"x \ne 2"), ("（1，2）", "(1,2)"), ("1、2", "1,2"), ("C。", "C"), ("５０％", "50%"),
+    ("A∩B", r"A \cap B"), ("p → q", r"p \to q"), (r"p \rightarrow q", r"p\to q"),
+    # signs that are part of an answer
+    ("{1, 2}", r"\{1,2\}"), ("1, 2", "{1, 2}"), ("*A*", "A"), ("**5**", "5"), ("5**", "5"),
+    ("A*", "A*"), ("x'", "x'"), (r"x^{\prime}", "x'"), ("5'", "5 ft"), ('5"', "5 inches"),
+    ("A^T", "A^T"), ("B+", "B+"), ("C++", "C++"), ("f'(x)=2x", "2x"),
 ]  # fmt: skip
 DIFFERENT = [
     # whitespace, groups
@@ -76,6 +85,12 @@ DIFFERENT = [
     (r"x\ge 3", r"(3,\infty)"), ("42!", "42"),
     ("x^2+2x+2", "x^2+2x+1"), ("y=5", "x=5"), (r"\infty", "5"), (r"\text{two}", "2"),
     ("lEvelyn", "Evelyn"),
+    # signs that are part of an answer
+    ("(1, 2)", "{1, 2}"), ("{1, 2}", "(1,2)"), ("A", "A*"), ("A*", "A"), ("A", "A'"), ("x'", "x"),
+    ("f(x)", "f'(x)"), ("5'", '5"'), ("A", "~A"), ("A", "A^T"), ("A^T", "A"), ("B+", "B"),
+    (r"\text{B}", r"\text{B}^+"), (r"\text{B}^+", r"\text{B}"), ("A-", "A+"), ("A", "A+"),
+    ("C", "C++"), ("C#", "C"), ("x<3", "x>3"), ("x<3", r"x\le 3"), (r"q \to p", r"p \to q"),
+    (r"20^\circ F", r"20^\circ C"), ("5!", "5"),
     (r"\int_0^1 2x\,dx", "1"), (r"\lim_{x\to 0} \frac{\sin x}{x}", "1"),  # not worked out
 ]  # fmt: skip
 
@@ -109,6 +124,22 @@ def test_different_answers(answer: str, gold: str) -> None:
 def test_extraction(completion: str, answer: str | None) -> None:
     found = final_answer(completion).answer
     assert (found.strip() if found else found) == (answer.strip() if answer else answer)
+
+
+@pytest.mark.parametrize("rest", [r"\boxed{", r"\boxed{6", r"\fbox {\frac{1}{2}", r"\boxed{5"])
+def test_a_box_that_stays_open_after_a_complete_one(rest: str) -> None:
+    """math-verify reads the complete one; Minerva, lm-eval and verl give 0."""
+    text, task = rf"\boxed{{5}} then {rest}", Task("t", "2+3?", answer="5")
+    assert math_grade(text, task).value == math_boxed_grade(text, task).value == 1.0
+    assert math_strict_grade(text, task).value == 0.0
+    assert "does not close" in final_answer(text, Policy(one_answer=True)).problem
+    for complete in (
+        r"{ \boxed{5}",
+        r"\boxed{5} {x",
+        r"\boxed{x \boxed{5}",
+        r"\boxed{5}, in a \boxed",
+    ):
+        assert math_strict_grade(complete, task).value == 1.0
 
 
 @pytest.mark.mostly_slow(1)
@@ -216,3 +247,26 @@ def test_a_comparison_that_takes_too_long_is_a_time_out(monkeypatch: pytest.Monk
 def test_a_task_without_answer_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(ValueError, match="task 't' has no reference answer"):
         math_grade(r"\boxed{1}", Task(id="t", prompt=""))
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold"),
+    [
+        ("The answer is：42。", "42"), ("The answer is 42。Done", "42"), ("Answer：（C）", "C"),
+        ("The answer is ４２！ I am sure", "42"), ("Answer: 42，because 6 × 7", "42"),
+        ("＃＃＃＃ 42", "42"), ("so #### -5", "-5"), ("#### -$5", "-5"), ("#### −1,234", "-1234"),
+        ("The answer is 3．5", "3.5"),
+    ],
+)  # fmt: skip
+def test_full_width_marks_state_an_answer(completion: str, gold: str) -> None:
+    assert reward(completion, gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("option", "beside"),
+    [("15", "1.5"), ("[1,2]", "(1,2)"), ("C#", "C"), ("巴黎", "伦敦"), (r"x \le 3", "x < 3")],
+)
+def test_the_text_beside_an_option_is_compared_with_its_signs(option: str, beside: str) -> None:
+    question = f"Which?\n(A) none\n(B) all\n(C) {option}"
+    assert reward(rf"\boxed{{C. {option}}}", "C", question) == 1.0
+    assert reward(rf"\boxed{{C. {beside}}}", "C", question) == 0.0

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from sixfold.environment.limits import blame_answer
+from sixfold.checks.limits import blame_answer
 from sixfold.types import Task
 
 

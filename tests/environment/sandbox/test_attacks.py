@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.sandbox.job import Ended, Job, Limits
-from sixfold.environment.sandbox.sandbox import Sandbox
 from sixfold.processes.program import descendants
+from sixfold_environments.sandbox.job import Ended, Job, Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 SECOND = Limits(wall_s=1.0, memory_mb=256, output_bytes=1 << 20)
 # On a busy machine a program takes long to reach a limit other than that of time.
@@ -46,6 +46,53 @@ MEMORY = {
     "children": "import os, time\nfor _ in range(6):\n"
     "    if not os.fork():\n        x = b'x' * (70 << 20)\n        time.sleep(9)\ntime.sleep(9)",
 }
+FULL = (
+    "import fcntl, mmap, os, socket, time\n"
+    "def fill(end):\n"
+    "    os.set_blocking(end, False)\n"
+    "    try:\n        while True: os.write(end, bytes(65536))\n"
+    "    except BlockingIOError: pass\n"
+    "kept = []\n"
+)
+KERNEL_MEMORY = {
+    "sockets that wait for accept": "a = socket.socket(socket.AF_UNIX)\na.bind('\\0x')\n"
+    "a.listen(4096)\nfor _ in range(900):\n    s = socket.socket(socket.AF_UNIX)\n"
+    "    s.connect('\\0x'); fill(s.fileno()); s.close()\n",
+    "pairs of sockets": "for _ in range(11):\n    if not os.fork(): break\n"
+    "for _ in range(50):\n    p = socket.socketpair(); kept.append(p)\n"
+    "    for s in p: fill(s.fileno())\n",
+    "datagrams of closed sockets": "for i in range(100):\n"
+    "    r = socket.socket(socket.AF_UNIX, 2); r.bind(f'\\0{i}'); kept.append(r)\n"
+    "    for _ in range(11):\n        s = socket.socket(socket.AF_UNIX, 2)\n"
+    "        s.setblocking(False)\n        try: s.sendto(bytes(200000), f'\\0{i}')\n"
+    "        except OSError: pass\n        s.close()\n",
+    "internet sockets": "a = socket.create_server(('127.0.0.1', 0), backlog=200)\n"
+    "for _ in range(100):\n    s = socket.create_connection(a.getsockname()); kept.append(s)\n"
+    "    end = time.time() + 0.05\n"
+    "    while time.time() < end: fill(s.fileno()); time.sleep(0.002)\n",
+    "pipes": "for _ in range(39):\n    if not os.fork(): break\n"
+    "for _ in range(60):\n    r, w = os.pipe(); fill(w)\n",
+    "named pipes": "for _ in range(39):\n    if not os.fork(): break\n"
+    "for i in range(60):\n    name = f'{os.getpid()}-{i}'; os.mkfifo(name)\n"
+    "    w = os.open(name, os.O_RDWR); fill(w)\n",
+    "page tables": "for _ in range(24):\n    if not os.fork(): break\n"
+    "for _ in range(4):\n    m = mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE | 0x4000)\n"
+    "    kept.append(m)\n    for at in range(0, 1 << 28, 1 << 21): m[at]\n",
+}
+"""Memory that the kernel holds for a job, and that belongs to none of its processes."""
+
+COMMON = {
+    "asyncio": "import asyncio\nasync def main():\n"
+    "    p = await asyncio.create_subprocess_exec('echo', 'fine', stdout=-1)\n"
+    "    print((await p.communicate())[0].decode().strip())\nasyncio.run(main())",
+    "pool": "from multiprocessing import Pool\nwith Pool(4) as pool:\n"
+    "    print('fine' if pool.map(abs, [-1, 2]) == [1, 2] else '')",
+    "loopback": "import socket\na = socket.create_server(('127.0.0.1', 0))\n"
+    "b = socket.create_connection(a.getsockname()); c, _ = a.accept()\nb.sendall(b'fine')\n"
+    "print(c.recv(9).decode())",
+    "files": "f = [open('/dev/null') for _ in range(90)]\nprint('fine')",
+}
+
 OUTPUT = {
     "stdout": "import sys\nwhile True: sys.stdout.write('x' * 2**16)",
     "stderr": "import os\nwhile True: os.write(2, b'x' * 2**16)",
@@ -65,6 +112,14 @@ REFUSED = {
     "scratch space": TRIED.format("[os.write(os.open(str(i), 65), bytes(2**24)) for i in (1,2,3)]"),
     "shared memory files": TRIED.format("open('/dev/shm/x', 'wb').write(bytes(2**26))"),
     "sparse file": TRIED.format("open('x', 'w').truncate(1 << 40)"),
+    "larger pipe": TRIED.format("__import__('fcntl').fcntl(os.pipe()[1], 1031, 1 << 20)"),
+    "pages of a pipe": "import ctypes, os\nr, w = os.pipe()\n"
+    "if ctypes.CDLL(None).syscall(278, w, 0, 0, 0) >= 0: print('ESCAPED')",
+    "send buffer": TRIED.format("__import__('socket').socketpair()[0].setsockopt(1, 7, 1 << 20)"),
+    "receive buffer": TRIED.format(
+        "__import__('socket').socketpair()[0].setsockopt(1, 8, 1 << 20)"
+    ),
+    "other protocol": TRIED.format("__import__('socket').socket(2, 1, 262)"),
     "memfd": TRIED.format("os.memfd_create('x')"),
     "shared pages": TRIED.format("__import__('mmap').mmap(-1, 1 << 20)"),
     "system v memory": CALLED.format("shmget(0, 1 << 20, 0o1600)"),
@@ -166,6 +221,19 @@ def test_no_attack_succeeds_and_nothing_is_left(
 
 MAY_ALSO = {"kill all: passed", "close all: passed"}
 """Attacks that end themselves: any failure is accepted."""
+
+
+@pytest.mark.parametrize("name", KERNEL_MEMORY)
+def test_memory_that_the_kernel_holds_for_a_job_counts(sandbox: Sandbox, name: str) -> None:
+    program = FULL + KERNEL_MEMORY[name] + "\nprint('ESCAPED', flush=True)\ntime.sleep(2)\n"
+    ended = asyncio.run(python(sandbox, program, replace(PATIENT, memory_mb=64, files=8192)))
+    assert (ended.verdict, ended.detail) == ("out_of_memory", "used more than 64 MiB"), ended
+
+
+def test_sockets_and_pipes_of_common_programs_fit_into_the_limit(sandbox: Sandbox) -> None:
+    for name, program in COMMON.items():
+        ended = asyncio.run(python(sandbox, program, replace(PATIENT, memory_mb=64)))
+        assert (ended.verdict, ended.stdout) == ("passed", b"fine\n"), (name, ended)
 
 
 def test_processes_of_a_job_end_with_it(sandbox: Sandbox) -> None:

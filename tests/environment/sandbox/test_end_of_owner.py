@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.sandbox.cells import launchers
-from sixfold.environment.sandbox.job import Ended, Job, Limits
-from sixfold.environment.sandbox.sandbox import Sandbox
-from sixfold.processes.program import end_descendants
+from sixfold.processes.program import end_descendants, helpers
+from sixfold_environments.sandbox.job import Ended, Job, Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 JOBS = 6
 
 OWNER = """
 import asyncio, sys
-from sixfold.environment.sandbox.job import Job, Limits
-from sixfold.environment.sandbox.sandbox import Sandbox
+from sixfold_environments.sandbox.job import Job, Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 async def main():
     job = Job(("sleep", sys.argv[1]), limits=Limits(wall_s=60.0))
@@ -112,11 +111,11 @@ def test_a_killed_launcher_is_a_failure_of_the_machine_and_is_replaced() -> None
         task = asyncio.create_task(sandbox.run(Job(("sleep", mark), limits=Limits(30.0))))
         while not processes_with(mark):
             await asyncio.sleep(0.05)
-        for pid in launchers() - before:
+        for pid in helpers - before:
             os.kill(pid, signal.SIGKILL)
         return await task, await sandbox.run(Job(("echo", "1")))
 
-    before = launchers()
+    before = set(helpers)
     with Sandbox(slots=1) as sandbox:
         first, second = asyncio.run(killed(sandbox))
     assert first.verdict == "infrastructure_error"
@@ -125,17 +124,17 @@ def test_a_killed_launcher_is_a_failure_of_the_machine_and_is_replaced() -> None
 
 def test_waiting_cells_outlive_the_end_of_a_check() -> None:
     """A reward process ends all its other descendants after a check."""
-    before = launchers()  # other tests of this process may share a sandbox
+    before = set(helpers)  # other tests of this process may share a sandbox
     others = frozenset(tree(os.getpid()))  # such as the fork server of other tests
     with Sandbox(slots=1) as sandbox:
         asyncio.run(sandbox.run(Job(("true",))))
-        (launcher,) = launchers() - before
+        (launcher,) = helpers - before
         idle = tree(launcher)
-        end_descendants(launchers() | others)
+        end_descendants(helpers | others)
         assert still_there(idle) == list(idle)
         assert asyncio.run(sandbox.run(Job(("true",)))).verdict == "passed"
     deadline = time.monotonic() + 5
     while still_there(idle) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert still_there(idle) == []
-    assert launchers() == before
+    assert helpers == before

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.checks.limits import allow, allowed
 from sixfold.cli import main
-from sixfold.environment.sandbox import isolation, selfcheck
-from sixfold.environment.sandbox.command import bundled_bwrap
-from sixfold.environment.sandbox.isolation import detected
-from sixfold.environment.sandbox.job import Ended, Job, Limits
-from sixfold.environment.sandbox.levels import allow, allowed
-from sixfold.environment.sandbox.sandbox import Sandbox
-from sixfold.environment.sandbox.seccomp import AUDIT_ARCH, DENIED, seccomp_filter
 from sixfold.errors import UserError
 from sixfold.processes.program import descendants
-from sixfold.recipe.schema import EnvironmentConfig, Recipe
+from sixfold.recipe.schema import EnvironmentConfig
 from sixfold.recipe.schema.environment import SandboxConfig
-from sixfold.run.isolation import isolation_note
+from sixfold.run.recipe_environment import isolation_note
+from sixfold_environments.sandbox import isolation, selfcheck
+from sixfold_environments.sandbox.command import bundled_bwrap
+from sixfold_environments.sandbox.isolation import detect_isolation
+from sixfold_environments.sandbox.job import Ended, Job, Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
+from sixfold_environments.sandbox.seccomp import AUDIT_ARCH, DENIED, seccomp_filter
 
 REFUSING_BWRAP = """#!/bin/sh
 echo "bwrap: No permissions to create a new namespace" >&2
@@ -39,9 +39,9 @@ exit 1
 def without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(isolation.shutil, "which", lambda name: None)
     monkeypatch.setattr(isolation, "bundled_bwrap", lambda: "")
-    detected.cache_clear()
+    detect_isolation.cache_clear()
     yield
-    detected.cache_clear()
+    detect_isolation.cache_clear()
 
 
 @pytest.fixture
@@ -53,31 +53,31 @@ def without_namespaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         path.chmod(0o755)
     monkeypatch.setattr(isolation.shutil, "which", lambda name: str(fake))
     monkeypatch.setattr(isolation, "bundled_bwrap", lambda: "")
-    detected.cache_clear()
+    detect_isolation.cache_clear()
     yield
-    detected.cache_clear()
+    detect_isolation.cache_clear()
     fake.unlink()
     os.removedirs(fake.parent)
 
 
-def recipe(level: str, *rewards: str) -> Recipe:
+def rewarded_by(level: str, *rewards: str) -> EnvironmentConfig:
     sandbox = SandboxConfig(isolation=level)  # type: ignore[arg-type]
-    return Recipe(environment=EnvironmentConfig(rewards=rewards, sandbox=sandbox))
+    return EnvironmentConfig(rewards=rewards, sandbox=sandbox)
 
 
 def test_a_run_that_executes_programs_says_how_they_are_isolated() -> None:
-    assert "namespaces" in isolation_note(recipe("namespaces", "code"))
-    assert isolation_note(recipe("namespaces", "math")) == ""
+    assert "namespaces" in isolation_note(rewarded_by("namespaces", "code"))
+    assert isolation_note(rewarded_by("namespaces", "math")) == ""
 
 
 def test_a_machine_without_bubblewrap_refuses_to_start(without_bubblewrap: None) -> None:
-    for refused in (lambda: isolation_note(recipe("namespaces", "code")), Sandbox):
+    for refused in (lambda: isolation_note(rewarded_by("namespaces", "code")), Sandbox):
         with pytest.raises(UserError) as error:
             refused()
         for word in ("environment.sandbox.isolation", "bubblewrap", "sixfold[sandbox]", "'limits'"):
             assert word in str(error.value)
     # A run without programs starts.
-    assert isolation_note(recipe("namespaces", "math")) == ""
+    assert isolation_note(rewarded_by("namespaces", "math")) == ""
 
 
 def test_a_machine_without_user_namespaces_refuses_to_start(without_namespaces: None) -> None:
@@ -85,13 +85,13 @@ def test_a_machine_without_user_namespaces_refuses_to_start(without_namespaces: 
         Sandbox("namespaces")
     for word in ("environment.sandbox.isolation", "user namespaces", "sysctl"):
         assert word in str(error.value)
-    assert "No permissions" in detected().missing[0].detail
+    assert "No permissions" in detect_isolation().missing[0].detail
 
 
 def test_weak_isolation_needs_the_setting_and_shows_a_banner(
     without_namespaces: None,
 ) -> None:
-    note = isolation_note(recipe("limits", "code"))
+    note = isolation_note(rewarded_by("limits", "code"))
     assert "WEAK ISOLATION" in note
     assert "user namespaces" in note
 
@@ -109,8 +109,8 @@ def test_the_setting_reaches_sandboxes_of_rewards(without_bubblewrap: None) -> N
 def test_the_kernel_can_refuse_namespaces() -> None:
     """In a user namespace that allows no further ones, the real bubblewrap fails."""
     program = (
-        "from sixfold.environment.sandbox.isolation import detected\n"
-        "found = detected()\nprint(found.level, found.missing[0].feature)\n"
+        "from sixfold_environments.sandbox.isolation import detect_isolation\n"
+        "found = detect_isolation()\nprint(found.level, found.missing[0].feature)\n"
     )
     outer = ["--unshare-user", "--uid", "1000", "--disable-userns", "--bind", "/", "/"]
     done = subprocess.run(
@@ -224,6 +224,13 @@ def test_the_filter_against_a_slow_reader(machine: str) -> None:
     assert run_bpf(program, machine, clone, 0x10000011) == 0x50001
     assert run_bpf(program, machine, socket_call, socket.AF_INET) == allowed
     assert run_bpf(program, machine, socket_call, 40) == 0x50000 + 97
+    assert run_bpf(program, machine, socket_call, socket.AF_INET, 1, 262) == 0x50001  # MPTCP
+    assert run_bpf(program, machine, socket_call, socket.AF_INET, 1, 6) == allowed
+    fcntl_call, setsockopt = (72, 25)[column], (54, 208)[column]
+    assert run_bpf(program, machine, fcntl_call, 3, 1031, 1 << 20) == 0x50001  # F_SETPIPE_SZ
+    assert run_bpf(program, machine, fcntl_call, 3, 3) == allowed
+    for option, answer in ((7, 0x50001), (8, 0x50001), (33, 0x50001), (2, allowed)):
+        assert run_bpf(program, machine, setsockopt, 3, 1, option) == answer
     assert run_bpf(program, machine, mmap, 0, 0, 0, 0x22) == allowed
     assert run_bpf(program, machine, mmap, 0, 0, 0, 0x21) == 0x50001
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[machine]

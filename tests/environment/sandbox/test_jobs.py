@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.sandbox.job import Ended, Job, Limits
-from sixfold.environment.sandbox.sandbox import Sandbox
+from sixfold_environments.sandbox.job import Ended, Job, Limits
+from sixfold_environments.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")

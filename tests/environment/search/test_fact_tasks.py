@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from sixfold.environment.search.agent import RESULTS
-from sixfold.environment.search.fact_tasks import MOST_TASKS, fact_tasks
-from sixfold.environment.search.facts import made_up_index, made_up_world
 from sixfold.errors import UserError
+from sixfold_environments.search.agent import RESULTS
+from sixfold_environments.search.fact_tasks import MOST_TASKS, fact_tasks
+from sixfold_environments.search.facts import made_up_index, made_up_world
 
 TASKS = fact_tasks(MOST_TASKS, seed=0)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.search import index as index_module
-from sixfold.environment.search.corpus import read_corpus
-from sixfold.environment.search.index import Document, SearchError, SearchIndex
 from sixfold.errors import UserError
+from sixfold_environments.search import index as index_module
+from sixfold_environments.search.corpus import read_corpus
+from sixfold_environments.search.index import Document, SearchError, SearchIndex
 
 TEXTS = [
     Document("1", "Green tea", "Tea that is not oxidised."),

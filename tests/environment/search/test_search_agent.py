@@ -10,13 +10,13 @@ import pytest
 from tests.environment.tool_replies import play, reward
 
 from sixfold.environment.episode import Observation
-from sixfold.environment.search import tools
-from sixfold.environment.search.agent import SearchAgent
-from sixfold.environment.search.fact_tasks import fact_tasks
-from sixfold.environment.search.index import Document, SearchIndex
-from sixfold.environment.search.tools import search_tools
 from sixfold.environment.tools.observation import ToolError
 from sixfold.environment.tools.tool import Tool
+from sixfold_environments.search import tools
+from sixfold_environments.search.agent import SearchAgent
+from sixfold_environments.search.fact_tasks import fact_tasks
+from sixfold_environments.search.index import Document, SearchIndex
+from sixfold_environments.search.tools import search_tools
 
 TASKS = fact_tasks(60, seed=0)
 

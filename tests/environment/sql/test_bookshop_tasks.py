@@ -6,9 +6,9 @@ import json
 import re
 from collections import Counter
 
-from sixfold.environment.sql.bookshop import Change, make_bookshop
-from sixfold.environment.sql.bookshop_tasks import JOBS, bookshop_tasks
 from sixfold.types import Task
+from sixfold_environments.sql.bookshop import Change, make_bookshop
+from sixfold_environments.sql.bookshop_tasks import JOBS, bookshop_tasks
 
 TASKS = bookshop_tasks(20 * len(JOBS), seed=0)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.environment.sql.bookshop import Change, make_bookshop
-from sixfold.environment.sql.database import Database, QueryError, QueryLimits
 from sixfold.errors import UserError
+from sixfold_environments.sql.bookshop import Change, make_bookshop
+from sixfold_environments.sql.database import Database, QueryError, QueryLimits
 
 SCRIPT = """
 CREATE TABLE cups (id INTEGER PRIMARY KEY, name TEXT NOT NULL, price INTEGER);

@@ -13,11 +13,11 @@ from tests.environment.tool_replies import play, reward
 
 from sixfold.environment.episode import Action, End, Observation
 from sixfold.environment.grade import Grade
-from sixfold.environment.sql.agent import SqlAgent
-from sixfold.environment.sql.bookshop_tasks import JOBS, bookshop_tasks
-from sixfold.environment.sql.tool import sql_tools
 from sixfold.errors import UserError
 from sixfold.types import ToolCall
+from sixfold_environments.sql.agent import SqlAgent
+from sixfold_environments.sql.bookshop_tasks import JOBS, bookshop_tasks
+from sixfold_environments.sql.tool import sql_tools
 
 TASKS = bookshop_tasks(4 * len(JOBS), seed=3)
 QUESTION = next(task for task in TASKS if task.answer is not None)

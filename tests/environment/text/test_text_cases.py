@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.rewards import BUILT_IN, load_reward
-from sixfold.environment.text.cases import text_case
+from sixfold.environment.registry import REWARDS
+from sixfold.environment.rewards import load_reward
+from sixfold_environments.text.cases import text_case
 
 
 def verdict(**case: Any) -> float | None:
@@ -50,7 +51,7 @@ def test_the_reward_that_a_user_would_choose(
 ) -> None:
     case = {"id": "1", "kind": kind, "sub": sub, "prompt": prompt, "gold": gold, "policy": policy}
     found = text_case(case | {"completion": "x"})
-    assert found is not None and found.reward == reward and reward in BUILT_IN
+    assert found is not None and found.reward == reward and reward in REWARDS
     assert found.task.answer == gold and dict(found.task.columns) == columns
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sixfold.environment.grade import Grade
-from sixfold.environment.text.formats import json_format, think_answer_format, think_format
-from sixfold.environment.text.language import language
-from sixfold.environment.text.marks import forged_turn, hidden_message, visible
-from sixfold.environment.text.words import count_words, no_repetition, word_count
 from sixfold.types import Task
+from sixfold_environments.text.formats import json_format, think_answer_format, think_format
+from sixfold_environments.text.language import language
+from sixfold_environments.text.marks import forged_turn, hidden_message, visible
+from sixfold_environments.text.words import no_repetition, word_count, words_of
 
 TASK = Task("t", "2+2?", answer="4")
 
@@ -81,7 +81,7 @@ def words(completion: str, **limits: object) -> Grade:
     ],
 )  # fmt: skip
 def test_words_are_what_a_reader_sees(text: str, count: int) -> None:
-    assert count_words(visible(text)) == count
+    assert len(words_of(visible(text))) == count
 
 
 def test_word_limits_hold_against_invisible_characters() -> None:
@@ -91,6 +91,35 @@ def test_word_limits_hold_against_invisible_characters() -> None:
     assert words("a\u200bb\u200bc\u200bd", max_words=3).value == 0.0
     assert words("<think>a b c d</think>e", max_words=1).value == 1.0
     assert words("a b c", min_words="2", max_words=4.0).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 20, "very good " * 10, "a b c d e " * 4, "你好" * 10, "Word, word! " * 10,
+        "a b b a b a a b a b b a a a b b b a b a", "We saw a dog. " + "and so on " * 6,
+    ],
+)  # fmt: skip
+def test_repeated_words_do_not_reach_a_minimum(text: str) -> None:
+    assert words(text, min_words=20).verdict == "rejected"
+    assert words(text, max_words=100).value == 1.0
+
+
+def test_prose_that_repeats_some_words_reaches_its_minimum() -> None:
+    prose = (
+        "The cat sat on the mat, and the dog sat on the rug. It was a very, very cold day; the wind"
+        " was cold, the rain was cold, and the cat was not amused. No, no, it said."
+    )
+    count = len(prose.split())
+    assert words(prose, min_words=count).value == words("no no", min_words=2).value == 1.0
+    assert words(prose, min_words=count + 1).verdict == "wrong_answer"
+
+
+def test_punctuation_without_spaces_hides_no_words_from_a_maximum() -> None:
+    for text in ("one,two,three,four", "one，two、three。four", "one…two—three|four"):
+        assert words(text, max_words=3).value == 0.0, text
+    for text in ("well-known facts don't", "3.5 1,000 Node.js", "one, two, three"):
+        assert words(text, max_words=3).value == 1.0, text
 
 
 @pytest.mark.parametrize("columns", [{}, {"min_words": "few"}, {"max_words": 2.5}])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.text.tool_calls import tool_calls
 from sixfold.types import Task
+from sixfold_environments.text.tool_calls import tool_calls
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {
@@ -108,3 +108,49 @@ def test_nested_types_of_a_schema() -> None:
 def test_an_unusable_reference_is_an_error_of_the_task(answer: Any, tools: Any) -> None:
     with pytest.raises(ValueError, match=r"task 't'|Expecting value"):
         tool_calls("x", Task("t", "", answer=answer, columns={"tools": tools}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "argument", "right"),
+    [
+        ({"type": "string", "nullable": True}, None, 1.0),
+        ({"$ref": "#/$defs/unit"}, "C", 1.0),
+        ({"$ref": "#/$defs/unit"}, "K", 0.0),
+        ({"allOf": [{"$ref": "#/$defs/unit"}]}, 5, 0.0),
+        ({"const": "C"}, "F", 0.0),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"a": "1"}, 0.0),
+    ],
+)
+def test_references_nullable_and_nested_schemas_are_followed(
+    schema: Any, argument: Any, right: float
+) -> None:
+    parameters = {"properties": {"unit": schema}, "$defs": {"unit": {"enum": ["C", "F"]}}}
+    tools = [{"type": "function", "function": {"name": "set", "parameters": parameters}}]
+    answer = [{"name": "set", "arguments": {"unit": argument}}]
+    task = Task("t", "Set.", answer=answer, columns={"tools": tools})
+    if right:
+        assert tool_calls(call("set", unit=argument), task).value == 1.0
+    else:
+        with pytest.raises(ValueError, match="wrong type or value"):
+            tool_calls(call("set", unit=argument), task)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "</tool_call>",
+        "<tool_call>",
+        "</think>",
+        "<think>",
+        "<tool_response>",
+        "a</s>",
+        "<|im_end|>",
+    ],
+)
+def test_tags_in_an_argument_are_text(text: str) -> None:
+    gold = {"city": text}
+    assert value(call("weather", city=text), gold) == 1.0
+    assert value("<think>" + call("weather", city=text) + "</think>", gold) == 0.0
+    assert value("<think>a</think>" + call("weather", city=text) * 2, gold, gold) == 1.0
+    assert value(call("weather", city=text) + text, gold) == 0.0
+    assert value(call("weather", city=text + "!"), gold) == 0.0

@@ -5,6 +5,8 @@
 - junk: writes text that is not JSON.
 - chatty: writes text that is not JSON first, and then works.
 - ends: exits immediately.
+- starts: starts a program in a session of its own and writes its pid to the file of the second
+  argument. Then it works.
 - http: a working server on the port of the second argument.
 - wrong_type, missing_reference, wrong_pattern: the tool `add` has an invalid schema.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -27,6 +30,11 @@ if HOW in ("junk", "chatty"):
         print("hello, I am no server", flush=True)
 if HOW == "junk":
     time.sleep(60)
+
+if HOW == "starts":
+    program = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(sys.argv[2], "w") as noted:
+        noted.write(str(program.pid))
 
 from mcp.server.mcpserver import MCPServer  # noqa: E402
 

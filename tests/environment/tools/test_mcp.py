@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,12 +18,12 @@ pytest.importorskip("mcp")
 
 from test_tool_episode import TASK, calls, contents, kinds, play
 
-from sixfold.environment.tools import mcp
 from sixfold.environment.tools.episode import ToolEpisode
-from sixfold.environment.tools.mcp import McpServer
 from sixfold.environment.tools.observation import ToolsFailed
 from sixfold.environment.tools.setup import ToolSetup
 from sixfold.errors import UserError
+from sixfold_environments import mcp
+from sixfold_environments.mcp import McpServer
 
 SERVER = Path(__file__).parent / "mcp_server.py"
 
@@ -123,7 +124,7 @@ def test_a_server_that_does_not_start_is_refused_and_named(
     spec: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = "no answer" in words or "no message" in words
-    monkeypatch.setattr(mcp, "START_S", 0.5 if slow else 30.0)
+    monkeypatch.setattr(mcp, "START_S", 5.0 if slow else 30.0)
     start = time.monotonic()
     with pytest.raises(UserError, match=r"environment\.tools\.mcp") as refused:
         McpServer(spec)
@@ -144,6 +145,30 @@ def test_lines_that_are_no_messages_do_not_disturb_a_server_or_the_log(
         made.close()
     assert "no message" in made._connection.unreadable  # type: ignore[union-attr]
     assert caplog.text == ""
+
+
+KILLED = """
+import os, signal, sys
+from sixfold_environments.mcp import McpServer
+made = McpServer(sys.argv[1])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("ending", ["closed", "killed"])
+def test_what_a_server_starts_in_a_session_of_its_own_ends_with_the_run(
+    ending: str, tmp_path: Path
+) -> None:
+    noted = tmp_path / "pid"
+    if ending == "closed":
+        McpServer(f"{command('starts')} {noted}").close()
+    else:
+        words = [sys.executable, "-c", KILLED, f"{command('starts')} {noted}"]
+        assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    pid, deadline = int(noted.read_text()), time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.slow

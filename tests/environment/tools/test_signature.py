@@ -16,6 +16,7 @@ import typing_extensions
 from pydantic import BaseModel, Field
 
 from sixfold.environment.tools.observation import ToolError
+from sixfold.environment.tools.signature import read_docstring
 from sixfold.environment.tools.tool import Tool, tool
 from sixfold.errors import UserError
 
@@ -105,20 +106,84 @@ def test_invalid_arguments_give_an_error_of_one_line(arguments: str, kind: str) 
     assert "\n" not in str(error.value) and len(str(error.value)) <= 300
 
 
-def test_sphinx_docstrings_and_missing_docstrings() -> None:
-    def sphinx(a: int) -> None:
-        """Do it.
+def google(a: int, b: str = "") -> None:
+    """Do it.
 
-        :param int a: the number
-        :returns: nothing
-        """
+    It may take long.
 
+    Args:
+        a (int): the number:
+            at least one.
+        b: a text.
+
+    Returns:
+        nothing
+
+    Raises:
+        if the number is 0
+    """
+
+
+def numpy(a: int, b: str = "") -> None:
+    """Do it.
+
+    It may take long.
+
+    Parameters
+    ----------
+    a : int
+        the number:
+        at least one.
+    b : str, optional
+        a text.
+
+    Returns
+    -------
+    None
+    """
+
+
+def sphinx(a: int, b: str = "") -> None:
+    """Do it.
+
+    It may take long.
+
+    :param int a: the number:
+        at least one.
+    :param b: a text.
+    :type b: str
+    :returns: nothing
+    """
+
+
+@pytest.mark.parametrize("function", [google, numpy, sphinx])
+def test_the_styles_of_docstrings(function: Callable[..., Any]) -> None:
+    made = dict(Tool(function).description)["function"]
+    assert made["description"] == "Do it.\n\nIt may take long."
+    properties = made["parameters"]["properties"]
+    assert properties["a"]["description"] == "the number: at least one."
+    assert properties["b"]["description"] == "a text."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Do it: now.\nAnd well.\n\n    code(a)\n\nNote that a: b.",
+        "Do it.\n\nArgs:\n    the number",  # no argument is named: shown to the policy as it is
+        "Do it.\n:\n    :\nAnd well.",
+    ],
+)
+def test_a_docstring_without_described_arguments_is_the_description(text: str) -> None:
+    assert read_docstring(text) == (text, {})
+
+
+def test_a_missing_docstring_is_an_empty_description() -> None:
     def bare(a: int) -> None: ...
 
-    made = dict(Tool(sphinx).description)["function"]
-    assert made["description"] == "Do it."
-    assert made["parameters"]["properties"]["a"]["description"] == "the number"
-    assert dict(Tool(bare).description)["function"]["description"] == ""
+    function = dict(Tool(bare).description)["function"]
+    assert function["description"] == ""
+    assert "description" not in function["parameters"]["properties"]["a"]
 
 
 def test_an_object_and_a_class_are_tools_by_their_call() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment.web.browser import Browser
-from sixfold.environment.web.chromium import ChromiumBrowser, chromium_path
-from sixfold.environment.web.html_browser import HtmlBrowser
-from sixfold.environment.web.session import Session
-from sixfold.environment.web.site import Limits, Site
-from sixfold.environment.web.wsgi import wsgi_answer
+from sixfold_environments.web.browser import Browser
+from sixfold_environments.web.chromium import ChromiumBrowser, chromium_path
+from sixfold_environments.web.html_browser import HtmlBrowser
+from sixfold_environments.web.session import Session
+from sixfold_environments.web.site import Limits, Site
+from sixfold_environments.web.wsgi import wsgi_answer
 
 pytest.importorskip("selectolax", reason="pip install 'sixfold[web]'")
 

@@ -9,7 +9,7 @@ import re
 from browsing import ORIGIN, Pages, needs_chromium, session
 from test_tree import CASES
 
-from sixfold.environment.web.chromium import _HOST, ChromiumBrowser
+from sixfold_environments.web.chromium import _HOST, ChromiumBrowser
 
 ROLES = "link button textbox searchbox spinbutton slider checkbox radio combobox listbox heading"
 _OURS = re.compile(rf"^(?:\[\d+\] )?({ROLES.replace(' ', '|')})(?: (\"(?:[^\"\\]|\\.)*\"))?(?= |$)")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from browsing import BACKENDS, ORIGIN, Pages, session
 
-from sixfold.environment.web.browser import ActionError, Browser
-from sixfold.environment.web.session import Session
-from sixfold.environment.web.site import Site
+from sixfold_environments.web.browser import ActionError, Browser
+from sixfold_environments.web.session import Session
+from sixfold_environments.web.site import Site
 
 Backend = Callable[[Site], Browser]
 Step = Callable[[Session], Any]

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from browsing import BACKENDS, ORIGIN, session
 
-from sixfold.environment.web.browser import Browser
-from sixfold.environment.web.catalogue import catalogue
-from sixfold.environment.web.html_browser import HtmlBrowser
-from sixfold.environment.web.shop import Line, Order, Shop
-from sixfold.environment.web.site import Limits, Request, Site
-from sixfold.environment.web.tasks import SHARES, goal_met, shop_calls, shop_of, shop_tasks
-from sixfold.environment.web.wsgi import wsgi_answer
 from sixfold.errors import UserError
 from sixfold.types import Task
+from sixfold_environments.web.browser import Browser
+from sixfold_environments.web.catalogue import catalogue
+from sixfold_environments.web.html_browser import HtmlBrowser
+from sixfold_environments.web.shop import Line, Order, Shop
+from sixfold_environments.web.site import Limits, Request, Site
+from sixfold_environments.web.tasks import SHARES, goal_met, shop_calls, shop_of, shop_tasks
+from sixfold_environments.web.wsgi import wsgi_answer
 
 Backend = Callable[[Site], Browser]
 
@@ -99,7 +99,7 @@ def test_tasks_are_different_and_repeatable(monkeypatch: pytest.MonkeyPatch) -> 
     assert len({task.prompt_text for task in tasks}) == 2000
     assert len({str(catalogue(task.columns["shop"]["seed"])) for task in tasks}) == 2000
     assert all(len(task.trace or ()) <= 10 for task in tasks)
-    monkeypatch.setattr("sixfold.environment.web.tasks.SHARES", {"remove": 1})
+    monkeypatch.setattr("sixfold_environments.web.tasks.SHARES", {"remove": 1})
     assert len(shop_tasks(200, seed=0)) == 200
     with pytest.raises(UserError, match=r"data\.limit"):  # 480 exist
         shop_tasks(481, seed=0)

@@ -13,13 +13,13 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 import pytest
 from browsing import BACKENDS, ORIGIN, Pages, seen, session
 
-from sixfold.environment.web.browser import Browser
-from sixfold.environment.web.html_browser import HtmlBrowser
-from sixfold.environment.web.serve import SiteServer
-from sixfold.environment.web.session import Session
-from sixfold.environment.web.site import Limits, Request, Site, SiteFault, origin_of
-from sixfold.environment.web.wsgi import http_answer, wsgi_answer
 from sixfold.errors import UserError
+from sixfold_environments.web.browser import Browser
+from sixfold_environments.web.html_browser import HtmlBrowser
+from sixfold_environments.web.serve import SiteServer
+from sixfold_environments.web.session import Session
+from sixfold_environments.web.site import Limits, Request, Site, SiteFault, origin_of
+from sixfold_environments.web.wsgi import http_answer, wsgi_answer
 
 Backend = Callable[[Site], Browser]
 LIMITS = Limits(seconds=0.5, size=100_000, redirects=5)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from browsing import BACKENDS, Pages, seen
 
-from sixfold.environment.web.browser import Browser
-from sixfold.environment.web.site import Site
+from sixfold_environments.web.browser import Browser
+from sixfold_environments.web.site import Site
 
 Backend = Callable[[Site], Browser]
 

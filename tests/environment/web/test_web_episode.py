@@ -16,18 +16,18 @@ from browsing import needs_chromium
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sixfold.environment.audit.trials import Trials
 from sixfold.environment.episode import Action, End, Episode, Observation, final_reward
 from sixfold.environment.episodes import load_episode
 from sixfold.environment.grade import right_or_wrong
 from sixfold.environment.tools.episode import ToolEpisode
 from sixfold.environment.tools.observation import ToolsFailed
-from sixfold.environment.web.episode import WebShop
-from sixfold.environment.web.settings import WebSettings
-from sixfold.environment.web.tasks import shop_calls, shop_tasks
-from sixfold.environment.web.user_site import Web, with_web
 from sixfold.errors import UserError
 from sixfold.types import Task, ToolCall
+from sixfold_environments.audit.trials import Trials
+from sixfold_environments.web.episode import WebShop
+from sixfold_environments.web.settings import WebSettings
+from sixfold_environments.web.tasks import shop_calls, shop_tasks
+from sixfold_environments.web.user_site import Web
 
 TASKS = shop_tasks(40, seed=0)
 
@@ -133,7 +133,7 @@ def test_a_task_of_another_source_has_no_shop() -> None:
 
 
 SITE = '''
-from sixfold.environment.web.user_site import Visit
+from sixfold_environments.web.user_site import Visit
 
 
 class Notes:
@@ -181,7 +181,7 @@ def _task(**columns: Any) -> Task:
 
 def test_a_site_of_the_user(site: Path) -> None:
     goals = (f"{site}:noted", f"{site}:half")
-    make = with_web(load_episode("web"), WebSettings(site=f"{site}:Notes", goals=goals))
+    make = load_episode("web").with_settings(WebSettings(site=f"{site}:Notes", goals=goals))
     noted = _task(goal="noted", start="/list?a=1")
     first, _, end = asyncio.run(
         played(make(noted), [call("type", {"element": 1, "text": "tea", "submit": True})], [])
@@ -191,13 +191,13 @@ def test_a_site_of_the_user(site: Path) -> None:
     assert isinstance(end, End) and end.reward == 1.0
     assert asyncio.run(played(make(noted), []))[-1] == End(reward=0.0)
     assert asyncio.run(played(make(_task(goal="half")), []))[-1] == End(reward=0.5)
-    no_number = with_web(Web, WebSettings(site=f"{site}:Notes", goals=(f"{site}:text",)))
+    no_number = Web.with_settings(WebSettings(site=f"{site}:Notes", goals=(f"{site}:text",)))
     with pytest.raises(TypeError, match="returned str, not a number"):
         asyncio.run(played(no_number(_task()), []))
     for wrong in (_task(), _task(goal="other"), _task(goal=["noted"])):
         with pytest.raises(ValueError, match=r"environment\.web\.goals"):
             make(wrong)
-    plain = with_web(Web, WebSettings(site=f"{site}:app", goals=(f"{site}:half",)))
+    plain = Web.with_settings(WebSettings(site=f"{site}:app", goals=(f"{site}:half",)))
     first, end = asyncio.run(played(plain(_task()), []))
     assert isinstance(first, Observation) and first.messages[0]["content"] == "note tea\nplain"
 
@@ -218,7 +218,7 @@ def test_settings_that_cannot_be_used(site: Path, given: dict[str, Any], named: 
         for name, value in given.items()
     }
     with pytest.raises(UserError, match=named):
-        with_web(Web, WebSettings(**filled))
+        Web.with_settings(WebSettings(**filled))
 
 
 def test_a_subclass_gets_the_settings_of_the_run_unless_it_has_its_own() -> None:
@@ -230,12 +230,11 @@ def test_a_subclass_gets_the_settings_of_the_run_unless_it_has_its_own() -> None
 
     class OtherTools(ToolEpisode): ...
 
-    assert with_web(Small, WebSettings(page_characters=90)) is Small
-    assert with_web(OtherTools, WebSettings()) is OtherTools
-    made = with_web(Strict, WebSettings(page_characters=90))(TASKS[0])
+    assert Small.with_settings(WebSettings(page_characters=90)) is Small
+    made = Strict.with_settings(WebSettings(page_characters=90))(TASKS[0])
     assert isinstance(made, Strict) and made.settings.page_characters == 90
     with pytest.raises(UserError, match=r"environment\.web\.site"):
-        with_web(type("Own", (Web,), {}), WebSettings())
+        type("Own", (Web,), {}).with_settings(WebSettings())
 
 
 def test_a_site_that_is_down_fails_the_episode_and_not_the_policy(site: Path) -> None:
@@ -243,16 +242,16 @@ def test_a_site_that_is_down_fails_the_episode_and_not_the_policy(site: Path) ->
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    make = with_web(Web, WebSettings(site=url, goals=(f"{site}:half",)))
+    make = Web.with_settings(WebSettings(site=url, goals=(f"{site}:half",)))
     with pytest.raises(Exception, match=r"environment\.web\.site"):
         asyncio.run(played(make(_task())))
 
 
 @needs_chromium
 def test_a_dead_browser_is_a_failure_of_the_environment() -> None:
-    from sixfold.environment.web import chromium
+    from sixfold_environments.web import chromium
 
-    make = with_web(WebShop, WebSettings(browser="chromium"))
+    make = WebShop.with_settings(WebSettings(browser="chromium"))
 
     async def after_death() -> None:
         episode = make(TASKS[0])
@@ -269,9 +268,9 @@ def test_a_dead_browser_is_a_failure_of_the_environment() -> None:
 
 
 def test_the_audit_plays_the_worked_replies() -> None:
-    from sixfold.commands.audit import _with_calls
-    from sixfold.environment.scorer import Environment
+    from sixfold.checks.environment import Environment
     from sixfold.environment.solved import REWARD
+    from sixfold_environments.audit.of_recipe import _with_calls
 
     with Environment(["arithmetic"], metric=REWARD) as environment:
         trials = Trials(environment, WebShop, read_calls=_with_calls)
@@ -281,13 +280,12 @@ def test_the_audit_plays_the_worked_replies() -> None:
 
 PROGRAM = """
 import asyncio
-from sixfold.environment.web.episode import WebShop
-from sixfold.environment.web.settings import WebSettings
-from sixfold.environment.web.tasks import shop_tasks
-from sixfold.environment.web.user_site import with_web
+from sixfold_environments.web.episode import WebShop
+from sixfold_environments.web.settings import WebSettings
+from sixfold_environments.web.tasks import shop_tasks
 
 async def main():
-    episode = with_web(WebShop, WebSettings(browser="chromium"))(shop_tasks(1, seed=0)[0])
+    episode = WebShop.with_settings(WebSettings(browser="chromium"))(shop_tasks(1, seed=0)[0])
     await episode.start()
     print("started", flush=True)
     await asyncio.sleep(60)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...errors import one_line
 from ...types import Message, Task, ToolCall
-from ..episode import Action, End, Episode, MakeEpisode, Observation
-from .observation import ToolError, ToolsFailed, error_text, result_text, shortened
+from ...user_code import own_copy
+from ..blocking_episode import BlockingEpisode, is_blocking
+from ..episode import Action, ChecksTasks, End, Episode, MakeEpisode, Observation
+from .observation import ToolError, error_text, shortened
 from .replay import CallKey, Recorded, canonical
 from .running import Call
 from .setup import DEFAULT, ToolSetup
@@ -37,7 +38,19 @@ class ToolEpisode:
     Attributes:
         task: the task.
         setup: tools and limits of the run. The run sets it before `start`.
+        not_copied: why two copies of an episode cannot both go on, for a message. "": they can.
     """
+
+    not_copied = ""
+
+    @classmethod
+    def configured(cls, config: Any) -> type[ToolEpisode]:
+        """The class with the settings of a recipe. A subclass may take its own from them.
+
+        Args:
+            config: the settings `environment`.
+        """
+        return cls
 
     def __init__(self, task: Task, functions: Sequence[Callable[..., Any]] = ()) -> None:
         self.task = task
@@ -56,7 +69,8 @@ class ToolEpisode:
         prompt = self.task.prompt
         if isinstance(prompt, str):
             prompt = (Message(role="user", content=prompt),)
-        return Observation(messages=prompt, tools=self.registry.descriptions)
+        # A subclass may change the descriptions, which all episodes share.
+        return Observation(messages=prompt, tools=own_copy(self.registry.descriptions))
 
     async def step(self, action: Action) -> Observation | End:
         """Run the calls of a reply, or end the episode if it has none."""
@@ -75,10 +89,10 @@ class ToolEpisode:
         return End()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToolEpisode:
-        """Copy for a branch. The state is copied; the task and the tools of the run are shared."""
+        """Copy for a branch. The task and the state are copied; the run's tools are shared."""
         copied = object.__new__(type(self))
         memo[id(self)] = copied
-        own = {"task": self.task, "setup": self.setup, "_registry": None, "_last": None}
+        own = {"task": own_copy(self.task), "setup": self.setup, "_registry": None, "_last": None}
         for name, value in vars(self).items():
             vars(copied)[name] = own[name] if name in own else copy.deepcopy(value, memo)
         return copied
@@ -147,16 +161,12 @@ class ToolEpisode:
         """
         begun = time.monotonic()
         try:
-            outcome = Recorded(result_text(await self._result(tool, values)))
-        except ToolsFailed:
-            raise
+            outcome = Recorded(await self._result(tool, values))
         except ToolError as error:
             outcome = Recorded(error=error.kind, message=str(error))
-        except Exception as error:  # noqa: BLE001  boundary: the policy reads what failed
-            outcome = Recorded(error="exception", message=one_line(error))
         return replace(outcome, seconds=round(time.monotonic() - begun, 6))
 
-    async def _result(self, tool: Tool, values: Mapping[str, Any]) -> Any:
+    async def _result(self, tool: Tool, values: Mapping[str, Any]) -> str:
         if tool.stateful and self._last is not None and self._last.runs:
             raise ToolError("an earlier call still runs, after its time limit", "busy")
         running = Call(tool, values, self.setup.slots)
@@ -246,10 +256,21 @@ class Equipped:
 
     def __call__(self, task: Task) -> Episode:
         """A new episode of a task."""
+        if isinstance(self.make, type) and is_blocking(self.make):
+            return BlockingEpisode(partial(self.make, task))
         episode = self.make(task)
         if isinstance(episode, ToolEpisode):
             episode.setup = self.setup
-        return episode
+        return BlockingEpisode(lambda: episode) if is_blocking(type(episode)) else episode
+
+    def check_tasks(self, tasks: Iterable[Task]) -> None:
+        """Check the tasks of a run before it starts, if the environment can.
+
+        Raises:
+            UserError: for the first task that has no episode.
+        """
+        if isinstance(self.make, ChecksTasks):
+            self.make.check_tasks(tasks)
 
     @property
     def tool_class(self) -> type[ToolEpisode] | None:

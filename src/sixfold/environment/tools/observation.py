@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from typing import Any, Literal
 
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from ..values import Array
+from ..grade import Array
 
 ErrorKind = Literal[
     "malformed",
@@ -34,6 +38,15 @@ ErrorKind = Literal[
 - bad_result: the result of the tool has no JSON form.
 - too_many_calls: the reply has more calls than the limit.
 """
+
+
+MOST_PARTS = 1_000_000
+"""Maximum number of values in a result. Their conversion holds Python's global lock."""
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+DEEPEST = 100
+"""Maximum nesting of a result."""
 
 
 class ToolError(Exception):
@@ -63,13 +76,15 @@ def result_text(result: Any) -> str:
     """A tool's result as the policy reads it: text unchanged, None as "", other values as JSON.
 
     Raises:
-        ToolError: the result has no JSON form.
+        ToolError: the result has no JSON form, is an iterator, is nested too deep, or has too many
+            values.
     """
     if isinstance(result, str):
         text = result
     elif result is None:
         text = ""
     else:
+        _check_parts(result)
         try:
             plain = to_jsonable_python(result, fallback=_listed)
             text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
@@ -78,6 +93,43 @@ def result_text(result: Any) -> str:
             problem = f"the tool returned a {name} that has no JSON form"
             raise ToolError(problem, "bad_result") from error
     return encodable(text)
+
+
+def _check_parts(result: Any) -> None:
+    """Refuse what would take for ever, or would break the conversion.
+
+    An iterator may have no end, and a second reader would find it empty.
+
+    Raises:
+        ToolError: the result is one, has one in it, is nested too deep or has too many values.
+    """
+    rest, parts = [(result, 0)], 0
+    while rest:
+        part, depth = rest.pop()
+        parts += math.prod(part.shape) if isinstance(part, Array) and hasattr(part, "shape") else 0
+        if isinstance(part, Iterator | AsyncIterator):
+            problem = f"the tool returned an iterator ({type(part).__name__}). Return a list"
+            raise ToolError(problem, "bad_result")
+        if depth > DEEPEST:
+            raise ToolError(f"the tool's result is nested over {DEEPEST} levels deep", "bad_result")
+        inner = _inner(part)
+        parts += len(inner)
+        if parts > MOST_PARTS:
+            raise ToolError(f"the tool's result has over {MOST_PARTS:,} values", "bad_result")
+        rest += [(one, depth + 1) for one in inner if type(one) not in _PLAIN]
+
+
+def _inner(part: Any) -> Collection[Any]:
+    """Values in a value that have a JSON form of their own."""
+    if isinstance(part, Mapping):
+        return part.values()
+    if isinstance(part, list | tuple | set | frozenset):
+        return part
+    if isinstance(part, BaseModel) or (
+        dataclasses.is_dataclass(part) and not isinstance(part, type)
+    ):
+        return vars(part).values() if hasattr(part, "__dict__") else ()
+    return ()
 
 
 def encodable(text: str) -> str:

@@ -176,7 +176,7 @@ class Recorder:
             ToolsFailed: the disk refuses it.
         """
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(record, file, ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 A function that is not async runs in a thread. A thread cannot be stopped from outside, so a
 function that ignores its time limit keeps its slot until it returns. The number of slots is
-bounded.
+bounded. Results become text, and errors a message, in a thread too: both run code of the user.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
-from ...errors import one_line
-from .observation import ToolError
+from ...errors import is_fault, one_line
+from ...user_code import calling
+from .observation import ToolError, ToolsFailed, result_text
 from .tool import Tool
 
-_Outcome = tuple[Any, BaseException | None]
-"""Result of a function, and the error that it raised."""
+_Outcome = tuple[str, ToolError | ToolsFailed | None]
+"""Result of a call as text, and how the call failed."""
 
 
 class Slots:
@@ -106,15 +108,16 @@ class Call:
         self._slots = slots
         self.runs = False
 
-    async def result(self, limit: float) -> Any:
-        """Result of the function.
+    async def result(self, limit: float) -> str:
+        """Result of the function as text (`result_text`).
 
         Args:
             limit: seconds, including the wait for a slot.
 
         Raises:
-            ToolError: the time limit has passed.
-            Exception: the error that the function raised.
+            ToolError: the time limit has passed, the function raised an error, or its result has
+                no text form.
+            ToolsFailed: the function raised it.
         """
         begun = time.monotonic()
         await self._slots.take(limit)
@@ -130,10 +133,8 @@ class Call:
         if running.cancelled():
             raise ToolError("the tool cancelled itself")
         result, error = running.result()
-        if isinstance(error, Exception):
+        if error is not None:
             raise error
-        if error is not None:  # a `sys.exit` of the tool must not end the run
-            raise ToolError(one_line(error)) from error
         return result
 
     def _end(self) -> None:
@@ -146,29 +147,54 @@ class Call:
         return task
 
     def _thread(self) -> asyncio.Future[_Outcome]:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[_Outcome] = loop.create_future()
+        return _in_thread(partial(self._tool.function, **self._values), self._end)
 
-        def work() -> None:
-            outcome: _Outcome
-            try:
-                outcome = self._tool.function(**self._values), None
-            except BaseException as error:  # noqa: BLE001  boundary: it belongs to the call
-                outcome = None, error
-            self._end()
-            with suppress(RuntimeError):  # the loop has been closed: the run has ended
-                loop.call_soon_threadsafe(_settle, done, outcome)
 
-        threading.Thread(target=work, name=f"tool {self._tool.name}", daemon=True).start()
-        return done
+def _in_thread(
+    call: Callable[[], Any], ended: Callable[[], None] = lambda: None
+) -> asyncio.Future[_Outcome]:
+    """Make a call and convert its result in a new thread.
+
+    Args:
+        call: returns the result, or raises.
+        ended: called in the thread after that.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Outcome] = loop.create_future()
+
+    def work() -> None:
+        outcome = _outcome(call)
+        ended()
+        with suppress(RuntimeError):  # the loop has been closed: the run has ended
+            loop.call_soon_threadsafe(_settle, done, outcome)
+
+    threading.Thread(target=work, name="tool", daemon=True).start()
+    return done
+
+
+def _outcome(call: Callable[[], Any]) -> _Outcome:
+    try:
+        with calling():
+            return result_text(call()), None
+    except (ToolError, ToolsFailed) as error:
+        return "", error
+    except BaseException as error:  # noqa: BLE001  boundary: it belongs to the call
+        return "", ToolError(one_line(error))
 
 
 async def _awaited(function: Callable[..., Any], values: Mapping[str, Any]) -> _Outcome:
     """Outcome of an async function. A `sys.exit` in it must not end the event loop."""
     try:
-        return await function(**values), None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary: it belongs to the call
-        return None, error
+        given = await function(**values)
+    except BaseException as error:  # boundary: it belongs to the call
+        if not is_fault(error):
+            raise
+        return await _in_thread(partial(_raised, error))
+    return await _in_thread(lambda: given)
+
+
+def _raised(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _settle(done: asyncio.Future[_Outcome], outcome: _Outcome) -> None:

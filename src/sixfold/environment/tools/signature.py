@@ -6,14 +6,16 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, get_type_hints
 
+from docstring_parser import ParseError, numpydoc, rest
+from docstring_parser.google import GoogleParser, Section, SectionType
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import PydanticJsonSchemaWarning
 
 from ...errors import UserError
-from .docstring import read_docstring
 from .observation import ErrorKind, ToolError
 
 _KINDS: dict[str, ErrorKind] = {
@@ -24,6 +26,14 @@ _KINDS: dict[str, ErrorKind] = {
     "model_type": "bad_json",
     "model_attributes_type": "bad_json",
 }
+
+_ARGUMENTS = ("Args", "Arguments", "Parameters", "Params")
+_OTHERS = ("Returns", "Return", "Yields", "Raises", "Example", "Examples", "Note", "Notes")
+_GOOGLE = GoogleParser(
+    [Section(title, "param", SectionType.MULTIPLE) for title in _ARGUMENTS]
+    # SINGULAR: the contents are not read, so any form is allowed.
+    + [Section(title, title, SectionType.SINGULAR) for title in _OTHERS]
+)
 
 
 class Signature:
@@ -148,6 +158,29 @@ class Signature:
             f"tool {self._name!r}: no schema can be derived for its parameter {parameter!r}:"
             f" {problem}. {remedy}"
         )
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Read a docstring in Google's, NumPy's or Sphinx's style: the one with the most sections.
+
+    Args:
+        text: a docstring without indentation.
+
+    Returns:
+        The description of the function, and the descriptions of its arguments by name.
+    """
+    read = []
+    for parse in (rest.parse, _GOOGLE.parse, numpydoc.parse):
+        with suppress(ParseError, IndexError):  # IndexError: of a line with only a colon
+            read.append(parse(text))
+    if not read:
+        return text, {}
+    best = max(read, key=lambda found: len(found.meta))
+    arguments = {
+        found.arg_name.strip("* "): " ".join((found.description or "").split())
+        for found in best.params
+    }
+    return (best.description or "").strip(), arguments
 
 
 def _model(fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:

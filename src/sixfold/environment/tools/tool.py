@@ -14,14 +14,16 @@ Methods of a `ToolEpisode` may be tools too. They share the state of their episo
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, get_args, overload
 
 from ...errors import UserError
-from .observation import ToolError
+from .observation import ErrorKind, ToolError, error_text
 from .signature import Signature
 
+_WRONG: tuple[Any, ...] = (None, "?", 0.5, [], {})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -209,3 +211,23 @@ class Registry:
             known = ", ".join(self._tools)
             raise ToolError(f"there is no tool {name[:60]!r}. Tools: {known}"[:300], "unknown_tool")
         return self._tools[name]
+
+    @property
+    def errors(self) -> list[str]:
+        """Texts with which the policy is told that a call cannot be right, for some such calls."""
+        found = [error_text(kind, "") for kind in get_args(ErrorKind)]
+        calls = [(one.name, wrong) for one in self._tools.values() for wrong in _wrong(one)]
+        for name, arguments in [("?", ""), *calls]:
+            try:
+                self.find(name).values(arguments)
+            except ToolError as error:
+                found.append(error_text(error.kind, str(error)))
+            except Exception:  # noqa: BLE001 - boundary: a type of the user
+                continue
+        return found
+
+
+def _wrong(tool: Tool) -> list[str]:
+    """Arguments that do not fit a tool, as its calls give them."""
+    named = [{name: wrong} for name in tool.signature.schema["properties"] for wrong in _WRONG]
+    return ["", "{", "[]", '{"?": 0}', *map(json.dumps, named)]

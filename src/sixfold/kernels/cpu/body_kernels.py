@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .engine_kernels import typed
+from .engine_kernels import set_types
 
 SOURCE = Path(__file__).with_name("body.c")
 
@@ -130,29 +130,29 @@ class BodyKernels:
             ctypes.c_float,
             ctypes.c_int,
         )
-        self._rms_norm = typed(
+        self._rms_norm = set_types(
             library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads
         )
-        self._silu_mul = typed(library.silu_mul, pointer, integer, integer, threads)
-        self._rotate = typed(
+        self._silu_mul = set_types(library.silu_mul, pointer, integer, integer, threads)
+        self._rotate = set_types(
             library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads
         )
-        self._product = typed(
+        self._product = set_types(
             library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads
         )
-        self._body = typed(library.body, pointer, integer, threads, threads)
-        self._narrow = typed(library.narrow, pointer, *[integer] * 3, pointer, threads)
-        self._product_half = typed(
+        self._body = set_types(library.body, pointer, integer, threads, threads)
+        self._narrow = set_types(library.narrow, pointer, *[integer] * 3, pointer, threads)
+        self._product_half = set_types(
             library.product_half, *[pointer] * 4, *[integer] * 4, threads, threads
         )
-        self._pack_half = typed(library.pack_half, pointer, *[integer] * 3, pointer, threads)
-        self._narrow_width = typed(library.narrow_width, integer, result=integer)
-        self._spare: int = typed(library.spare_rows, result=integer)()
-        kind: int = typed(library.prepare_half, result=threads)()
+        self._pack_half = set_types(library.pack_half, pointer, *[integer] * 3, pointer, threads)
+        self._narrow_width = set_types(library.narrow_width, integer, result=integer)
+        self._spare: int = set_types(library.spare_rows, result=integer)()
+        kind: int = set_types(library.prepare_half, result=threads)()
         self.half_instructions = ("float32", "avx512_bf16", "amx")[kind]
         """Instruction set that computes products with bfloat16 weights."""
-        self._pack = typed(library.pack, pointer, *[integer] * 3, pointer, threads)
-        self._width: int = typed(library.panel_width, result=integer)()
+        self._pack = set_types(library.pack, pointer, *[integer] * 3, pointer, threads)
+        self._width: int = set_types(library.panel_width, result=integer)()
 
     def pack(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], half: bool = False

@@ -1,7 +1,7 @@
 """The engine's CPU kernels: `kernels.c`, compiled once by the machine's C compiler, called via
 ctypes.
 
-`compiled` also compiles the kernels of the model's body (`body.c`).
+`load_library` also compiles the kernels of the model's body (`body.c`).
 
 The kernels exist because a decode step of a small batch takes sixty small operations per layer, and
 each costs more to call than to compute. Without a compiler, or with SIXFOLD_KERNELS=torch, the
@@ -61,7 +61,7 @@ class CPUKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._attend = typed(
+        self._attend = set_types(
             library.paged_attention,
             pointer,
             *[integer] * 2,
@@ -73,8 +73,8 @@ class CPUKernels:
         )
         self.attend = ctypes.cast(library.paged_attention, pointer)
         """Pointer to the C function, of type `Attend`."""
-        self._attention_room = typed(library.attention_room, *[integer] * 4, result=integer)
-        self._sample = typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
+        self._attention_room = set_types(library.attention_room, *[integer] * 4, result=integer)
+        self._sample = set_types(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
 
     def attention(
@@ -191,10 +191,9 @@ class CPUKernels:
         return self._scratch.floats.data_ptr()
 
 
-def typed(
+def set_types(
     function: Callable[..., Any], *types: type, result: type | None = None
 ) -> Callable[..., Any]:
-    """Set the argument and result types of a C function."""
     function.argtypes, function.restype = types, result  # type: ignore[attr-defined]
     return function
 
@@ -202,11 +201,11 @@ def typed(
 @cache
 def cpu_kernels() -> CPUKernels | None:
     """The compiled kernels, or None if they are not available."""
-    library = compiled(SOURCE)
+    library = load_library(SOURCE)
     return None if library is None else CPUKernels(library)
 
 
-def compiled(source: Path) -> ctypes.CDLL | None:
+def load_library(source: Path) -> ctypes.CDLL | None:
     """Compile and load a C file, with `kernels.h` included first. Compiles once per machine.
 
     Returns:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .engine_kernels import compiled, typed
+from .engine_kernels import load_library, set_types
 
 SOURCE = Path(__file__).with_name("head.c")
 
@@ -24,8 +24,8 @@ class HeadKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         tile = (pointer, *[integer] * 4, pointer)
-        self._fold = typed(library.fold, *tile, pointer, pointer, threads)
-        self._gradient = typed(library.logit_gradient, *tile, pointer, pointer, threads)
+        self._fold = set_types(library.fold, *tile, pointer, pointer, threads)
+        self._gradient = set_types(library.logit_gradient, *tile, pointer, pointer, threads)
 
     def fold(
         self,
@@ -73,5 +73,5 @@ def _tile(tile: Tensor, first: int, targets: Tensor) -> tuple[int, ...]:
 @cache
 def head_kernels() -> HeadKernels | None:
     """The compiled kernels, or None if they are not available."""
-    library = compiled(SOURCE)
+    library = load_library(SOURCE)
     return None if library is None else HeadKernels(library)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .engine_kernels import compiled, typed
+from .engine_kernels import load_library, set_types
 
 SOURCE = Path(__file__).with_name("round.c")
 
@@ -22,8 +22,8 @@ class RoundKernels:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         matrix = (pointer, pointer, integer, integer, ctypes.c_int)
         self._forms = {
-            "int8": typed(library.round_int8, *matrix),
-            "fp8": typed(library.round_fp8, *matrix),
+            "int8": set_types(library.round_int8, *matrix),
+            "fp8": set_types(library.round_fp8, *matrix),
         }
 
     def rounded(self, w: Tensor, form: Literal["int8", "fp8"]) -> Tensor:
@@ -42,5 +42,5 @@ class RoundKernels:
 @cache
 def round_kernels() -> RoundKernels | None:
     """The compiled kernels, or None if they are not available."""
-    library = compiled(SOURCE)
+    library = load_library(SOURCE)
     return None if library is None else RoundKernels(library)

@@ -298,52 +298,110 @@ def write_int8(x: Tensor, slots: Tensor, pool: Tensor, scales: Tensor) -> None:
 
 
 @triton.jit
-def _scaled(logits: tl.tensor, at: tl.tensor, end: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+def _load_scaled(
+    logits: tl.tensor, at: tl.tensor, end: tl.tensor, temperature: tl.tensor
+) -> tl.tensor:
     """Load logits and divide them by the temperature. Temperature 0 counts as 1."""
     x = tl.load(logits + at, mask=at < end, other=float("-inf"))
     return tl.div_rn(x, tl.where(temperature == 0, 1.0, temperature))
 
 
 @triton.jit
-def _sample(
-    logits: tl.tensor, temperatures: tl.tensor, noise: tl.tensor, tokens: tl.tensor,
-    logps: tl.tensor, V: tl.tensor,
-    TILE: tl.constexpr,
+def _sum_chunk(
+    logits: tl.tensor, temperatures: tl.tensor, tops: tl.tensor, bests: tl.tensor,
+    sums: tl.tensor, V: tl.tensor,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sample one row. Three passes over its logits, in a fixed order: normaliser, mass, token."""
-    row = tl.program_id(0)
+    """Largest logit, its token, and the sum of exp(logit - largest), of one chunk of one row."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
     logits += row.to(tl.int64) * V
     temperature = tl.load(temperatures + row)
-    top, total, best = float("-inf"), 0.0, 0
-    for low in range(0, V, TILE):
-        x = _scaled(logits, low + tl.arange(0, TILE), V, temperature)
+    start = chunk * CHUNK
+    top, total, best = float("-inf"), 0.0, start
+    for low in range(start, start + CHUNK, TILE):
+        x = _load_scaled(logits, low + tl.arange(0, TILE), V, temperature)
         higher = tl.maximum(top, tl.max(x, 0))
         best = tl.where(higher > top, low + tl.argmax(x, 0), best)
-        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
+        # A tile may have no token that can be drawn, and -inf - -inf is NaN.
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - shift) + tl.sum(tl.exp(x - shift), 0)
         top = higher
-    lse = top + tl.log(total)
+    at = row * tl.num_programs(1) + chunk
+    tl.store(tops + at, top)
+    tl.store(bests + at, best)
+    tl.store(sums + at, total)
+
+
+@triton.jit
+def _normaliser(
+    tops: tl.tensor, sums: tl.tensor, row: tl.tensor, chunks: tl.tensor, CHUNKS: tl.constexpr
+) -> tl.tensor:
+    """Log-sum-exp of a row, from its chunks."""
+    chunk = tl.arange(0, CHUNKS)
+    top = tl.load(tops + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
+    total = tl.load(sums + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+    highest = tl.max(top, 0)
+    return highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+
+
+@triton.jit
+def _weigh_chunk(
+    logits: tl.tensor, temperatures: tl.tensor, tops: tl.tensor, sums: tl.tensor,
+    masses: tl.tensor, V: tl.tensor,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Probability of one chunk of one row, in float64."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    logits += row.to(tl.int64) * V
+    temperature = tl.load(temperatures + row)
+    lse = _normaliser(tops, sums, row, tl.num_programs(1), CHUNKS)
     mass = tl.zeros([TILE], tl.float64)
-    for low in range(0, V, TILE):
-        mass += tl.exp(_scaled(logits, low + tl.arange(0, TILE), V, temperature) - lse).to(
+    for low in range(chunk * CHUNK, (chunk + 1) * CHUNK, TILE):
+        mass += tl.exp(_load_scaled(logits, low + tl.arange(0, TILE), V, temperature) - lse).to(
             tl.float64
         )
+    tl.store(masses + row * tl.num_programs(1) + chunk, tl.sum(mass, 0))
+
+
+@triton.jit
+def _draw(
+    logits: tl.tensor, temperatures: tl.tensor, noise: tl.tensor, tops: tl.tensor,
+    bests: tl.tensor, sums: tl.tensor, masses: tl.tensor, tokens: tl.tensor, logps: tl.tensor,
+    chunks: tl.tensor, V: tl.tensor,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Draw the token of one row: find its chunk, then its place in the chunk."""
+    row, chunk = tl.program_id(0), tl.arange(0, CHUNKS)
+    there = chunk < chunks
+    temperature = tl.load(temperatures + row)
+    lse = _normaliser(tops, sums, row, chunks, CHUNKS)
     # float64: in float32 the cumulative sum over a large vocabulary loses rare tokens.
+    mass = tl.load(masses + row * chunks + chunk, mask=there, other=0.0)
+    cumulative = tl.cumsum(mass, 0)
     threshold = tl.load(noise + row) * tl.sum(mass, 0)
-    before, token = tl.sum(mass, 0) * 0.0, 0
-    for low in range(0, V, TILE):
+    drawn = tl.minimum(tl.sum((there & (cumulative <= threshold)).to(tl.int32), 0), chunks - 1)
+    before = tl.sum(tl.where(chunk < drawn, mass, 0.0), 0)
+    logits += row.to(tl.int64) * V
+    token = drawn * CHUNK
+    for low in range(drawn * CHUNK, (drawn + 1) * CHUNK, TILE):
         at = low + tl.arange(0, TILE)
-        cumulative = before + tl.cumsum(
-            tl.exp(_scaled(logits, at, V, temperature) - lse).to(tl.float64), 0
+        within = before + tl.cumsum(
+            tl.exp(_load_scaled(logits, at, V, temperature) - lse).to(tl.float64), 0
         )
-        token += tl.sum(((cumulative <= threshold) & (at < V)).to(tl.int32), 0)
-        before = tl.max(cumulative, 0)
+        token += tl.sum(((within <= threshold) & (at < V)).to(tl.int32), 0)
+        before = tl.max(within, 0)
+    top = tl.load(tops + row * chunks + chunk, mask=there, other=float("-inf"))
+    best = tl.load(bests + row * chunks + tl.argmax(top, 0))
     token = tl.where(temperature == 0, best, tl.minimum(token, V - 1))
     tl.store(tokens + row, token)
-    tl.store(logps + row, _scaled(logits, token, V, temperature) - lse)
+    tl.store(logps + row, _load_scaled(logits, token, V, temperature) - lse)
 
 
 def fused_sample(logits: Tensor, temperatures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Sample one token from each row. Same function as `sample` in `engine/sampler.py`.
+
+    A row is read in chunks by separate programs, so that few rows fill a GPU. The chunks depend on
+    V alone: a row's bits do not depend on the other rows.
 
     Args:
         logits: [B, V] float32.
@@ -353,10 +411,20 @@ def fused_sample(logits: Tensor, temperatures: Tensor, noise: Tensor) -> tuple[T
     Returns:
         Tokens [B] and log-probs [B].
     """
-    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    logps = torch.empty(len(logits), device=logits.device)
-    tile = min(1024, triton.next_power_of_2(logits.shape[1]))
-    _sample[(len(logits),)](
-        logits.contiguous(), temperatures, noise, tokens, logps, logits.shape[1], TILE=tile
-    )
+    (rows, v), device, logits = logits.shape, logits.device, logits.contiguous()
+    tile = min(1024, triton.next_power_of_2(v))
+    chunks = -(-v // (4 * tile))
+    shape = (rows, chunks)
+    tops, sums = torch.empty(shape, device=device), torch.empty(shape, device=device)
+    bests = torch.empty(shape, dtype=torch.int32, device=device)
+    masses = torch.empty(shape, dtype=torch.float64, device=device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    logps = torch.empty(rows, device=device)
+    sizes = {"CHUNK": 4 * tile, "TILE": tile}
+    _sum_chunk[shape](logits, temperatures, tops, bests, sums, v, **sizes)
+    sizes["CHUNKS"] = triton.next_power_of_2(chunks)
+    _weigh_chunk[shape](logits, temperatures, tops, sums, masses, v, **sizes)
+    _draw[(rows,)](
+        logits, temperatures, noise, tops, bests, sums, masses, tokens, logps, chunks, v, **sizes
+    )  # fmt: skip
     return tokens, logps

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..dump import flat, toml_literal
 from ..knobs import knobs
-from ..memory_text import memory_lines
 from ..plan import Plan
 from ..schema import Recipe
 from .algorithm import algorithm_facts, critic_facts
 from .fact import Fact
+from .memory import memory_lines
 from .model import model_facts
 from .rollout import rollout_facts, sampling_facts
 from .tasks import eval_facts, reward_facts, task_facts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...algorithm.lineage import cells
 from ...algorithm.method import Method
-from ..memory_held import adapter_parameters
+from ...sizing.held import adapter_parameters
 from ..plan import TRAINING_BYTES_PER_PARAMETER, Plan
-from ..schema import CriticConfig, Recipe
+from ..schema import CriticConfig, SyncConfig
 from .fact import UNKNOWN, Fact, bytes_text
 
 _PLACEMENTS = {
@@ -21,7 +21,7 @@ _BODIES = {
 
 
 def algorithm_facts(plan: Plan) -> list[Fact]:
-    row, recipe = plan.algorithm, plan.recipe
+    row = plan.algorithm
     cell = cells(row)
     ratio = (
         "no ratio, no clip"
@@ -34,13 +34,13 @@ def algorithm_facts(plan: Plan) -> list[Fact]:
     )
     return [
         Fact("algorithm", text),
-        *_baseline_facts(row, recipe),
+        *_baseline_facts(row, len(plan.recipe.environment.rewards)),
         _reference_fact(plan),
-        *_correction_facts(row, recipe),
+        *_correction_facts(row, plan.recipe.sync),
     ]
 
 
-def _baseline_facts(row: Method, recipe: Recipe) -> list[Fact]:
+def _baseline_facts(row: Method, rewards: int) -> list[Fact]:
     """Facts about advantages that read named rewards or a greedy completion."""
     reason = f"advantage = '{row.advantage}'"
     if row.needs_greedy:
@@ -52,11 +52,10 @@ def _baseline_facts(row: Method, recipe: Recipe) -> list[Fact]:
         return [Fact("greedy", text, reason)]
     if row.advantage != "normalise_then_sum":
         return []
-    count = len(recipe.environment.rewards)
     text = (
-        f"{count} rewards, each normalised within its group, then added with their weights, then"
+        f"{rewards} rewards, each normalised within its group, then added with their weights, then"
         " normalised over the batch"
-        if count > 1
+        if rewards > 1
         else "1 reward, so there is nothing to separate: the z-scores of the groups are normalised"
         " once more over the batch. Name several in environment.rewards, or use grpo"
     )
@@ -100,7 +99,7 @@ def _reference_fact(plan: Plan) -> Fact:
     )
 
 
-def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
+def _correction_facts(row: Method, sync: SyncConfig) -> list[Fact]:
     if row.correction == "none":
         return []
     low, high = row.band
@@ -119,7 +118,7 @@ def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
         Fact(
             "correction",
             says,
-            f"algorithm.correction; sync.kind = {recipe.sync.kind}, every = {recipe.sync.every}",
+            f"algorithm.correction; sync.kind = {sync.kind}, every = {sync.every}",
         )
     ]
 

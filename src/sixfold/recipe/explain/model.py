@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from ..memory_held import held_parts, holdings
+from ...sizing.held import held_parts, holdings
 from ..plan import Plan
-from ..schema import Recipe
+from ..schema import Backend, LoraConfig, RunConfig, SyncConfig
 from .fact import UNKNOWN, Fact, bytes_text, count_text
 
 
 def model_facts(plan: Plan) -> list[Fact]:
-    model = plan.model
+    model, recipe = plan.model, plan.recipe
     size = UNKNOWN if model.parameters is None else count_text(model.parameters)
     return [
         Fact(
             "model",
             f"{model.origin}; parameters: {size}",
-            "" if plan.recipe.model.path else "model.path is empty; token embeddings are tied",
+            "" if recipe.model.path else "model.path is empty; token embeddings are tied",
         ),
         Fact(
             "context",
             f"{model.context or UNKNOWN}"
             + (" tokens, prompt and completion together" if model.context else ""),
         ),
-        *_adapter_facts(plan.recipe),
+        *_adapter_facts(recipe.model.lora, full_sft=recipe.full_sft),
         _training_state(plan),
-        *_sampler_facts(plan.recipe),
+        *_sampler_facts(recipe.rollout.backend, recipe.sync, recipe.run),
     ]
 
 
-def _adapter_facts(recipe: Recipe) -> list[Fact]:
+def _adapter_facts(lora: LoraConfig, *, full_sft: bool) -> list[Fact]:
     """Kind, rank, targets and scale of the LoRA adapter. Empty if all weights are trained."""
-    lora = recipe.model.lora
     if not lora.rank:
         return []
     kind = "DoRA" if lora.dora else "LoRA"
-    sft = recipe.sft.steps and not recipe.model.path
     return [
         Fact(
             "adapter",
             f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}, scale {lora.scale:g}; the"
-            f" base is frozen in {lora.base}" + (" after SFT of all its weights" if sft else ""),
+            f" base is frozen in {lora.base}"
+            + (" after SFT of all its weights" if full_sft else ""),
             f"scale = alpha / {'sqrt(rank)' if lora.rslora else 'rank'}",
         )
     ]
@@ -58,10 +57,9 @@ def _training_state(plan: Plan) -> Fact:
     return Fact("memory", f"training state: {state}", f"{what}; all memory: GPU memory, below")
 
 
-def _sampler_facts(recipe: Recipe) -> list[Fact]:
+def _sampler_facts(backend: Backend, sync: SyncConfig, run: RunConfig) -> list[Fact]:
     """Facts about the engine that samples, and how it gets the weights."""
-    backend, sync = recipe.rollout.backend, recipe.sync
-    where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
+    where = f"forward passes in {run.precision} on device {run.device}"
     when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
     if backend.kind == "engine":
         copies = (

@@ -106,7 +106,6 @@ def _engine_facts(plan: Plan) -> list[Fact]:
             f" {engine.prefill_tokens_per_step}; engine.chunked_prefill ="
             f" {toml_literal(engine.chunked_prefill)}",
         ),
-        *_batching_facts(engine),
         *_speculation_facts(engine.speculation),
         _admission_fact(engine.preemption),
     ]
@@ -123,19 +122,6 @@ def _prefill_step(engine: EngineConfig) -> str:
         f"an engine step computes at most {tokens} prompt tokens, or one longer prompt, while other"
         " sequences wait"
     )
-
-
-def _batching_facts(engine: EngineConfig) -> list[Fact]:
-    if engine.continuous:
-        return []
-    return [
-        Fact(
-            "batching",
-            "static: waiting sequences start only when all running ones have finished, which is"
-            " slower",
-            "engine.continuous = false",
-        )
-    ]
 
 
 def _speculation_facts(config: Speculation) -> list[Fact]:

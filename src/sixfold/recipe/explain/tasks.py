@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...environment.rewards import JUDGES
+from ...environment.registry import any_needs
 from ...environment.solved import REWARD, reward_labels, solved_rule, spec_name
 from ..plan import Plan
-from ..schema import DataConfig, EnvironmentConfig, Recipe
+from ..schema import DataConfig, EnvironmentConfig, EvalConfig
 from .fact import Fact, tokens_text
 
 
@@ -36,14 +36,14 @@ def task_facts(plan: Plan) -> list[Fact]:
             (f"{_giver(rewards)}, or else " if rewards.several_turns else "")
             + " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
         ),
-        *_judge_facts(plan.recipe),
+        *_judge_facts(plan.recipe.environment, plan.recipe.eval.strict),
     ]
 
 
-def _judge_facts(recipe: Recipe) -> list[Fact]:
+def _judge_facts(environment: EnvironmentConfig, strict: str) -> list[Fact]:
     """Who judges, and the budget. Empty if no reward needs a judge."""
-    judge = recipe.environment.judge
-    if not JUDGES.intersection((*recipe.environment.rewards, recipe.eval.strict)):
+    judge = environment.judge
+    if not any_needs("judge", (*environment.rewards, strict)):
         return []
     limits = [f"${judge.budget_usd:g}"] if judge.budget_usd else []
     limits += [f"{judge.budget_calls:,} requests"] if judge.budget_calls else []
@@ -124,20 +124,20 @@ def eval_facts(plan: Plan) -> list[Fact]:
         ),
         Fact(
             "solved",
-            _solved(plan.recipe),
+            _solved(plan.recipe.environment, settings),
             "eval.metric and eval.solved_at; used for accuracy, pass@k and the pre-flight",
         ),
     ]
 
 
-def _solved(recipe: Recipe) -> str:
+def _solved(environment: EnvironmentConfig, settings: EvalConfig) -> str:
     """Rule by which a completion counts as solved."""
-    specs = recipe.environment.rewards
+    specs = environment.rewards
     labels = reward_labels([spec_name(spec) for spec in specs], specs)
     return solved_rule(
         labels,
-        recipe.environment.weights or [1.0] * len(specs),
+        environment.weights or [1.0] * len(specs),
         # An environment's own reward has no name, so the sum decides.
-        recipe.eval.metric or (REWARD if recipe.environment.several_turns else ""),
-        recipe.eval.solved_at,
+        settings.metric or (REWARD if environment.several_turns else ""),
+        settings.solved_at,
     ).text

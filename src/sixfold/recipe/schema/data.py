@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from .base import Real, Section, knob
 
+PromptForm = Literal["messages", "continued", "rendered"]
 Form = Literal["auto", "rows", "livecodebench", "apps", "humaneval", "mbpp", "swebench"]
 
 
@@ -53,6 +54,7 @@ class SourceConfig(Section):
     limit: int = knob(0, "number of rows to use, as in data.limit", ge=0)
     format: Form | None = knob(None, "form of the rows (not set: data.format)")
     prompt_field: str | None = knob(None, "column with the prompt (not set: data.prompt_field)")
+    prompt_form: PromptForm | None = knob(None, "form of the prompts (not set: data.prompt_form)")
     answer_field: str | None = knob(
         None, "column with the reference answer (not set: data.answer_field)"
     )
@@ -67,6 +69,7 @@ class SourceConfig(Section):
         None, "system message before every prompt (not set: data.system_prompt)"
     )
     prompt_suffix: str | None = knob(None, "text after every prompt (not set: data.prompt_suffix)")
+    prefill: str | None = knob(None, "start of every reply (not set: data.prefill)")
 
     @property
     def label(self) -> str:
@@ -84,7 +87,7 @@ class DataConfig(Section):
         "arithmetic",
         "arithmetic, calculator, code_functions, reasoning_gym, search_agent, sql_agent, web_shop,"
         " gymnasium:ID, verifiers:ENV, openenv:URL,"
-        " a .jsonl/.json/.csv/.tsv/.parquet file, a dataset folder, or a hub id",
+        " a .jsonl/.json/.csv/.tsv/.parquet file (or .gz of it), a dataset folder, or a hub id",
     )
     sources: tuple[SourceConfig, ...] = knob(
         (),
@@ -111,6 +114,12 @@ class DataConfig(Section):
     prompt_field: str = knob(
         "question", "column with the prompt (text, or a list of chat messages)"
     )
+    prompt_form: PromptForm = knob(
+        "messages",
+        "form of the prompts: messages (a text is a user message; a reply at the end is the"
+        " reference answer), continued (the policy continues the assistant's last message), or"
+        " rendered (the text that the model reads, with its special tokens; no chat template)",
+    )
     answer_field: str = knob("answer", "column with the reference answer")
     answer_after: str = knob(
         "",
@@ -133,8 +142,15 @@ class DataConfig(Section):
     )
     system_prompt: str = knob("", "system message before every prompt")
     prompt_suffix: str = knob("", "text after every prompt")
+    prefill: str = knob(
+        "",
+        "start of every reply, which the policy continues, e.g. <think>; it is not trained on",
+    )
     limit: int = knob(
-        0, "number of rows to use, drawn by run.seed from the whole file or split (0: all)", ge=0
+        0,
+        "number of rows to train on, drawn by run.seed from the whole file or split; a held-out"
+        " split is not cut (0: all)",
+        ge=0,
     )
     max_prompt_tokens: int = knob(
         0, "longest prompt in tokens (0: what the context leaves beside the completion)", ge=0
@@ -159,6 +175,22 @@ class DataConfig(Section):
             for split in (self.heldout_split, *(s.heldout_split for s in self.sources))
             if split
         ]
+
+    @model_validator(mode="after")
+    def _one_start_of_replies(self) -> DataConfig:
+        """Prompts that end within a reply need no prefill, and rendered ones no system message."""
+        for entry in self.sources or (self,):
+            form = entry.prompt_form or self.prompt_form
+            if form == "messages":
+                continue
+            for name in ("prefill", *(("system_prompt",) if form == "rendered" else ())):
+                own = getattr(entry, name)
+                if getattr(self, name) if own is None else own:
+                    raise ValueError(
+                        f"data.{name} has no effect with data.prompt_form = '{form}': the prompts"
+                        " have their own. Leave it empty"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:

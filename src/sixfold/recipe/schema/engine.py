@@ -31,11 +31,6 @@ class EngineConfig(Section):
         "compute long prompts in chunks of prefill_tokens_per_step, so that running sequences"
         " decode in between",
     )
-    continuous: bool = knob(
-        True,
-        "continuous batching: start waiting sequences as others finish. false: start a batch"
-        " when the previous one has finished, to measure the gain of continuous batching",
-    )
     kv_dtype: Literal["auto", "int8"] = knob(
         "auto",
         "dtype of the KV cache: auto (that of the forward pass), or int8, which takes less"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from collections.abc import Mapping
+
+from pydantic import BaseModel, model_validator
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .base import Section, knob
@@ -16,8 +18,20 @@ from .parallel import ParallelConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
-from .sync import SharedSyncConfig, SyncConfig
+from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig
+
+
+def _update(section: BaseModel, key: str, value: object) -> dict[str, object]:
+    """Changed field of a section: a value, or a section with that change."""
+    name, _, rest = key.partition(".")
+    if key == "sync.kind":  # another kind has other settings
+        shared = value == "shared"
+        return {
+            "sync": SharedSyncConfig() if shared else CopySyncConfig.model_validate({"kind": value})
+        }
+    inner = getattr(section, name)
+    return {name: inner.model_copy(update=_update(inner, rest, value)) if rest else value}
 
 
 class Recipe(Section):
@@ -64,6 +78,17 @@ class Recipe(Section):
             return rollout.max_new_tokens
         return rollout.max_episode_tokens or rollout.max_turns * rollout.max_new_tokens
 
+    def with_settings(self, settings: Mapping[str, object]) -> Recipe:
+        """This recipe with other values, which are not checked.
+
+        Args:
+            settings: dotted name of a setting -> value.
+        """
+        changed = self
+        for key, value in settings.items():
+            changed = changed.model_copy(update=_update(changed, key, value))
+        return changed
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         """Refuse settings that are valid on their own but contradict each other."""
@@ -80,6 +105,16 @@ class Recipe(Section):
                 "environment.tools has no effect without environment.episode. Set"
                 " environment.episode = 'tools'"
             )
+        data = self.data
+        if self.environment.several_turns:
+            forms = [one.prompt_form or data.prompt_form for one in data.sources or (data,)]
+            begun = [data.prefill, *(one.prefill for one in data.sources)]
+            for name, value in (("prompt_form", set(forms) - {"messages"}), ("prefill", begun)):
+                if any(value):
+                    raise ValueError(
+                        f"data.{name} begins the only reply of a task, but environment.episode and"
+                        " environment.agent play several. Leave it at its default"
+                    )
         if not self.environment.rewards:
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
         named = (*self.environment.rewards, self.eval.strict)

@@ -22,7 +22,7 @@ class EvalConfig(Section):
     metric: str = knob(
         "",
         "metric of evaluations: the name of a reward, or 'reward' for the weighted sum"
-        " (empty: the verifier among the rewards)",
+        " (empty: the verifier among the rewards; the sum if several have the largest weight)",
     )
     solved_at: Real = knob(
         1.0,

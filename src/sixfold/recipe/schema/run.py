@@ -39,3 +39,8 @@ class RunConfig(Section):
         gt=0,
     )
     threads: int = knob(0, "CPU threads of torch (0: one per core)", ge=0, le=1024)
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes per number in the matrix products of a forward pass."""
+        return 2 if self.precision == "bfloat16" else 4

@@ -169,13 +169,6 @@ function place(i, index) {
   document.getElementById(`shown${i}`).textContent = DATA.controls[i].shown[index];
 }
 
-// Show control `moved` at value number `index`, and all other controls as given.
-function moveOne(moved, index) {
-  DATA.controls.forEach((control, i) => place(i, i === moved ? index : control.at));
-  const control = DATA.controls[moved];
-  show(withTables(control.outcomes[index] || DATA.usual), control.commands[index]);
-}
-
 // Result of a part at the present positions: in the order of nested loops over its controls.
 function result(part) {
   let at = 0;
@@ -202,7 +195,7 @@ function showCombination() {
 }
 
 // Show control `moved` at value number `index`. All others keep their values.
-function combine(moved, index) {
+function move(moved, index) {
   DATA.controls[moved].at = index;
   place(moved, index);
   showCombination();
@@ -217,18 +210,12 @@ async function unpacked(text) {
 
 function start(text) {
   DATA = JSON.parse(text);
-  const move = DATA.parts ? combine : moveOne;
   DATA.controls.forEach((control, i) => {
     const input = document.getElementById(`control${i}`);
     input.addEventListener("input", () => move(i, Number(input.value)));
   });
-  if (DATA.parts) showCombination();
-  else show(withTables(DATA.usual), DATA.command);
+  showCombination();
 }
 
-const HELD = document.getElementById("data");
-if (HELD.getAttribute("type") === "application/json") start(HELD.textContent);
-else {
-  unpacked(HELD.textContent).then(start).catch((error) => element("p", emptied("lines"),
-    { class: "error" }, `This browser cannot unpack the page's data: ${error}`));
-}
+unpacked(document.getElementById("data").textContent).then(start).catch((error) => element("p",
+  emptied("lines"), { class: "error" }, `This browser cannot unpack the page's data: ${error}`));

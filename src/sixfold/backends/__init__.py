@@ -1,0 +1,1 @@
+"""Samplers in other processes: vLLM, SGLang and a Sixfold server."""

@@ -1,0 +1,45 @@
+"""`sixfold explain RECIPE`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..checkpoint.model_source import with_model_folders
+from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option
+from ..recipe.explain import explain
+from ..recipe.plan import make_plan
+from ..recipe.toml import load_recipe
+from ..report.untrusted import visible
+from ..run.recipe_environment import check_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    recipe: str = argument(RECIPE_HELP)
+    render: bool = option(
+        "also load the tokenizer and the tasks, and show the first prompt with its special tokens,"
+        " and the tokens that end a completion",
+        False,
+    )
+    settings: tuple[str, ...] = ()
+
+
+PARSER = VerbParser(
+    "explain",
+    "Explain a recipe in words: resolved values, with the reason for each number.",
+    Options,
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = PARSER.parse(arguments)
+    recipe = with_model_folders(load_recipe(given.recipe, given.settings))
+    plan = make_plan(recipe)
+    check_names(recipe.environment, recipe.eval)
+    print(visible(explain(plan)))
+    if given.render:
+        from ..run.rendered_prompt import render_recipe
+
+        print("", *map(visible, render_recipe(recipe)), sep="\n")
+    return 0

@@ -1,0 +1,1 @@
+"""Pages and text of things with controls: labs and plans."""

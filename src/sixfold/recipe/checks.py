@@ -1,0 +1,279 @@
+"""Settings of several sections that contradict each other. No torch."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+
+from ..algorithm.method import Method
+from ..environment.episodes import library_of
+from ..environment.registry import EPISODES
+from ..errors import UserError
+from .dump import toml_literal
+from .schema import (
+    DataConfig,
+    EngineConfig,
+    EvalConfig,
+    Recipe,
+    ReferenceConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+
+
+def check_lora(recipe: Recipe, method: Method) -> None:
+    """Refuse settings that contradict `model.lora`.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    lora = recipe.model.lora
+    if not lora.rank:
+        return
+    if lora.base != "float32" and recipe.run.precision != "bfloat16":
+        raise UserError(
+            f"model.lora.base = '{lora.base}' needs forward passes in bfloat16: set run.precision ="
+            " 'bfloat16', or model.lora.base = 'float32'"
+        )
+    outside = recipe.rollout.backend.kind != "engine"
+    if lora.base == "nf4" and (outside or recipe.sync.kind != "shared"):
+        setting, value, remedy = "sync.kind", str(recipe.sync.kind), "shared"
+        if outside:
+            setting, value, remedy = "rollout.backend.kind", recipe.rollout.backend.kind, "engine"
+        raise UserError(
+            f"model.lora.base = 'nf4' stores the base in 4 bits, but {setting} = '{value}' gives"
+            f" the sampler merged weights of its own: set {setting} = '{remedy}', or"
+            " model.lora.base = 'bfloat16'"
+        )
+    if lora.dora and recipe.sync.kind == "shared" and recipe.rollout.backend.kind == "engine":
+        raise UserError(
+            "model.lora.dora = true rescales the weights of the base, so the engine needs merged"
+            " weights of its own: set sync.kind = 'copy'"
+        )
+    own = recipe.reference
+    if method.needs_reference and own.placement == "worker" and not own.path:
+        raise UserError(
+            "reference.placement = 'worker' would hold a second copy of the base. With"
+            " model.lora.rank > 0 the reference is the base itself: set 'inline' or 'fused'"
+        )
+
+
+def check_sections(recipe: Recipe, method: Method) -> None:
+    """Refuse settings that have no effect, or that cannot work, together with others.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    rank, precision = recipe.model.lora.rank, recipe.run.precision
+    _check_eval(recipe.eval)
+    _check_keep_best(recipe.checkpoint.keep_best, recipe.eval, recipe.data)
+    _check_truncation(recipe.rollout.top_k, method)
+    _check_branches(recipe.rollout, recipe.environment.episode)
+    _check_graphs(recipe)
+    _check_backend(recipe)
+    _check_precision(recipe.trainer, rank, precision)
+    _check_reference(recipe.reference, rank, precision)
+
+
+def _check_eval(config: EvalConfig) -> None:
+    if config.samples > 1 and config.temperature == 0:
+        raise UserError(
+            f"eval.samples = {config.samples} has no effect at eval.temperature = 0: every"
+            " sample is the same greedy answer. Set eval.temperature > 0 or eval.samples = 1"
+        )
+
+
+def _check_keep_best(kept: int, config: EvalConfig, data: DataConfig) -> None:
+    if kept and not (config.every and (data.heldout or data.heldout_splits)):
+        raise UserError(
+            f"checkpoint.keep_best = {kept} needs held-out evaluations during training: set"
+            " eval.every and data.heldout, or checkpoint.keep_best = 0"
+        )
+
+
+def _check_graphs(recipe: Recipe) -> None:
+    """Refuse CUDA graphs where every decode step would run without them."""
+    if recipe.engine.cuda_graphs != "on" or recipe.rollout.backend.kind != "engine":
+        return
+    if recipe.moe.routing != "free":
+        raise UserError(
+            "engine.cuda_graphs = 'on' has no effect with moe.routing ="
+            f" '{recipe.moe.routing}': a captured forward pass cannot record the experts of its"
+            " tokens. Use engine.cuda_graphs = 'auto', or moe.routing = 'free'"
+        )
+    if recipe.model.lora.rank and recipe.sync.kind == "shared":
+        raise UserError(
+            "engine.cuda_graphs = 'on' has no effect with model.lora.rank ="
+            f" {recipe.model.lora.rank}: the engine adds the adapter without graphs. Use"
+            " engine.cuda_graphs = 'auto', or sync.kind = 'copy', which merges the adapter"
+        )
+
+
+def _check_branches(rollout: RolloutConfig, episode: str) -> None:
+    """Refuse branches that would never part, or that would change the number of samples."""
+    if rollout.branches == 1:
+        return
+    if not episode:
+        raise UserError(
+            f"rollout.branches = {rollout.branches} shares the first turns of an episode, but"
+            " environment.episode is not set. Set it, or use rollout.branches = 1"
+        )
+    fixed = episode in EPISODES and not EPISODES.row(episode).copyable
+    if fixed or library_of(episode):
+        raise UserError(
+            f"rollout.branches = {rollout.branches} copies episodes, but those of"
+            f" environment.episode = {episode!r} cannot be copied. Use rollout.branches = 1"
+        )
+    if rollout.branch_turn >= rollout.max_turns:
+        raise UserError(
+            f"rollout.branch_turn = {rollout.branch_turn} is never reached: an episode ends after"
+            f" rollout.max_turns = {rollout.max_turns} replies. Lower it, or raise"
+            " rollout.max_turns"
+        )
+    for name in ("samples_per_prompt", "oversample"):
+        if getattr(rollout, name) % rollout.branches:
+            raise UserError(
+                f"rollout.{name} = {getattr(rollout, name)} must be a multiple of rollout.branches"
+                f" = {rollout.branches}, so that every sample has a trunk to share. Change one of"
+                " them"
+            )
+
+
+def _check_truncation(top_k: int, algorithm: Method) -> None:
+    if top_k == 1:
+        raise UserError(
+            "rollout.top_k = 1 leaves only one token: its log-prob is 0 for all weights, so"
+            " there is no gradient. Use at least 2, or 0 for all tokens"
+        )
+    if top_k and algorithm.entropy_target >= math.log(top_k):
+        raise UserError(
+            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats cannot be reached:"
+            f" with rollout.top_k = {top_k} the entropy is at most ln {top_k} ="
+            f" {math.log(top_k):.3g}. Lower it, or raise rollout.top_k"
+        )
+
+
+def _check_backend(recipe: Recipe) -> None:
+    """Refuse settings that an engine in another process does not support."""
+    r = recipe.rollout
+    backend = r.backend.kind
+    if backend == "engine":
+        return
+    if recipe.sync.quantised:
+        raise UserError(
+            f"sync.kind = '{recipe.sync.kind}' rounds the embedded engine's weights, but"
+            f" rollout.backend.kind = '{backend}' samples elsewhere. Use rollout.backend.kind ="
+            " 'engine', or sync.kind = 'copy'"
+        )
+    unused = _only_embedded(recipe.engine, recipe.moe.routing)
+    if backend in ("sglang", "sixfold"):
+        unused += _options_of_the_server(recipe.engine)
+    for key, value, default in unused:
+        if value != default:
+            raise UserError(
+                f"{key} = {toml_literal(value)} has no effect with rollout.backend.kind ="
+                f" '{backend}'. Remove it, or use rollout.backend.kind = 'engine'"
+            )
+    if backend != "sixfold" and (r.top_p < 1 or r.top_k or r.min_p):
+        raise UserError(
+            f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"
+            " which tokens it kept, so the trainer cannot score them. Switch them off, or use"
+            " rollout.backend.kind = 'engine'"
+        )
+
+
+def _only_embedded(engine: EngineConfig, routing: str) -> list[tuple[str, object, object]]:
+    """Settings that only the embedded engine supports, as (key, value, default)."""
+    default = EngineConfig()
+    return [
+        ("moe.routing", routing, "free"),
+        ("engine.preemption.kind", engine.preemption.kind, "none"),
+        ("engine.speculation.kind", engine.speculation.kind, "none"),
+        ("engine.kv_dtype", engine.kv_dtype, "auto"),
+        ("engine.chunked_prefill", engine.chunked_prefill, False),
+        ("engine.block_size", engine.block_size, default.block_size),
+        ("engine.release_kv", engine.release_kv, False),
+        ("engine.cuda_graphs", engine.cuda_graphs, "auto"),
+    ]
+
+
+def _options_of_the_server(engine: EngineConfig) -> list[tuple[str, object, object]]:
+    """Settings that a server gets when it is started, not from here: (key, value, default)."""
+    default = EngineConfig()
+    return [
+        ("engine.max_running", engine.max_running, default.max_running),
+        ("engine.kv_tokens", engine.kv_tokens, default.kv_tokens),
+        (
+            "engine.prefill_tokens_per_step",
+            engine.prefill_tokens_per_step,
+            default.prefill_tokens_per_step,
+        ),
+        ("engine.prefix_cache", engine.prefix_cache, default.prefix_cache),
+    ]
+
+
+def _check_precision(trainer: TrainerConfig, rank: int, precision: str) -> None:
+    """Refuse precisions of the trained weights that have no effect or cannot work.
+
+    Args:
+        trainer: settings of the weights and of the optimizer.
+        rank: rank of a LoRA adapter. 0: there is none.
+        precision: dtype of the forward passes.
+    """
+    if trainer.weights == "bfloat16" and rank:
+        raise UserError(
+            "trainer.weights = 'bfloat16' has no effect with model.lora.rank ="
+            f" {rank}: the trained weights are the adapter's. Set model.lora.base"
+            " = 'bfloat16' for the frozen weights, or use trainer.weights = 'float32'"
+        )
+    if trainer.weights == "bfloat16" and precision != "bfloat16":
+        raise UserError(
+            "trainer.weights = 'bfloat16' needs run.precision = 'bfloat16': float32 products cannot"
+            " read bfloat16 weights. Set run.precision, or use trainer.weights = 'float32'"
+        )
+    if trainer.rounding == "stochastic" and trainer.weights == "float32":
+        raise UserError(
+            "trainer.rounding = 'stochastic' has no effect on float32 weights, which are not"
+            " rounded. Set trainer.weights = 'bfloat16', or trainer.rounding = 'master'"
+        )
+    if trainer.optimizer == "adamw8bit" and find_spec("torchao") is None:
+        raise UserError(
+            "trainer.optimizer = 'adamw8bit' needs torchao, which is not installed. Run"
+            " pip install 'sixfold[torchao]', or use trainer.optimizer = 'adamw'"
+        )
+
+
+def _check_reference(reference: ReferenceConfig, rank: int, precision: str) -> None:
+    """Refuse settings that save the memory of a reference, where they do not.
+
+    Args:
+        reference: settings of the reference.
+        rank: rank of a LoRA adapter. 0: there is none.
+        precision: dtype of the forward passes.
+    """
+    for key, value, default in (
+        ("precision", reference.precision, "policy"),
+        ("offload", reference.offload, False),
+    ):
+        if value != default and rank and not reference.path:
+            raise UserError(
+                f"reference.{key} = {toml_literal(value)} has no effect with model.lora.rank ="
+                f" {rank}: the reference is the frozen base, which exists once."
+                " Remove it"
+            )
+    if reference.precision == "bfloat16" and precision != "bfloat16":
+        raise UserError(
+            "reference.precision = 'bfloat16' needs run.precision = 'bfloat16': float32 products"
+            " cannot read bfloat16 weights. Set run.precision, or use reference.precision ="
+            " 'policy'"
+        )
+    if reference.offload and reference.placement != "inline":
+        why = {
+            "fused": "the trainer calls the reference for each micro-batch",
+            "worker": "another process holds its weights",
+        }[reference.placement]
+        raise UserError(
+            f"reference.offload = true does not work with reference.placement ="
+            f" '{reference.placement}': {why}. Use reference.placement = 'inline', or"
+            " reference.offload = false"
+        )

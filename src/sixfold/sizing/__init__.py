@@ -1,0 +1,1 @@
+"""Sizes of a model and the memory of a run, computed without torch."""

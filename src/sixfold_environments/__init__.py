@@ -1,0 +1,1 @@
+"""Rewards, environments, tools and audits: maths, code, web, SQL, search, judges, gyms."""

@@ -1,0 +1,123 @@
+"""`sixfold algorithms --convert`, as a `sixfold.commands.algorithms.Converter`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from textwrap import fill
+from typing import Any
+
+from sixfold.algorithm.method import Method
+from sixfold.recipe.dump import flat, toml_literal
+from sixfold.recipe.schema import Recipe
+
+from . import FRAMEWORKS, Conversion, Sizes, convert, written
+
+_SIZES = ("prompts_per_step", "samples_per_prompt", "max_new_tokens")
+_SHELL = set(" $[]{}()\"'*?&|<>;")
+
+
+def converted(
+    framework: str, rows: Sequence[Method], recipe: Recipe | None, *, as_json: bool, width: int
+) -> str:
+    rollout = (recipe or Recipe()).rollout
+    sizes = Sizes(rollout.prompts_per_step, rollout.samples_per_prompt, rollout.max_new_tokens)
+    if recipe is None:
+        found = [convert(framework, row, sizes) for row in rows]
+    else:
+        values = flat(recipe)
+        found = [_of_recipe(framework, row, values, sizes) for row in rows]
+    if as_json:
+        return json.dumps([conversion.as_dict() for conversion in found], indent=2)
+    return conversion_text(framework, found, width, sizes)
+
+
+def _of_recipe(
+    framework: str, method: Method, values: Mapping[str, Any], sizes: Sizes
+) -> Conversion:
+    """The settings of a recipe, from its values by dotted key. A note has what is not converted."""
+    plain = flat(Recipe())
+    made = convert(framework, method, sizes, values)
+    covered = written(framework) | {f"rollout.{name}" for name in _SIZES} | {"trainer.betas"}
+    left = [
+        f"{key} = {toml_literal(value)}"
+        for key, value in values.items()
+        if value != plain.get(key) and key not in covered and not key.startswith("algorithm.")
+    ]
+    return (
+        replace(made, differs=(*made.differs, f"not converted: {', '.join(left)}"))
+        if left
+        else made
+    )
+
+
+def conversion_text(
+    framework: str, conversions: Sequence[Conversion], width: int, sizes: Sizes
+) -> str:
+    """Notes that hold for all rows, then for each row its settings and what they do not cover."""
+    peer = FRAMEWORKS[framework]
+    size = f"{sizes.prompts} prompts x {sizes.samples} samples a step, {sizes.horizon} tokens"
+    head = [f"{peer.title}, for a recipe with {size}.", *peer.notes]
+    return "\n\n".join(
+        [
+            "\n".join(fill(line, width, subsequent_indent="  ") for line in head),
+            *(_conversion(c, width) for c in conversions),
+        ]
+    )
+
+
+def _conversion(c: Conversion, width: int) -> str:
+    write = {"verl": _hydra_lines, "trl": _python_lines, "openrlhf": _flag_lines}[c.framework]
+    lines = [f"{c.row} in {c.framework}", "", *write(c.entry, c.changed), *c.also]
+    if c.kept:
+        kept = ", ".join(f"{key} = {value!r}" for key, value in c.kept.items())
+        lines += [
+            "",
+            fill(
+                f"defaults that must stay: {kept}",
+                width,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            ),
+        ]
+    for title, notes in (("difference", c.differs), ("not available", c.lacks)):
+        lines += [fill(f"{title}: {note}", width, subsequent_indent="  ") for note in notes]
+    return "\n".join(lines)
+
+
+def _hydra_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    return _command(entry, [_quote(f"{key}={_hydra(value)}") for key, value in settings.items()])
+
+
+def _hydra(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return f'"{value}"' if isinstance(value, str) and value[:1].isdigit() else str(value)
+
+
+def _flag_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    words = {
+        key: value if isinstance(value, tuple) else () if value is True else (value,)
+        for key, value in settings.items()
+    }
+    return _command(
+        entry, [" ".join([f"--{key}", *map(str, values)]) for key, values in words.items()]
+    )
+
+
+def _python_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    return [f"{entry}(", *(f"    {key}={value!r}," for key, value in settings.items()), ")"]
+
+
+def _command(entry: str, words: Sequence[str]) -> list[str]:
+    return [f"{line} \\" for line in [entry, *(f"  {word}" for word in words)][:-1]] + [
+        f"  {words[-1]}"
+    ]
+
+
+def _quote(word: str) -> str:
+    return f"'{word}'" if _SHELL & set(word) else word

@@ -1,0 +1,1 @@
+"""`sixfold plan`: its question, its answer, and both as text and as a page."""

@@ -1,0 +1,180 @@
+"""Inputs of planning: sizes of a recipe's model, and the work of one step. No torch.
+
+`sixfold plan` and the prediction of a run both start from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sixfold.errors import UserError
+from sixfold.recipe.model_shape import ModelShape
+from sixfold.recipe.plan import Plan, make_plan
+from sixfold.recipe.schema import Recipe
+from sixfold.sizing.layers import ExpertSize, LinearModule
+from sixfold.sizing.model_size import ModelSize
+
+from .architectures import Architecture, find
+from .workload import Workload
+
+PROMPT_TOKENS = 256
+"""Mean length of prompts if the recipe does not bound it. Otherwise half of the bound."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What `sixfold plan` computes with.
+
+    Attributes:
+        title: name of the recipe or model, for the heading.
+        plan: the resolved recipe, with the model's sizes.
+        arch: sizes of the model for the arithmetic of time.
+        work: work of one step.
+        sizes_from: where the sizes of the model come from.
+        assumed: assumptions that follow from no setting, one sentence each.
+    """
+
+    title: str
+    plan: Plan
+    arch: Architecture
+    work: Workload
+    sizes_from: str
+    assumed: tuple[str, ...]
+
+
+def planned_inputs(
+    title: str, recipe: Recipe, arch: Architecture | None = None, *, mean_tokens: float | None
+) -> Inputs:
+    """Sizes and work of a recipe.
+
+    Args:
+        title: name of the recipe or model.
+        recipe: the recipe.
+        arch: sizes of the model. None: those of its config.json, or of the table of public models.
+        mean_tokens: mean length of completions. None: half of the bound.
+
+    Raises:
+        UserError: if the model's sizes are not known.
+    """
+    plan = make_plan(recipe)
+    size, origin = plan.model.size, "its config.json"
+    if not recipe.model.path and arch is None:
+        origin = "the recipe"
+    if size is None or arch is not None:
+        folder = arch is None and Path(recipe.model.path).expanduser().is_dir()
+        arch = arch or (None if folder else find(recipe.model.path))
+        if arch is None and plan.model.unknown:
+            raise UserError(f"{recipe.model.path}: {plan.model.unknown}")
+        if arch is None:
+            raise UserError(
+                f"the sizes of {recipe.model.path} are not known. Get its config.json, without the"
+                f" weights: hf download {recipe.model.path} config.json"
+            )
+        size, origin = size_of(arch), "the table of public models"
+        plan = replace(plan, model=_shape(plan.model, arch, size))
+    else:
+        arch = architecture_of(Path(recipe.model.path).name or "model from scratch", size)
+    work, assumed = _workload(plan, mean_tokens)
+    return Inputs(title, plan, arch, work, origin, assumed)
+
+
+def with_recipe(inputs: Inputs, recipe: Recipe) -> Inputs:
+    """The same question with another recipe, which keeps model and lengths."""
+    plan = replace(inputs.plan, recipe=recipe)
+    work, _ = _workload(plan, inputs.work.mean_tokens)
+    return replace(inputs, plan=plan, work=work)
+
+
+def _workload(plan: Plan, mean_tokens: float | None) -> tuple[Workload, tuple[str, ...]]:
+    recipe, assumed = plan.recipe, []
+    longest = float(recipe.episode_tokens)
+    if mean_tokens is None:
+        mean_tokens = longest / 2
+        assumed.append(f"completions have half of their bound of {longest:,.0f} tokens (--length)")
+    prompt = recipe.data.max_prompt_tokens / 2 or float(PROMPT_TOKENS)
+    if not recipe.model.path and plan.model.context:
+        prompt = min(prompt, max(1.0, (plan.model.context - longest) / 2))
+    assumed.append(f"prompts have {prompt:,.0f} tokens")
+    work = Workload(
+        prompts=recipe.rollout.prompts_per_step,
+        samples=recipe.rollout.samples_per_prompt,
+        prompt_tokens=prompt,
+        mean_tokens=mean_tokens,
+        longest_tokens=longest,
+        packed=recipe.trainer.max_tokens_per_microbatch,
+        recompute=recipe.trainer.activation_checkpointing,
+        adapters=bool(recipe.model.lora.rank),
+        shared_prompt=recipe.trainer.share_prefix,
+        reference=plan.keeps_reference,
+        critic=plan.algorithm.needs_critic,
+        shared_weights=recipe.sync.kind == "shared",
+        sent_width=1.0 if recipe.sync.quantised else 2.0,
+        epochs=plan.algorithm.epochs,
+        proximal=plan.algorithm.needs_proximal,
+    )
+    return work, tuple(assumed)
+
+
+def architecture_of(name: str, size: ModelSize) -> Architecture:
+    """Sizes for the arithmetic of time, from those of a config.json."""
+    head = size.queries // size.heads
+    experts = size.experts
+    idle = 0.0
+    if experts is not None:
+        idle = experts.parameters * (1 - experts.top_k / experts.count)
+    return Architecture(
+        name=name,
+        params_b=size.parameters / 1e9,
+        active_b=(size.parameters - idle) / 1e9,
+        layers=size.layers,
+        hidden=size.hidden,
+        heads=size.heads,
+        kv_heads=size.keys // head,
+        head_size=head,
+        vocab=size.vocabulary,
+        tied=size.tied,
+        experts=0 if experts is None else experts.count,
+        experts_per_token=0 if experts is None else experts.top_k,
+        value_size=size.values // size.heads,
+        latent=size.latent,
+        rotary=size.rotary,
+    )
+
+
+def size_of(arch: Architecture) -> ModelSize:
+    """Sizes for the memory plan, from those of a public model."""
+    queries, keys = arch.heads * arch.head_size, arch.kv_heads * arch.head_size
+    inner, hidden = round(arch.mlp_width), arch.hidden
+    linears = (
+        *(("q_proj", hidden, queries), ("k_proj", hidden, keys), ("v_proj", hidden, keys)),
+        *(("o_proj", queries, hidden), ("gate_proj", hidden, inner), ("up_proj", hidden, inner)),
+        ("down_proj", inner, hidden),
+    )
+    return ModelSize(
+        parameters=round(arch.params_b * 1e9),
+        layers=arch.layers,
+        hidden=hidden,
+        intermediate=inner,
+        heads=arch.heads,
+        queries=queries,
+        keys=keys,
+        vocabulary=arch.vocab,
+        tied=arch.tied,
+        linears=None
+        if arch.experts
+        else tuple(LinearModule(name, i, o, arch.layers) for name, i, o in linears),
+        experts=ExpertSize(
+            arch.layers, arch.experts, arch.experts_per_token, round(arch.expert_params)
+        )
+        if arch.experts
+        else None,
+        values=arch.kv_heads * arch.value_size,
+        latent=arch.latent,
+        rotary=arch.rotary,
+        cached_layers=arch.attention_layers,
+    )
+
+
+def _shape(shape: ModelShape, arch: Architecture, size: ModelSize) -> ModelShape:
+    return replace(shape, origin=arch.name, parameters=size.parameters, size=size)

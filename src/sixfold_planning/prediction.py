@@ -1,0 +1,160 @@
+"""Predicted seconds of the phases of a run's steps, stored with the run as `prediction.json`.
+
+The file has the inputs of the prediction too. With them the report repeats it for the lengths that
+the run has measured. A measured hardware file is copied into the run folder as `hardware.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sixfold.errors import UserError
+from sixfold.report.prediction import FILE, PHASES, STEP, Lengths
+
+from .architectures import Architecture
+from .constants import CONSTANTS
+from .hardware import Cluster, find_accelerator
+from .hardware_file import read_hardware
+from .planner import learning_seconds, planned_topology
+from .samplers import sampler_of
+from .workload import Workload
+
+HARDWARE = "hardware.toml"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What planning expects of a run.
+
+    Attributes:
+        arch: sizes of the model.
+        cluster: devices of the run.
+        measured: the devices were measured by `sixfold plan --measure`. Otherwise their figures are
+            those of data sheets (`hardware.TABLE`).
+        work: work of a step, with the lengths assumed before the run.
+        first_step: first step that runs on these devices with these settings. A resume on another
+            machine starts a new prediction.
+        memory_bytes: predicted peak of one device, in bytes. None: not known.
+    """
+
+    arch: Architecture
+    cluster: Cluster
+    measured: bool
+    work: Workload
+    first_step: int
+    memory_bytes: int | None = None
+
+    def seconds(
+        self, lengths: Lengths | None = None, trained_share: float = 1.0
+    ) -> dict[str, float]:
+        """Seconds of each phase of a step, and of the step, with all roles on the same devices.
+
+        Args:
+            lengths: tokens of prompts and completions. None: those assumed before the run.
+            trained_share: share of the tokens that the trainer computes. It leaves out groups
+                without a gradient.
+
+        Raises:
+            UserError: if the devices cannot hold the model's weights.
+        """
+        work = self.measured_work(lengths)
+        device, count = self.cluster.device, self.cluster.count
+        sampler_of(self.arch, device, 1)  # refuses a model that one device cannot hold
+        plan = planned_topology(
+            self.arch,
+            device,
+            work,
+            CONSTANTS,
+            sampling=count,
+            training=count,
+            topology="colocated",
+            engine_devices=1,
+        )
+        found = {phase: getattr(plan.phases, phase) for phase in PHASES}
+        found[STEP] = plan.step.seconds
+        if trained_share != 1.0:
+            part = replace(work, prompts=max(1, round(work.prompts * trained_share)))
+            _, trainer = learning_seconds(self.arch, device, part, count, CONSTANTS)
+            trainer = trainer if trained_share else 0.0
+            found[STEP] += trainer - found["trainer"]
+            found["trainer"] = trainer
+        return found
+
+    @property
+    def devices(self) -> str:
+        """The devices in words, and where their figures come from."""
+        figures = (
+            "measured by sixfold plan --measure"
+            if self.measured
+            else "by its data sheet (sixfold plan --measure measures it)"
+        )
+        return f"{self.cluster.count} x {self.cluster.device.name}, {figures}"
+
+    def trained_tokens(self, lengths: Lengths | None) -> float:
+        """Tokens that the trainer computes in a step if no group is left out."""
+        work = self.measured_work(lengths)
+        return work.sequences * work.trained * work.epochs
+
+    def measured_work(self, lengths: Lengths | None) -> Workload:
+        """Work of a step with measured lengths. None: with those assumed before the run."""
+        if lengths is None:
+            return self.work
+        # Empty completions too have at least one token, or the step would have no work.
+        mean = max(1.0, lengths.mean)
+        return replace(
+            self.work,
+            prompt_tokens=max(1.0, lengths.prompt),
+            mean_tokens=mean,
+            longest_tokens=max(mean, lengths.longest),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The contents of `prediction.json`."""
+        return {
+            "seconds": self.seconds(),
+            "memory_bytes": self.memory_bytes,
+            "first_step": self.first_step,
+            "device": HARDWARE if self.measured else self.cluster.device.name,
+            "count": self.cluster.count,
+            "model": asdict(self.arch),
+            "work": asdict(self.work),
+        }
+
+
+def read(folder: Path) -> Prediction | str:
+    """The prediction of a run.
+
+    Args:
+        folder: folder of the run. It must hold `prediction.json`.
+
+    Returns:
+        The reason as text if nothing was predicted.
+
+    Raises:
+        UserError: if a file cannot be read, or has another form.
+    """
+    try:
+        record = json.loads((folder / FILE).read_bytes())
+        if "missing" in record:
+            return str(record["missing"])
+        measured = record["device"] == HARDWARE
+        device = (
+            read_hardware(folder / HARDWARE).device
+            if measured
+            else find_accelerator(record["device"])
+        )
+        found = Prediction(
+            arch=Architecture(**record["model"]),
+            cluster=Cluster(device, record["count"]),
+            measured=measured,
+            work=Workload(**record["work"]),
+            first_step=int(record["first_step"]),
+            memory_bytes=record["memory_bytes"] and int(record["memory_bytes"]),
+        )
+        found.seconds()  # a value of the wrong type is found here, not in the middle of a report
+    except (OSError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UserError(f"not a prediction of this release ({error!r})") from None
+    return found

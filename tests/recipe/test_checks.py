@@ -1,0 +1,48 @@
+"""Contradictory settings that save memory are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from sixfold.errors import UserError
+from sixfold.recipe import checks
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.toml import load_recipe
+
+HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "remedy"),
+    [
+        (["--trainer.weights=bfloat16"], "trainer.weights", "run.precision"),
+        (["--trainer.rounding=stochastic"], "trainer.rounding", "trainer.weights = 'bfloat16'"),
+        (["--reference.precision=bfloat16"], "reference.precision", "run.precision"),
+        (
+            ["--reference.offload=true", "--reference.placement=worker"],
+            "reference.offload",
+            "reference.placement = 'inline'",
+        ),
+        (["--trainer.weights=bfloat16", HALF, LORA], "trainer.weights", "model.lora.base"),
+        (["--reference.offload=true", LORA], "reference.offload", "Remove it"),
+        (["--reference.precision=bfloat16", HALF, LORA], "reference.precision", "Remove it"),
+    ],
+)
+def test_contradictions_are_refused(flags: list[str], setting: str, remedy: str) -> None:
+    with pytest.raises(UserError) as refused:
+        make_plan(load_recipe("demo", ["--algorithm.beta=0.1", *flags]))
+    assert setting in str(refused.value) and remedy in str(refused.value)
+
+
+def test_8_bits_without_torchao_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("demo", ["--trainer.optimizer=adamw8bit"])
+    make_plan(recipe)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"trainer.optimizer.*sixfold\[torchao\]"):
+        make_plan(recipe)
+
+
+def test_settings_that_fit_together_are_accepted() -> None:
+    flags = [HALF, "--trainer.weights=bfloat16", "--trainer.rounding=stochastic"]
+    flags += ["--reference.precision=bfloat16", "--reference.offload=true"]
+    make_plan(load_recipe("demo", ["--algorithm.beta=0.1", *flags]))

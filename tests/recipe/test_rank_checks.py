@@ -1,0 +1,72 @@
+"""Settings that several ranks refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from sixfold.algorithm.zoo import ZOO
+from sixfold.errors import UserError
+from sixfold.recipe.rank_checks import check_ranks
+from sixfold.recipe.toml import parse_recipe
+
+
+def check(flags: list[str], ranks: int = 2) -> None:
+    recipe = parse_recipe('run.name = "run"', "test", flags)
+    check_ranks(recipe, ZOO[recipe.algorithm.name], ranks)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("sync.kind", "copy", "'shared'"),
+        ("rollout.backend.kind", "vllm", "'engine'"),
+        ("reference.placement", "worker", "'inline'"),
+        ("reference.offload", "true", "false"),
+        ("trainer.weights", "bfloat16", "'float32'"),
+        ("trainer.offload", "optimizer", "'none'"),
+        ("model.lora.dora", "true", "false"),
+    ],
+)
+def test_settings_are_refused_with_their_remedy(setting: str, value: str, remedy: str) -> None:
+    flags = [f"--{setting}={value}", "--model.lora.rank=4", "--algorithm.beta=0.1"]
+    flags.append("--run.precision=bfloat16")
+    with pytest.raises(UserError, match=f"{setting} must be {remedy} with several ranks"):
+        check(flags)
+    check(flags, 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--model.lora.rank=4", "model.lora.rank = 4"),
+        ("--algorithm.name=ppo", "algorithm.name = 'ppo'"),
+        ("--trainer.optimizer=adamw8bit", "trainer.optimizer = 'adamw8bit'"),
+        ("--reference.precision=bfloat16", "reference.precision = 'bfloat16'"),
+    ],
+)
+def test_tensor_groups_refuse_more(flag: str, named: str) -> None:
+    flags = [flag, "--algorithm.beta=0.1", "--run.precision=bfloat16"]
+    check(flags)
+    with pytest.raises(UserError, match=f"parallel.tensor = 2 does not support {named}"):
+        check([*flags, "--parallel.tensor=2"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--model.lora.rank=4", "model.lora.rank = 4"),
+        ("--trainer.optimizer=adamw8bit", "trainer.optimizer = 'adamw8bit'"),
+        ("--parallel.tensor=2", "parallel.tensor = 2"),
+    ],
+)
+def test_expert_groups_refuse_more(flag: str, named: str) -> None:
+    check([flag])
+    remedy = "Set parallel.experts = 1, or change the other setting"
+    with pytest.raises(UserError, match=f"parallel.experts = 2 does not support {named}. {remedy}"):
+        check([flag, "--parallel.experts=2"])
+
+
+@pytest.mark.parametrize("setting", ["replicas", "tensor", "experts"])
+def test_groups_need_several_ranks(setting: str) -> None:
+    with pytest.raises(UserError, match=rf"parallel.{setting} = 2, .* or set .*{setting} = 1"):
+        check([f"--parallel.{setting}=2"], 1)

@@ -1,0 +1,142 @@
+"""The daily lane runs what has changed since `make test-all` passed, and what no lane has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import lanes
+
+sys.path.append(str(Path(__file__).parent / "shape"))
+
+FILES = {
+    "pyproject.toml": "",
+    "constraints.txt": "",
+    "docs/page.md": "",
+    "src/sixfold/__init__.py": "",
+    "src/sixfold/a.py": "from .parts import (\n    left,\n    right,\n)\n",
+    "src/sixfold/table.csv": "1",
+    "src/sixfold/parts/__init__.py": "",
+    "src/sixfold/parts/left.py": "def f():\n    from ..late import g\n",
+    "src/sixfold/parts/right.py": "",
+    "src/sixfold/late.py": "",
+    "src/sixfold/other/__init__.py": "",
+    "src/sixfold/other/alone.py": "",
+    "src/sixfold/run/__init__.py": "",
+    "src/sixfold/run/assemble.py": "",
+    "src/sixfold_environments/maths.py": "",
+    "tests/lanes.py": "sys.executable docs",
+    "tests/conftest.py": (
+        'from tests import lanes\n@pytest.fixture(scope="session")\ndef shared(): ...'
+    ),
+    "tests/help.py": "import sixfold.parts.right",
+    "tests/unit/conftest.py": "",
+    "tests/unit/near.py": "",
+    "tests/unit/test_a.py": "from sixfold import a\nfrom tests.help import x\nfrom near import y",
+    "tests/unit/test_alone.py": "import sixfold.other.alone",
+    "tests/unit/test_run.py": "import sixfold.run.assemble",
+    "tests/unit/test_started.py": "sys.executable",
+    "tests/unit/test_docs.py": "Path('docs')\ndef test_x(shared): ...",
+}
+TESTS = {name.rpartition("/")[2] for name in FILES if name.startswith("tests/unit/test_")}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with one lane that has passed."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name, path in {"HERE": "tests", "ROOT": "", "SRC": "src"}.items():
+        monkeypatch.setattr(lanes, name, tmp_path / path)
+    monkeypatch.setattr(lanes, "FILE", tmp_path / "tests/lanes.json")
+    monkeypatch.setattr(lanes, "LANES", ("unit",))
+    assert lanes.unchanged() == set()
+    lanes.note(lanes.fingerprints())
+    assert {path.name for path in lanes.unchanged()} == TESTS
+    return tmp_path
+
+
+WHOLE = {"test_run.py", "test_started.py"}
+CHANGES = {
+    "pyproject.toml": TESTS,
+    "docs/page.md": {"test_docs.py"},
+    "src/sixfold/a.py": {"test_a.py"} | WHOLE,
+    "src/sixfold/table.csv": {"test_a.py"} | WHOLE,
+    "src/sixfold/parts/__init__.py": {"test_a.py"} | WHOLE,
+    "src/sixfold/parts/left.py": {"test_a.py"} | WHOLE,
+    "src/sixfold/parts/right.py": {"test_a.py"} | WHOLE,
+    "src/sixfold/late.py": {"test_a.py"} | WHOLE,
+    "src/sixfold/other/alone.py": {"test_alone.py"} | WHOLE,
+    "src/sixfold/new.py": WHOLE,
+    "src/sixfold_environments/maths.py": WHOLE,
+    "tests/conftest.py": {"test_docs.py"},
+    "tests/lanes.py": set(),
+    "tests/help.py": {"test_a.py"},
+    "tests/unit/conftest.py": TESTS,
+    "tests/unit/near.py": {"test_a.py"},
+    "tests/unit/new.json": TESTS,
+    "tests/unit/test_alone.py": {"test_alone.py"},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_file_runs_again_when_something_that_it_tests_changes(name: str, project: Path) -> None:
+    file = project / name
+    file.write_text((file.read_text() if file.is_file() else "") + "\n")
+    assert TESTS - {path.name for path in lanes.unchanged()} == CHANGES[name]
+
+
+def test_a_record_of_other_files_leaves_nothing_out(project: Path) -> None:
+    lanes.FILE.write_text(json.dumps({"files": {"unit/test_a.py": "0", "other.py": "1"}}))
+    assert lanes.unchanged() == set()
+
+
+def test_every_lane_has_tests_and_every_room_is_there() -> None:
+    assert all(lanes.files_of(lane) for lane in lanes.LANES)
+    for folder, rooms in lanes.STARTED.items():
+        assert (lanes.ROOT / folder).is_dir()
+        assert all((lanes.SRC / "sixfold" / room).is_dir() for room in rooms)
+    named = [folder for folders in lanes.BY_NAME.values() for folder in folders]
+    assert all((lanes.ROOT / folder).is_dir() for folder in [*named, *lanes.MENTIONED.values()])
+    sources = [str(path.relative_to(lanes.ROOT)) for path in lanes.SRC.rglob("*.py")]
+    for key in lanes.BY_NAME:
+        assert key.startswith("tests") or any(lanes.re.match(key, name) for name in sources), key
+
+
+INTERPRETERS = (
+    "packages/test_own_package.py::test_a_run_trains_on_its_tasks_in_its_environment",
+    "recipes/test_agents_of_the_sdk.py::",
+    "run/test_reference_placements.py::test_the_worker_ends_with_the_run",
+    "run/test_user_code.py::test_a_run_stops_and_saves_when_its_launcher_is_killed",
+)
+"""Tests of whole runs in new interpreters, which need seconds to import torch: up to 10 s."""
+
+
+def test_daily_tests_are_short() -> None:
+    """As noted when every test passed last: no file over 30 s, no test over 5 s."""
+    noted = json.loads((lanes.HERE / "seconds.json").read_text())
+    rarely = tuple(f"tests/{file}" for file in lanes.fingerprints())
+    daily = {name: s for name, s in noted.items() if not name.startswith(rarely)}
+    started = tuple(f"tests/{name}" for name in INTERPRETERS)
+    long = {
+        name: s
+        for name, s in daily.items()
+        if s > (30.0 if "::" not in name else 10.0 if name.startswith(started) else 5.0)
+    }
+    assert not long, "make them shorter, or mark as nightly what repeats another test"
+
+
+@pytest.mark.slow
+def test_the_imports_of_the_source_are_those_of_its_syntax_trees() -> None:
+    from source import PACKAGES, imports, module_name, modules
+
+    names = {name for name, _, _ in modules()}
+    for name, path, tree in modules():
+        expected = {i[1:] for i in imports(name, path, tree) if i.startswith(".")} & names
+        expected -= {"", *(i for i in PACKAGES if i in expected)}
+        found = {module_name(file) for file in lanes.imported(path)}
+        assert expected <= found, (name, sorted(expected - found))
