@@ -15,6 +15,7 @@ _ROOM = 2  # processes of the cell that are not the job's
 MOST_DESCRIPTORS = 128
 """Descriptors that one process may open."""
 
+_READINGS = 3
 _FREE_DESCRIPTORS = 8  # of a process; each further one counts as a full pipe
 _PIPE_BYTES = 1 << 16
 _DATAGRAM = "0002"
@@ -50,7 +51,7 @@ class Watch:
         pids = self._pids(self._proc)
         if len(pids) > limits["processes"] + _ROOM:
             return "runtime_error", f"more than {limits['processes']:g} processes"
-        if self._memory(self._proc, pids) > limits["memory_bytes"]:
+        if self._memory_exceeded(self._proc):
             return "out_of_memory", f"used more than {limits['memory_bytes'] / 2**20:g} MiB"
         found = self.left_behind()
         return found if found[0] else None
@@ -76,6 +77,15 @@ class Watch:
             return [name for name in os.listdir(proc) if name.isdigit()]
         return []
 
+    def _memory_exceeded(self, proc: int) -> bool:
+        """Whether the job's memory is above its limit.
+
+        Processes are read one after the other, so a fork or an exit in between makes shared pages
+        count more than once. So every one of a few readings has to say it.
+        """
+        limit = self._limits["memory_bytes"]
+        return all(self._memory(proc, self._pids(proc)) > limit for _ in range(_READINGS))
+
     def _memory(self, proc: int, pids: Sequence[str]) -> int:
         """Bytes of memory. Pages that processes share after a fork count once."""
         kernel = _socket_bytes(proc) + sum(_pipe_bytes(proc, pid) for pid in pids)
@@ -84,11 +94,15 @@ class Watch:
         own = sum(sizes.get("RssAnon", 0) for sizes in tables.values())
         if own + kernel <= self._limits["memory_bytes"]:
             return own + kernel
-        shares = (_sizes(proc, f"{pid}/smaps_rollup") for pid in pids)
-        return kernel + sum(
-            share.get("Pss_Anon", sizes.get("RssAnon", 0))
-            for share, sizes in zip(shares, tables.values(), strict=True)
-        )
+        return kernel + sum(_share(proc, pid) for pid in pids)
+
+
+def _share(proc: int, pid: str) -> int:
+    """Bytes of a process, with its part of what it shares. All of them if it hides its part."""
+    share = _sizes(proc, f"{pid}/smaps_rollup")
+    if "Pss_Anon" in share:
+        return share["Pss_Anon"]
+    return _sizes(proc, f"{pid}/status").get("RssAnon", 0)  # 0 if it has ended
 
 
 def _sizes(proc: int, path: str) -> dict[str, int]:
