@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
-from .knobs import knobs
+from .knobs import Knob, knobs
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
@@ -22,7 +22,8 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
         key, equals, raw = flag[2:].partition("=")
         value = raw if equals else next(rest, None)
         if value is None or (not equals and value.startswith("--")):
-            wanted = f": {knobs()[key].accepts}" if key in knobs() else ""
+            knob = _knob(key)
+            wanted = f": {knob.accepts}" if knob else ""
             raise UserError(
                 f"--{key} needs a value{wanted} (one that starts with -- is written --{key}=VALUE)"
             )
@@ -32,6 +33,15 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
     return given
 
 
+def _knob(key: str) -> Knob | None:
+    """The setting that a flag names, also for one stage: `stages.NAME.KEY`. None if unknown."""
+    if not key.startswith("stages."):
+        return knobs().get(key)
+    parts = key.split(".")  # a name may have dots
+    rest = (".".join(parts[at:]) for at in range(2, len(parts)))
+    return next((knobs()[name] for name in rest if name in knobs()), None)
+
+
 def _flag_value(key: str, raw: str) -> Any:
     """Parse the text of a flag into a TOML value.
 
@@ -39,7 +49,7 @@ def _flag_value(key: str, raw: str) -> Any:
     """
     if any("\ud800" <= c <= "\udfff" for c in raw):  # Python passes invalid UTF-8 this way
         raise UserError(f"--{key}: the value is not valid UTF-8")
-    knob = knobs().get(key)
+    knob = _knob(key)
     value = _toml_value(raw)
     if knob is None:
         return value

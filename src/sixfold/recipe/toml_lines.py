@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
+from math import inf
 
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
 _PATH = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER = re.compile(rf"\s*\[\[?\s*({_PATH})\s*\]")
 _KEY = re.compile(rf"\s*({_PATH})\s*=(.*)")
 _BARE_WORD = re.compile(r"\s*([A-Za-z./~][^\"'#,\[\]{}]*?)\s*(#.*)?$")
+
+
+class TomlText:
+    """Says where the keys of a TOML text were written.
+
+    Args:
+        text: the text.
+        where: name of the text in messages.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        self.where = where
+        self._lines = key_lines(text)
+
+    def place(self, key: str) -> str:
+        """File and line of a dotted key, or the file alone."""
+        return self._at(line_of(key, self._lines))
+
+    def place_in(self, table: str, number: int, key: str = "") -> str:
+        """File and line of a key in the table `[[table]]` of that number, from 0."""
+        starts = self._lines.get(table, [])
+        if number >= len(starts):  # written in line: table = [{...}]
+            return self._at(line_of(table, self._lines))
+        end = starts[number + 1] if number + 1 < len(starts) else inf
+        inside = {
+            name: found
+            for name, numbers in self._lines.items()
+            if (found := [n for n in numbers if starts[number] <= n < end])
+        }
+        return self._at(line_of(f"{table}.{key}".rstrip("."), inside))
+
+    def _at(self, line: int | None) -> str:
+        return f"{self.where}, line {line}" if line else self.where
 
 
 def key_lines(text: str) -> dict[str, list[int]]:
@@ -29,7 +64,7 @@ def key_lines(text: str) -> dict[str, list[int]]:
     return lines
 
 
-def line_of(key: str, lines: dict[str, list[int]]) -> int | None:
+def line_of(key: str, lines: Mapping[str, Sequence[int]]) -> int | None:
     """Line of `key`, otherwise of its inline table, otherwise of the first key under it."""
     path = key
     while path not in lines and "." in path:

@@ -1,34 +1,84 @@
-"""The RL stage of a run: the loop with its step log, its checkpoints and its end."""
+"""The RL stage of a run: the loop over six roles, what precedes it, and the reference's resets."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
+from ..algorithm.base import Algorithm
 from ..batch import Metrics
+from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.registry import load_components, states_of
-from ..checkpoint.state import with_progress
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
-from ..recipe.schema import RunConfig
+from ..recipe.algorithm_plan import check_recomputed
+from ..recipe.rank_checks import check_ranks
+from ..recipe.schema import Recipe
+from ..report.alarms import Alarms
 from ..sync.measured import MeasuredSync
 from .assemble import Assembly
 from .context import RunContext
-from .ending import Ending, Pace, why_ended
-from .interrupts import Interrupted
-from .last_step import LastStep
+from .inputs import Inputs
 from .monitors import Monitors
 from .resume import rate_change
-from .step_log import StepLog
-from .trainable_roles import TrainableRoles, training_collector
+from .step_log import RolloutLog
+from .trainable_roles import TrainableRoles, build_roles, method_of, teacher_of, training_collector
+from .training import TrainingRun, TrainingStage
+from .warm_up import warm_up
 
 
-class RlStage:
-    """Trains with the six roles until a limit of the recipe's [run] section is reached.
+class RlWork:
+    """Work of a run that samples and learns from rewards, after SFT if the recipe has it.
+
+    Args:
+        recipe: the whole run.
+        algorithm: replaces the recipe's algorithm.
+        stop_after: stage after which the run ends.
+        words: rewrites a line that names command-line flags for the caller's interface.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        algorithm: Algorithm | None = None,
+        stop_after: Literal["sft"] | None = None,
+        words: Callable[[str], str] = str,
+    ) -> None:
+        self.algorithm = algorithm
+        self._method = method_of(recipe.algorithm, algorithm)
+        self._stop_after = stop_after
+        self._words = words
+        # Check here: a plan has checked the recipe's method, but not the caller's.
+        check_recomputed(recipe, self._method)
+
+    def check(self, recipe: Recipe, ranks: int) -> None:
+        check_ranks(recipe, self._method, ranks)
+
+    def load(self, assembly: Assembly) -> None:
+        self._teacher = teacher_of(assembly, self.algorithm)
+
+    def go(
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        best: BestSteps,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        monitors = Monitors(best, Alarms(self._method.equal_rewards_idle))
+
+        def make_stage() -> RlStage:
+            roles = build_roles(assembly, self.algorithm, self._teacher)
+            return RlStage(context, assembly, monitors, roles)
+
+        TrainingRun(context, assembly, monitors, make_stage, self._words).go(
+            checkpoint,
+            lambda: warm_up(context, assembly, self._method, checkpoint),
+            steps=self._stop_after != "sft",
+        )
+
+
+class RlStage(TrainingStage):
+    """Trains with the six roles.
 
     Args:
         context: the run.
@@ -37,40 +87,34 @@ class RlStage:
         roles: roles that are trained or saved.
     """
 
+    name = "RL"
+
     def __init__(
         self, context: RunContext, assembly: Assembly, monitors: Monitors, roles: TrainableRoles
     ) -> None:
-        self._context = context
-        self._assembly = assembly
-        self._monitors = monitors
+        super().__init__(context, assembly, monitors, roles.policy, roles.components())
         self._roles = roles
-        self._components = {
-            **roles.components(),
-            "sync": assembly.sync,
-            **monitors.components(),
-        }
-        self._last = LastStep(context, assembly.policy, roles.policy, self._components)
-        self._pace = Pace(assembly.recipe.run)
 
     @property
     def version(self) -> int:
-        """Version of the policy's weights."""
         return self._roles.trainer.version
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore the progress and all components.
+    def loop(self, first_step: int) -> tuple[Controller, RolloutLog]:
+        sync = MeasuredSync(self._assembly.sync)
+        log = RolloutLog(
+            self._context,
+            self._assembly,
+            self._monitors,
+            first_step,
+            self._roles,
+            self._last,
+            sync,
+        )
+        return self._controller(log, sync), log
 
-        Raises:
-            UserError: if a component is missing, unknown or does not fit.
-        """
-        load_components(checkpoint, with_progress(self._context.state, self._components))
-
-    def warn_of_rates(self, saved: Mapping[str, Any]) -> None:
-        """Warn if changed settings make a learning rate jump.
-
-        Args:
-            saved: settings of the run that made the checkpoint, by dotted key.
-        """
+    def resumed(self, checkpoint: Checkpoint) -> None:
+        """Warn if changed settings make a learning rate jump."""
+        saved = Inputs.of(checkpoint).settings
         trainers = [(self._roles.policy, "trainer.learning_rate")]
         if critic := self._roles.critic:
             trainers.append((critic.trainer, "critic.learning_rate"))
@@ -79,75 +123,21 @@ class RlStage:
             if text := rate_change(saved, steps, trainer, updates, setting):
                 self._context.warn(text)
 
-    def save(self, *, required: bool) -> None:
-        """Save a checkpoint. required: as in `Saver.save`."""
-        context = self._context
-        with context.interrupts.finishing():
-            registry = with_progress(context.state_now(), self._components)
-            states = states_of(registry)
-            context.saver.save("step", self._assembly.policy, registry, states, required=required)
-
-    @contextmanager
-    def steps(self) -> Iterator[Controller | None]:
-        """Log the steps that are made inside. If one fails, save the last.
-
-        Yields:
-            The loop, whose steps end with `end_step`. None if a limit is reached already.
-
-        Raises:
-            Interrupted: if a signal stops the run in the middle of a step.
-        """
-        context, limits = self._context, self._assembly.recipe.run
-        unlogged, context.state = context.state.unlogged, replace(context.state, unlogged={})
-        sync = MeasuredSync(self._assembly.sync)
-        first_step = context.state.step + (0 if unlogged else 1)
-        log = StepLog(
-            context, self._assembly, self._roles, self._monitors, self._last, sync, first_step
-        )
-        controller = self._controller(log, sync)
-        limit_s = 60 * limits.max_minutes - context.seconds if limits.max_minutes else math.inf
-        context.progress.stage("RL", limits.steps, limit_s)
-        try:
-            self._last.mark(replace(context.state_now(), unlogged=unlogged))
-            done = reached_limit(context, limits) is not None
-            if unlogged:
-                log.close_step(context.state.step, unlogged, self.version)
-                done = self.end_step(context.state.step, unlogged)
-            yield None if done else controller
-            context.phase("end")
-        except (Exception, Interrupted) as error:
-            with context.interrupts.finishing():
-                self._last.save_after(error)
-            raise
-        finally:
-            log.close()
-        if self._roles.critic:
-            self._roles.critic.save(context.folder.path / "critic")
-
-    def end_step(self, step: int, metrics: Metrics) -> bool:
-        """Reset the reference and save a checkpoint if it is time.
-
-        Returns:
-            True if the run ends here.
-        """
-        context, every = self._context, self._assembly.recipe.checkpoint.every
+    def close_step(self, step: int, metrics: Metrics) -> None:
+        """Reset the reference if it is time."""
         heldout = metrics.get("heldout/accuracy")
         if why := self._roles.reset_reference(
             step, heldout if isinstance(heldout, float) else None
         ):
-            context.progress.note(f"step {step}: copied the policy into the reference ({why})")
-        if slow := self._pace.observe(step, context.seconds):
-            context.notes.add(step, slow, warning=True)
-        done = context.interrupts.stopping() or bool(
-            reached_limit(context, self._assembly.recipe.run)
-        )
-        best = self._monitors.best.observe(step, metrics)
-        if done or best or (every and step % every == 0):
-            self.save(required=done)
-        self._last.mark(context.state_now())
-        return done
+            self._context.progress.note(
+                f"step {step}: copied the policy into the reference ({why})"
+            )
 
-    def _controller(self, log: StepLog, sync: MeasuredSync) -> Controller:
+    def ended(self) -> None:
+        if self._roles.critic:
+            self._roles.critic.save(self._context.folder.path / "critic")
+
+    def _controller(self, log: RolloutLog, sync: MeasuredSync) -> Controller:
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
         return Controller(
@@ -167,10 +157,3 @@ class RlStage:
             device=assembly.device,
             steps_done=context.state.step,
         )
-
-
-def reached_limit(context: RunContext, limits: RunConfig) -> Ending | None:
-    """Limit that RL has reached after the current step. All ranks get the answer of rank 0."""
-    state = context.state
-    ended = why_ended(limits, state.step, state.ema, context.seconds)
-    return context.ranks.gather(ended)[0]  # the ranks' clocks differ

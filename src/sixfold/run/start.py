@@ -1,4 +1,4 @@
-"""Run a recipe: build the roles, warm up, train, evaluate and write the report.
+"""Start or resume a run: open its folder, load what it needs, and hand over to its work.
 
 A run can resume after any crash. The metrics and rollouts of a step are written before the
 checkpoint that covers them. A resume deletes everything after the checkpoint and reproduces it bit
@@ -16,48 +16,94 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from transformers import PreTrainedModel
+from typing import Any, Literal, Protocol
 
 from ..algorithm.base import Algorithm
-from ..algorithm.method import Method
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.saver import Saver
 from ..checkpoint.state import RunState
 from ..checks.prints import Prints
-from ..data.task_set import given_tasks
+from ..data.task_set import TaskSet, given_tasks
 from ..environment.episode import MakeEpisode
 from ..files.durable import write_text_atomic
 from ..files.folder import RunFolder, check_free, create_run, open_run, recover
 from ..model.device import resolve_device
 from ..processes.program import signal_on_death_of_parent
 from ..ranks import Ranks, torchrun_ranks
-from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.dump import dump_recipe, flat
-from ..recipe.rank_checks import check_ranks
 from ..recipe.schema import Recipe
-from ..report.alarms import Alarms
-from ..report.loggers import read_metrics
 from ..report.notes import Notes
-from ..report.prediction import write_prediction
 from ..report.progress import Progress
 from ..types import Task
 from .assemble import Assembly, assemble
 from .context import RunContext
-from .ending import Ending, how_to_go_on, last_ending
 from .failures import failures_in_words, what_is_left, where_it_stopped
-from .finish import finish
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
-from .monitors import Monitors
 from .recipe_environment import isolation_note
-from .resume import cut_after, find_checkpoint
-from .rl import RlStage, reached_limit
-from .several_ranks import QUIET, copy_records, follower_folder, quiet_progress, remove_followers
-from .trainable_roles import build_roles, method_of, teacher_of
-from .warm_up import tried, warm_up
+from .resume import find_checkpoint
+from .rl import RlWork
+from .several_ranks import QUIET, follower_folder, quiet_progress, remove_followers
+from .warm_up import tried
+
+
+class Work(Protocol):
+    """What a run does once its folder is open.
+
+    Attributes:
+        algorithm: algorithm given from Python, or None.
+    """
+
+    algorithm: Algorithm | None
+
+    def check(self, recipe: Recipe, ranks: int) -> None:
+        """Refuse a recipe that this number of ranks does not support.
+
+        Raises:
+            UserError: if it does not.
+        """
+
+    def load(self, assembly: Assembly) -> None:
+        """Load what may be refused. The run's folder is not made yet.
+
+        Raises:
+            UserError: if it does not fit.
+        """
+
+    def go(
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        best: BestSteps,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Do what the checkpoint lacks, and write the report.
+
+        Args:
+            context: the run.
+            assembly: model, tasks and settings.
+            best: steps whose checkpoints are kept.
+            checkpoint: checkpoint to resume from, or None.
+
+        Raises:
+            Interrupted: if a signal stops the run.
+        """
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects given from Python that replace parts of the recipe. For each see `sixfold.train`.
+
+    Attributes:
+        reward: replaces the recipe's rewards.
+        environment: the environment that `environment.episode` names. None: load it.
+        tasks: replace the recipe's dataset.
+    """
+
+    reward: Callable[..., Any] | None = None
+    environment: MakeEpisode | None = None
+    tasks: TaskSet | None = None
 
 
 def train_run(
@@ -73,7 +119,7 @@ def train_run(
     heldout: Iterable[Task] = (),
     words: Callable[[str], str] = str,
 ) -> int:
-    """Run a recipe, or resume an earlier run.
+    """Run a recipe without stages, or resume an earlier run.
 
     Args:
         recipe: the whole run.
@@ -93,26 +139,61 @@ def train_run(
     Raises:
         UserError: for an error that the user can fix.
     """
+    work = RlWork(recipe, algorithm, stop_after, words)
+    given = Given(reward, environment, None if tasks is None else given_tasks(tasks, heldout))
+    ranks = recipe_ranks(recipe)
+    return run_work(
+        recipe, work, ranks, resume=resume, overwrite=overwrite, given=given, words=words
+    )
+
+
+def recipe_ranks(recipe: Recipe) -> Ranks:
+    """The ranks that torchrun has started, connected. A process calls this once."""
+    return torchrun_ranks(
+        resolve_device(recipe.run.device, "run.device"), recipe.parallel.timeout_s
+    )
+
+
+def run_work(
+    recipe: Recipe,
+    work: Work,
+    ranks: Ranks,
+    *,
+    resume: Path | None = None,
+    overwrite: bool = False,
+    given: Given = Given(),
+    words: Callable[[str], str] = str,
+) -> int:
+    """Do some work in the folder of a run, or resume it there.
+
+    Args:
+        recipe: the whole run.
+        work: what is done.
+        ranks: the ranks of the run.
+        resume: folder of the run to resume.
+        overwrite: replace an earlier run of the same name.
+        given: objects given from Python.
+        words: rewrites a line that names command-line flags for the caller's interface.
+
+    Returns:
+        The exit code: 0, or 130 / 143 if stopped by a signal.
+
+    Raises:
+        UserError: for an error that the user can fix.
+    """
     started = time.perf_counter()
-    method = method_of(recipe.algorithm, algorithm)
-    # Check here: a plan has checked the recipe's method, but not the caller's.
-    check_recomputed(recipe, method)
-    given = None if tasks is None else given_tasks(tasks, heldout)
     # Absolute: user code may change the working folder of this process.
     resume = resume and resume.absolute()
     directory, name = Path(recipe.run.dir).absolute(), recipe.run.name
     free = partial(check_free, directory, name, overwrite)
     run = RunFolder(resume or directory / name)
-    ranks = torchrun_ranks(
-        resolve_device(recipe.run.device, "run.device"), recipe.parallel.timeout_s
-    )
     with ExitStack() as stack:
         stack.enter_context(ranks.ending_together(partial(what_is_left, run)))
         progress = stack.enter_context(quiet_progress() if ranks.rank else Progress())
         interrupts = stack.enter_context(Interrupts(progress.note, ranks))
         _stop_with_launcher()
         stack.enter_context(failures_in_words(flat(recipe), run, progress))
-        check_ranks(recipe, method, ranks.size)
+        work.check(recipe, ranks.size)
         if ranks.rank:
             recipe = recipe.model_copy(update={"log": QUIET})
         if isolation := isolation_note(recipe.environment):
@@ -132,9 +213,9 @@ def train_run(
             assembly = assemble(
                 recipe,
                 source,
-                reward=reward,
-                episode=environment,
-                tasks=given,
+                reward=given.reward,
+                episode=given.environment,
+                tasks=given.tasks,
                 own_ends=own_ends(checkpoint),
                 ranks=ranks,
                 prints=prints,
@@ -142,19 +223,16 @@ def train_run(
                 before_model=None if resume or ranks.rank else free,
             )
             stack.callback(assembly.close)
-            teacher = teacher_of(assembly, algorithm)
-            inputs = inputs_of(assembly, reward, algorithm)
+            work.load(assembly)
+            inputs = inputs_of(assembly, given.reward, work.algorithm)
             state = _state_of(checkpoint, inputs, progress)
             run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
             best = BestSteps(recipe.checkpoint.keep_best)
             began = started - state.seconds
             context = _context(run, assembly, inputs, best, state, progress, interrupts, began)
             stack.callback(context.saver.settle)
-            monitors = Monitors(best, Alarms(method.equal_rewards_idle))
             with context.gone_in_words():
-                Run(context, assembly, monitors, method, algorithm, teacher, words).go(
-                    checkpoint, stop_after
-                )
+                work.go(context, assembly, best, checkpoint)
         except Interrupted:
             pass
         if interrupts.exit_code:
@@ -256,96 +334,3 @@ def _context(
         run, assembly.ranks, progress, interrupts, notes, saver, state, started, write_recipe
     )
     return context
-
-
-@dataclass
-class Run:
-    """The order of a run: its stages, and what is written before and after them.
-
-    Attributes:
-        context: what the stages share.
-        assembly: model, tasks and settings.
-        monitors: watch the metrics of RL.
-        method: method that will be trained.
-        algorithm: replaces the recipe's algorithm.
-        teacher: reference model. None: the algorithm needs none, or the policy is copied.
-        words: rewrites a line that names command-line flags for the caller's interface.
-    """
-
-    context: RunContext
-    assembly: Assembly
-    monitors: Monitors
-    method: Method
-    algorithm: Algorithm | None
-    teacher: PreTrainedModel | None
-    words: Callable[[str], str]
-
-    def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
-        """Run the stages that the checkpoint lacks: SFT, first evaluation, RL and report.
-
-        Raises:
-            Interrupted: if a signal stops the run.
-        """
-        context, monitors = self.context, self.monitors
-        rl: RlStage | None = None
-        if checkpoint and checkpoint.stage == "step":
-            if ending := self._earlier_ending():
-                # Before the recipe is written: nothing was trained under its settings.
-                note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
-                context.progress.note(note)
-                context.folder.end()
-                return
-            # Before the rest: a checkpoint that is refused must leave the run folder as it is.
-            rl = self._rl_stage()
-            rl.restore(checkpoint)
-        self._prepare(checkpoint)
-        for note in self.assembly.tasks.notes:
-            context.progress.note(note)
-        if checkpoint and rl:
-            rl.warn_of_rates(Inputs.of(checkpoint).settings)
-        else:
-            warm_up(context, self.assembly, self.method, checkpoint)
-        monitors.start(context.state.before, read_metrics(context.folder.metrics))
-        if not rl:
-            rl = self._rl_stage()
-            rl.save(required=True)
-        ending = None
-        if stop_after != "sft":
-            with rl.steps() as loop:
-                if loop:
-                    loop.run(rl.end_step)
-            ending = reached_limit(context, self.assembly.recipe.run)
-        finish(context, self.assembly, monitors, ending, rl.version)
-        with context.interrupts.finishing():
-            context.folder.end()
-
-    def _rl_stage(self) -> RlStage:
-        roles = build_roles(self.assembly, self.algorithm, self.teacher)
-        return RlStage(self.context, self.assembly, self.monitors, roles)
-
-    def _earlier_ending(self) -> Ending | None:
-        """Limit at which an earlier process ended the run. None if the run has not ended."""
-        state = self.context.state
-        ending = reached_limit(self.context, self.assembly.recipe.run)
-        if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
-            return None
-        return ending
-
-    def _prepare(self, checkpoint: Checkpoint | None) -> None:
-        """Delete output after the checkpoint, and record the recipe and versions."""
-        context, state = self.context, self.context.state
-        if context.ranks.rank:
-            context.ranks.barrier("the records of the run")
-            copy_records(context.folder)
-            return
-        cut_after(context.folder, checkpoint, state, context.progress.note)
-        context.notes.cut_after(state.step if checkpoint and checkpoint.stage == "step" else None)
-        context.write_recipe()
-        self.monitors.alarms.prediction = write_prediction(
-            context.folder.path,
-            self.assembly.recipe,
-            device=self.assembly.device,
-            ranks=context.ranks.size,
-            step=state.step,
-        )
-        context.ranks.barrier("the records of the run")

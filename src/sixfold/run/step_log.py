@@ -31,39 +31,113 @@ from .trainable_roles import TrainableRoles
 
 
 class StepLog:
-    """Writes the metrics and trajectories of each step of a run.
+    """Completes and writes the metrics of each step, with an evaluation if it is due.
 
     Args:
         context: the run. Its state and its notes are updated.
         assembly: model, tasks and settings.
-        roles: trainer and reference, for their metrics.
         monitors: watch the metrics.
+        first_step: first step that this process will write.
+    """
+
+    def __init__(
+        self, context: RunContext, assembly: Assembly, monitors: Monitors, first_step: int
+    ) -> None:
+        self._context = context
+        self._assembly = assembly
+        self._monitors = monitors
+        recipe = assembly.recipe
+        self._loggers = Loggers(
+            recipe.log, recipe.run.name, context.folder, flat(recipe), first_step, context.warn
+        )
+        self._seconds = 0.0
+
+    def close_step(self, step: int, metrics: Metrics, version: int) -> None:
+        """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
+        context, every = self._context, self._assembly.recipe.eval.every
+        fell = ""
+        if every and step % every == 0 and self.heldout:
+            began = time.perf_counter()
+            context.phase("evaluation")
+            found, fell = self.evaluated(step, version)
+            metrics |= found
+            context.phase("log")
+            metrics["time/eval_s"] = time.perf_counter() - began
+        began = time.perf_counter()
+        parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
+        metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
+        together(context.ranks, lambda: self._write_metrics(step, metrics, fell))
+        self._seconds += time.perf_counter() - began
+
+    @property
+    def heldout(self) -> bool:
+        """True if there is something to evaluate on."""
+        return bool(self._assembly.tasks.heldout)
+
+    def evaluated(self, step: int, version: int) -> tuple[Metrics, str]:
+        """Evaluate on held-out tasks.
+
+        Args:
+            step: the step.
+            version: version of the policy's weights.
+
+        Returns:
+            Metrics, and a warning if accuracy falls while the reward rises.
+        """
+        recipe = self._assembly.recipe
+        subset = drawn_tasks(self._assembly.tasks.heldout, recipe.eval.tasks, recipe.run.seed)
+        found = evaluate_policy(self._assembly, subset, version)
+        compared = self._monitors.divergence.observe(step, task_means(found.values))
+        if compared is None:
+            return {**found.metrics()}, ""
+        return {**found.metrics(), **compared.metrics()}, compared.warning
+
+    def _write_metrics(self, step: int, metrics: Metrics, fell: str) -> None:
+        """Write and show the metrics of a step, and the alarms that they raise.
+
+        Args:
+            step: the step.
+            metrics: its metrics.
+            fell: warning about held-out accuracy, or "".
+        """
+        alarms, learning = self._monitors.alarms, self._monitors.learning
+        for alarm in filter(None, [fell, *alarms.observe(metrics), *learning.observe(metrics)]):
+            self._context.notes.add(step, alarm, warning=True)
+        self._loggers.log(step, metrics)
+        self._context.progress.update({"step": float(step), **metrics})
+
+    def close(self) -> None:
+        """Close the metric files. A run folder that was created again gets the metrics."""
+        if self._context.gone and not self._context.folder.displaced():
+            with suppress(UserError):
+                self._loggers.complete()
+        self._loggers.close()
+
+
+class RolloutLog(StepLog):
+    """Log of the steps of RL, with their trajectories.
+
+    Args:
+        context: as for `StepLog`, as are `assembly`, `monitors` and `first_step`.
+        roles: trainer and reference, for their metrics.
         last: keeps the state at the end of the last step.
         sync: weight sync of the run, measured.
-        first_step: first step that this process will write.
     """
 
     def __init__(
         self,
         context: RunContext,
         assembly: Assembly,
-        roles: TrainableRoles,
         monitors: Monitors,
+        first_step: int,
+        roles: TrainableRoles,
         last: LastStep,
         sync: MeasuredSync,
-        first_step: int,
     ) -> None:
-        self._context = context
-        self._assembly = assembly
+        super().__init__(context, assembly, monitors, first_step)
         self._roles = roles
-        self._monitors = monitors
         self._last = last
         self._sync = sync
-        recipe = assembly.recipe
-        self._loggers = Loggers(
-            recipe.log, recipe.run.name, context.folder, flat(recipe), first_step, context.warn
-        )
-        self._seconds = 0.0
 
     def log(self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
@@ -135,51 +209,6 @@ class StepLog:
                 trained_at,
                 self._roles.reference_version,
             )
-
-    def close_step(self, step: int, metrics: Metrics, version: int) -> None:
-        """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
-        context, recipe, heldout = (
-            self._context,
-            self._assembly.recipe,
-            self._assembly.tasks.heldout,
-        )
-        compared = None
-        if recipe.eval.every and step % recipe.eval.every == 0 and heldout:
-            subset = drawn_tasks(heldout, recipe.eval.tasks, recipe.run.seed)
-            began = time.perf_counter()
-            context.phase("evaluation")
-            found = evaluate_policy(self._assembly, subset, version)
-            compared = self._monitors.divergence.observe(step, task_means(found.values))
-            metrics |= found.metrics() | (compared.metrics() if compared else {})
-            context.phase("log")
-            metrics["time/eval_s"] = time.perf_counter() - began
-        fell = compared.warning if compared else ""
-        began = time.perf_counter()
-        parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
-        metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
-        together(context.ranks, lambda: self._write_metrics(step, metrics, fell))
-        self._seconds += time.perf_counter() - began
-
-    def _write_metrics(self, step: int, metrics: Metrics, fell: str) -> None:
-        """Write and show the metrics of a step, and the alarms that they raise.
-
-        Args:
-            step: the step.
-            metrics: its metrics.
-            fell: warning about held-out accuracy, or "".
-        """
-        alarms, learning = self._monitors.alarms, self._monitors.learning
-        for alarm in filter(None, [fell, *alarms.observe(metrics), *learning.observe(metrics)]):
-            self._context.notes.add(step, alarm, warning=True)
-        self._loggers.log(step, metrics)
-        self._context.progress.update({"step": float(step), **metrics})
-
-    def close(self) -> None:
-        """Close the metric files. A run folder that was created again gets the metrics."""
-        if self._context.gone and not self._context.folder.displaced():
-            with suppress(UserError):
-                self._loggers.complete()
-        self._loggers.close()
 
 
 def first_advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:

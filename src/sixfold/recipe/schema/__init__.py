@@ -10,7 +10,7 @@ computed in `recipe/plan.py` and printed by `sixfold explain`.
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
-from .base import PATTERNS, Section, device_name
+from .base import NAME, PATTERNS, Section, device_name
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import AgentConfig, EnvironmentConfig
@@ -28,6 +28,7 @@ from .trainer import SftConfig, TrainerConfig
 
 __all__ = [
     "ALL_LINEAR",
+    "NAME",
     "PATTERNS",
     "AgentConfig",
     "AlgorithmConfig",

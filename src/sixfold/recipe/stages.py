@@ -1,0 +1,373 @@
+"""Stages of a recipe: `[[stages]]`, an ordered list of what a run does. No torch.
+
+Each table has a `kind`, a `name`, and settings of any section, which replace those of the recipe
+for this stage. So every stage resolves to a whole recipe. What a stage makes is its artifact: a
+model or a dataset. Later stages name it by `stage:NAME`. A stage that names no model continues from
+the newest model that an earlier stage made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from ..errors import UserError, nearest
+from .dump import dump_recipe, flat, toml_literal
+from .keys import check_keys
+from .knobs import sections
+from .schema import NAME, Recipe
+from .settled import settled
+from .toml_lines import TomlText
+
+STAGES = "stages"
+"""Name of the list in a recipe, and of the folder of its stages in a run."""
+REFERENCE = "stage:"
+"""Start of the name of an earlier stage's artifact."""
+
+Made = Literal["model", "dataset"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stage.
+
+    Attributes:
+        purpose: one line for the user.
+        makes: what its artifact is.
+        run: `module:name` of what runs such a stage.
+        sections: sections of the recipe that only some kinds read.
+        needed: setting of these that cannot be 0, or "".
+    """
+
+    purpose: str
+    makes: Made
+    run: str
+    sections: tuple[str, ...] = ()
+    needed: str = ""
+
+
+KINDS: Mapping[str, Kind] = {
+    "sft": Kind(
+        "train on worked solutions or conversations",
+        "model",
+        "sixfold.stages.sft:SFT",
+        ("sft",),
+        "sft.steps",
+    ),
+    "rl": Kind(
+        "train by reinforcement learning on sampled completions",
+        "model",
+        "sixfold.stages.rl:RL",
+    ),
+}
+
+ACCEPTS: Mapping[str, Made] = {
+    "model.path": "model",
+    "reference.path": "model",
+    "data.source": "dataset",
+    "data.heldout_split": "dataset",
+    "data.sources": "dataset",
+}
+"""Setting that may name a stage -> what that stage has to make."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, resolved.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        name: unique within the recipe.
+        settings: its own settings by dotted key, as the recipe's file and flags give them.
+        recipe: the whole recipe of the stage. Names of earlier stages stand for their artifacts.
+    """
+
+    kind: str
+    name: str
+    settings: Mapping[str, Any]
+    recipe: Recipe
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """Earlier stages that this one reads: (dotted setting, name)."""
+        return [
+            (key, text.removeprefix(REFERENCE))
+            for key, value in flat(self.recipe).items()
+            for text in _texts(key, value)
+            if text.startswith(REFERENCE)
+        ]
+
+    def bound(self, artifacts: Mapping[str, str]) -> Recipe:
+        """The recipe with paths in place of stage names.
+
+        Args:
+            artifacts: path of the artifact of each earlier stage, by name.
+        """
+
+        def path(text: str) -> str:
+            name = text.removeprefix(REFERENCE)
+            return text if name == text else artifacts[name]
+
+        data = self.recipe.data
+        sources = tuple(
+            each.model_copy(update={"source": path(each.source)}) for each in data.sources
+        )
+        values = {
+            key: path(value)
+            for key, value in flat(self.recipe).items()
+            if isinstance(value, str) and value.startswith(REFERENCE)
+        }
+        return self.recipe.with_settings({**values, "data.sources": sources})
+
+
+@dataclass(frozen=True)
+class StagedRecipe:
+    """A recipe with its stages.
+
+    Attributes:
+        base: the recipe without the settings of the stages.
+        stages: in the order in which they run. Empty for a recipe without stages.
+    """
+
+    base: Recipe
+    stages: tuple[Stage, ...] = ()
+
+    def position(self, name: str, where: str) -> int:
+        """Number of a stage, from 0.
+
+        Raises:
+            UserError: if there is no such stage.
+        """
+        names = [stage.name for stage in self.stages]
+        if name not in names:
+            known = f"Its stages are {', '.join(names)}" if names else "It has no [[stages]]"
+            raise UserError(f"{where} has no stage '{name}'.{nearest(name, names)} {known}")
+        return names.index(name)
+
+    def planned(self, name: str, where: str) -> Recipe:
+        """The recipe of a stage, with the sizes of the model that it will get.
+
+        An artifact need not exist: the model that an earlier stage starts from has its sizes.
+        """
+        stages = {stage.name: stage.recipe for stage in self.stages}
+        recipe = self.stages[self.position(name, where)].recipe
+        source = recipe.model
+        while source.path.startswith(REFERENCE):
+            source = stages[source.path.removeprefix(REFERENCE)].model
+        sizes = {"path": source.path, "revision": source.revision, "scratch": source.scratch}
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+
+    def dump(self) -> str:
+        """TOML that loads back to an equal StagedRecipe."""
+        tables = (
+            "\n".join(
+                [
+                    f"[[{STAGES}]]",
+                    f"kind = {toml_literal(stage.kind)}",
+                    f"name = {toml_literal(stage.name)}",
+                    *(f"{key} = {toml_literal(value)}" for key, value in stage.settings.items()),
+                ]
+            )
+            for stage in self.stages
+        )
+        return "\n".join([dump_recipe(self.base), *(f"{table}\n" for table in tables)])
+
+
+def _texts(key: str, value: Any) -> list[str]:
+    """Texts of a setting that may name a stage."""
+    if key == "data.sources":
+        return [table["source"] for table in value]
+    return [value] if isinstance(value, str) else []
+
+
+def read_stages(
+    asked: Mapping[str, Any], tables: Any, given: Mapping[str, Any], file: TomlText
+) -> StagedRecipe:
+    """Resolve and check the stages of a recipe.
+
+    Args:
+        asked: values of the recipe's file by section, without `[[stages]]`.
+        tables: value of `stages` in the file.
+        given: values of flags. `stages.NAME.KEY` is a setting of one stage.
+        file: says where keys were written.
+
+    Raises:
+        UserError: for any mistake.
+    """
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
+        raise UserError(
+            f"stages: expected tables [[stages]], each with a kind ({', '.join(KINDS)})"
+            f" ({file.place(STAGES)})"
+        )
+    for_all = {key: value for key, value in given.items() if not key.startswith(f"{STAGES}.")}
+    base = settled(deepcopy(dict(asked)), for_all, file.where, file.place)
+    names = _names(tables, file)
+    for_one = _flags_by_stage(given, names)
+    stages: list[Stage] = []
+    for number, (table, name) in enumerate(zip(tables, names, strict=True)):
+        place = partial(file.place_in, STAGES, number)
+        own = _own_settings(table, place)
+        for key in for_all:
+            if key in own:
+                raise UserError(
+                    f"--{key}: stage '{name}' sets {key} itself ({place(key)}). Write"
+                    f" --{STAGES}.{name}.{key} for this stage"
+                )
+        own |= for_one[name]
+        stages.append(_stage(asked, table["kind"], name, for_all, own, stages, file, place))
+    return StagedRecipe(base, tuple(stages))
+
+
+def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
+    """Names of the stages: given, or else their kind."""
+    names: list[str] = []
+    for number, table in enumerate(tables):
+        place = partial(file.place_in, STAGES, number)
+        kind = table.get("kind")
+        if kind not in KINDS:
+            said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
+            raise UserError(
+                f"stages: entry {number + 1} {said}.{nearest(str(kind), list(KINDS))} Kinds are"
+                f" {', '.join(KINDS)} ({place('kind')})"
+            )
+        name = table.get("name", kind)
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise UserError(
+                f"stages: entry {number + 1}: name = {name!r}; expected letters, digits, '.', '_'"
+                f" and '-', with a letter or digit first ({place('name')})"
+            )
+        if name in names:
+            raise UserError(
+                f"stages: two stages have the name '{name}'. Set `name` in one of them"
+                f" ({place('name')})"
+            )
+        names.append(name)
+    return names
+
+
+def _flags_by_stage(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Values of flags `--stages.NAME.KEY` by stage and key."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for flag, value in given.items():
+        if not flag.startswith(f"{STAGES}."):
+            continue
+        rest = flag.removeprefix(f"{STAGES}.")
+        # A name may have dots: the longest that fits.
+        fitting = [name for name in names if rest.startswith(f"{name}.")]
+        if not fitting:
+            raise UserError(
+                f"--{flag}: no such stage.{nearest(rest.partition('.')[0], list(names))} Write"
+                f" --{STAGES}.NAME.KEY with one of the stages {', '.join(names)}"
+            )
+        name = max(fitting, key=len)
+        found[name][rest.removeprefix(f"{name}.")] = value
+    return found
+
+
+def _own_settings(table: Mapping[str, Any], place: Callable[..., str]) -> dict[str, Any]:
+    """Settings of a stage's table by dotted key."""
+    tree = {key: value for key, value in table.items() if key not in ("kind", "name")}
+    if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
+        tree["model"] = {"path": model}
+    check_keys(tree, place)
+    return dict(_leaves(tree))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if prefix + name in sections():
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _stage(
+    asked: Mapping[str, Any],
+    kind: str,
+    name: str,
+    for_all: Mapping[str, Any],
+    own: dict[str, Any],
+    earlier: Sequence[Stage],
+    file: TomlText,
+    place: Callable[..., str],
+) -> Stage:
+    """Resolve one stage.
+
+    Args:
+        asked: values of the recipe's file by section.
+        kind: kind of the stage.
+        name: name of the stage.
+        for_all: values of flags for all stages.
+        own: values of this stage's table and flags.
+        earlier: the stages before this one.
+        file: says where keys of the recipe were written.
+        place: says where keys of the stage were written.
+    """
+    where = f"{place()}, stage '{name}'"
+    for key in own:
+        _check_own(key, kind, where)
+    models = [stage.name for stage in earlier if KINDS[stage.kind].makes == "model"]
+    continues = {}
+    if models and not any(key.startswith(("model.path", "model.scratch")) for key in own):
+        continues = {"model.path": REFERENCE + models[-1], "model.revision": ""}
+
+    def given_at(key: str) -> str:
+        return f"--{key}" if key in for_all else place(key)
+
+    values = {**for_all, **own, **continues}
+    recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
+    if "sft" not in KINDS[kind].sections:  # those are settings of the stages that train so
+        recipe = recipe.with_settings({"sft.steps": 0})
+    needed = KINDS[kind].needed
+    if needed and not flat(recipe)[needed]:
+        raise UserError(f"{where}: {needed} is 0, so the stage would do nothing. Set it")
+    stage = Stage(kind, name, own, recipe)
+    _check_inputs(stage, earlier, where)
+    return stage
+
+
+def _check_own(key: str, kind: str, where: str) -> None:
+    """Refuse settings that a stage cannot have.
+
+    Raises:
+        UserError: with the place where they belong.
+    """
+    if key in ("run.name", "run.dir"):
+        raise UserError(
+            f"{where}: {key} belongs to the whole run; a stage's folder has its name (`name`)"
+        )
+    section = key.partition(".")[0]
+    owners = [other for other, row in KINDS.items() if section in row.sections]
+    if owners and kind not in owners:
+        raise UserError(
+            f"{where}: {key} belongs to stages of kind {' or '.join(owners)}, and this one is of"
+            f" kind {kind}"
+        )
+
+
+def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
+    """Check that a stage names earlier stages that make what it needs.
+
+    Raises:
+        UserError: if it does not.
+    """
+    made = {other.name: KINDS[other.kind].makes for other in earlier}
+    for key, name in stage.inputs:
+        said = f"{where}: {key} = '{REFERENCE}{name}'"
+        if key not in ACCEPTS:
+            raise UserError(f"{said}: this setting cannot name a stage; {', '.join(ACCEPTS)} can")
+        if name == stage.name:
+            raise UserError(f"{said}: a stage cannot use its own artifact. Name an earlier stage")
+        if name not in made:
+            known = f"Earlier stages are {', '.join(made)}" if made else "It is the first stage"
+            raise UserError(
+                f"{said}: no earlier stage has this name.{nearest(name, list(made))} {known}"
+            )
+        if made[name] != ACCEPTS[key]:
+            raise UserError(
+                f"{said}: that stage makes a {made[name]}, and this setting takes a {ACCEPTS[key]}"
+            )

@@ -1,0 +1,254 @@
+"""A stage that trains: its steps with their log, their checkpoints, its limits and its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..batch import Metrics
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.registry import Registry, load_components, states_of
+from ..checkpoint.state import with_progress
+from ..recipe.schema import RunConfig
+from ..report.loggers import read_metrics
+from ..report.prediction import write_prediction
+from ..trainer.trainer import Trainer
+from .assemble import Assembly
+from .context import RunContext
+from .ending import Ending, Pace, how_to_go_on, last_ending, why_ended
+from .finish import finish
+from .interrupts import Interrupted
+from .last_step import LastStep
+from .monitors import Monitors
+from .resume import cut_after
+from .several_ranks import copy_records
+from .step_log import StepLog
+
+
+class Loop(Protocol):
+    """Makes the steps of a stage."""
+
+    def run(self, until: Callable[[int, Metrics], bool]) -> None:
+        """Make steps until `until(step, metrics)` is True."""
+
+
+class TrainingStage:
+    """Trains until a limit of the recipe's [run] section is reached.
+
+    Args:
+        context: the run.
+        assembly: model, tasks and settings.
+        monitors: watch the metrics.
+        trainer: trainer of the policy.
+        components: what a checkpoint stores besides the progress, the sync and the monitors.
+
+    Attributes:
+        name: name of the stage for the user.
+    """
+
+    name = ""
+
+    def __init__(
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        monitors: Monitors,
+        trainer: Trainer,
+        components: Registry,
+    ) -> None:
+        self._context = context
+        self._assembly = assembly
+        self._monitors = monitors
+        self._components = {**components, "sync": assembly.sync, **monitors.components()}
+        self._last = LastStep(context, assembly.policy, trainer, self._components)
+        self._pace = Pace(assembly.recipe.run)
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        raise NotImplementedError
+
+    def loop(self, first_step: int) -> tuple[Loop, StepLog]:
+        """The loop, and the log of its steps.
+
+        Args:
+            first_step: first step that this process will log.
+        """
+        raise NotImplementedError
+
+    def resumed(self, checkpoint: Checkpoint) -> None:
+        """Called if the stage goes on from a checkpoint of its steps, instead of its beginning."""
+
+    def close_step(self, step: int, metrics: Metrics) -> None:
+        """Called at the end of every step, before a checkpoint of it is saved."""
+
+    def ended(self) -> None:
+        """Called after the last step."""
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore the progress and all components.
+
+        Raises:
+            UserError: if a component is missing, unknown or does not fit.
+        """
+        load_components(checkpoint, with_progress(self._context.state, self._components))
+
+    def save(self, *, required: bool) -> None:
+        """Save a checkpoint. required: as in `Saver.save`."""
+        context = self._context
+        with context.interrupts.finishing():
+            registry = with_progress(context.state_now(), self._components)
+            states = states_of(registry)
+            context.saver.save("step", self._assembly.policy, registry, states, required=required)
+
+    @contextmanager
+    def steps(self) -> Iterator[Loop | None]:
+        """Log the steps that are made inside. If one fails, save the last.
+
+        Yields:
+            The loop, whose steps end with `end_step`. None if a limit is reached already.
+
+        Raises:
+            Interrupted: if a signal stops the run in the middle of a step.
+        """
+        context, limits = self._context, self._assembly.recipe.run
+        unlogged, context.state = context.state.unlogged, replace(context.state, unlogged={})
+        loop, log = self.loop(context.state.step + (0 if unlogged else 1))
+        limit_s = 60 * limits.max_minutes - context.seconds if limits.max_minutes else math.inf
+        context.progress.stage(self.name, limits.steps, limit_s)
+        try:
+            self._last.mark(replace(context.state_now(), unlogged=unlogged))
+            done = reached_limit(context, limits) is not None
+            if unlogged:
+                log.close_step(context.state.step, unlogged, self.version)
+                done = self.end_step(context.state.step, unlogged)
+            yield None if done else loop
+            context.phase("end")
+        except (Exception, Interrupted) as error:
+            with context.interrupts.finishing():
+                self._last.save_after(error)
+            raise
+        finally:
+            log.close()
+        self.ended()
+
+    def end_step(self, step: int, metrics: Metrics) -> bool:
+        """Save a checkpoint if it is time.
+
+        Returns:
+            True if the run ends here.
+        """
+        context, every = self._context, self._assembly.recipe.checkpoint.every
+        self.close_step(step, metrics)
+        if slow := self._pace.observe(step, context.seconds):
+            context.notes.add(step, slow, warning=True)
+        done = context.interrupts.stopping() or bool(
+            reached_limit(context, self._assembly.recipe.run)
+        )
+        best = self._monitors.best.observe(step, metrics)
+        if done or best or (every and step % every == 0):
+            self.save(required=done)
+        self._last.mark(context.state_now())
+        return done
+
+
+@dataclass
+class TrainingRun:
+    """The order of a run that trains: what is written before, between and after its steps.
+
+    Attributes:
+        context: the run.
+        assembly: model, tasks and settings.
+        monitors: watch the metrics.
+        make_stage: makes the stage. It may copy the policy, so its weights must be final.
+        words: rewrites a line that names command-line flags for the caller's interface.
+    """
+
+    context: RunContext
+    assembly: Assembly
+    monitors: Monitors
+    make_stage: Callable[[], TrainingStage]
+    words: Callable[[str], str] = str
+
+    def go(
+        self, checkpoint: Checkpoint | None, begin: Callable[[], None], steps: bool = True
+    ) -> None:
+        """Do what the checkpoint lacks: the beginning, the steps, the final evaluation and report.
+
+        Args:
+            checkpoint: checkpoint to resume from, or None.
+            begin: does what precedes the first step. The stage is made after it.
+            steps: make the steps. False: end before the first.
+
+        Raises:
+            Interrupted: if a signal stops the run.
+        """
+        context, monitors = self.context, self.monitors
+        stage: TrainingStage | None = None
+        if checkpoint and checkpoint.stage == "step":
+            if ending := self._earlier_ending():
+                # Before the recipe is written: nothing was trained under its settings.
+                note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
+                context.progress.note(note)
+                context.folder.end()
+                return
+            # Before the rest: a checkpoint that is refused must leave the run folder as it is.
+            stage = self.make_stage()
+            stage.restore(checkpoint)
+        self._prepare(checkpoint)
+        for note in self.assembly.tasks.notes:
+            context.progress.note(note)
+        if checkpoint and stage:
+            stage.resumed(checkpoint)
+        else:
+            begin()
+        monitors.start(context.state.before, read_metrics(context.folder.metrics))
+        if not stage:
+            stage = self.make_stage()
+            stage.save(required=True)
+        ending = None
+        if steps:
+            with stage.steps() as loop:
+                if loop:
+                    loop.run(stage.end_step)
+            ending = reached_limit(context, self.assembly.recipe.run)
+        finish(context, self.assembly, monitors, ending, stage.version)
+        with context.interrupts.finishing():
+            context.folder.end()
+
+    def _earlier_ending(self) -> Ending | None:
+        """Limit at which an earlier process ended the run. None if the run has not ended."""
+        state = self.context.state
+        ending = reached_limit(self.context, self.assembly.recipe.run)
+        if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
+            return None
+        return ending
+
+    def _prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Delete output after the checkpoint, and record the recipe and versions."""
+        context, state = self.context, self.context.state
+        if context.ranks.rank:
+            context.ranks.barrier("the records of the run")
+            copy_records(context.folder)
+            return
+        cut_after(context.folder, checkpoint, state, context.progress.note)
+        context.notes.cut_after(state.step if checkpoint and checkpoint.stage == "step" else None)
+        context.write_recipe()
+        self.monitors.alarms.prediction = write_prediction(
+            context.folder.path,
+            self.assembly.recipe,
+            device=self.assembly.device,
+            ranks=context.ranks.size,
+            step=state.step,
+        )
+        context.ranks.barrier("the records of the run")
+
+
+def reached_limit(context: RunContext, limits: RunConfig) -> Ending | None:
+    """Limit that has been reached after the current step. All ranks get the answer of rank 0."""
+    state = context.state
+    ended = why_ended(limits, state.step, state.ema, context.seconds)
+    return context.ranks.gather(ended)[0]  # the ranks' clocks differ
