@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option
 from ..errors import UserError
-from ..recipe.toml import load_recipe
-from .train import OVERWRITE_HELP, start
+from ..recipe.toml import load_staged
+from . import train
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     recipe: str = argument(RECIPE_HELP)
-    overwrite: bool = option(OVERWRITE_HELP, False)
+    overwrite: bool = option(train.OVERWRITE_HELP, False)
     settings: tuple[str, ...] = ()
 
 
@@ -23,10 +23,20 @@ PARSER = VerbParser("sft", "Run only the supervised warm-up (SFT) of a recipe.",
 
 def run(arguments: Sequence[str]) -> int:
     given = PARSER.parse(arguments)
-    recipe = load_recipe(given.recipe, given.settings)
-    if recipe.sft.steps == 0:
+    staged = load_staged(given.recipe, given.settings)
+    if staged.stages:
+        names = [stage.name for stage in staged.stages if stage.kind == "sft"]
+        if len(names) != 1:
+            raise UserError(
+                f"{given.recipe} has {len(names)} stages of kind sft ({', '.join(names)}): name one"
+                f" with sixfold train {given.recipe} --only STAGE"
+            )
+        chosen = train.Options(recipe=given.recipe, overwrite=given.overwrite, only=names[0])
+        return train.start(staged, chosen)
+    if staged.base.sft.steps == 0:
         raise UserError(
             f"sft.steps = 0 in {given.recipe}: there is no warm-up to run; set it, e.g."
             " --sft.steps 200"
         )
-    return start(recipe, overwrite=given.overwrite, stop_after="sft")
+    chosen = train.Options(recipe=given.recipe, overwrite=given.overwrite)
+    return train.start(staged, chosen, stop_after="sft")

@@ -1,4 +1,4 @@
-"""`sixfold train RECIPE` and `sixfold train --resume RUN`."""
+"""`sixfold train RECIPE` and `sixfold train --resume RUN`, with or without stages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Literal
 from ..checkpoint.model_source import with_model_folders
 from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option, run_folder
 from ..errors import UserError
+from ..files.folder import RunFolder, recover
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
 from ..recipe.schema import Recipe
-from ..recipe.toml import load_recipe
+from ..recipe.stages import StagedRecipe, in_stage
+from ..recipe.toml import load_staged
 from ..run.recipe_environment import check_names
 
 OVERWRITE_HELP = "replace an earlier run of the same name, which is deleted when the new run ends"
@@ -28,17 +30,34 @@ class Options:
         metavar="RUN",
     )
     overwrite: bool = option(OVERWRITE_HELP, False)
+    only: str = option(
+        "run this stage of the recipe alone, with what the earlier stages of the run have made",
+        "",
+        metavar="STAGE",
+        either="stages",
+    )
+    from_: str = option(
+        "make this stage and those after it again, with what the earlier stages of the run have"
+        " made",
+        "",
+        metavar="STAGE",
+        either="stages",
+    )
     settings: tuple[str, ...] = ()
 
 
-PARSER = VerbParser("train", "Train a model by reinforcement learning, or resume a run.", Options)
+PARSER = VerbParser(
+    "train",
+    "Train a model by reinforcement learning, run all stages of a recipe, or resume a run.",
+    Options,
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Check what can be checked without torch, and train."""
     given = PARSER.parse(arguments)
     if given.resume is None and given.recipe is not None:
-        return start(load_recipe(given.recipe, given.settings), overwrite=given.overwrite)
+        return start(load_staged(given.recipe, given.settings), given)
     if given.resume is None or given.recipe is not None:
         raise UserError(
             "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two"
@@ -52,39 +71,60 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError(
                 f"{name} cannot change on resume: the run stays in its folder; leave out --{name}"
             )
-    from ..files.folder import recover
-
     recover(Path(given.resume).expanduser())
     folder = run_folder(given.resume)
-    return start(load_recipe(str(folder / "recipe.toml"), given.settings), resume=folder)
+    whole = RunFolder(folder).whole
+    if whole != folder:
+        raise UserError(
+            f"{folder} is a stage of {whole}, which resumes as a whole: sixfold train --resume"
+            f" {whole}"
+        )
+    return start(load_staged(str(folder / "recipe.toml"), given.settings), given, resume=folder)
 
 
 def start(
-    recipe: Recipe,
+    staged: StagedRecipe,
+    given: Options,
     *,
     resume: Path | None = None,
-    overwrite: bool = False,
     stop_after: Literal["sft"] | None = None,
 ) -> int:
-    """Check the plan, then import torch and run.
+    """Check the plan of every stage, then import torch and run.
 
     Args:
-        recipe: the recipe.
+        staged: the recipe, maybe without stages.
+        given: what else the user asks for.
         resume: folder of the run to resume, or None.
-        overwrite: replace an earlier run of the same name.
-        stop_after: last stage of the run, or None for all.
+        stop_after: last part of a run without stages, or None for all.
 
     Raises:
         UserError: if the plan refuses the recipe, or the disk is full.
     """
-    recipe = with_model_folders(recipe)
-    make_plan(recipe)
-    check_names(recipe.environment, recipe.eval)
+    recipe = staged.base
     folder = resume or Path(recipe.run.dir) / recipe.run.name
-    from ..run.start import train_run
-
+    if not staged.stages and (given.only or given.from_):
+        raise UserError(f"{given.recipe or folder} has no [[stages]]: leave out --only and --from")
+    if staged.stages:
+        for stage in staged.stages:
+            with in_stage(stage.name):
+                _check(staged.planned(stage.name, str(folder)))
+    else:
+        recipe = with_model_folders(recipe)
+        _check(recipe)
     try:
-        return train_run(recipe, resume=resume, overwrite=overwrite, stop_after=stop_after)
+        if staged.stages:
+            from ..stages.driver import train_stages
+
+            return train_stages(
+                staged,
+                resume=resume,
+                overwrite=given.overwrite,
+                only=given.only,
+                first=given.from_,
+            )
+        from ..run.start import train_run
+
+        return train_run(recipe, resume=resume, overwrite=given.overwrite, stop_after=stop_after)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -92,3 +132,9 @@ def start(
             f"no space left on {error.filename or folder}: free some and `sixfold train --resume"
             f" {folder}`"
         ) from error
+
+
+def _check(recipe: Recipe) -> None:
+    """Refuse what can be refused without torch."""
+    make_plan(with_model_folders(recipe))
+    check_names(recipe.environment, recipe.eval)

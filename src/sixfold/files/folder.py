@@ -61,6 +61,13 @@ class RunFolder:
         return self.path / "recipe.toml"
 
     @property
+    def whole(self) -> Path:
+        """Folder of the run that this one is a stage of. Otherwise its own path."""
+        parent = self.path.parent
+        staged = parent.name == "stages" and (parent.parent / "recipe.toml").is_file()
+        return parent.parent if staged else self.path
+
+    @property
     def environment(self) -> Path:
         """Versions, machine and command line of the run."""
         return self.path / "environment.json"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from .durable import disk_errors, faultpoint, fsync_path
@@ -76,8 +77,13 @@ def remove_replaced(path: Path) -> None:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """True if a run has published a checkpoint, intact or not."""
-    return any(not entry.name.startswith(".") for entry in (path / "checkpoints").glob("*"))
+    """True if a run, or a stage of it, has published a checkpoint, intact or not."""
+    found = (entry for place in (path, *path.glob("stages/*")) for entry in _checkpoints(place))
+    return any(not entry.name.startswith(".") for entry in found)
+
+
+def _checkpoints(path: Path) -> Iterator[Path]:
+    return (path / "checkpoints").glob("*")
 
 
 def _deletion_path(real: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -40,28 +41,28 @@ class Kind:
         makes: what its artifact is.
         run: `module:name` of what runs such a stage.
         sections: sections of the recipe that only some kinds read.
-        needed: setting of these that cannot be 0, or "".
+        steps: setting with its number of steps, if that is not `run.steps`.
     """
 
     purpose: str
     makes: Made
     run: str
     sections: tuple[str, ...] = ()
-    needed: str = ""
+    steps: str = "run.steps"
 
 
 KINDS: Mapping[str, Kind] = {
     "sft": Kind(
         "train on worked solutions or conversations",
         "model",
-        "sixfold.stages.sft:SFT",
+        "sixfold.stages.sft:work",
         ("sft",),
         "sft.steps",
     ),
     "rl": Kind(
         "train by reinforcement learning on sampled completions",
         "model",
-        "sixfold.stages.rl:RL",
+        "sixfold.stages.rl:work",
     ),
 }
 
@@ -175,6 +176,15 @@ class StagedRecipe:
             for stage in self.stages
         )
         return "\n".join([dump_recipe(self.base), *(f"{table}\n" for table in tables)])
+
+
+@contextmanager
+def in_stage(name: str) -> Iterator[None]:
+    """Context in which errors of the user name the stage."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"stage '{name}': {error}") from error
 
 
 def _texts(key: str, value: Any) -> list[str]:
@@ -320,11 +330,14 @@ def _stage(
 
     values = {**for_all, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
-    if "sft" not in KINDS[kind].sections:  # those are settings of the stages that train so
-        recipe = recipe.with_settings({"sft.steps": 0})
-    needed = KINDS[kind].needed
-    if needed and not flat(recipe)[needed]:
-        raise UserError(f"{where}: {needed} is 0, so the stage would do nothing. Set it")
+    steps = flat(recipe)[KINDS[kind].steps]
+    if not steps:
+        raise UserError(
+            f"{where}: {KINDS[kind].steps} is 0, so the stage would do nothing. Set it, e.g."
+            f" {KINDS[kind].steps} = 100"
+        )
+    # SFT is a stage of its own: none warms up.
+    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     return stage
@@ -340,6 +353,8 @@ def _check_own(key: str, kind: str, where: str) -> None:
         raise UserError(
             f"{where}: {key} belongs to the whole run; a stage's folder has its name (`name`)"
         )
+    if key == "run.steps" != KINDS[kind].steps:
+        raise UserError(f"{where}: a stage of kind {kind} has {KINDS[kind].steps} steps. Set that")
     section = key.partition(".")[0]
     owners = [other for other, row in KINDS.items() if section in row.sections]
     if owners and kind not in owners:

@@ -451,6 +451,12 @@ HELD_OUT = (
         "samples with verdict NAME / samples",
     ),
     Metric(
+        "heldout/loss",
+        "nats",
+        "loss on held-out examples of a supervised stage",
+        "-Σ log π(token) / tokens, over the trained tokens of the held-out examples",
+    ),
+    Metric(
         "heldout/version",
         "count",
         "version of the weights that were evaluated",

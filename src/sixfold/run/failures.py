@@ -23,12 +23,12 @@ def where_it_stopped(run: RunFolder) -> str:
         stage, _, step = newest[0].name.partition("-")
         return (
             f"stopped after {'SFT ' * (stage == 'sft')}step {int(step)}; go on with: sixfold train"
-            f" --resume {run.path}"
+            f" --resume {run.whole}"
         )
     if run.recipe.is_file() and not run.earlier:
         return (
             "stopped before the first checkpoint; start again with: sixfold train"
-            f" --resume {run.path}"
+            f" --resume {run.whole}"
         )
     return "stopped before anything was trained"
 
@@ -78,5 +78,5 @@ def what_is_left(run: RunFolder) -> str:
     steps = f" ({lost} later step{'s are' if lost > 1 else ' is'} lost)" if lost > 0 else ""
     return (
         f"The last good state is {newest[0].name}{steps}; go on with: sixfold train --resume"
-        f" {run.path}"
+        f" {run.whole}"
     )

@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ..batch import Batch, Metrics, collate
+from ..batch import Metrics, collate
 from ..controller.stream import task_stream
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.plan import SFT_PROBE_EVERY
 from ..report.numbers import percent
-from ..rollout.worked_episode import worked_episodes
-from ..trainer.sft import SupervisedLoss, example
+from ..trainer.sft import SupervisedLoss
 from ..trainer.trainer import Trainer, TrainingDiverged
-from ..types import Group, Task
+from ..types import Task
 from .assemble import Assembly
 from .interrupts import Interrupted, Interrupts
 from .out_of_memory import free_memory_of, is_out_of_memory
 from .policy_evaluation import evaluate_policy
 from .several_ranks import alike
+from .worked import sft_trainer_config, supervised_trainer, training_tasks, worked_groups
 
 PROBE_TASKS = 128
 
@@ -80,7 +80,7 @@ class SftStage:
         """
         recipe = self.assembly.recipe
         sft = recipe.sft
-        tasks = self._solved_tasks()
+        tasks = training_tasks(self.assembly)
         probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy else []
         # With few tasks, the probe tasks are trained on too, so the probe measures memorisation.
         # Without a probe, SFT would continue until all tasks are memorised.
@@ -95,22 +95,8 @@ class SftStage:
         stream = task_stream(
             rest, sft.examples_per_step, recipe.run.seed, self.assembly.tasks.weights
         )
-        settings = recipe.trainer.model_copy(
-            update={
-                "learning_rate": sft.learning_rate,
-                "warmup_steps": sft.warmup_steps,
-                "weight_decay": sft.weight_decay,
-                "schedule": "constant",
-            }
-        )
-        # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
-        trainer = Trainer(
-            self.assembly.root(),
-            settings,
-            replace(self.assembly.scoring, temperature=1.0),
-            sft.steps,
-            seed=recipe.run.seed,
-            ranks=self.assembly.data_ranks,
+        trainer = supervised_trainer(
+            self.assembly, sft_trainer_config(recipe.trainer, sft), sft.steps
         )
         self._mark = self._good = restore(trainer)
         try:
@@ -139,7 +125,7 @@ class SftStage:
                     self.save(trainer, self._mark, False)
 
     def _step(self, trainer: Trainer, tasks: list[Task], step: int) -> Metrics:
-        objective, examples = SupervisedLoss(), self._batch(tasks)
+        objective, examples = SupervisedLoss(), collate(worked_groups(self.assembly, tasks))
         batch = objective.prepare(examples.to(self.assembly.device))
         metrics = trainer.train_step(batch, objective.compute_loss)
         self._tokens += int(examples.mask.sum())
@@ -190,26 +176,3 @@ class SftStage:
             # Save nothing if the tensors in memory are not finite.
             with self.interrupts.finishing(), suppress(TrainingDiverged):
                 self.save(trainer, mark, True)
-
-    def _solved_tasks(self) -> list[Task]:
-        """Training tasks with a solution to imitate: a trace, or otherwise the answer.
-
-        Raises:
-            UserError: if there are none.
-        """
-        tasks = [t for t in self.assembly.tasks.train if t.trace or t.answer is not None]
-        if not tasks:
-            raise UserError(
-                "sft.steps > 0, but no task has a worked solution or an answer: set"
-                " data.trace_field to a column of solutions, or sft.steps = 0"
-            )
-        return tasks
-
-    def _batch(self, tasks: list[Task]) -> Batch:
-        assembly = self.assembly
-        if assembly.player.environment:
-            played = assembly.loop.run(worked_episodes(assembly.player, tasks))
-            return collate([Group(t, [one]) for t, one in zip(tasks, played, strict=True)])
-        return collate(
-            [example(t, assembly.renderer.encode(t), assembly.renderer.solution(t)) for t in tasks]
-        )

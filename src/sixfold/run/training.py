@@ -165,6 +165,7 @@ class TrainingRun:
         monitors: watch the metrics.
         make_stage: makes the stage. It may copy the policy, so its weights must be final.
         words: rewrites a line that names command-line flags for the caller's interface.
+        predicted: predict the durations of the steps, which are steps of RL.
     """
 
     context: RunContext
@@ -172,6 +173,7 @@ class TrainingRun:
     monitors: Monitors
     make_stage: Callable[[], TrainingStage]
     words: Callable[[str], str] = str
+    predicted: bool = True
 
     def go(
         self, checkpoint: Checkpoint | None, begin: Callable[[], None], steps: bool = True
@@ -237,13 +239,14 @@ class TrainingRun:
         cut_after(context.folder, checkpoint, state, context.progress.note)
         context.notes.cut_after(state.step if checkpoint and checkpoint.stage == "step" else None)
         context.write_recipe()
-        self.monitors.alarms.prediction = write_prediction(
-            context.folder.path,
-            self.assembly.recipe,
-            device=self.assembly.device,
-            ranks=context.ranks.size,
-            step=state.step,
-        )
+        if self.predicted:
+            self.monitors.alarms.prediction = write_prediction(
+                context.folder.path,
+                self.assembly.recipe,
+                device=self.assembly.device,
+                ranks=context.ranks.size,
+                step=state.step,
+            )
         context.ranks.barrier("the records of the run")
 
 

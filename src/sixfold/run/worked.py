@@ -1,0 +1,70 @@
+"""Worked solutions of tasks as training examples, and the trainer that imitates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..errors import UserError
+from ..recipe.schema import SftConfig, TrainerConfig
+from ..rollout.worked_episode import worked_episodes
+from ..trainer.sft import example
+from ..trainer.trainer import Trainer
+from ..types import Group, Task
+from .assemble import Assembly
+
+
+def solved_tasks(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks with a solution to imitate: a trace, or otherwise the answer."""
+    return [task for task in tasks if task.trace or task.answer is not None]
+
+
+def training_tasks(assembly: Assembly) -> list[Task]:
+    """Training tasks with a solution.
+
+    Raises:
+        UserError: if there are none.
+    """
+    tasks = solved_tasks(assembly.tasks.train)
+    if not tasks:
+        raise UserError(
+            "sft.steps > 0, but no task has a worked solution or an answer: set"
+            " data.trace_field to a column of solutions, or sft.steps = 0"
+        )
+    return tasks
+
+
+def worked_groups(assembly: Assembly, tasks: Sequence[Task]) -> list[Group]:
+    """The solution of each task as a trajectory, as the environment and the renderer make it."""
+    if assembly.player.environment:
+        played = assembly.loop.run(worked_episodes(assembly.player, tasks))
+        return [Group(task, [one]) for task, one in zip(tasks, played, strict=True)]
+    renderer = assembly.renderer
+    return [example(task, renderer.encode(task), renderer.solution(task)) for task in tasks]
+
+
+def sft_trainer_config(trainer: TrainerConfig, sft: SftConfig) -> TrainerConfig:
+    """Settings of the trainer in SFT."""
+    return trainer.model_copy(
+        update={
+            "learning_rate": sft.learning_rate,
+            "warmup_steps": sft.warmup_steps,
+            "weight_decay": sft.weight_decay,
+            "schedule": "constant",
+        }
+    )
+
+
+def supervised_trainer(assembly: Assembly, config: TrainerConfig, steps: int) -> Trainer:
+    """Trainer of the policy on given texts.
+
+    They were not sampled from the policy, so it trains at temperature 1 and not the rollout's.
+    """
+    return Trainer(
+        assembly.root(),
+        config,
+        replace(assembly.scoring, temperature=1.0),
+        steps,
+        seed=assembly.recipe.run.seed,
+        ranks=assembly.data_ranks,
+    )

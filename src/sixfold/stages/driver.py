@@ -1,0 +1,224 @@
+"""Run the stages of a recipe, each as a run of its own, in the folder of the whole run.
+
+    runs/NAME/recipe.toml           the recipe with its stages
+    runs/NAME/stages/STAGE/         a run: metrics, checkpoints, report; artifact.json at its end
+    runs/NAME/stages.json           the stage table
+    runs/NAME/report.html           all stages on one page
+
+A stage with an artifact is finished. After a crash the first stage without one is resumed, so there
+is no other state. A stage that is made again is moved to `replaced/` until the run has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+from ..checkpoint.model_source import with_model_folders
+from ..environment.named import load_object
+from ..errors import UserError
+from ..files.durable import disk_errors, faultpoint, write_text_atomic
+from ..files.folder import RunFolder, create_run, open_run, recover
+from ..ranks import Ranks, together
+from ..recipe.stages import KINDS, STAGES, Stage, StagedRecipe
+from ..report.progress import Progress
+from ..run.recipe_environment import check_names
+from ..run.start import recipe_ranks, run_work
+from .artifact import Artifact, publish, read_artifact, verified
+from .table import write_table
+
+REPLACED = "replaced"
+
+
+class StagedRun:
+    """The stages of one run.
+
+    Args:
+        staged: the recipe.
+        folder: folder of the run.
+        ranks: the ranks of the run. Rank 0 publishes and moves.
+        say: receives messages for the user.
+    """
+
+    def __init__(
+        self, staged: StagedRecipe, folder: Path, ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
+        self._staged = staged
+        self._folder = folder
+        self._ranks = ranks
+        self._say = say
+
+    def folder_of(self, name: str) -> Path:
+        """Folder of a stage."""
+        return self._folder / STAGES / name
+
+    def go(self, stages: tuple[Stage, ...]) -> int:
+        """Run those of the stages that are not finished.
+
+        Returns:
+            The exit code of the first that was stopped, or 0.
+
+        Raises:
+            UserError: if a finished stage does not fit the recipe, or the input of one is missing.
+        """
+        # All first: a recipe that does not fit must be refused before anything is trained.
+        for number, stage in enumerate(stages):
+            self._finished(stage, coming=[each.name for each in stages[:number]])
+        for stage in stages:
+            if self._finished(stage):
+                self._say(f"stage {stage.name}: already finished")
+                continue
+            if code := self._run(stage):
+                return code
+            together(self._ranks, partial(self._publish, stage))
+        return 0
+
+    def replace(self, stages: tuple[Stage, ...]) -> None:
+        """Move the folders of stages aside. They are deleted when the run has ended."""
+        aside = self._folder / REPLACED
+        for stage in reversed(stages):
+            folder = self.folder_of(stage.name)
+            if not folder.is_dir():
+                continue
+            with disk_errors(f"cannot move {folder} aside"):
+                aside.mkdir(exist_ok=True)
+                if (aside / stage.name).exists():  # an unfinished attempt to replace it
+                    shutil.rmtree(folder)
+                else:
+                    os.rename(folder, aside / stage.name)
+                faultpoint("stages.replace")
+
+    def end(self) -> None:
+        """Delete what was replaced, if all stages are finished."""
+        if all(read_artifact(self.folder_of(stage.name)) for stage in self._staged.stages):
+            shutil.rmtree(self._folder / REPLACED, ignore_errors=True)
+
+    def _finished(self, stage: Stage, coming: list[str] | None = None) -> Artifact | None:
+        """The artifact of a stage, or None if it has to be made.
+
+        Args:
+            stage: the stage.
+            coming: names of stages that will be made before it.
+
+        Raises:
+            UserError: if it was made with other settings or inputs, or lacks an input.
+        """
+        artifact = read_artifact(self.folder_of(stage.name))
+        inputs = self._inputs(stage, coming or [])
+        if artifact is None:
+            return None
+        if why := artifact.difference(stage, inputs):
+            raise UserError(
+                f"stage '{stage.name}' is finished, but {why}. To make it and the stages after it"
+                f" again: --from {stage.name}; or give the run another --run.name"
+            )
+        return artifact
+
+    def _inputs(self, stage: Stage, coming: list[str]) -> dict[str, str]:
+        """Hash of each finished stage that a stage reads, by name."""
+        found = {}
+        for key, name in stage.inputs:
+            if artifact := read_artifact(self.folder_of(name)):
+                found[name] = artifact.sha256
+            elif name not in coming:
+                raise UserError(
+                    f"stage '{stage.name}': {key} = 'stage:{name}', but stage '{name}' has not"
+                    f" finished in {self._folder}. Run it first: --only {name}, or all stages"
+                )
+        return found
+
+    def _run(self, stage: Stage) -> int:
+        """Start or resume one stage. Returns its exit code."""
+        folder = self.folder_of(stage.name)
+        paths = {}
+        for _, name in stage.inputs:
+            artifact = read_artifact(self.folder_of(name))
+            assert artifact is not None  # `_finished` has refused the stage otherwise
+            paths[name] = str(verified(self.folder_of(name), artifact))
+        recipe = stage.bound(paths).with_settings(
+            {"run.dir": str(folder.parent), "run.name": stage.name}
+        )
+        recipe = with_model_folders(recipe)
+        check_names(recipe.environment, recipe.eval)
+        self._say(f"stage {stage.name} ({stage.kind}): {KINDS[stage.kind].purpose}")
+        # Asked of rank 0 alone: it may create the folder before another rank looks.
+        started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
+        resume = folder if started else None
+        work = load_object(KINDS[stage.kind].run)(recipe)
+        return run_work(recipe, work, self._ranks, resume=resume)
+
+    def _publish(self, stage: Stage) -> None:
+        if self._ranks.rank:
+            return
+        publish(self.folder_of(stage.name), stage, KINDS[stage.kind].makes, self._inputs(stage, []))
+        write_table(self._folder, self._staged)
+
+
+def train_stages(
+    staged: StagedRecipe,
+    *,
+    resume: Path | None = None,
+    overwrite: bool = False,
+    only: str = "",
+    first: str = "",
+) -> int:
+    """Run the stages of a recipe, or resume an earlier run of them.
+
+    Args:
+        staged: the recipe.
+        resume: folder of the run to resume.
+        overwrite: replace an earlier run of the same name.
+        only: run this stage alone, with the artifacts of a run of the same name. "": all.
+        first: make this stage and those after it again, with the artifacts of the earlier stages of
+            a run of the same name. "": all that are not finished.
+
+    Returns:
+        The exit code: 0, or 130 / 143 if stopped by a signal.
+
+    Raises:
+        UserError: for an error that the user can fix.
+    """
+    base = staged.base
+    directory, name = Path(base.run.dir).absolute(), base.run.name
+    folder = (resume or directory / name).absolute()
+    chosen = staged.stages
+    if only:
+        chosen = (staged.stages[staged.position(only, name)],)
+    if first:
+        chosen = staged.stages[staged.position(first, name) :]
+    ranks = recipe_ranks(base)
+    with ExitStack() as stack:
+        stack.enter_context(ranks.ending_together(lambda: f"The stages are in {folder}"))
+        say = Progress().note if not ranks.rank else _nothing
+        if not ranks.rank:
+            earlier = resume or ((only or first) and RunFolder(folder).recipe.is_file())
+            if earlier and not overwrite:
+                recover(folder)
+                run = stack.enter_context(open_run(folder))
+            else:
+                run = stack.enter_context(create_run(directory, name, overwrite))
+                for unused in (run.checkpoints, run.rollouts):  # the stages have their own
+                    with suppress(OSError):
+                        unused.rmdir()
+            stages = StagedRun(staged, run.path, ranks, say)
+            if first:
+                stages.replace(chosen)
+            write_text_atomic(run.recipe, staged.dump())
+            run.write_environment(sys.argv, {})
+        ranks.barrier("the folder of the stages")
+        stages = StagedRun(staged, folder, ranks, say)
+        code = stages.go(chosen)
+        if not code and not ranks.rank:
+            run.end()
+            stages.end()
+            say(f"stages: {write_table(folder, staged)}")
+        return code
+
+
+def _nothing(text: str) -> None:
+    """A rank above 0 says nothing."""

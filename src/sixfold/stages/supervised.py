@@ -1,0 +1,243 @@
+"""A stage that trains on given tokens: pretraining, SFT and distillation.
+
+They differ in their examples and their trainer's settings only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..algorithm.base import Algorithm
+from ..batch import Metrics, collate
+from ..checkpoint.best import BestSteps
+from ..checkpoint.checkpoint import Checkpoint
+from ..evaluation.record import record, shown, solved_if
+from ..recipe.algorithm_plan import resolve_algorithm
+from ..recipe.rank_checks import check_ranks
+from ..recipe.schema import Recipe, TrainerConfig
+from ..report.alarms import Alarms
+from ..run.assemble import Assembly
+from ..run.context import RunContext
+from ..run.last_step import LastStep, unfinished
+from ..run.monitors import Monitors
+from ..run.policy_evaluation import evaluate_policy
+from ..run.step_log import StepLog
+from ..run.training import TrainingRun, TrainingStage
+from ..run.worked import supervised_trainer
+from ..trainer.logprobs import score_tables
+from ..trainer.sft import SupervisedLoss
+from ..trainer.trainer import Trainer
+from ..types import Group
+from .examples import Examples
+
+
+class SupervisedWork:
+    """Work of a run that trains on examples.
+
+    Args:
+        name: name of the stage for the user.
+        trainer: settings of the trainer.
+        make_examples: makes the examples, or refuses them.
+    """
+
+    algorithm: Algorithm | None = None
+
+    def __init__(
+        self,
+        name: str,
+        trainer: TrainerConfig,
+        make_examples: Callable[[Assembly], Examples],
+    ) -> None:
+        self._name = name
+        self._trainer = trainer
+        self._make_examples = make_examples
+
+    def check(self, recipe: Recipe, ranks: int) -> None:
+        check_ranks(recipe, resolve_algorithm(recipe.algorithm), ranks)
+
+    def load(self, assembly: Assembly) -> None:
+        self._examples = self._make_examples(assembly)
+        assembly.tasks.notes += self._examples.notes
+
+    def go(
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        best: BestSteps,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        monitors = Monitors(best, Alarms(True))
+        trainer = supervised_trainer(assembly, self._trainer, assembly.recipe.run.steps)
+
+        def make_stage() -> SupervisedStage:
+            return SupervisedStage(self._name, context, assembly, monitors, trainer, self._examples)
+
+        def begin() -> None:
+            context.progress.phase("evaluation")
+            if heldout := assembly.tasks.heldout:
+                context.state.before = record(evaluate_policy(assembly, heldout, version=0))
+                context.progress.note(
+                    f"held-out before {self._name}: {shown(context.state.before)};"
+                    f" {solved_if(assembly.environment.solved_rule.text)}"
+                )
+
+        TrainingRun(context, assembly, monitors, make_stage, predicted=False).go(checkpoint, begin)
+
+
+class SupervisedStage(TrainingStage):
+    """Trains on examples.
+
+    Args:
+        name: name of the stage for the user.
+        context: the run.
+        assembly: model, tasks and settings.
+        monitors: watch the metrics.
+        trainer: trainer of the policy.
+        examples: what it trains on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        context: RunContext,
+        assembly: Assembly,
+        monitors: Monitors,
+        trainer: Trainer,
+        examples: Examples,
+    ) -> None:
+        super().__init__(context, assembly, monitors, trainer, {"policy": trainer})
+        self.name = name
+        self._trainer = trainer
+        self._examples = examples
+
+    @property
+    def version(self) -> int:
+        return self._trainer.version
+
+    def loop(self, first_step: int) -> tuple[SupervisedLoop, SupervisedLog]:
+        log = SupervisedLog(
+            self._context,
+            self._assembly,
+            self._monitors,
+            first_step,
+            self._examples.heldout,
+            self._last,
+        )
+        return SupervisedLoop(
+            self._context, self._trainer, self._examples, log, self._assembly.device
+        ), log
+
+
+class SupervisedLoop:
+    """Makes the steps: examples, update, log.
+
+    Args:
+        context: the run. Its state counts the steps.
+        trainer: trainer of the policy.
+        examples: what it trains on.
+        log: log of the steps.
+        device: device of the batches.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        trainer: Trainer,
+        examples: Examples,
+        log: SupervisedLog,
+        device: str,
+    ) -> None:
+        self._context = context
+        self._trainer = trainer
+        self._examples = examples
+        self._log = log
+        self._device = device
+
+    def run(self, until: Callable[[int, Metrics], bool]) -> None:
+        """Make steps until `until(step, metrics)` is True."""
+        while True:
+            step = self._context.state.step + 1
+            metrics = self._step(step)
+            self._context.phase("log")
+            self._log.log(step, metrics, self._trainer)
+            if until(step, metrics):
+                return
+
+    def _step(self, step: int) -> Metrics:
+        began, objective = time.perf_counter(), SupervisedLoss()
+        self._context.phase("batch")
+        batch = objective.prepare(collate(self._examples.groups(step)).to(self._device))
+        made = time.perf_counter()
+        self._context.phase("trainer")
+        metrics = self._trainer.train_step(batch, objective.compute_loss)
+        ended = time.perf_counter()
+        return {
+            **metrics,
+            "train/tok_s": int(batch.mask.sum()) / (ended - made),
+            "time/batch_s": made - began,
+            "time/trainer_s": ended - made,
+            "time/total_s": ended - began,
+        }
+
+
+class SupervisedLog(StepLog):
+    """Log of supervised steps. Evaluations also measure the loss on held-out examples.
+
+    Args:
+        context: as for `StepLog`, as are `assembly`, `monitors` and `first_step`.
+        examples: held-out examples.
+        last: keeps the state at the end of the last step.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        monitors: Monitors,
+        first_step: int,
+        examples: Sequence[Group],
+        last: LastStep,
+    ) -> None:
+        super().__init__(context, assembly, monitors, first_step)
+        self._examples = examples
+        self._last = last
+
+    @property
+    def heldout(self) -> bool:
+        return super().heldout or bool(self._examples)
+
+    def log(self, step: int, metrics: Metrics, trainer: Trainer) -> None:
+        """Write and show a step."""
+        context = self._context
+        context.state.step = step
+        if trainer.skip_reason and metrics["train/skipped"]:
+            context.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
+        for spike in trainer.spikes:
+            context.notes.add(step, spike, warning=True)
+        if context.saver.failed:
+            metrics["checkpoint/failed_total"] = float(context.saver.failed)
+        # If the evaluation fails, this step can still be saved.
+        self._last.mark(replace(context.state_now(), unlogged=unfinished(metrics)))
+        self.close_step(step, metrics, trainer.version)
+
+    def evaluated(self, step: int, version: int) -> tuple[Metrics, str]:
+        found, warning = super().evaluated(step, version) if super().heldout else ({}, "")
+        if self._examples:
+            found = {**found, "heldout/loss": heldout_loss(self._assembly, self._examples)}
+        return found, warning
+
+
+def heldout_loss(assembly: Assembly, examples: Sequence[Group]) -> float:
+    """Mean negative log-prob of the trained tokens of held-out examples, in nats per token."""
+    config, batch = assembly.recipe.trainer, collate(examples).to(assembly.device)
+    logp, _ = score_tables(
+        assembly.root(),
+        batch,
+        replace(assembly.scoring, temperature=1.0),
+        config.max_tokens_per_microbatch,
+        config.share_prefix,
+        assembly.data_ranks,
+    )
+    return float(-logp[batch.mask].double().mean())
