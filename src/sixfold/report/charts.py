@@ -47,7 +47,8 @@ class TimeView:
 def learning_figures(run: RunRecord) -> list[Figure]:
     """Held-out tasks with their intervals, the reward, held-out by source, parts of the reward.
 
-    A single part is not drawn: it is the reward, up to its weight.
+    Without rewards, the loss stands in place of the reward. A single part is not drawn: it is the
+    reward, up to its weight.
     """
     if not run.metrics:
         return []
@@ -60,6 +61,12 @@ def learning_figures(run: RunRecord) -> list[Figure]:
             "Reward",
             _line(run, "reward/mean", "mean", 6, thin=True),
             _line(run, "reward/ema", "moving average"),
+        )
+        if run.series("reward/mean")
+        else _lines(
+            "Loss, nats per token",
+            _line(run, "train/loss", "training", 6, thin=True),
+            _line(run, "heldout/loss", "held-out"),
         ),
     ]
     sources = [

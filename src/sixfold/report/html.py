@@ -21,6 +21,7 @@ from .prediction_view import prediction_view
 from .run_record import RunRecord, flatten, read_run
 from .samples import Sample, pair
 from .schema import METRICS, find
+from .staged import is_staged, render_staged
 from .token_view import StepView, trajectories
 from .verdicts import verdict_view
 
@@ -61,11 +62,14 @@ class MetricRow:
 def write_report(run_dir: Path) -> Path:
     """Write RUN/report.html from the files in the folder, and return its path.
 
+    A run with stages gets the page of all stages. Each stage has its own page in its folder.
+
     Raises:
         UserError: if `run_dir` is not a run.
     """
     path = run_dir / "report.html"
-    write_text_atomic(path, render(read_run(run_dir)))
+    page = render_staged(run_dir) if is_staged(run_dir) else render(read_run(run_dir))
+    write_text_atomic(path, page)
     return path
 
 

@@ -19,6 +19,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from rich.console import Console
+
 from ..checkpoint.model_source import with_model_folders
 from ..environment.named import load_object
 from ..errors import UserError
@@ -26,10 +28,13 @@ from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
 from ..recipe.stages import KINDS, STAGES, Stage, StagedRecipe
+from ..report.html import write_report
 from ..report.progress import Progress
+from ..report.staged import screen_table
 from ..run.recipe_environment import check_names
-from ..run.start import recipe_ranks, run_work
+from ..run.start import Work, recipe_ranks, run_work
 from .artifact import Artifact, publish, read_artifact, verified
+from .drift import MeasuredWork
 from .table import write_table
 
 REPLACED = "replaced"
@@ -149,7 +154,9 @@ class StagedRun:
         # Asked of rank 0 alone: it may create the folder before another rank looks.
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
-        work = load_object(KINDS[stage.kind].run)(recipe)
+        work: Work = load_object(KINDS[stage.kind].run)(recipe)
+        if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
+            work = MeasuredWork(work, recipe.model.path)
         return run_work(recipe, work, self._ranks, resume=resume)
 
     def _publish(self, stage: Stage) -> None:
@@ -216,7 +223,9 @@ def train_stages(
         if not code and not ranks.rank:
             run.end()
             stages.end()
-            say(f"stages: {write_table(folder, staged)}")
+            write_table(folder, staged)
+            Console().print(screen_table(folder))
+            say(f"report: {write_report(folder)}")
         return code
 
 

@@ -12,9 +12,9 @@ from ..files.durable import write_json_atomic
 from ..files.folder import RunFolder
 from ..recipe.stages import STAGES, StagedRecipe
 from ..report.loggers import read_metrics
+from ..report.staged import TABLE
 from .artifact import read_artifact
-
-FILE = "stages.json"
+from .drift import read_drift
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Row:
         low: lower end of its 95% interval.
         high: upper end of its 95% interval.
         loss: loss on held-out examples at the last evaluation, in nats per token.
+        kl: KL divergence to the model that it started from, in nats per token.
         reward: moving average of the reward at the end.
         sha256: hash of the artifact.
     """
@@ -48,6 +49,7 @@ class Row:
     low: float | None
     high: float | None
     loss: float | None
+    kl: float | None
     reward: float | None
     sha256: str
 
@@ -74,6 +76,7 @@ def read_rows(folder: Path, staged: StagedRecipe) -> list[Row]:
                     low,
                     high,
                     _last(metrics, "heldout/loss"),
+                    read_drift(path),
                     _last(metrics, "reward/ema"),
                     artifact.sha256,
                 )
@@ -83,7 +86,7 @@ def read_rows(folder: Path, staged: StagedRecipe) -> list[Row]:
 
 def write_table(folder: Path, staged: StagedRecipe) -> Path:
     """Write the rows of the finished stages, and return the path of the file."""
-    path = folder / FILE
+    path = folder / TABLE
     write_json_atomic(path, [asdict(row) for row in read_rows(folder, staged)])
     return path
 
