@@ -238,7 +238,7 @@ def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
     for number, table in enumerate(tables):
         place = partial(file.place_in, STAGES, number)
         kind = table.get("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
             raise UserError(
                 f"stages: entry {number + 1} {said}.{nearest(str(kind), list(KINDS))} Kinds are"

@@ -1,0 +1,202 @@
+"""`[[stages]]`: how stages resolve, and what is refused when a recipe is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sixfold.errors import UserError
+from sixfold.recipe.dump import flat
+from sixfold.recipe.stages import StagedRecipe
+from sixfold.recipe.toml import load_recipe, parse_recipe, parse_staged
+
+TEXT = """\
+[run]
+name = "p"
+steps = 7
+
+[model.scratch]
+hidden_size = 32
+head_dim = 8
+
+[trainer]
+learning_rate = 1e-5
+
+[[stages]]
+kind = "sft"
+name = "direct"
+sft.steps = 10
+
+[[stages]]
+kind = "sft"
+name = "worked"
+model = "stage:direct"
+[stages.sft]
+steps = 20
+learning_rate = 1e-4
+[stages.data.arithmetic]
+terms = 3
+
+[[stages]]
+kind = "rl"
+reference.path = "stage:direct"
+"""
+
+
+def staged(text: str = TEXT, *flags: str) -> StagedRecipe:
+    return parse_staged(text, "p.toml", flags)
+
+
+def refused(text: str, *flags: str) -> str:
+    with pytest.raises(UserError) as error:
+        staged(text, *flags)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_stage_is_the_recipe_with_its_own_settings() -> None:
+    direct, worked, rl = staged().stages
+    assert [(s.kind, s.name) for s in (direct, worked, rl)] == [
+        ("sft", "direct"),
+        ("sft", "worked"),
+        ("rl", "rl"),
+    ]
+    base = flat(staged().base)
+    changed = {key: v for key, v in flat(worked.recipe).items() if v != base[key]}
+    assert changed == {
+        "model.path": "stage:direct",
+        "run.steps": 20,  # the number of steps of every kind; SFT before RL is a stage of its own
+        "sft.learning_rate": 1e-4,
+        "data.arithmetic.terms": 3,
+    }
+    assert direct.recipe.run.steps == 10 and rl.recipe.run.steps == 7
+    assert all(stage.recipe.sft.steps == 0 for stage in (direct, worked, rl))
+
+
+def test_a_stage_goes_on_with_the_newest_model_unless_it_names_one() -> None:
+    direct, worked, rl = staged().stages
+    assert direct.inputs == []
+    assert worked.inputs == [("model.path", "direct")]
+    assert rl.inputs == [("model.path", "worked"), ("reference.path", "direct")]
+    anew = staged(TEXT + 'model.path = ""\n').stages[2]
+    assert anew.inputs == [("reference.path", "direct")]
+
+
+def test_bound_recipes_have_paths_in_place_of_names() -> None:
+    rl = staged().stages[2].bound({"worked": "/w", "direct": "/d"})
+    assert (rl.model.path, rl.reference.path) == ("/w", "/d")
+
+
+def test_a_recipe_is_written_and_read_again() -> None:
+    once = staged(TEXT, "--run.seed", "4", "--stages.worked.sft.steps", "21")
+    assert staged(once.dump()) == once
+    assert once.stages[1].recipe.run.steps == 21 and once.stages[0].recipe.run.seed == 4
+
+
+def test_a_flag_reaches_every_stage_or_one() -> None:
+    direct, worked, rl = staged(
+        TEXT, "--trainer.grad_clip=0.5", "--stages.rl.trainer.learning_rate", "3e-6"
+    ).stages
+    assert {s.recipe.trainer.grad_clip for s in (direct, worked, rl)} == {0.5}
+    assert (direct.recipe.trainer.learning_rate, rl.recipe.trainer.learning_rate) == (1e-5, 3e-6)
+
+
+def test_one_stage_stands_for_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.toml").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("p.toml:rl")
+    assert recipe.model.path == "" and recipe.model.scratch.hidden_size == 32
+    with pytest.raises(UserError, match=r"stages direct, worked, rl: name one .* p\.toml:rl"):
+        load_recipe("p.toml")
+    with pytest.raises(UserError, match=r"no stage 'workd'\. Did you mean 'worked'\?"):
+        load_recipe("p.toml:workd")
+    (tmp_path / "plain.toml").write_text('run.name = "x"')
+    with pytest.raises(
+        UserError, match=r"plain\.toml has no stage 'rl'\. It has no \[\[stages\]\]"
+    ):
+        load_recipe("plain.toml:rl")
+    with pytest.raises(UserError, match="stages"):
+        parse_recipe(TEXT, "p.toml")
+
+
+HEAD = 'run.name = "p"\n'
+SFT = '[[stages]]\nkind = "sft"\nsft.steps = 3\n'
+
+REFUSED = {
+    "no kind": (HEAD + "[[stages]]\n", "entry 1 has no kind. Kinds are .* line 2"),
+    "unknown kind": (HEAD + '[[stages]]\nkind = "stf"', "'stf'. Did you mean 'sft'.* line 3"),
+    "kind is a number": (HEAD + "[[stages]]\nkind = 3", "unknown kind 3"),
+    "kind is a list": (HEAD + '[[stages]]\nkind = ["sft"]', "unknown kind"),
+    "stages is text": (HEAD + 'stages = "sft"', r"expected tables \[\[stages\]\]"),
+    "stages is a table": (HEAD + '[stages]\nkind = "sft"', r"expected tables \[\[stages\]\]"),
+    "stages is empty": (HEAD + "stages = []", r"expected tables \[\[stages\]\]"),
+    "two of one name": (HEAD + SFT + SFT, "two stages have the name 'sft'.* line 5"),
+    "bad name": (HEAD + SFT + 'name = "a/b"', "name = 'a/b'; expected letters"),
+    "empty name": (HEAD + SFT + 'name = ""', "name = ''; expected letters"),
+    "misspelt setting": (HEAD + SFT + "trainer.lr = 1", "trainer.learning_rate.* line 5"),
+    "misspelt section": (HEAD + SFT + "trainr.learning_rate = 1.0", "unknown key 'trainr"),
+    "wrong value": (
+        HEAD + SFT + "trainer.learning_rate = -1.0",
+        "trainer.learning_rate: expected .* got -1.0 .p.toml, line 5",
+    ),
+    "no steps": (HEAD + '[[stages]]\nkind = "sft"', "stage 'sft': sft.steps is 0"),
+    "steps of another kind": (HEAD + SFT + "run.steps = 3", "kind sft has sft.steps steps"),
+    "section of another kind": (
+        HEAD + SFT + '[[stages]]\nkind = "rl"\nsft.steps = 4',
+        "stage 'rl': sft.steps belongs to stages of kind sft, and this one is of kind rl",
+    ),
+    "its own name for the run": (HEAD + SFT + 'run.name = "q"', "run.name belongs to the whole"),
+    "its own folder": (HEAD + SFT + 'run.dir = "q"', "run.dir belongs to the whole"),
+    "stage within a stage": (HEAD + SFT + "stages = []", "unknown key 'stages'"),
+    "later stage": (
+        HEAD + SFT + 'model = "stage:rl"\n[[stages]]\nkind = "rl"',
+        "stage 'sft': model.path = 'stage:rl': no earlier stage .* It is the first stage",
+    ),
+    "itself": (HEAD + SFT + 'model = "stage:sft"', "cannot use its own artifact"),
+    "cycle": (
+        HEAD + SFT + 'name = "a"\nmodel = "stage:b"\n' + SFT + 'name = "b"\nmodel = "stage:a"',
+        "stage 'a': model.path = 'stage:b': no earlier stage",
+    ),
+    "misspelt stage": (
+        HEAD + SFT + '[[stages]]\nkind = "rl"\nmodel = "stage:stf"',
+        "no earlier stage has this name. Did you mean 'sft'",
+    ),
+    "model as data": (
+        HEAD + SFT + '[[stages]]\nkind = "rl"\ndata.source = "stage:sft"',
+        "that stage makes a model, and this setting takes a dataset",
+    ),
+    "stage where none fits": (
+        HEAD + SFT + '[[stages]]\nkind = "rl"\nlog.project = "stage:sft"',
+        "log.project = 'stage:sft': this setting cannot name a stage",
+    ),
+    "settings that contradict each other in one stage": (
+        HEAD + SFT + "environment.weights = [1.0, 2.0]",
+        "environment.weights has 2 entries .*stage 'sft'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_stages_are_refused_when_the_recipe_is_read(case: str) -> None:
+    text, said = REFUSED[case]
+    assert re.search(said, refused(text)), refused(text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--stages.stf.sft.steps=3", "no such stage. Did you mean 'sft'"),
+        ("--stages=3", "stages"),
+        ("--stages.sft.trainer.lr=3", "trainer.learning_rate"),
+        ("--sft.steps=4", r"stage 'sft' sets sft.steps itself .* --stages.sft.sft.steps"),
+        ("--stages.sft.sft.steps=many", "sft.steps: expected an integer"),
+    ],
+)
+def test_wrong_flags_for_stages_are_refused(flag: str, said: str) -> None:
+    assert re.search(said, refused(HEAD + SFT, flag)), refused(HEAD + SFT, flag)
+
+
+def test_flags_of_a_stage_need_stages() -> None:
+    assert "stages" in refused(HEAD, "--stages.sft.sft.steps=3")
