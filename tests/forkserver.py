@@ -15,6 +15,7 @@ CONTEXT.set_forkserver_preload(
     [
         "sixfold.cli",
         "sixfold.run.start",
+        "sixfold.stages.driver",
         "sixfold.reference.worker",
         "sixfold.checks.worker",
         "tests.rank_processes",

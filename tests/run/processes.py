@@ -12,7 +12,7 @@ from typing import Any
 
 from sixfold.errors import UserError
 from sixfold.processes import child
-from sixfold.recipe.toml import parse_recipe
+from sixfold.recipe.toml import parse_staged
 from tests.forked_programs import FORKING
 from tests.forkserver import CONTEXT, running_server, share_server
 
@@ -56,7 +56,12 @@ def tiny_recipe(folder: Path, **overrides: Any) -> list[str]:
 
 
 def _child(
-    flags: list[str], resume: str | None, errors: str, fault: str, server: dict[str, Any]
+    text: str,
+    flags: list[str],
+    asked: dict[str, Any],
+    errors: str,
+    fault: str,
+    server: dict[str, Any],
 ) -> None:
     if server:
         share_server(server)
@@ -67,11 +72,12 @@ def _child(
     with open(errors, "w") as sink:
         os.dup2(sink.fileno(), 2)
         from sixfold.run.start import train_run
+        from sixfold.stages.driver import train_stages
 
         try:
-            code = train_run(
-                parse_recipe('run.name = "run"', "test", flags),
-                resume=Path(resume) if resume else None,
+            staged = parse_staged(text, "test", flags)
+            code = (
+                train_stages(staged, **asked) if staged.stages else train_run(staged.base, **asked)
             )
         except UserError as error:
             print(error, file=sink, flush=True)
@@ -85,6 +91,8 @@ def start(
     resume: Path | None = None,
     fault: str = "",
     forking: bool = True,
+    text: str = 'run.name = "run"',
+    **asked: Any,
 ) -> BaseProcess:
     """Start a run in a process.
 
@@ -94,10 +102,12 @@ def start(
         resume: folder of the run to resume.
         fault: its SIXFOLD_FAULT.
         forking: fork the programs that need torch (`forked_programs.py`).
+        text: the recipe.
+        asked: other arguments of `train_run`, or of `train_stages`.
     """
-    resumed = str(resume) if resume else None
     server = running_server() if forking else {}
-    process = CONTEXT.Process(target=_child, args=(flags, resumed, str(errors), fault, server))
+    asked = {"resume": resume, **asked}
+    process = CONTEXT.Process(target=_child, args=(text, flags, asked, str(errors), fault, server))
     process.start()
     return process
 

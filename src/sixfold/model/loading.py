@@ -47,6 +47,10 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer
 _PLACEHOLDER = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
 
 
+_HOW_LOADED = ("is_local", "local_files_only")
+"""Arguments of `from_pretrained` that transformers saves with a tokenizer."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """A model with its tokenizer.
@@ -137,6 +141,8 @@ class Policy:
             # A copy: transformers removes tied weights from it.
             written = dict(self.weights() if weights is None else weights)
             self.model.save_pretrained(folder, state_dict=written)
+        for name in _HOW_LOADED:  # a resumed run would write other files
+            self.tokenizer.init_kwargs.pop(name, None)
         self.tokenizer.save_pretrained(folder)
 
 

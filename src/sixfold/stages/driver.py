@@ -68,12 +68,7 @@ class StagedRun:
         Returns:
             The exit code of the first that was stopped, or 0.
 
-        Raises:
-            UserError: if a finished stage does not fit the recipe, or the input of one is missing.
         """
-        # All first: a recipe that does not fit must be refused before anything is trained.
-        for number, stage in enumerate(stages):
-            self._finished(stage, coming=[each.name for each in stages[:number]])
         for stage in stages:
             if self._finished(stage):
                 self._say(f"stage {stage.name}: already finished")
@@ -82,6 +77,29 @@ class StagedRun:
                 return code
             together(self._ranks, partial(self._publish, stage))
         return 0
+
+    def check(self, stages: tuple[Stage, ...], anew: bool) -> None:
+        """Refuse what does not fit, before anything is changed.
+
+        Args:
+            stages: stages that will be run.
+            anew: make them again even if they are finished.
+
+        Raises:
+            UserError: if a finished stage does not fit the recipe, or the input of one is missing.
+        """
+        needed = {stage.name for stage in stages}
+        for stage in reversed(self._staged.stages):
+            if stage.name in needed:
+                needed |= {name for _, name in stage.inputs}
+        coming: list[str] = []
+        for stage in self._staged.stages:
+            if anew and stage in stages:
+                self._inputs(stage, coming)
+            elif stage.name in needed:
+                self._finished(stage, coming)
+            if stage in stages:
+                coming.append(stage.name)
 
     def replace(self, stages: tuple[Stage, ...]) -> None:
         """Move the folders of stages aside. They are deleted when the run has ended."""
@@ -108,7 +126,7 @@ class StagedRun:
 
         Args:
             stage: the stage.
-            coming: names of stages that will be made before it.
+            coming: stages that will be made before it.
 
         Raises:
             UserError: if it was made with other settings or inputs, or lacks an input.
@@ -213,6 +231,7 @@ def train_stages(
                     with suppress(OSError):
                         unused.rmdir()
             stages = StagedRun(staged, run.path, ranks, say)
+            stages.check(chosen, anew=bool(first))
             if first:
                 stages.replace(chosen)
             write_text_atomic(run.recipe, staged.dump())

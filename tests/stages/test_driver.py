@@ -1,0 +1,169 @@
+"""Stages run in order, resume after a kill at any point, and are made again on request."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.errors import UserError
+from sixfold.recipe.stages import StagedRecipe
+from sixfold.stages.driver import train_stages
+from tests.run.processes import start
+from tests.stages.staged_runs import TEXT, flags, result, staged
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of all runs: an adapter names its base by an absolute path, which is hashed."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """A run without interruption."""
+    assert train_stages(staged(place)) == 0
+    kept = place / "whole"
+    (place / "p").rename(kept)
+    return kept
+
+
+@pytest.fixture
+def run(whole: Path, place: Path) -> Any:
+    """A copy of the whole run, in the place where it was made."""
+    shutil.copytree(whole, place / "p")
+    yield place / "p"
+    shutil.rmtree(place / "p")
+
+
+@pytest.fixture
+def empty(whole: Path, place: Path) -> Any:
+    """The place of a new run."""
+    yield place / "p"
+    shutil.rmtree(place / "p", ignore_errors=True)
+
+
+def artifact(run: Path, stage: str) -> dict[str, Any]:
+    return json.loads((run / "stages" / stage / "artifact.json").read_bytes())  # type: ignore[no-any-return]
+
+
+def changed(place: Path, old: str, new: str) -> StagedRecipe:
+    from sixfold.recipe.toml import parse_staged
+
+    return parse_staged(TEXT.replace(old, new), "p.toml", flags(place))
+
+
+@pytest.mark.slow
+def test_each_stage_reads_what_the_one_before_it_has_made(whole: Path) -> None:
+    table = json.loads((whole / "stages.json").read_bytes())
+    assert [(row["stage"], row["kind"], row["made"], row["steps"]) for row in table] == [
+        ("first", "sft", "model", 4),
+        ("second", "sft", "model", 3),
+        ("adapted", "rl", "adapter", 3),
+        ("last", "rl", "adapter", 2),
+    ]
+    made = {row["stage"]: row["sha256"] for row in table}
+    assert artifact(whole, "second")["inputs"] == {"first": made["first"]}
+    assert artifact(whole, "adapted")["inputs"] == {"second": made["second"]}
+    assert artifact(whole, "last")["inputs"] == {"adapted": made["adapted"]}
+    drifts = [row["kl"] for row in table]
+    assert drifts[0] is None and all(drift >= 0 for drift in drifts[1:])
+    page = (whole / "report.html").read_text()
+    assert all(f'href="stages/{name}/report.html"' in page for name in made)
+    losses = [line.get("heldout/loss") for line in result(whole)["first"]["metrics"]]
+    assert losses[1] > losses[3] > 0 and losses[0] is None
+
+
+def killed_and_resumed(place: Path, fault: str) -> dict[str, Any]:
+    """Result of a run that is killed at a fault point, and then resumed."""
+    errors = place / "errors"
+    process = start(flags(place), errors, fault=fault, text=TEXT)
+    process.join()
+    assert process.exitcode == 137, errors.read_text()
+    folder = place / "p"
+    resume = folder if (folder / "recipe.toml").is_file() else None
+    assert train_stages(staged(place), resume=resume, overwrite=not resume) == 0
+    return result(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["artifact.publish:1", "artifact.publish:4", "checkpoint.:30"])
+def test_a_kill_between_stages_or_within_one_loses_nothing(
+    whole: Path, empty: Path, place: Path, fault: str
+) -> None:
+    assert killed_and_resumed(place, fault) == result(whole)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", range(40))
+def test_a_kill_at_any_point_loses_nothing(
+    whole: Path, empty: Path, place: Path, draw: int
+) -> None:
+    """40 of the fault points of a whole run, which writes about 150 times."""
+    fault = f":{random.Random(draw).randint(1, 150)}"
+    assert killed_and_resumed(place, fault) == result(whole)
+
+
+@pytest.mark.slow
+def test_finished_stages_are_not_made_again(
+    run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sixfold.stages.driver.run_work", lambda *a, **k: pytest.fail("made again"))
+    assert train_stages(staged(place), resume=run) == 0
+
+
+@pytest.mark.slow
+def test_stages_from_one_on_are_made_again(run: Path, whole: Path, place: Path) -> None:
+    other = changed(place, "sft.learning_rate = 5e-4", "sft.learning_rate = 4e-4")
+    with pytest.raises(UserError, match=r"'second' is finished, .* 0\.0005 -> 0\.0004.*--from sec"):
+        train_stages(other, resume=run)
+    with pytest.raises(UserError, match=r"'second' is finished"):
+        train_stages(other, first="adapted")
+    assert result(run) == result(whole)  # nothing has changed
+    assert train_stages(other, first="second") == 0
+    now, before = result(run), result(whole)
+    assert now["first"] == before["first"]
+    assert all(now[name]["sha256"] != before[name]["sha256"] for name in ("second", "last"))
+    assert not (run / "replaced").exists()
+
+
+@pytest.mark.slow
+def test_one_stage_alone_needs_the_ones_it_reads(empty: Path, place: Path, whole: Path) -> None:
+    with pytest.raises(UserError, match=r"model.path = 'stage:first', but stage 'first' has not"):
+        train_stages(staged(place), only="second")
+    assert train_stages(staged(place), only="first", overwrite=True) == 0
+    assert [path.name for path in (empty / "stages").iterdir()] == ["first"]
+    assert train_stages(staged(place), only="second") == 0
+    assert result(empty)["second"] == result(whole)["second"]
+    assert train_stages(staged(place), resume=empty) == 0
+    assert result(empty) == result(whole)
+
+
+@pytest.mark.slow
+def test_an_artifact_that_was_changed_is_refused(run: Path, place: Path) -> None:
+    shutil.rmtree(run / "stages" / "last")
+    model = run / "stages" / "adapted" / artifact(run, "adapted")["path"] / "model"
+    file = model / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\7")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
+        train_stages(staged(place), resume=run)
+
+
+@pytest.mark.slow
+def test_an_earlier_stage_that_was_made_anew_is_noticed(run: Path, place: Path) -> None:
+    path = run / "stages" / "second" / "artifact.json"
+    path.write_text(json.dumps({**artifact(run, "second"), "sha256": "0" * 64}))
+    with pytest.raises(UserError, match=r"'adapted' is finished, .* another result of .* 'second'"):
+        train_stages(staged(place), resume=run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"only": "thrid"}, {"first": "thrid"}])
+def test_an_unknown_stage_is_refused(place: Path, asked: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"no stage .thrid.\. Its stages are first, second"):
+        train_stages(staged(place), **asked)
