@@ -26,14 +26,6 @@ class MixConfig(Section):
         """Name of the stage whose dataset is mixed in, or "" for a file."""
         return self.source.removeprefix(STAGE) if self.source.startswith(STAGE) else ""
 
-    @model_validator(mode="after")
-    def _source_is_a_file_or_a_stage(self) -> MixConfig:
-        if not (self.stage or self.source.endswith(".jsonl")):
-            raise ValueError(
-                f"sample.mix: the source '{self.source}' is neither a .jsonl file nor stage:NAME"
-            )
-        return self
-
 
 class SampleConfig(Section):
     """Rejection sampling: several completions per task, of which some become a dataset."""
@@ -59,6 +51,16 @@ class SampleConfig(Section):
     mix: tuple[MixConfig, ...] = knob(
         (), "other data in the dataset, one table [[sample.mix]] each"
     )
+
+    @model_validator(mode="after")
+    def _mixed_sources_are_known(self) -> SampleConfig:
+        """Refuse a source that is neither a file nor a stage."""
+        for mix in self.mix:
+            if not (mix.stage or mix.source.endswith(".jsonl")):
+                raise ValueError(
+                    f"sample.mix: the source '{mix.source}' is neither a .jsonl file nor stage:NAME"
+                )
+        return self
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> SampleConfig:
