@@ -36,18 +36,24 @@ CONVERSATION = [
 ]
 
 
-def tasks_of(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> list[Task]:
+def tasks_of(
+    tmp_path: Path, rows: list[dict[str, Any]], rewards: tuple[str, ...] = (), **data: Any
+) -> list[Task]:
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_tasks(DataConfig(source=str(path), heldout=0, **data), seed=0, rewards=()).train
+    return load_tasks(
+        DataConfig(source=str(path), heldout=0, **data), seed=0, rewards=rewards
+    ).train
 
 
-def loaded(path: Path, form: Any = "messages") -> list[Task]:
+def loaded(path: Path, form: Any = "messages", rewards: tuple[str, ...] = ()) -> list[Task]:
     settings = data_settings(str(path), form)
-    return load_tasks(DataConfig(**settings, heldout=0), seed=0, rewards=()).train
+    return load_tasks(DataConfig(**settings, heldout=0), seed=0, rewards=rewards).train
 
 
-def round_trip(tmp_path: Path, tasks: list[Task], completions: list[Any]) -> list[Task]:
+def round_trip(
+    tmp_path: Path, tasks: list[Task], completions: list[Any], rewards: tuple[str, ...] = ()
+) -> list[Task]:
     """The tasks of a dataset with these completions, one per task."""
     form, notes = check_tasks(tasks)
     assert notes == []
@@ -55,7 +61,7 @@ def round_trip(tmp_path: Path, tasks: list[Task], completions: list[Any]) -> lis
     rows = [sampled_row(keeper, model="f00", seed=9) for keeper in keepers]
     write_block(tmp_path / "blocks", 0, rows, {})
     join(tmp_path / "blocks", 1, tmp_path / "data.jsonl")
-    return loaded(tmp_path / "data.jsonl", form)
+    return loaded(tmp_path / "data.jsonl", form, rewards)
 
 
 def assert_same(found: list[Task], tasks: list[Task], completions: list[Any]) -> None:
@@ -118,6 +124,26 @@ def test_rendered_prompts_stay_rendered(tmp_path: Path) -> None:
     rows = [{"question": "<|user|>1+1=<|assistant|>", "answer": "2"}]
     tasks = tasks_of(tmp_path, rows, prompt_form="rendered")
     assert_same(round_trip(tmp_path, tasks, ["2"]), tasks, ["2"])
+
+
+def test_rows_of_a_code_benchmark_are_not_converted_a_second_time(tmp_path: Path) -> None:
+    """That would replace the prompts that were sampled. A reward that needs tests says so."""
+    row = {
+        "task_id": "HumanEval/0",
+        "prompt": "def f(x):\n    'Return x.'\n",
+        "canonical_solution": "    return x\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+        "entry_point": "f",
+    }
+    converted = tasks_of(tmp_path, [row], prompt_field="prompt", rewards=("code",))
+    (found,) = round_trip(tmp_path, converted, ["x"], rewards=("code",))
+    assert found.prompt == converted[0].prompt != row["prompt"]
+    assert found.columns["tests"] == converted[0].columns["tests"]
+    unconverted = tasks_of(tmp_path, [row], prompt_field="prompt")
+    (found,) = round_trip(tmp_path, unconverted, ["x"])
+    assert found.prompt == unconverted[0].prompt == row["prompt"]
+    with pytest.raises(UserError, match="tests"):
+        round_trip(tmp_path, unconverted, ["x"], rewards=("code",))
 
 
 def test_a_dataset_can_be_sampled_again(tmp_path: Path) -> None:
