@@ -206,6 +206,11 @@ def test_replies_of_an_episode_end_with_the_stop_string() -> None:
     assert completion_of(replace(trajectory, environment=""), decode, []) == "c(2) and=4#4"
 
 
+def test_the_conversation_of_an_agent_is_refused() -> None:
+    with pytest.raises(UserError, match=r"environment\.agent.*environment\.episode"):
+        select([group(sample(0, "a", right(), environment="agent"))], SampleConfig(), READ)
+
+
 def test_an_episode_with_an_empty_or_cut_reply_is_dropped() -> None:
     for finish, replies, why in (
         ("stop", ("a", ""), "unusable"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ..data.rows import check_value
+from ..environment.episodes import AGENT
 from ..errors import UserError
 from ..recipe.schema import SampleConfig
 from ..types import Group, Task, Trajectory
@@ -117,7 +118,15 @@ def completion_of(
 
     Returns:
         Text, or for an episode the text of each reply.
+
+    Raises:
+        UserError: an outside agent has played the episode, which has prompts of its own.
     """
+    if trajectory.environment == AGENT:
+        raise UserError(
+            "environment.agent: the conversations of an agent cannot become rows, because SFT could"
+            " not play them again. Sample with environment.episode, or without an episode"
+        )
     if not trajectory.environment:
         return trajectory.text
     texts = (decode(trajectory.tokens[turn.start : turn.stop]) for turn in trajectory.turns)
