@@ -69,6 +69,7 @@ ALLOWED = {
     "environment": {"errors", "json_schema", "plugins", "ranks", "types", "user_code"},
     "checks": {"environment", "errors", "event_loop", "processes", "types", "user_code"},
     "data": {"environment", "errors", "plugins", "recipe", "seeds", "types", "user_code"},
+    "stages": {"data", "environment", "errors", "files", "recipe", "types"},
     "trainer": {
         *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "seeds"),
         "types",

@@ -22,6 +22,7 @@ from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
+from .sample import MixConfig, SampleConfig
 from .speculation import DraftSpeculation, NgramSpeculation, NoSpeculation, Speculation
 from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig
@@ -46,6 +47,7 @@ __all__ = [
     "GymConfig",
     "LogConfig",
     "LoraConfig",
+    "MixConfig",
     "ModelConfig",
     "MoeConfig",
     "NgramSpeculation",
@@ -58,6 +60,7 @@ __all__ = [
     "ReferenceConfig",
     "RolloutConfig",
     "RunConfig",
+    "SampleConfig",
     "ScratchConfig",
     "Section",
     "SftConfig",

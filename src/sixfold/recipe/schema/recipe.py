@@ -18,6 +18,7 @@ from .parallel import ParallelConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
+from .sample import SampleConfig
 from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig
 
@@ -49,6 +50,7 @@ class Recipe(Section):
     trainer: TrainerConfig = TrainerConfig()
     moe: MoeConfig = MoeConfig()
     sft: SftConfig = SftConfig()
+    sample: SampleConfig = SampleConfig()
     parallel: ParallelConfig = ParallelConfig()
     sync: SyncConfig = knob(
         SharedSyncConfig(),

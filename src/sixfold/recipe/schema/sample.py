@@ -1,0 +1,78 @@
+"""Settings of a sample stage: which completions become rows of a dataset, and what is mixed in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from .base import Real, Section, knob
+
+STAGE = "stage:"
+"""Start of a source that is the dataset of an earlier sample stage."""
+
+
+class MixConfig(Section):
+    """Other rows in the dataset of a sample stage: an entry of [[sample.mix]]."""
+
+    source: str = Field(
+        description="a .jsonl file with the columns prompt and completion, or stage:NAME for the"
+        " dataset of an earlier sample stage"
+    )
+    weight: Real = knob(1.0, "number of rows, relative to the rows that sampling has kept", gt=0)
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage whose dataset is mixed in, or "" for a file."""
+        return self.source.removeprefix(STAGE) if self.source.startswith(STAGE) else ""
+
+
+class SampleConfig(Section):
+    """Rejection sampling: several completions per task, of which some become a dataset."""
+
+    samples: int = knob(8, "completions per task", ge=1)
+    tasks: int = knob(0, "number of tasks sampled, drawn at random (0: all)", ge=0)
+    keep: Literal["solved", "reward", "best"] = knob(
+        "solved",
+        "completions that are kept: solved (those that the verifier accepts), reward (those with a"
+        " reward of at least `threshold`), or best (of each task, the one with the highest reward)",
+    )
+    threshold: Real = knob(1.0, "lowest reward that is kept; needs keep = 'reward'")
+    per_task: int = knob(
+        0,
+        "maximum number of completions kept per task, those with the highest rewards (0: all)",
+        ge=0,
+    )
+    deduplicate: bool = knob(
+        True, "keep one of a task's completions that differ only in white space"
+    )
+    min_rows: int = knob(1, "the stage fails if it keeps fewer completions", ge=1)
+    ngram: int = knob(3, "length of the n-grams of the diversity metric", ge=1, le=8)
+    mix: tuple[MixConfig, ...] = knob(
+        (), "other data in the dataset, one table [[sample.mix]] each"
+    )
+
+    @model_validator(mode="after")
+    def _mixed_sources_are_known(self) -> SampleConfig:
+        """Refuse a source that is neither a file nor a stage."""
+        for mix in self.mix:
+            if not (mix.stage or mix.source.endswith(".jsonl")):
+                raise ValueError(
+                    f"sample.mix: the source '{mix.source}' is neither a .jsonl file nor stage:NAME"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> SampleConfig:
+        """Refuse settings that the kind of selection does not read."""
+        if self.keep != "reward" and self.threshold != type(self).model_fields["threshold"].default:
+            raise ValueError(
+                f"sample.threshold has no effect with sample.keep = '{self.keep}'. Leave it out, or"
+                " set sample.keep = 'reward'"
+            )
+        if self.keep == "best" and self.per_task > 1:
+            raise ValueError(
+                f"sample.per_task = {self.per_task}, but sample.keep = 'best' keeps one completion"
+                " per task. Leave it out, or set sample.keep = 'reward'"
+            )
+        return self
