@@ -18,10 +18,11 @@ from sixfold.errors import UserError
 from sixfold.files.blocks import join, write_block
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import DataConfig, SampleConfig, ScratchConfig
+from sixfold.recipe.stages import dataset_settings
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.player import Limits, Player
 from sixfold.rollout.worked_episode import Script, worked_episodes
-from sixfold.stages.dataset import check_tasks, data_settings, mixed_rows, sampled_row
+from sixfold.stages.dataset import check_tasks, mixed_rows, sampled_row
 from sixfold.stages.keepers import Keeper, completion_of, select
 from sixfold.types import Group, Reward, Task
 
@@ -47,7 +48,7 @@ def tasks_of(
 
 
 def loaded(path: Path, form: Any = "messages", rewards: tuple[str, ...] = ()) -> list[Task]:
-    settings = data_settings(str(path), form)
+    settings = dataset_settings(str(path), form)
     return load_tasks(DataConfig(**settings, heldout=0), seed=0, rewards=rewards).train
 
 

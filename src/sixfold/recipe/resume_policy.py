@@ -53,6 +53,7 @@ FREE: dict[str, str] = {
     "reference": "takes effect from the next step",
     "trainer": "takes effect from the next step",
     "moe": "takes effect from the next step",
+    "sample": "completions sampled under other settings are refused",
     "eval": "takes effect from the next evaluation",
     "checkpoint": "takes effect from the next step",
     "log": "takes effect from the next step",

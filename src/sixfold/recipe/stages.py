@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ..errors import UserError, nearest
 from .dump import dump_recipe, flat, toml_literal
 from .keys import check_keys
-from .knobs import sections
+from .knobs import knobs, sections
 from .schema import NAME, Recipe
 from .settled import settled
 from .toml_lines import TomlText
@@ -41,7 +41,7 @@ class Kind:
         makes: what its artifact is.
         run: `module:name` of what runs such a stage.
         sections: sections of the recipe that only some kinds read.
-        steps: setting with its number of steps, if that is not `run.steps`.
+        steps: setting with its number of steps. Empty if that follows from its data.
     """
 
     purpose: str
@@ -59,6 +59,13 @@ KINDS: Mapping[str, Kind] = {
         ("sft",),
         "sft.steps",
     ),
+    "sample": Kind(
+        "sample completions and keep the good ones as a dataset",
+        "dataset",
+        "sixfold.stages.sample:work",
+        ("sample",),
+        "",
+    ),
     "rl": Kind(
         "train by reinforcement learning on sampled completions",
         "model",
@@ -72,8 +79,13 @@ ACCEPTS: Mapping[str, Made] = {
     "data.source": "dataset",
     "data.heldout_split": "dataset",
     "data.sources": "dataset",
+    "sample.mix": "dataset",
 }
 """Setting that may name a stage -> what that stage has to make."""
+
+
+_TABLES = ("data.sources", "sample.mix")
+"""Lists of tables with a `source`."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +125,16 @@ class Stage:
             name = text.removeprefix(REFERENCE)
             return text if name == text else artifacts[name]
 
-        data = self.recipe.data
-        sources = tuple(
-            each.model_copy(update={"source": path(each.source)}) for each in data.sources
-        )
-        values = {
+        values: dict[str, object] = {
             key: path(value)
             for key, value in flat(self.recipe).items()
             if isinstance(value, str) and value.startswith(REFERENCE)
         }
-        return self.recipe.with_settings({**values, "data.sources": sources})
+        for key in _TABLES:
+            section, _, name = key.partition(".")
+            tables = getattr(getattr(self.recipe, section), name)
+            values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
+        return self.recipe.with_settings(values)
 
 
 @dataclass(frozen=True)
@@ -178,6 +190,24 @@ class StagedRecipe:
         return "\n".join([dump_recipe(self.base), *(f"{table}\n" for table in tables)])
 
 
+def dataset_settings(source: str, form: str) -> dict[str, Any]:
+    """Settings of [data] with which a sampled dataset loads. All others have their defaults.
+
+    Args:
+        source: the .jsonl file.
+        form: form of its prompts.
+    """
+    return {
+        "source": source,
+        "format": "rows",
+        "prompt_field": "prompt",
+        "prompt_form": form,
+        "answer_field": "answer",
+        "trace_field": "completion",
+        "id_field": "id",
+    }
+
+
 @contextmanager
 def in_stage(name: str) -> Iterator[None]:
     """Context in which errors of the user name the stage."""
@@ -189,7 +219,7 @@ def in_stage(name: str) -> Iterator[None]:
 
 def _texts(key: str, value: Any) -> list[str]:
     """Texts of a setting that may name a stage."""
-    if key == "data.sources":
+    if key in _TABLES:
         return [table["source"] for table in value]
     return [value] if isinstance(value, str) else []
 
@@ -328,19 +358,37 @@ def _stage(
     def given_at(key: str) -> str:
         return f"--{key}" if key in for_all else place(key)
 
-    values = {**for_all, **own, **continues}
+    form: dict[str, Any] = {}
+    for sampled in earlier:
+        if own.get("data.source") == REFERENCE + sampled.name:
+            form = _loads_sampled(sampled)
+    values = {**for_all, **form, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
-    steps = flat(recipe)[KINDS[kind].steps]
-    if not steps:
+    setting = KINDS[kind].steps
+    steps = flat(recipe)[setting] if setting else 0
+    if setting and not steps:
         raise UserError(
-            f"{where}: {KINDS[kind].steps} is 0, so the stage would do nothing. Set it, e.g."
-            f" {KINDS[kind].steps} = 100"
+            f"{where}: {setting} is 0, so the stage would do nothing. Set it, e.g. {setting} = 100"
         )
     # SFT is a stage of its own: none warms up.
     recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     return stage
+
+
+def _loads_sampled(sampled: Stage) -> dict[str, Any]:
+    """Settings of [data] for the dataset of a stage: nothing of the recipe's own form is left."""
+    data = sampled.recipe.data
+    fields = type(data).model_fields
+    found = {
+        key: fields[name].default
+        for key in knobs()
+        if key.startswith("data.") and (name := key.removeprefix("data.")) in fields
+    }
+    form = "continued" if data.prefill else data.prompt_form
+    found |= dataset_settings(REFERENCE + sampled.name, form)
+    return {f"data.{name.removeprefix('data.')}": value for name, value in found.items()}
 
 
 def _check_own(key: str, kind: str, where: str) -> None:
@@ -354,7 +402,8 @@ def _check_own(key: str, kind: str, where: str) -> None:
             f"{where}: {key} belongs to the whole run; a stage's folder has its name (`name`)"
         )
     if key == "run.steps" != KINDS[kind].steps:
-        raise UserError(f"{where}: a stage of kind {kind} has {KINDS[kind].steps} steps. Set that")
+        instead = f"Set {KINDS[kind].steps}" if KINDS[kind].steps else "Leave it out"
+        raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
     section = key.partition(".")[0]
     owners = [other for other, row in KINDS.items() if section in row.sections]
     if owners and kind not in owners:

@@ -464,6 +464,19 @@ HELD_OUT = (
     ),
 )
 
+SAMPLE = (
+    Metric("sample/kept", "count", "completions kept by a sample stage", "per block of tasks"),
+    Metric(
+        "sample/kept_frac", "share", "share of the completions that are kept", "kept / completions"
+    ),
+    Metric(
+        "sample/dropped/*",
+        "count",
+        "completions dropped for one reason, such as unsolved or duplicate",
+        "the first reason that holds, in the order of stages/keepers.py",
+    ),
+)
+
 GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Step": STEP,
     "Time": TIME,
@@ -471,4 +484,5 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Rollout": ROLLOUT,
     "Dynamic sampling": DYNAMIC,
     "Held-out": HELD_OUT,
+    "Sampled datasets": SAMPLE,
 }

@@ -20,29 +20,12 @@ from ..data.rows import check_value, rows_to_tasks
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.schema import DataConfig
+from ..recipe.stages import dataset_settings
 from ..types import PromptForm, Task
 from .keepers import Completion, Keeper
 
 _OURS = ("id", "prompt", "completion", "answer", "reward", "provenance")
 _COMPARED = ("prompt", "answer", "tools", "template_args")
-
-
-def data_settings(path: str, form: PromptForm) -> dict[str, Any]:
-    """Settings of [data] with which a dataset loads. All others have their defaults.
-
-    Args:
-        path: the .jsonl file.
-        form: form of its prompts.
-    """
-    return {
-        "source": path,
-        "format": "rows",
-        "prompt_field": "prompt",
-        "prompt_form": form,
-        "answer_field": "answer",
-        "trace_field": "completion",
-        "id_field": "id",
-    }
 
 
 def sampled_row(keeper: Keeper, *, model: str, seed: int) -> dict[str, Any]:
@@ -73,7 +56,7 @@ def mixed_rows(
     """Rows of an entry of [[sample.mix]], drawn at random.
 
     Args:
-        tasks: tasks with traces, loaded with `data_settings`.
+        tasks: tasks with traces, loaded with `dataset_settings`.
         kept: number of sampled rows.
         weight: rows to draw per sampled row.
         number: position of the entry. Part of the ids of its rows.
@@ -106,7 +89,7 @@ def check_tasks(tasks: Sequence[Task]) -> tuple[PromptForm, list[str]]:
         UserError: tasks have prompts of two forms, or one has parts that a row cannot hold.
     """
     form = tasks[0].form
-    settings = DataConfig(**data_settings("the dataset", form))
+    settings = DataConfig(**dataset_settings("the dataset", form))
     for task in tasks:
         where = f"task {task.id}"
         if task.form != form:

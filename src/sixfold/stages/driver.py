@@ -22,17 +22,20 @@ from pathlib import Path
 from rich.console import Console
 
 from ..checkpoint.model_source import with_model_folders
+from ..data.sources import load_tasks
+from ..data.task_set import TaskSet, prompt_key
 from ..environment.named import load_object
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
+from ..recipe.schema import Recipe
 from ..recipe.stages import KINDS, STAGES, Stage, StagedRecipe
 from ..report.html import write_report
 from ..report.progress import Progress
 from ..report.staged import screen_table
-from ..run.recipe_environment import check_names
-from ..run.start import Work, recipe_ranks, run_work
+from ..run.recipe_environment import check_names, task_rewards
+from ..run.start import Given, Work, recipe_ranks, run_work
 from .artifact import Artifact, publish, read_artifact, verified
 from .drift import MeasuredWork
 from .table import write_table
@@ -175,7 +178,30 @@ class StagedRun:
         work: Work = load_object(KINDS[stage.kind].run)(recipe)
         if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
             work = MeasuredWork(work, recipe.model.path)
-        return run_work(recipe, work, self._ranks, resume=resume)
+        given = Given(tasks=self._tasks(stage, recipe))
+        return run_work(recipe, work, self._ranks, resume=resume, given=given)
+
+    def _tasks(self, stage: Stage, recipe: Recipe) -> TaskSet | None:
+        """Tasks of a stage that trains on a sampled dataset: its rows, and the held-out tasks of
+        the recipe, so that all stages are evaluated alike. None: those of the stage's [data].
+
+        Args:
+            stage: the stage.
+            recipe: its recipe, with paths in place of stage names.
+        """
+        sampled = "data.source" in dict(stage.inputs)
+        if not sampled or {"data.heldout", "data.heldout_split"} & stage.settings.keys():
+            return None
+        base, seed = self._staged.base, recipe.run.seed
+        rewards = task_rewards(base.environment, base.eval.strict, None)
+        rows = load_tasks(recipe.data.model_copy(update={"heldout": 0}), seed=seed, rewards=())
+        evaluated = load_tasks(base.data, seed=base.run.seed, rewards=rewards)
+        prompts = {prompt_key(task) for task in evaluated.heldout}
+        kept = [task for task in rows.train if prompt_key(task) not in prompts]
+        notes = [*rows.notes, *evaluated.notes]
+        if left := len(rows.train) - len(kept):
+            notes.append(f"{left} rows of the dataset left out: their prompts are held out")
+        return TaskSet(kept, evaluated.heldout, notes)
 
     def _publish(self, stage: Stage) -> None:
         if self._ranks.rank:
