@@ -248,9 +248,12 @@ class MiniGPTForCausalLM(MiniGPTPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def forward(self, input_ids: Tensor, **more: Any) -> CausalLMOutputWithPast:
-        """Tokens [B, T] -> logits [B, T, V]. Other arguments are those of the body."""
-        output = self.model(input_ids, **more)
+    # transformers' generate() counts positions past padding only if it sees `position_ids` here
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, **more: Any
+    ) -> CausalLMOutputWithPast:
+        """Tokens [B, T] -> logits [B, T, V]. The arguments are those of the body."""
+        output = self.model(input_ids, position_ids=position_ids, **more)
         return CausalLMOutputWithPast(
             logits=self.lm_head(output.last_hidden_state),
             past_key_values=output.past_key_values,

@@ -88,6 +88,11 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
         origin=(
             f"{_NAMES[sizes.architecture]} architecture from scratch: {sizes.layers} layers, width"
             f" {sizes.hidden_size}, {vocabulary} tokens in the vocabulary"
+            + (
+                f", {size.heads} heads without groups, MLP of width {size.intermediate}"
+                if sizes.architecture == "minigpt"
+                else ""
+            )
         ),
         parameters=size.parameters,
         context=sizes.context,
