@@ -53,9 +53,7 @@ def dense_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     )
     for n in range(model.config.num_hidden_layers):
         layer = f"model.layers.{n}"
-        q, k, v = (norm(x, f"{layer}.attention_norm") @ w[f"{layer}.attention.qkv.weight"].T).split(
-            width, -1
-        )
+        q, k, v = (norm(x, f"{layer}.attn_norm") @ w[f"{layer}.attn.qkv.weight"].T).split(width, -1)
         mixed = torch.zeros_like(x)
         for i in range(len(tokens)):
             for h in range(heads):
@@ -63,7 +61,7 @@ def dense_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
                 scores = k[: i + 1, head] @ q[i, head] / math.sqrt(size)
                 weights = scores.exp() / scores.exp().sum()
                 mixed[i, head] = weights @ v[: i + 1, head]
-        x = x + mixed @ w[f"{layer}.attention.out.weight"].T
+        x = x + mixed @ w[f"{layer}.attn.out.weight"].T
         inner = (
             norm(x, f"{layer}.mlp_norm") @ w[f"{layer}.mlp.up.weight"].T + w[f"{layer}.mlp.up.bias"]
         )
@@ -101,6 +99,7 @@ def test_parameters_follow_the_formula(v: int, t: int, layers: int, heads: int, 
         num_hidden_layers=layers,
         num_attention_heads=heads,
         hidden_size=d,
+        intermediate_size=4 * d,
     )
     with torch.device("meta"):
         model = MiniGPTForCausalLM(config)

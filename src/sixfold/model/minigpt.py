@@ -33,49 +33,26 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 class MiniGPTConfig(PretrainedConfig):
     """Sizes of a MiniGPT, by the names of most configurations in transformers.
 
-    Args:
+    Attributes:
         vocab_size: tokens of the vocabulary.
-        hidden_size: width of the residual stream.
+        hidden_size: width of the residual stream, a multiple of the heads.
         num_hidden_layers: blocks.
-        num_attention_heads: heads of each block. They divide the width evenly.
-        intermediate_size: width of the MLP. None: four times the width.
+        num_attention_heads: heads of each block.
+        intermediate_size: width of the MLP.
         max_position_embeddings: longest sequence, in tokens.
         initializer_range: standard deviation of the initial weights.
-        layer_norm_eps: added to the variance in the layer norms.
-        others: settings of every configuration, such as `eos_token_id`.
-
-    Raises:
-        ValueError: the heads do not divide the width.
+        tie_word_embeddings: the head is the token embedding.
     """
 
     model_type = "minigpt"
-
-    def __init__(
-        self,
-        vocab_size: int = 29,
-        hidden_size: int = 128,
-        num_hidden_layers: int = 4,
-        num_attention_heads: int = 4,
-        intermediate_size: int | None = None,
-        max_position_embeddings: int = 11,
-        initializer_range: float = 0.02,
-        layer_norm_eps: float = 1e-5,
-        **others: Any,
-    ) -> None:
-        if hidden_size % num_attention_heads:
-            raise ValueError(
-                f"hidden_size = {hidden_size} must be a multiple of num_attention_heads ="
-                f" {num_attention_heads}"
-            )
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size or 4 * hidden_size
-        self.max_position_embeddings = max_position_embeddings
-        self.initializer_range = initializer_range
-        self.layer_norm_eps = layer_norm_eps
-        super().__init__(**{"tie_word_embeddings": True, **others})
+    vocab_size: int = 29
+    hidden_size: int = 128
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    intermediate_size: int = 512
+    max_position_embeddings: int = 11
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
 
 
 def eager_attention(
@@ -156,13 +133,13 @@ class MiniGPTBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: MiniGPTConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.attention = MiniGPTAttention(config, layer)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.attn_norm = nn.LayerNorm(config.hidden_size)
+        self.attn = MiniGPTAttention(config, layer)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size)
         self.mlp = MiniGPTMLP(config)
 
     def forward(self, hidden: Tensor, **more: Any) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), **more)
+        hidden = hidden + self.attn(self.attn_norm(hidden), **more)
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
@@ -185,7 +162,7 @@ class MiniGPTModel(MiniGPTPreTrainedModel):
         self.layers = nn.ModuleList(
             MiniGPTBlock(config, layer) for layer in range(config.num_hidden_layers)
         )
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.norm = nn.LayerNorm(config.hidden_size)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
