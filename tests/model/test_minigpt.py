@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import make_tiny
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
@@ -172,6 +172,16 @@ def test_the_engine_fills_the_context_with_the_greedy_tokens(
         logp = dense_logits(model, expected).log_softmax(-1)
         scored = [float(logp[i - 1, expected[i]]) for i in range(len(prompt), 20)]
         assert done[key].logp == pytest.approx(scored, abs=2e-5), key
+
+
+def test_two_calls_on_a_cache_are_one() -> None:
+    model, cache = model_with_biases(), DynamicCache()
+    with torch.no_grad():
+        parts = [
+            model(torch.tensor([part]), past_key_values=cache).logits[0].double()
+            for part in (TEXT[:5], TEXT[5:])
+        ]
+    torch.testing.assert_close(torch.cat(parts), dense_logits(model, TEXT), rtol=0, atol=2e-5)
 
 
 def test_transformers_generates_the_same_with_its_cache_and_with_padding() -> None:
