@@ -58,6 +58,7 @@ _EXTRAS: dict[str, dict[str, object]] = {
     ),
     "gemma3_text": dict(sliding_window=8, query_pre_attn_scalar=16),
     "gpt2": dict(n_embd=64, n_layer=2, n_head=2, n_positions=256),
+    "minigpt": dict(num_key_value_heads=4),
     "qwen3_moe": dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
 }
 ARCHITECTURES = tuple(_EXTRAS)

@@ -83,7 +83,7 @@ def loss(batch: Batch, logp: Tensor) -> LossOutput:
     return LossOutput(-torch.where(batch.mask, scored, 0.0).sum())
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "minigpt", "qwen3_moe"])
 @pytest.mark.parametrize("dora", [False, True])
 def test_a_new_adapter_changes_no_output(tiny: Tiny, architecture: str, dora: bool) -> None:
     plain = tiny(architecture)
@@ -113,7 +113,7 @@ def test_a_seed_decides_the_new_adapter(tiny: Tiny) -> None:
                              for w in (a, other.weights())))  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "minigpt", "qwen3_moe"])
 @pytest.mark.parametrize("settings", [{}, {"rslora": True}, {"dora": True}])
 def test_merged_weights_equal_the_adapter(
     tiny: Tiny, architecture: str, settings: dict[str, bool]
@@ -266,7 +266,7 @@ def trainers_logp(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return table.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "minigpt", "qwen3_moe"])
 def test_the_engine_samples_from_the_trained_adapter(tiny: Tiny, architecture: str) -> None:
     lora = adapted(tiny(architecture))
     engine = engine_of(lora.base)

@@ -47,6 +47,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "granitemoeshared": _EXPERTS | dict(shared_intermediate_size=28),
     "helium": dict(head_dim=8),
     "hunyuan_v1_dense": dict(head_dim=12),
+    "minigpt": dict(num_key_value_heads=6),
     "minimax_m2": _EXPERTS,
     "mistral": dict(head_dim=10),
     "mixtral": _EXPERTS,

@@ -3,3 +3,5 @@
 It runs in two halves, body and head, with Sixfold's attention. Of Sixfold's packages, it imports
 only leaves.
 """
+
+from . import minigpt as minigpt  # transformers' Auto classes do not know it otherwise

@@ -1,19 +1,24 @@
 """A small model made from scratch, with a character tokenizer and a chat template.
 
-The architecture is Qwen3 and the weights are random.
+The architecture is Qwen3 or MiniGPT, and the weights are random.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..errors import UserError
 from ..recipe.schema import ScratchConfig
+from .minigpt import MiniGPTForCausalLM
+
+_CLASSES: dict[str, Any] = {"qwen3": Qwen3ForCausalLM, "minigpt": MiniGPTForCausalLM}
+"""Architecture -> class of the model."""
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|unknown|>", "<|user|>", "<|assistant|>", "<|system|>")
 CHAT_TEMPLATE = (
@@ -70,25 +75,16 @@ def character_tokenizer(alphabet: str, words: Sequence[str] = ()) -> PreTrainedT
 def scratch_model(
     sizes: ScratchConfig, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A Qwen3 model with random float32 weights drawn from `seed`, and its tokenizer."""
+    """A model with random float32 weights drawn from `seed`, and its tokenizer."""
     tokenizer = character_tokenizer(sizes.alphabet, sizes.words)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        max_position_embeddings=sizes.context,
-        initializer_range=sizes.initializer_range,
-        rope_parameters={"rope_type": "default", "rope_theta": sizes.rope_theta},
-        tie_word_embeddings=True,
+    made = _CLASSES[sizes.architecture]
+    config = made.config_class(
+        **sizes.fields(len(tokenizer)),
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        model = Qwen3ForCausalLM(config)
+        model = made(config)
     return model, tokenizer

@@ -20,6 +20,8 @@ SCRATCH_SPECIAL_TOKENS = 6
 Equal to the number of `model.scratch.SPECIAL` tokens, which cannot be imported without torch.
 """
 
+_NAMES = {"qwen3": "Qwen3", "minigpt": "MiniGPT"}
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -66,7 +68,7 @@ def model_shape(model: ModelConfig, setting: str = "model.path") -> ModelShape:
 
 
 def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
-    if sizes.head_dim % 2:
+    if sizes.architecture == "qwen3" and sizes.head_dim % 2:
         raise UserError(
             f"model.scratch.head_dim = {sizes.head_dim} is odd, but rotary embeddings rotate"
             " pairs of numbers. Use an even number"
@@ -80,24 +82,17 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
     vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
     if sizes.words:
         vocabulary += len(sizes.words) + 1  # and the token of tool results
-    size = model_size(
-        {
-            "model_type": "qwen3",
-            "vocab_size": vocabulary,
-            "hidden_size": sizes.hidden_size,
-            "intermediate_size": sizes.intermediate_size,
-            "num_hidden_layers": sizes.layers,
-            "num_attention_heads": sizes.heads,
-            "num_key_value_heads": sizes.kv_heads,
-            "head_dim": sizes.head_dim,
-            "tie_word_embeddings": True,
-        }
-    )
+    size = model_size({"model_type": sizes.architecture, **sizes.fields(vocabulary)})
     assert size is not None
     return ModelShape(
         origin=(
-            f"Qwen3 architecture from scratch: {sizes.layers} layers, width {sizes.hidden_size},"
-            f" {vocabulary} tokens in the vocabulary"
+            f"{_NAMES[sizes.architecture]} architecture from scratch: {sizes.layers} layers, width"
+            f" {sizes.hidden_size}, {vocabulary} tokens in the vocabulary"
+            + (
+                f", {size.heads} heads without groups, MLP of width {size.intermediate}"
+                if sizes.architecture == "minigpt"
+                else ""
+            )
         ),
         parameters=size.parameters,
         context=sizes.context,

@@ -220,6 +220,10 @@ FAMILIES: Mapping[str, Family] = {
         mlp_bias=Flag("mlp_bias", True), gated=False, names=_UP_DOWN,
     ),
     "llama": _LLAMA,
+    "minigpt": Family(
+        tied=True, pairs="heads", fixed_heads=True, norm=2, mlp_bias=True, gated=False,
+        positions=("max_position_embeddings", 0), names=Names(("qkv",), "out", ("up",), "down"),
+    ),
     "minimax_m2": Family(head_dim=128, wide_norms=True, experts=_WIDE),
     "ministral3": Family(head_dim=128),
     "mistral": Family(),

@@ -14,8 +14,13 @@ ALL_LINEAR = "all-linear"
 
 
 class ScratchConfig(Section):
-    """Sizes of a model made from scratch (Qwen3 architecture, tokens of characters and words)."""
+    """Sizes of a model made from scratch, whose tokens are characters and words."""
 
+    architecture: Literal["qwen3", "minigpt"] = knob(
+        "qwen3",
+        "qwen3, or minigpt: a plain GPT with learned positions, whose kv_heads, head_dim and"
+        " intermediate_size follow from heads and hidden_size",
+    )
     alphabet: str = knob(
         "0123456789+-*/=()<>#;:,.? abcdefghijklmnopqrstuvwxyz\n", "characters of the tokenizer"
     )
@@ -58,6 +63,60 @@ class ScratchConfig(Section):
                     " a special token. Remove it"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _fits_minigpt(self) -> ScratchConfig:
+        """Refuse sizes that a MiniGPT does not have. Defaults stand for what it has."""
+        if self.architecture != "minigpt":
+            return self
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"model.scratch.hidden_size = {self.hidden_size} must be a multiple of heads ="
+                f" {self.heads} with architecture minigpt"
+            )
+        has = {
+            "kv_heads": (self.heads, "as many as heads"),
+            "head_dim": (self.hidden_size // self.heads, "hidden_size / heads"),
+            "intermediate_size": (4 * self.hidden_size, "4 * hidden_size"),
+        }
+        for name, (value, rule) in has.items():
+            given = getattr(self, name)
+            if given not in (value, type(self).model_fields[name].default):
+                raise ValueError(
+                    f"model.scratch.{name} = {given}: with architecture minigpt it is {value}"
+                    f" ({rule}). Remove it"
+                )
+        if self.rope_theta != type(self).model_fields["rope_theta"].default:
+            raise ValueError(
+                f"model.scratch.rope_theta = {self.rope_theta} has no effect with architecture"
+                " minigpt, which learns its positions. Remove it"
+            )
+        return self
+
+    def fields(self, vocabulary: int) -> dict[str, Any]:
+        """Sizes of the model as in config.json.
+
+        Args:
+            vocabulary: tokens of its tokenizer.
+        """
+        fields = {
+            "vocab_size": vocabulary,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "max_position_embeddings": self.context,
+            "initializer_range": self.initializer_range,
+            "tie_word_embeddings": True,
+        }
+        if self.architecture == "minigpt":
+            return {**fields, "intermediate_size": 4 * self.hidden_size}
+        return {
+            **fields,
+            "intermediate_size": self.intermediate_size,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+        }
 
 
 class LoraConfig(Section):

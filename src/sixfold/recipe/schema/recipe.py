@@ -132,10 +132,11 @@ class Recipe(Section):
                 f" reply, rollout.max_new_tokens = {self.rollout.max_new_tokens}. Raise it, or set"
                 " 0"
             )
-        if self.model.scratch.heads % self.model.scratch.kv_heads:
+        scratch = self.model.scratch
+        if scratch.architecture == "qwen3" and scratch.heads % scratch.kv_heads:
             raise ValueError(
-                f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads"
-                f" ({self.model.scratch.kv_heads})"
+                f"model.scratch.heads ({scratch.heads}) must be a multiple of kv_heads"
+                f" ({scratch.kv_heads})"
             )
         if "reasoning_gym" in self.data.names and not self.data.reasoning_gym.tasks:
             raise ValueError(
