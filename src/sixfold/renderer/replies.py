@@ -1,0 +1,172 @@
+"""Given replies as text that the policy could have sampled after the prompt.
+
+The chat template renders the conversation with the reply as its last message. If that begins with
+the prompt, the rest is the reply. Otherwise the template writes replies in another way than it asks
+for them: DeepSeek-R1 opens a think block in the prompt and writes none in a reply. Then the reply
+continues the prompt as its own text, and the open block is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..model.chat_template import PROBE, TemplateRefusal, render
+from ..model.turn_end import first_added_token
+from .special_texts import SpecialTexts
+from .think import closing_tag, continued_block, opened_block, split_thought
+
+
+_ASKED = {"role": "user", "content": PROBE}
+
+
+@dataclass(frozen=True)
+class WrittenReply:
+    """A given reply in tokens.
+
+    Attributes:
+        tokens: token ids, with the one that ends the reply.
+        as_template: False if the template would write the reply differently after this prompt.
+        hidden: the template does not show `reasoning_content` of the reply, so it is left out.
+    """
+
+    tokens: list[int]
+    as_template: bool
+    hidden: bool
+
+
+@dataclass(frozen=True)
+class ReplyText:
+    """A given reply as text, with marks for special tokens that it spells.
+
+    Attributes:
+        prompt: the rendered prompt.
+        text: the reply after the prompt, up to its end token if it has one.
+        ended: True if `text` ends with an end token.
+        as_template, hidden: as in `WrittenReply`.
+    """
+
+    prompt: str
+    text: str
+    ended: bool
+    as_template: bool
+    hidden: bool
+
+
+class ReplyWriter:
+    """Renders given replies with the tokenizer of the policy.
+
+    Args:
+        tokenizer: must have a chat template.
+        special: marks the names of special tokens in messages.
+        ends: ids of the tokens at which sampling stops.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, special: SpecialTexts, ends: Collection[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._ends = {str(tokenizer.decode([token])): token for token in ends}
+
+    def turn(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reply: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        following: Sequence[Mapping[str, Any]],
+    ) -> ReplyText:
+        """The reply as text after its prompt. Arguments as for `Renderer.encode_reply`.
+
+        Raises:
+            TemplateRefusal: the template refuses the messages, or omits a call of the reply.
+        """
+        before, after = self._special.mark_all(messages), self._special.mark_all(following)
+        tools, arguments = map(self._special.mark_all, (tools, arguments))
+        said = {
+            **self._special.mark_all(reply),
+            "content": self._special.mark_prefill(str(reply.get("content") or "")),
+        }
+
+        def rendering(turns: Sequence[Mapping[str, Any]], generation: bool) -> str:
+            return render(
+                self._tokenizer, turns, tools=tools, generation=generation, arguments=arguments
+            )
+
+        prompt = rendering(before, True)
+        whole = rendering([*before, said], False)
+        if not whole.startswith(prompt):
+            # Mistral shows the system message only if a user's message is the last one.
+            asked = [_ASKED]
+            alone, begun = rendering([*asked, said], False), rendering(asked, True)
+            start = begun.removeprefix(rendering(asked, False))
+            if alone.startswith(begun) and prompt.endswith(start):
+                whole = prompt + alone[len(begun) :]
+        written, as_template, hidden = _after_prompt(prompt, whole, said)
+        text = self._until_end(written, said)
+        if text is None and after and as_template:
+            longer, stem = rendering([*before, said, *after], True), prompt + written.rstrip()
+            follows = longer[len(stem) :] if longer.startswith(stem) else ""
+            if first_added_token(self._tokenizer, follows) in self._ends.values():
+                text = self._until_end(longer[len(prompt) :], said)
+        if text is None:
+            stop = _end_of(written, said) if not said.get("tool_calls") else len(written.rstrip())
+            return ReplyText(prompt, written[:stop], False, as_template, hidden)
+        return ReplyText(prompt, text, True, as_template, hidden)
+
+    def _until_end(self, written: str, said: Mapping[str, Any]) -> str | None:
+        """The reply up to and including its end token. None if it has none."""
+        start = _end_of(written, said)
+        found = [
+            (at, -len(end)) for end in self._ends if end and (at := written.find(end, start)) >= 0
+        ]
+        return written[: min(found)[0] - min(found)[1]] if found else None
+
+
+def _after_prompt(prompt: str, whole: str, said: Mapping[str, Any]) -> tuple[str, bool, bool]:
+    """The reply after its prompt, whether the template wrote it, and whether reasoning is hidden.
+
+    Args:
+        prompt: the rendered prompt.
+        whole: the conversation with the reply, rendered.
+        said: the reply.
+
+    Raises:
+        TemplateRefusal: the calls of the reply cannot be shown after the prompt.
+    """
+    opened = opened_block(prompt)
+    content, reasoning = str(said["content"]), str(said.get("reasoning_content") or "")
+    thought, answer = split_thought(content)
+    if whole.startswith(prompt):
+        written, as_template = whole[len(prompt) :], True
+    elif opened and whole.startswith(prompt.removesuffix(opened)):
+        rest = whole[len(prompt) - len(opened) :]
+        written, as_template = continued_block(opened, rest), False
+    else:
+        written, as_template = "", False
+    calls = said.get("tool_calls") or []
+    shown = all(call["function"]["name"] in written for call in calls)
+    if calls and not shown:
+        raise TemplateRefusal("it does not show a call of the reply after the reply's prompt")
+    if thought.strip() in written and answer.strip() in written and written:
+        hidden = bool(reasoning.strip()) and reasoning.strip() not in written
+    elif not calls:
+        written, as_template, hidden = continued_block(opened, content), False, bool(reasoning)
+    else:
+        raise TemplateRefusal("it does not show the text of a reply with calls")
+    if hidden and opened and (tag := closing_tag(opened.strip())) in written:
+        rest = written.partition(tag)[2]
+        return f"{reasoning.strip()}\n{tag}{rest}", False, False
+    return written, as_template, hidden
+
+
+def _end_of(written: str, said: Mapping[str, Any]) -> int:
+    """Index behind what the reply says: its text and the names of its calls."""
+    _, answer = split_thought(str(said["content"]))
+    names = [call["function"]["name"] for call in said.get("tool_calls") or ()]
+    texts = (text for text in (answer.strip(), *names) if text)
+    return max((written.rfind(text) + len(text) for text in texts if text in written), default=0)
