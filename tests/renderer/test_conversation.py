@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -206,3 +205,99 @@ def test_a_conversation_is_split_exactly_where_its_history_is_rewritten(kind: st
         rendered = whole(name, conversation(name, kind), False, tools)
         assert tokens[:-1] == ids(name, rendered)[: len(tokens) - 1], name
         assert rendered.startswith(text) or name == "glm-4.5", name
+
+
+def test_texts_that_look_like_marks_of_the_template_end_no_reply() -> None:
+    for name in NAMES:
+        if name == "command-r-plus-tool-use" or name.endswith("tool-use"):
+            continue
+        for text in (
+            "|",
+            ">",
+            "end",
+            "assistant",
+            "<|im_end|> no end",
+            "</s>",
+            "<|user|>hi",
+            "\u00e9 ",
+        ):
+            messages = [said("user", "question"), said("assistant", text)] * 2
+            encoded = encode_conversation(renderer(name), Task("t", tuple(messages)), "assistant")
+            for example in encoded.examples:
+                for start, stop in example.spans:
+                    ends = [t in renderer(name).stop_token_ids for t in example.tokens[start:stop]]
+                    assert ends == [False] * (stop - start - 1) + [True], (name, text)
+                    reply = renderer(name).decode(example.tokens[start:stop])
+                    assert reply.strip().endswith(text.strip()), (name, text)
+                    assert "question" not in reply
+
+
+def test_a_reply_that_the_next_message_repeats_ends_where_it_ends() -> None:
+    """GLM ends a reply with the mark of the next message."""
+    turns = (said("user", "q"), said("assistant", "hi"), said("user", "hi"), said("assistant", "x"))
+    encoded = encode_conversation(renderer("glm-4.5"), Task("t", turns), "assistant")
+    (example,) = encoded.examples
+    said_ = [renderer("glm-4.5").shown(example.tokens[a:b]) for a, b in example.spans]
+    assert said_ == [f"\n<think></think>\n{text}<|user|>" for text in ("hi", "x")]
+
+
+def test_mistral_shows_the_system_message_only_in_the_last_question() -> None:
+    encoded = encode("mistral", "system")
+    texts = [renderer("mistral").shown(example.tokens) for example in encoded.examples]
+    assert [text.count("be good") for text in texts] == [1, 1, 1]
+    assert all(f"[/INST] answer {n}\n\n- last</s>" in texts[n // 2] for n in (1, 3, 5))
+    assert encoded.rewritten == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hidden"),
+    [
+        ("qwen3-thinking", "because\n</think>\n\nyes<|im_end|>", 0),  # the prompt opens a block
+        ("r1-distill", "because\n</think>\n\nyes<｜end▁of▁sentence｜>", 0),
+        ("qwen2.5", "yes<|im_end|>", 1),
+    ],
+)
+def test_reasoning_in_a_field_of_its_own(name: str, text: str, hidden: int) -> None:
+    turns = (said("user", "q"), said("assistant", "yes", reasoning_content="because"))
+    encoded = encode_conversation(renderer(name), Task("t", turns), "assistant")
+    ((example,), ((start, stop),)) = encoded.examples, encoded.examples[0].spans
+    assert renderer(name).shown(example.tokens[start:stop]) == text
+    assert encoded.hidden == hidden
+
+
+def test_what_is_trained() -> None:
+    name = "qwen2.5"
+    every = encode(name, "system").examples[0]
+    last = encode(name, "system", "last").examples[0]
+    whole_ = encode(name, "system", "all").examples[0]
+    assert len(every.spans) == 3
+    assert every.tokens == last.tokens == whole_.tokens
+    assert last.spans == every.spans[-1:] and whole_.spans == ((1, len(every.tokens)),)
+    messages = [{**m} for m in conversation(name, "system")]
+    messages[2]["weight"] = 0
+    weighed = encode_conversation(renderer(name), Task("t", tuple(messages)), "assistant")  # type: ignore[arg-type]
+    assert weighed.examples[0].tokens == every.tokens
+    assert weighed.examples[0].spans == every.spans[1:]
+
+
+def test_a_pair_of_texts_needs_no_template() -> None:
+    bare = Renderer(tokenizer("qwen2.5"))
+    bare = bare.copy()
+    bare.tokenizer.chat_template = None
+    task = Task("t", "question: ", trace="answer 1")
+    (example,) = encode_conversation(bare, task, "assistant").examples
+    start, stop = example.spans[0]
+    assert bare.shown(example.tokens) == "question: answer 1<|im_end|>"
+    assert bare.shown(example.tokens[start:stop]) == "answer 1<|im_end|>"
+    with pytest.raises(UserError, match=r"task t .*model\.chat_template = FILE"):
+        encode_conversation(bare, Task("t", conversation("qwen2.5", "plain")), "assistant")
+
+
+def test_a_pair_of_texts_is_the_conversation_of_one_question() -> None:
+    for name in NAMES:
+        if name == "command-r-plus-tool-use" or name.endswith("tool-use"):
+            continue
+        turns = (said("user", "question"), said("assistant", "answer"))
+        pair = encode_conversation(renderer(name), Task("t", "question", trace="answer"), "last")
+        chat = encode_conversation(renderer(name), Task("t", turns), "last")
+        assert pair.examples == chat.examples, name

@@ -169,9 +169,9 @@ class Renderer:
             raise RenderError(
                 f"the model's chat template refuses this reply: {refusal}", "messages"
             ) from refusal
-        ids = self._continuation(turn.prompt, turn.text)
-        if not turn.ended:
-            ids += self.turn_end_tokens
+        by_text = not turn.ended and self._end_tokens and not self._turn_end.tokens
+        ids = self._continuation(turn.prompt, turn.text if by_text else turn.text[: turn.stop])
+        ids += [] if turn.ended else self.turn_end_tokens
         self._check_known(ids, "messages", str(reply.get("content") or ""))
         return WrittenReply(ids, turn.as_template, turn.hidden)
 

@@ -19,7 +19,6 @@ from ..model.turn_end import first_added_token
 from .special_texts import SpecialTexts
 from .think import closing_tag, continued_block, opened_block, split_thought
 
-
 _ASKED = {"role": "user", "content": PROBE}
 
 
@@ -44,13 +43,15 @@ class ReplyText:
 
     Attributes:
         prompt: the rendered prompt.
-        text: the reply after the prompt, up to its end token if it has one.
-        ended: True if `text` ends with an end token.
+        text: the text after the prompt.
+        stop: length of the reply in `text`, with its end token if it has one.
+        ended: True if the reply ends with an end token.
         as_template, hidden: as in `WrittenReply`.
     """
 
     prompt: str
     text: str
+    stop: int
     ended: bool
     as_template: bool
     hidden: bool
@@ -107,24 +108,22 @@ class ReplyWriter:
             if alone.startswith(begun) and prompt.endswith(start):
                 whole = prompt + alone[len(begun) :]
         written, as_template, hidden = _after_prompt(prompt, whole, said)
-        text = self._until_end(written, said)
-        if text is None and after and as_template:
+        end = self._end(written, _start_of(written, said))
+        if not end and after and as_template:
             longer, stem = rendering([*before, said, *after], True), prompt + written.rstrip()
             follows = longer[len(stem) :] if longer.startswith(stem) else ""
             if first_added_token(self._tokenizer, follows) in self._ends.values():
-                text = self._until_end(longer[len(prompt) :], said)
-        if text is None:
-            stop = _end_of(written, said) if not said.get("tool_calls") else len(written.rstrip())
-            return ReplyText(prompt, written[:stop], False, as_template, hidden)
-        return ReplyText(prompt, text, True, as_template, hidden)
+                written = longer[len(prompt) :]
+                end = self._end(written, len(stem) - len(prompt))
+        stop = end or _stop_of(written, said)
+        return ReplyText(prompt, written, stop, bool(end), as_template, hidden)
 
-    def _until_end(self, written: str, said: Mapping[str, Any]) -> str | None:
-        """The reply up to and including its end token. None if it has none."""
-        start = _end_of(written, said)
+    def _end(self, written: str, start: int) -> int:
+        """Index behind the first end token after `start`. 0 if there is none."""
         found = [
             (at, -len(end)) for end in self._ends if end and (at := written.find(end, start)) >= 0
         ]
-        return written[: min(found)[0] - min(found)[1]] if found else None
+        return min(found)[0] - min(found)[1] if found else 0
 
 
 def _after_prompt(prompt: str, whole: str, said: Mapping[str, Any]) -> tuple[str, bool, bool]:
@@ -164,9 +163,18 @@ def _after_prompt(prompt: str, whole: str, said: Mapping[str, Any]) -> tuple[str
     return written, as_template, hidden
 
 
-def _end_of(written: str, said: Mapping[str, Any]) -> int:
-    """Index behind what the reply says: its text and the names of its calls."""
-    _, answer = split_thought(str(said["content"]))
+def _start_of(written: str, said: Mapping[str, Any]) -> int:
+    """Index from which an end token ends the reply. Text before it may have other end tokens."""
+    thought, answer = split_thought(str(said["content"]))
+    start = max(0, written.find(thought.strip()))
     names = [call["function"]["name"] for call in said.get("tool_calls") or ()]
-    texts = (text for text in (answer.strip(), *names) if text)
-    return max((written.rfind(text) + len(text) for text in texts if text in written), default=0)
+    # The first place: an answer such as "|" also occurs in the end token.
+    return max([start, *(written.find(text, start) for text in (answer.strip(), *names))])
+
+
+def _stop_of(written: str, said: Mapping[str, Any]) -> int:
+    """Index behind the reply, if no end token follows it."""
+    if said.get("tool_calls"):
+        return len(written.rstrip())
+    answer = split_thought(str(said["content"]))[1].strip()
+    return written.rfind(answer) + len(answer)
