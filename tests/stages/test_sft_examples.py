@@ -179,6 +179,15 @@ def test_conversations_that_are_too_long() -> None:
         made(tasks[1:], overlong="drop", max_tokens=fits)
 
 
+def test_a_source_of_which_nothing_is_left() -> None:
+    tasks = [
+        replace(chat("a", "q", "a"), source="a"),
+        replace(chat("b", "q", "a" * 50), source="b"),
+    ]
+    with pytest.raises(UserError, match=r"data\.sources: no conversation of 'b' is left"):
+        made(tasks, weights={"a": 1.0, "b": 1.0}, overlong="drop", max_tokens=60)
+
+
 def test_contradictions() -> None:
     tasks = [chat("a", "q", "a")]
     with pytest.raises(UserError, match=r"sft\.max_tokens = 600 .*context of 500"):

@@ -30,6 +30,9 @@ _TAG_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for a think tag."""
 
 
+_REFUSES = "the model's chat template refuses"
+
+
 class RenderError(ValueError):
     """A conversation or a text cannot be converted to tokens.
 
@@ -132,9 +135,7 @@ class Renderer:
         try:
             text = render(self.tokenizer, messages, tools=tools, arguments=arguments)
         except TemplateRefusal as refusal:
-            raise RenderError(
-                f"the model's chat template refuses these messages: {refusal}", "messages"
-            ) from refusal
+            raise RenderError(f"{_REFUSES} these messages: {refusal}", "messages") from refusal
         if tools and text == self._without_tools(messages, arguments):
             raise RenderError("the model's chat template does not support tools", "tools")
         return self._check_known(self._special.encode_rendered([text])[0], "messages", said)
@@ -166,9 +167,7 @@ class Renderer:
         try:
             turn = self._replies.turn(messages, reply, tools, arguments or {}, following)
         except TemplateRefusal as refusal:
-            raise RenderError(
-                f"the model's chat template refuses this reply: {refusal}", "messages"
-            ) from refusal
+            raise RenderError(f"{_REFUSES} this reply: {refusal}", "messages") from refusal
         by_text = not turn.ended and self._end_tokens and not self._turn_end.tokens
         ids = self._continuation(turn.prompt, turn.text if by_text else turn.text[: turn.stop])
         ids += [] if turn.ended else self.turn_end_tokens

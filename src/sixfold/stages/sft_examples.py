@@ -78,6 +78,11 @@ class ConversationExamples:
             for group in _groups(task, heldout[task.id])
         ]
         kept = [task for task in chosen if task.id in self._stored]
+        for name in tasks.weights.keys() - {task.source for task in kept}:
+            raise UserError(
+                f"data.sources: no conversation of {name!r} is left to train on: all have more than"
+                f" {self._limit} tokens. Raise sft.max_tokens, or leave the source out"
+            )
         if len(kept) < sft.examples_per_step and not tasks.weights:
             self.notes.append(
                 f"sft.examples_per_step = {sft.examples_per_step}, but there are only {len(kept)}"
