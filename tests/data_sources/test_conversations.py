@@ -208,12 +208,13 @@ def test_a_system_prompt_is_added_once(tmp_path: Path) -> None:
 
 
 def test_parquet_rows_lose_the_fields_that_arrow_adds(tmp_path: Path) -> None:
-    call = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
-    turns = [TURNS[0], {"role": "assistant", "content": "", "tool_calls": call}]
+    """A struct of Arrow has the fields of all calls: here `a` and `b`."""
+    calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"b": 2}}]
+    made = [{"type": "function", "function": call} for call in calls]
+    turns = [TURNS[0], {"role": "assistant", "content": "", "tool_calls": made}]
     file = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([{"messages": turns}]), file)
-    task = only(load(tmp_path, source=str(file)))
-    assert list(task.prompt) == turns
+    assert list(only(load(tmp_path, source=str(file))).prompt) == turns
 
 
 def test_no_opening_is_trained_on_and_held_out(tmp_path: Path) -> None:

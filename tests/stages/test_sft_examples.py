@@ -175,6 +175,8 @@ def test_conversations_that_are_too_long() -> None:
         left = made(tasks, overlong="drop", **limits)  # type: ignore[arg-type]
         assert [group.task.id for group in left.groups(1)] == ["short"]
         assert any("1 of 2 training conversations are left out" in note for note in left.notes)
+    with pytest.raises(UserError, match=rf"task short: .* {fits} tokens, but only {fits - 1} fit"):
+        made(tasks, max_tokens=fits - 1)
     with pytest.raises(UserError, match=r"no training conversation is left.*sft\.max_tokens"):
         made(tasks[1:], overlong="drop", max_tokens=fits)
 
