@@ -62,6 +62,12 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[dict[str, Any]]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    weight: NotRequired[float]
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """True for a reply of the assistant without weight 0, which OpenAI's files may give it."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,10 @@ OTHERS: dict[str, set[str]] = {
 }
 """Package beside the core -> the packages beside the core that it may import."""
 
-TOP = ("run", "commands", "api", "__main__")
-"""Packages from low to high. `run` makes training runs; `commands` has the commands."""
+TOP = ("stages", "run", "commands", "api", "__main__")
+"""Packages from low to high. `stages` has the examples of stages, `run` makes training runs, and
+`commands` has the commands.
+"""
 
 CONTRACTS = {
     ("sizing", "recipe"): {"recipe.algorithm_plan", "recipe.schema"},
@@ -304,7 +306,7 @@ def test_lower_packages_do_not_import_controller_run_commands_or_api() -> None:
     for name, found in our_imports().items():
         if _room(name) not in ("controller", *OTHERS, *TOP, ""):
             assert not {i for i in found if _room(i) in ("controller", *TOP)}, name
-    for above, room in zip((TOP[1:], TOP[2:]), ("run", "commands"), strict=True):
+    for above, room in ((TOP[at + 1 :], room) for at, room in enumerate(TOP[:3])):
         for name in (n for n in our_imports() if _room(n) == room):
             assert not {i for i in our_imports()[name] if _room(i) in above}, name
 

@@ -61,6 +61,16 @@ def chat_messages(where: str, value: Sequence[Any]) -> list[Message]:
     return [_message(where, message) for message in value]
 
 
+def has_empty_reply(messages: Sequence[Any]) -> bool:
+    """True if a message of the assistant has neither text nor calls."""
+    return any(
+        message.get("role") == "assistant"
+        and not message.get("tool_calls")
+        and not str(message.get("content") or "").strip()
+        for message in (_with_openai_names(one) for one in messages if isinstance(one, Mapping))
+    )
+
+
 def check_turns(where: str, messages: Sequence[Message]) -> None:
     """Check the order of roles: an optional system message, then user and assistant in turn.
 

@@ -91,14 +91,20 @@ def rows_to_tasks(
                 f"{row.where}: reward 'arithmetic' needs an integer in {data.answer_field!r}, got"
                 f" {str(task.answer)[:40]!r}"
             )
-    _check_ids(tasks, rows, data.id_field)
+    check_ids(tasks, rows, data.id_field)
     notes = untested + ended + dropped + _answer_notes(tasks, rows, data, name)
-    if other := sum(shown_tools(row) is None for row in rows):
-        notes.append(
-            f"split '{name}': the column {TOOLS!r} of {other} rows is no list of functions with"
-            " name and parameters, so their prompts do not show it"
-        )
-    return tasks, notes
+    return tasks, notes + tool_notes(rows, name)
+
+
+def tool_notes(rows: Sequence[Row], name: str) -> list[str]:
+    """A note about rows whose column of tools is not shown to the model."""
+    other = sum(shown_tools(row) is None for row in rows)
+    if not other:
+        return []
+    return [
+        f"split '{name}': the column {TOOLS!r} of {other} rows is no list of functions with name"
+        " and parameters, so their prompts do not show it"
+    ]
 
 
 def _drop_unanswered(
@@ -179,7 +185,7 @@ def _task(row: Row, default_id: str, data: DataConfig, needed: Sequence[str]) ->
     if lookup(columns, data.answer_field) is not MISSING:
         columns = with_value(columns, data.answer_field, answer)
     return Task(
-        id=_id(row, data.id_field) or default_id,
+        id=row_id(row, data.id_field) or default_id,
         prompt=task_prompt(row, data),
         answer=answer,
         trace=tuple(trace) if isinstance(trace, list) else trace,
@@ -191,8 +197,16 @@ def _task(row: Row, default_id: str, data: DataConfig, needed: Sequence[str]) ->
     )
 
 
-def _id(row: Row, field: str) -> str:
-    """The row's id, or an empty string if it has none."""
+def row_id(row: Row, field: str) -> str:
+    """The row's id, or an empty string if it has none.
+
+    Args:
+        row: the row.
+        field: `data.id_field`.
+
+    Raises:
+        UserError: the column is named by the user and absent, or is a list or an object.
+    """
     identity = lookup(row.fields, field) if field else MISSING
     if identity is MISSING and field not in ("", _DEFAULT_ID_FIELD):
         _require([row], "data.id_field", field)
@@ -311,7 +325,14 @@ def _is_encoded_pickle(text: str) -> bool:
     return len(head) > 1 and head[0] == 0x80 and head[1] <= 5
 
 
-def _check_ids(tasks: Sequence[Task], rows: Sequence[Row], field: str) -> None:
+def check_ids(tasks: Sequence[Task], rows: Sequence[Row], field: str) -> None:
+    """Raise UserError if two tasks have the same id.
+
+    Args:
+        tasks: tasks of one split.
+        rows: the row of each task.
+        field: `data.id_field`.
+    """
     seen: dict[str, str] = {}
     for task, row in zip(tasks, rows, strict=True):
         if task.id in seen:

@@ -9,7 +9,7 @@ a training and a held-out prompt. Notes report everything that was dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from .hub import read_dataset
 from .prompts import task_form, worded
 from .rows import rows_to_tasks
 from .task_set import TaskSet, drawn_tasks, prompt_key
+
+Conversion = Callable[[Sequence[Row], DataConfig, str], tuple[list[Task], list[str]]]
+"""Rows of one split, the settings of their source, and the split's name -> tasks, and notes."""
 
 
 @dataclass
@@ -62,22 +65,48 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
                 f"reward {name!r} scores tasks of data.source = {source!r} only, not of"
                 f" {others[0]!r}"
             )
+
+    def convert(
+        rows: Sequence[Row], section: DataConfig, name: str
+    ) -> tuple[list[Task], list[str]]:
+        return rows_to_tasks(rows, section, name=name, rewards=rewards)
+
+    return load_rows(data, seed, convert)
+
+
+def load_rows(
+    data: DataConfig, seed: int, convert: Conversion, key: Callable[[Task], str] = prompt_key
+) -> TaskSet:
+    """The tasks of a recipe, from rows that a function converts.
+
+    Args:
+        data: the recipe's [data] section.
+        seed: draws the held-out tasks and, with a limit, the rows.
+        convert: called with the rows of one split, the settings of their source, and the name of
+            the split. Returns tasks, and notes for the user.
+        key: equal for two tasks if one must not be trained on while the other is held out.
+
+    Raises:
+        UserError: if a source is missing, empty or malformed.
+    """
     if data.sources:
-        return _mixture(data, seed, rewards)
-    found = _read(data, seed, rewards)
-    made = _halves(found, data, seed)
+        return _mixture(data, seed, convert, key)
+    found = _read(data, seed, convert)
+    made = _halves(found, data, seed, key)
     made.hub_commits = {data.source: found.commit} if found.commit else {}
     return made
 
 
-def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
+def _mixture(
+    data: DataConfig, seed: int, convert: Conversion, key: Callable[[Task], str]
+) -> TaskSet:
     """Tasks of several sources.
 
     Ids get the source's name as prefix, and each task names its source.
     """
     everything, commits = _Found(), {}
     for source in data.sources:
-        found = _read(_section_of(source, data), seed, rewards)
+        found = _read(_section_of(source, data), seed, convert)
         for tasks, into in ((found.train, everything.train), (found.heldout, everything.heldout)):
             into += [
                 replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks
@@ -85,7 +114,7 @@ def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
         everything.notes += [f"{source.label}: {note}" for note in found.notes]
         if found.commit:
             commits[source.label] = found.commit
-    made = _halves(everything, data, seed)
+    made = _halves(everything, data, seed, key)
     made.hub_commits = commits
     made.weights = {source.label: source.weight for source in data.sources}
     left = {task.source for task in made.train}
@@ -108,17 +137,17 @@ def _section_of(source: SourceConfig, data: DataConfig) -> DataConfig:
     return data.model_copy(update={**own, "sources": ()})
 
 
-def _halves(found: _Found, data: DataConfig, seed: int) -> TaskSet:
+def _halves(found: _Found, data: DataConfig, seed: int, key: Callable[[Task], str]) -> TaskSet:
     made = (
-        _disjoint(found.train, found.heldout)
+        _disjoint(found.train, found.heldout, key)
         if found.heldout
-        else _set_aside(found.train, data.heldout, seed)
+        else _set_aside(found.train, data.heldout, seed, key)
     )
     made.notes = [*found.notes, *made.notes]
     return made
 
 
-def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
+def _read(data: DataConfig, seed: int, convert: Conversion) -> _Found:
     if data.source in SOURCES:
         made = load_object(SOURCES[data.source])(data, seed)
         return _Found([_with_texts(task, data) for task in made])
@@ -129,7 +158,7 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
     for split, rows in splits.items():
         if not rows:
             raise UserError(f"dataset {data.source!r} has 0 rows in split {split!r}")
-        tasks, notes = rows_to_tasks(rows, data, name=split, rewards=rewards)
+        tasks, notes = convert(rows, data, split)
         into = found.heldout if found.train else found.train
         into += tasks
         found.notes += notes
@@ -167,7 +196,7 @@ def _foreign(kind: str, name: str, data: DataConfig, seed: int) -> _Found:
     )
 
 
-def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
+def _set_aside(tasks: list[Task], count: int, seed: int, key: Callable[[Task], str]) -> TaskSet:
     """Hold out the `count` tasks whose hash of seed and id is smallest.
 
     The order of the list does not matter.
@@ -178,13 +207,13 @@ def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
         )
     heldout = drawn_tasks(tasks, count, seed) if count else []
     chosen = {task.id for task in heldout}
-    return _disjoint([task for task in tasks if task.id not in chosen], heldout)
+    return _disjoint([task for task in tasks if task.id not in chosen], heldout, key)
 
 
-def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
+def _disjoint(train: list[Task], heldout: list[Task], key: Callable[[Task], str]) -> TaskSet:
     """Drop training tasks whose prompt is also held out. A note says how many."""
-    prompts = {prompt_key(task) for task in heldout}
-    kept = [task for task in train if prompt_key(task) not in prompts]
+    prompts = {key(task) for task in heldout}
+    kept = [task for task in train if key(task) not in prompts]
     dropped = len(train) - len(kept)
     if not kept:
         raise UserError(

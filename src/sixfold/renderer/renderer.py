@@ -16,6 +16,7 @@ from ..model.turn_end import TurnEnd, turn_end
 from ..types import Task
 from .call_formats import FORMATS, find_format
 from .prompt_cache import CACHED_TOKENS, PromptCache
+from .replies import ReplyWriter, WrittenReply
 from .shortest_encoding import ShortestEncoding, longest_token
 from .special_texts import SpecialTexts
 from .suffix import Reply, Suffix, SuffixEncoder
@@ -27,6 +28,9 @@ from .tool_calls import CallFormat
 
 _TAG_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for a think tag."""
+
+
+_REFUSES = "the model's chat template refuses"
 
 
 class RenderError(ValueError):
@@ -131,12 +135,44 @@ class Renderer:
         try:
             text = render(self.tokenizer, messages, tools=tools, arguments=arguments)
         except TemplateRefusal as refusal:
-            raise RenderError(
-                f"the model's chat template refuses these messages: {refusal}", "messages"
-            ) from refusal
+            raise RenderError(f"{_REFUSES} these messages: {refusal}", "messages") from refusal
         if tools and text == self._without_tools(messages, arguments):
             raise RenderError("the model's chat template does not support tools", "tools")
         return self._check_known(self._special.encode_rendered([text])[0], "messages", said)
+
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reply: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+        following: Sequence[Mapping[str, Any]] = (),
+    ) -> WrittenReply:
+        """Token ids of a given reply, as the policy would sample it after `encode_messages`.
+
+        They end with the token that ends the reply in sampling.
+
+        Args:
+            messages: turns before the reply.
+            reply: message of the assistant.
+            tools: descriptions of functions, as for `encode_messages`.
+            arguments: variables of the template.
+            following: messages after the reply, up to the next one. Some templates begin the next
+                turn with the token that ends the reply (GLM).
+
+        Raises:
+            RenderError: the template refuses the messages or cannot show the reply's calls after
+                this prompt, or the tokenizer does not know some characters.
+        """
+        try:
+            turn = self._replies.turn(messages, reply, tools, arguments or {}, following)
+        except TemplateRefusal as refusal:
+            raise RenderError(f"{_REFUSES} this reply: {refusal}", "messages") from refusal
+        by_text = not turn.ended and self._end_tokens and not self._turn_end.tokens
+        ids = self._continuation(turn.prompt, turn.text if by_text else turn.text[: turn.stop])
+        ids += [] if turn.ended else self.turn_end_tokens
+        self._check_known(ids, "messages", str(reply.get("content") or ""))
+        return WrittenReply(ids, turn.as_template, turn.hidden)
 
     def encode_episode(
         self,
@@ -505,6 +541,10 @@ class Renderer:
     def _suffixes(self) -> SuffixEncoder:
         ends = {*self._ends, *self._turn_end.tokens}
         return SuffixEncoder(self.tokenizer, self._special, ends)
+
+    @cached_property
+    def _replies(self) -> ReplyWriter:
+        return ReplyWriter(self.tokenizer, self._special, self._ends)
 
     @cached_property
     def _shortest(self) -> ShortestEncoding:

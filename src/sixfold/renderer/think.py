@@ -50,6 +50,18 @@ def continued_block(opened: str, text: str) -> str:
     return f"\n{closing}\n\n{text}"
 
 
+def split_thought(reply: str) -> tuple[str, str]:
+    """Thought and answer of a reply that begins with a think block, without the tags.
+
+    A reply without a closed block is all answer.
+    """
+    for tag in TAGS:
+        if reply.lstrip().startswith(tag):
+            thought, closed, answer = reply.lstrip().removeprefix(tag).partition(closing_tag(tag))
+            return (thought, answer) if closed else ("", reply)
+    return "", reply
+
+
 def placeholder_turn(opened: str, reply: str, thought: str, answer: str) -> str:
     """An assistant's turn with the think block of a reply, if it has one, and placeholder texts.
 

@@ -78,7 +78,7 @@ class TrainerConfig(Section):
 
 
 class SftConfig(Section):
-    """Supervised warm-up on the tasks' worked solutions, by the same trainer."""
+    """Supervised training on worked solutions and conversations, by the same trainer."""
 
     steps: int = knob(0, "maximum number of SFT steps before RL (0: no SFT)", ge=0)
     examples_per_step: int = knob(64, "worked solutions per SFT step", ge=1)
@@ -88,6 +88,23 @@ class SftConfig(Section):
     learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
+    form: Literal["auto", "messages", "conversations", "prompt_completion", "alpaca"] = knob(
+        "auto",
+        "form of the conversations in a stage of kind sft: messages (OpenAI's), conversations"
+        " (ShareGPT's), prompt_completion (two texts, or two lists of messages), alpaca"
+        " (instruction, input, output), or auto (recognised by the columns)",
+    )
+    train_on: Literal["assistant", "last", "all"] = knob(
+        "assistant",
+        "tokens of a conversation that are trained: assistant (every reply), last (the last reply),"
+        " or all (every token but the first)",
+    )
+    max_tokens: int = knob(
+        0,
+        "longest conversation in tokens (0: the model's context); data.overlong says what happens"
+        " to a longer one",
+        ge=0,
+    )
     stop_at_accuracy: Real = knob(
         0.0,
         "end SFT when this share of a probe set is solved greedily, separately for each source"
