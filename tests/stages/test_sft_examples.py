@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.families import BY_NAME, make_tokenizer
 from torch import Tensor
 
 from sixfold.batch import collate
@@ -22,6 +21,7 @@ from sixfold.stages.examples import Examples
 from sixfold.stages.sft_examples import ConversationExamples
 from sixfold.trainer.sft import SupervisedLoss
 from sixfold.types import Group, Message, Task
+from tests.models.families import BY_NAME, make_tokenizer
 
 
 @cache

@@ -39,14 +39,14 @@ class Kind:
     Attributes:
         purpose: one line for the user.
         makes: what its artifact is.
-        run: `module:name` of what runs such a stage.
+        module: module with what such a stage does: `stages.driver.KindModule`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
     """
 
     purpose: str
     makes: Made
-    run: str
+    module: str
     sections: tuple[str, ...] = ()
     steps: str = "run.steps"
 
@@ -55,21 +55,21 @@ KINDS: Mapping[str, Kind] = {
     "sft": Kind(
         "train on worked solutions or conversations",
         "model",
-        "sixfold.stages.sft:work",
+        "sixfold.stages.sft",
         ("sft",),
         "sft.steps",
     ),
     "sample": Kind(
         "sample completions and keep the good ones as a dataset",
         "dataset",
-        "sixfold.stages.sample:work",
+        "sixfold.stages.sample",
         ("sample",),
         "",
     ),
     "rl": Kind(
         "train by reinforcement learning on sampled completions",
         "model",
-        "sixfold.stages.rl:work",
+        "sixfold.stages.rl",
     ),
 }
 

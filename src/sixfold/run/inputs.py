@@ -41,6 +41,7 @@ class Inputs:
         own_ends: tokens and strings that end a completion for the model itself, without those of
             the recipe. Empty if the model has none.
         own_algorithm: class of an algorithm given from Python. Empty for the recipe's own.
+        examples: hash of examples that the tasks do not decide. Empty if there are none.
     """
 
     settings: dict[str, Any]
@@ -50,6 +51,7 @@ class Inputs:
     vocabulary_hash: str
     own_ends: dict[str, list[Any]]
     own_algorithm: str = ""
+    examples: str = ""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Inputs:
@@ -58,7 +60,10 @@ class Inputs:
 
 
 def inputs_of(
-    assembly: Assembly, reward: Callable[..., Any] | None, algorithm: Algorithm | None
+    assembly: Assembly,
+    reward: Callable[..., Any] | None,
+    algorithm: Algorithm | None,
+    examples: str = "",
 ) -> Inputs:
     """Inputs of the current process.
 
@@ -66,6 +71,7 @@ def inputs_of(
         assembly: recipe, tasks, tokenizer and environment.
         reward: the reward function given from Python, or None.
         algorithm: the algorithm given from Python, or None.
+        examples: hash of examples that the tasks do not decide.
     """
     rewards = [reward] if reward else assembly.recipe.environment.rewards
     splits = {"training": assembly.tasks.train, "held-out": assembly.tasks.heldout}
@@ -93,6 +99,7 @@ def inputs_of(
         vocabulary_hash=assembly.policy.vocabulary_hash,
         own_ends=asdict(ends) if ends else {},
         own_algorithm=type(algorithm).__qualname__ if algorithm else "",
+        examples=examples,
     )
 
 
@@ -136,6 +143,11 @@ def check_same(checkpoint: Checkpoint, now: Inputs, *, evaluated: bool) -> list[
                 f"{checkpoint.path} was trained on other {split} tasks: {difference}. Restore the"
                 " dataset, or start a new run"
             )
+    if saved.examples != now.examples:
+        raise UserError(
+            f"{checkpoint.path} was trained on other examples. Restore the dataset and its"
+            " settings, or start a new run"
+        )
     if saved.vocabulary_hash != now.vocabulary_hash:
         raise UserError(
             f"{checkpoint.path}: the tokenizer is not the one that the run was trained with (its"

@@ -37,6 +37,8 @@ class RlWork:
         words: rewrites a line that names command-line flags for the caller's interface.
     """
 
+    examples = ""
+
     def __init__(
         self,
         recipe: Recipe,

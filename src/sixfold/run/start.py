@@ -53,9 +53,11 @@ class Work(Protocol):
 
     Attributes:
         algorithm: algorithm given from Python, or None.
+        examples: hash of examples that the tasks do not decide, known once they are loaded.
     """
 
     algorithm: Algorithm | None
+    examples: str
 
     def check(self, recipe: Recipe, ranks: int) -> None:
         """Refuse a recipe that this number of ranks does not support.
@@ -224,7 +226,7 @@ def run_work(
             )
             stack.callback(assembly.close)
             work.load(assembly)
-            inputs = inputs_of(assembly, given.reward, work.algorithm)
+            inputs = inputs_of(assembly, given.reward, work.algorithm, work.examples)
             state = _state_of(checkpoint, inputs, progress)
             run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
             best = BestSteps(recipe.checkpoint.keep_best)

@@ -248,9 +248,9 @@ def _first_error(groups: Sequence[Group]) -> str:
 def tried(assembly: Assembly) -> str:
     """Try the rewards on made-up answers. Returns a warning, or "".
 
-    Answers cannot be made up for episodes of several turns.
+    Answers cannot be made up for episodes of several turns, or without tasks.
     """
-    if assembly.recipe.environment.several_turns:
+    if assembly.recipe.environment.several_turns or not assembly.tasks.train:
         return ""
     tasks = drawn_tasks(assembly.tasks.train, TRIAL_TASKS, assembly.recipe.run.seed)
     return try_rewards(assembly.environment, tasks, _made_up(assembly))

@@ -35,12 +35,14 @@ class MeasuredWork:
         self._work = work
         self._start = start
         self.algorithm = work.algorithm
+        self.examples = ""
 
     def check(self, recipe: Recipe, ranks: int) -> None:
         self._work.check(recipe, ranks)
 
     def load(self, assembly: Assembly) -> None:
         self._work.load(assembly)
+        self.examples = self._work.examples
 
     def go(
         self,

@@ -11,6 +11,7 @@ is no other state. A stage that is made again is moved to `replaced/` until the 
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -18,18 +19,18 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Protocol, cast
 
 from rich.console import Console
 
 from ..checkpoint.model_source import with_model_folders
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, prompt_key
-from ..environment.named import load_object
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
-from ..recipe.schema import Recipe
+from ..recipe.schema import DataConfig, Recipe
 from ..recipe.stages import KINDS, STAGES, Stage, StagedRecipe
 from ..report.html import write_report
 from ..report.progress import Progress
@@ -41,6 +42,18 @@ from .drift import MeasuredWork
 from .table import write_table
 
 REPLACED = "replaced"
+
+
+class KindModule(Protocol):
+    """Module of a kind of stage. A new kind is such a module and a row in `recipe/stages.py`."""
+
+    def work(self, recipe: Recipe) -> Work:
+        """What a stage of this kind does."""
+        ...
+
+    def reads_tasks(self, recipe: Recipe) -> bool:
+        """True if the stage's [data] holds tasks, which `assemble` loads."""
+        ...
 
 
 class StagedRun:
@@ -175,26 +188,38 @@ class StagedRun:
         # Asked of rank 0 alone: it may create the folder before another rank looks.
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
-        work: Work = load_object(KINDS[stage.kind].run)(recipe)
+        module = _module(stage.kind)
+        work = module.work(recipe)
         if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
             work = MeasuredWork(work, recipe.model.path)
-        given = Given(tasks=self._tasks(stage, recipe))
+        given = Given(tasks=self._tasks(stage, recipe, module.reads_tasks(recipe)))
         return run_work(recipe, work, self._ranks, resume=resume, given=given)
 
-    def _tasks(self, stage: Stage, recipe: Recipe) -> TaskSet | None:
-        """Tasks of a stage that trains on a sampled dataset: its rows, and the held-out tasks of
-        the recipe, so that all stages are evaluated alike. None: those of the stage's [data].
+    def _tasks(self, stage: Stage, recipe: Recipe, reads_tasks: bool) -> TaskSet | None:
+        """Tasks of a stage that trains on other rows than the tasks of the recipe's [data].
+
+        It is evaluated on the held-out tasks of the recipe, as the other stages are.
 
         Args:
             stage: the stage.
             recipe: its recipe, with paths in place of stage names.
+            reads_tasks: its own [data] holds tasks.
+
+        Returns:
+            None: the tasks are those of the stage's own [data].
         """
         sampled = "data.source" in dict(stage.inputs)
-        if not sampled or {"data.heldout", "data.heldout_split"} & stage.settings.keys():
+        own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
+        if reads_tasks and (not sampled or own):
             return None
-        base, seed = self._staged.base, recipe.run.seed
+        base = self._staged.base
+        rows = TaskSet([], [])
+        if reads_tasks:
+            data = recipe.data.model_copy(update={"heldout": 0})
+            rows = load_tasks(data, seed=recipe.run.seed, rewards=())
+        if base.data in (DataConfig(), recipe.data):  # the recipe has no tasks of its own
+            return rows
         rewards = task_rewards(base.environment, base.eval.strict, None)
-        rows = load_tasks(recipe.data.model_copy(update={"heldout": 0}), seed=seed, rewards=())
         evaluated = load_tasks(base.data, seed=base.run.seed, rewards=rewards)
         prompts = {prompt_key(task) for task in evaluated.heldout}
         kept = [task for task in rows.train if prompt_key(task) not in prompts]
@@ -272,6 +297,10 @@ def train_stages(
             Console().print(screen_table(folder))
             say(f"report: {write_report(folder)}")
         return code
+
+
+def _module(kind: str) -> KindModule:
+    return cast(KindModule, importlib.import_module(KINDS[kind].module))
 
 
 def _nothing(text: str) -> None:

@@ -19,10 +19,12 @@ class Examples(Protocol):
     Attributes:
         heldout: examples that are never trained on, each a Group with one trajectory.
         notes: messages for the user, one line each.
+        fingerprint: hash of what the tasks of the run do not decide, compared at a resume.
     """
 
     heldout: Sequence[Group]
     notes: list[str]
+    fingerprint: str
 
     def groups(self, step: int) -> list[Group]:
         """Examples of step 1, 2, ... They depend on the seed and the step alone."""
@@ -38,6 +40,8 @@ class TaskExamples:
     Raises:
         UserError: if no task has a solution, or fewer than `sft.tasks` have.
     """
+
+    fingerprint = ""
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly

@@ -10,3 +10,8 @@ from ..run.start import Work
 def work(recipe: Recipe) -> Work:
     """What a stage of this kind does."""
     return RlWork(recipe)
+
+
+def reads_tasks(recipe: Recipe) -> bool:
+    """True: its [data] holds tasks."""
+    return True

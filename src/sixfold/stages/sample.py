@@ -59,10 +59,16 @@ def work(recipe: Recipe) -> Work:
     return SampleWork()
 
 
+def reads_tasks(recipe: Recipe) -> bool:
+    """True: its [data] holds tasks."""
+    return True
+
+
 class SampleWork:
     """Work of a run that samples a dataset."""
 
     algorithm: Algorithm | None = None
+    examples = ""
 
     def check(self, recipe: Recipe, ranks: int) -> None:
         check_ranks(recipe, resolve_algorithm(recipe.algorithm), ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class ConversationExamples:
     Attributes:
         heldout: held-out examples, each a group with one trajectory.
         notes: messages for the user.
+        fingerprint: hash of the tokens of all conversations that are trained.
 
     Raises:
         UserError: a conversation cannot be encoded or is too long, or none is left.
@@ -88,6 +90,11 @@ class ConversationExamples:
                 f"sft.examples_per_step = {sft.examples_per_step}, but there are only {len(kept)}"
                 " conversations: every step trains on all of them"
             )
+        digest = hashlib.sha256()
+        for stored in self._stored.values():
+            for one in stored:
+                digest.update(one.tokens.tobytes() + repr(one.spans).encode())
+        self.fingerprint = digest.hexdigest()
         self._stream = task_stream(kept, sft.examples_per_step, seed, tasks.weights)
 
     def groups(self, step: int) -> list[Group]:

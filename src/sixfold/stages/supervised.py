@@ -43,6 +43,7 @@ class SupervisedWork:
     """
 
     algorithm: Algorithm | None = None
+    examples = ""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class SupervisedWork:
 
     def load(self, assembly: Assembly) -> None:
         self._examples = self._make_examples(assembly)
+        self.examples = self._examples.fingerprint
         assembly.tasks.notes += self._examples.notes
 
     def go(

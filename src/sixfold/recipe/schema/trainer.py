@@ -88,11 +88,14 @@ class SftConfig(Section):
     learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
-    form: Literal["auto", "messages", "conversations", "prompt_completion", "alpaca"] = knob(
-        "auto",
-        "form of the conversations in a stage of kind sft: messages (OpenAI's), conversations"
-        " (ShareGPT's), prompt_completion (two texts, or two lists of messages), alpaca"
-        " (instruction, input, output), or auto (recognised by the columns)",
+    form: Literal["auto", "tasks", "messages", "conversations", "prompt_completion", "alpaca"] = (
+        knob(
+            "auto",
+            "what a stage of kind sft imitates: tasks (worked solutions, data.trace_field), messages"
+            " (OpenAI's), conversations (ShareGPT's), prompt_completion (two texts, or two lists of"
+            " messages), alpaca (instruction, input, output), or auto (tasks if data.trace_field is set"
+            " or the tasks are generated, otherwise recognised by the columns)",
+        )
     )
     train_on: Literal["assistant", "last", "all"] = knob(
         "assistant",
