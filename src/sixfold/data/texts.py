@@ -173,7 +173,7 @@ def _left_out(count: int, what: str) -> list[str]:
 def _last_tenth(made: TextSet) -> TextSet:
     """Hold out the end of the only document."""
     (whole,) = made.train
-    cut = len(whole.text) * 9 // 10
+    cut = max(1, len(whole.text) * 9 // 10)
     made.train = [Document(whole.id, whole.text[:cut])]
     made.heldout = [Document(f"{whole.id} (last tenth)", whole.text[cut:])]
     made.notes.append(

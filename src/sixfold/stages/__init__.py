@@ -1,0 +1,1 @@
+"""Stages of a run: what each kind trains on, or samples."""
