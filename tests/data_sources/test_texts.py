@@ -101,7 +101,9 @@ def test_held_out_documents_are_drawn_by_hash_and_do_not_depend_on_the_order(
     (tmp_path / "here").mkdir()
     for name in names:
         (tmp_path / "here" / name).write_text(f"text of {name}")
-    train, heldout = texts(load(tmp_path / "here", heldout=7))
+    first = load(tmp_path / "here", heldout=7)
+    train, heldout = texts(first)
+    assert first.notes == []
     assert len(heldout) == 7 and sorted(train + heldout) == sorted(f"text of {n}" for n in names)
     assert texts(load(tmp_path / "here", heldout=7)) == (train, heldout)
     assert set(texts(load(tmp_path / "here", heldout=7, seed=1))[1]) != set(heldout)

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoTokenizer
 
 from sixfold.errors import UserError
-from sixfold.model.loading import vocabulary_hash
+from sixfold.model.loading import load_policy, vocabulary_hash
 from sixfold.model.scratch import SPECIAL, character_tokenizer, scratch_model, trained_tokenizer
-from sixfold.recipe.schema import ScratchConfig
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 CONTROL = "<>#{}=;_"
 """Characters that formats of tasks and traces are built from."""
@@ -224,3 +224,15 @@ def test_a_model_with_a_trained_tokenizer_has_an_embedding_for_each_of_its_token
 def test_settings_of_the_other_tokenizer_are_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=rf"(?s){named}.*(no effect|262)"):
         ScratchConfig(**settings)
+
+
+def test_a_policy_keeps_its_trained_tokenizer_in_its_folder(tmp_path: Path) -> None:
+    sizes = ScratchConfig(
+        tokenizer="trained", vocabulary=320, layers=1, hidden_size=16, heads=2, kv_heads=1
+    )
+    policy = load_policy(ModelConfig(scratch=sizes), seed=0, device="cpu", texts=_texts(1))
+    policy.save(tmp_path)
+    loaded = load_policy(ModelConfig(path=str(tmp_path)), seed=0, device="cpu")
+    assert loaded.vocabulary_hash == policy.vocabulary_hash
+    assert loaded.vocabulary_hash == vocabulary_hash(trained_tokenizer(_texts(1), 320))
+    assert loaded.stop_token_ids == policy.stop_token_ids == (SPECIAL.index("<|end|>"),)
