@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from sixfold.errors import UserError
-from sixfold.model.loading import vocabulary_hash
-from sixfold.model.scratch import SPECIAL, character_tokenizer, scratch_model
-from sixfold.recipe.schema import ScratchConfig
+from sixfold.model.loading import load_policy, vocabulary_hash
+from sixfold.model.scratch import SPECIAL, character_tokenizer, scratch_model, trained_tokenizer
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 CONTROL = "<>#{}=;_"
 """Characters that formats of tasks and traces are built from."""
@@ -149,3 +153,86 @@ def test_with_words_the_template_has_tools() -> None:
 def test_words_that_cannot_be_tokens_are_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"words"):
         ScratchConfig(words=tuple(words))
+
+
+def _texts(seed: int) -> list[str]:
+    """Documents of 300 made-up words, in an order that `seed` decides."""
+    words = random.Random(0)
+    known = [
+        "".join(words.choices("abcdefgh\u00e9\u4e2d", k=words.randint(2, 7))) for _ in range(300)
+    ]
+    texts = [" ".join(words.choices(known, k=60)) for _ in range(100)]
+    random.Random(seed).shuffle(texts)
+    return texts
+
+
+def test_a_trained_tokenizer_depends_on_the_texts_and_not_on_their_order() -> None:
+    first, again = (trained_tokenizer(_texts(seed), 400) for seed in (1, 2))
+    assert first.backend_tokenizer.to_str() == again.backend_tokenizer.to_str()
+    assert len(first) == 400 and first.get_vocab()["<|end|>"] == SPECIAL.index("<|end|>")
+    other = trained_tokenizer([text.replace("a", "z") for text in _texts(1)], 400)
+    assert vocabulary_hash(other) != vocabulary_hash(first)
+
+
+def test_the_first_merges_are_the_most_frequent_pairs() -> None:
+    """By hand: the pair a-b occurs 5 times; then (space)-ab 4 times, and ab-c 3 times."""
+    tokenizer = trained_tokenizer(["abc abc abc ab ab x x"], len(SPECIAL) + 256 + 2)
+    assert tokenizer.convert_ids_to_tokens([262, 263]) == ["ab", "\u0120ab"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("ab")["input_ids"]) == ["ab"]
+
+
+@pytest.mark.parametrize(
+    "text", [CONTROL, " \n\t\x00\x1f", "\U0001f600\u4e2d\u0301", "<|end|><|user|>"]
+)
+def test_every_text_comes_back_from_a_trained_tokenizer_after_saving(
+    text: str, tmp_path: Path
+) -> None:
+    """Characters that the training texts lack included: each is one to four bytes."""
+    made = trained_tokenizer(_texts(1), 300)
+    made.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    ids = loaded(text, split_special_tokens=True)["input_ids"]
+    assert loaded.decode(ids) == text and min(ids) >= len(SPECIAL)
+    assert ids == made(text, split_special_tokens=True)["input_ids"]
+    assert loaded.chat_template == made.chat_template
+    assert loaded.eos_token_id == made.eos_token_id == SPECIAL.index("<|end|>")
+
+
+def test_a_vocabulary_that_the_texts_cannot_fill_is_refused_with_the_most_that_they_give() -> None:
+    with pytest.raises(UserError, match=r"model\.scratch\.vocabulary = 300.* 264 "):
+        trained_tokenizer(["abc"], 300)  # a-b, ab-c
+    assert len(trained_tokenizer(["abc"], 264)) == 264
+
+
+def test_a_model_with_a_trained_tokenizer_has_an_embedding_for_each_of_its_tokens() -> None:
+    sizes = ScratchConfig(tokenizer="trained", vocabulary=320, layers=1)
+    model, tokenizer = scratch_model(sizes, 0, iter(_texts(1)))
+    assert model.config.vocab_size == len(tokenizer) == 320
+    with pytest.raises(UserError, match="kind 'pretrain'"):
+        scratch_model(sizes, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tokenizer": "trained", "alphabet": "ab"}, "alphabet"),
+        ({"tokenizer": "trained", "words": ("ab",)}, "words"),
+        ({"vocabulary": 300}, "vocabulary"),
+        ({"tokenizer": "trained", "vocabulary": 261}, "vocabulary"),
+    ],
+)
+def test_settings_of_the_other_tokenizer_are_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){named}.*(no effect|262)"):
+        ScratchConfig(**settings)
+
+
+def test_a_policy_keeps_its_trained_tokenizer_in_its_folder(tmp_path: Path) -> None:
+    sizes = ScratchConfig(
+        tokenizer="trained", vocabulary=320, layers=1, hidden_size=16, heads=2, kv_heads=1
+    )
+    policy = load_policy(ModelConfig(scratch=sizes), seed=0, device="cpu", texts=_texts(1))
+    policy.save(tmp_path)
+    loaded = load_policy(ModelConfig(path=str(tmp_path)), seed=0, device="cpu")
+    assert loaded.vocabulary_hash == policy.vocabulary_hash
+    assert loaded.vocabulary_hash == vocabulary_hash(trained_tokenizer(_texts(1), 320))
+    assert loaded.stop_token_ids == policy.stop_token_ids == (SPECIAL.index("<|end|>"),)

@@ -68,6 +68,12 @@ def test_scratch_parameters_are_those_of_the_real_model() -> None:
     plan = make_plan(asked)
     assert plan.model.parameters == sum(p.numel() for p in model.parameters())
     assert f"{len(tokenizer)} tokens in the vocabulary" in plan.model.origin
+    trained = "--model.scratch.tokenizer=trained", "--model.scratch.vocabulary=270"
+    asked = recipe(*flags, *trained)
+    model, tokenizer = scratch_model(asked.model.scratch, 0, ["some words, more words, some more"])
+    plan = make_plan(asked)
+    assert plan.model.parameters == sum(p.numel() for p in model.parameters())
+    assert f"{len(tokenizer)} tokens in the vocabulary" in plan.model.origin
 
 
 def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list[int]]) -> Path:

@@ -83,7 +83,8 @@ MISTAKES = {
         "learning_rate = 1e-6",
         (
             "'learning_rate' belongs under 'critic' (critic.learning_rate) or 'trainer'"
-            " (trainer.learning_rate) or 'sft' (sft.learning_rate) (demo.toml, line 1)"
+            " (trainer.learning_rate) or 'pretrain' (pretrain.learning_rate) or 'sft'"
+            " (sft.learning_rate) (demo.toml, line 1)"
         ),
     ),
     "word for integer": (

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from ..seeds import STEP_BYTES, seed_number
 from ..types import Task
 from .mixture import MixtureStream
 
+T = TypeVar("T")
 
-class TaskStream:
-    """Endless epochs over the tasks. Steps count from 1.
+
+class TaskStream(Generic[T]):
+    """Endless epochs over the tasks, or over windows of texts. Steps count from 1.
 
     The order of an epoch depends only on (seed, epoch).
 
@@ -27,7 +30,7 @@ class TaskStream:
         ValueError: if there are no tasks.
     """
 
-    def __init__(self, tasks: Sequence[Task], per_step: int, seed: int) -> None:
+    def __init__(self, tasks: Sequence[T], per_step: int, seed: int) -> None:
         if not tasks:
             raise ValueError("no tasks to train on")
         self._tasks = tasks
@@ -35,7 +38,7 @@ class TaskStream:
         self._seed = seed
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def __call__(self, step: int) -> list[Task]:
+    def __call__(self, step: int) -> list[T]:
         """Tasks of a step, all different.
 
         If the last tasks of an epoch do not fill a step, they are skipped.

@@ -1,6 +1,7 @@
-"""Rows of .jsonl, .json, .csv, .tsv and .parquet files. All but .parquet may be packed (.gz).
+"""Rows of .jsonl, .json, .csv, .tsv and .parquet files, and texts of .txt files.
 
-Each row keeps the place it came from, so that errors can name it.
+All but .parquet may be packed (.gz). Each row keeps the place it came from, so that errors can
+name it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import heapq
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedIOBase
@@ -23,6 +25,7 @@ from .json_text import json_type, parse_json
 
 _TEXT_TYPES = (".jsonl", ".json", ".csv", ".tsv")
 FILE_TYPES = (*_TEXT_TYPES, ".parquet", *(f"{name}.gz" for name in _TEXT_TYPES))
+_DOCUMENT_TYPES = (".txt", ".txt.gz")
 
 T = TypeVar("T")
 
@@ -84,6 +87,45 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
         UserError: names the line (and column) of the mistake.
     """
     suffix = _file_type(path)
+    _check_file(path)
+    if suffix not in FILE_TYPES:
+        raise UserError(
+            f"{path}: cannot read {suffix or 'a file without a suffix'}; expected"
+            f" {', '.join(FILE_TYPES)}, or for texts {', '.join(_DOCUMENT_TYPES)}"
+        )
+    with _failures(path):
+        if suffix == ".parquet":
+            return _read_parquet(path, limit, seed)
+        return [read() for read in draw(_READERS[suffix.removesuffix(".gz")](path), limit, seed)]
+
+
+def text_files(source: str) -> list[Path]:
+    """The .txt files that a source names: itself, or those below a folder, by name.
+
+    Empty if the source is something else, such as a folder that also has files of rows.
+    """
+    path = Path(source)
+    if _file_type(path) in _DOCUMENT_TYPES and not path.is_dir():
+        return [path]
+    below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
+    if any(is_file_name(file.name) for file in below):
+        return []
+    return [file for file in below if _file_type(file) in _DOCUMENT_TYPES]
+
+
+def read_text(path: Path) -> str:
+    """The text of a .txt file, with its line ends as they are.
+
+    Raises:
+        UserError: the file is missing, damaged or not UTF-8.
+    """
+    _check_file(path)
+    with _failures(path), _open(path) as file:
+        return _decode(str(path), file.read())
+
+
+def _check_file(path: Path) -> None:
+    """Raise UserError if there is no such file."""
     if path.is_dir():
         raise UserError(
             f"{path} is a folder: name it without the suffix of a file, or give a file in it"
@@ -93,15 +135,13 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
         raise UserError(
             f"{path}: no such file (looked in {Path.cwd()}).{nearest(path.name, names)}"
         )
-    if suffix not in FILE_TYPES:
-        raise UserError(
-            f"{path}: cannot read {suffix or 'a file without a suffix'}; expected"
-            f" {', '.join(FILE_TYPES)}"
-        )
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file into a UserError."""
     try:
-        if suffix == ".parquet":
-            return _read_parquet(path, limit, seed)
-        return [read() for read in draw(_READERS[suffix.removesuffix(".gz")](path), limit, seed)]
+        yield
     except (EOFError, zlib.error) as error:
         raise UserError(f"{path}: the packed file is damaged or truncated: {error}") from error
     except OSError as error:

@@ -71,19 +71,19 @@ def rows_to_tasks(
     answer_asked = (
         needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
     )
-    _require(rows, "data.prompt_field", data.prompt_field)
+    require(rows, "data.prompt_field", data.prompt_field)
     dropped: list[str] = []
     if needs_answer and data.unanswered == "drop":
         rows, dropped = _drop_unanswered(rows, data, name)
     if answer_asked:
-        _require(
+        require(
             [row for row in rows if row.reply is None],
             "data.answer_field",
             data.answer_field,
             needed,
         )
     if data.trace_field:
-        _require(rows, "data.trace_field", data.trace_field)
+        require(rows, "data.trace_field", data.trace_field)
     tasks = [_task(row, f"{name}-{row.number}", data, needed) for row in rows]
     for task, row in zip(tasks, rows, strict=True):
         if "arithmetic" in rewards and not str(task.answer).strip().lstrip("-").isdigit():
@@ -112,7 +112,7 @@ def _drop_unanswered(
 ) -> tuple[Sequence[Row], list[str]]:
     """Leave out rows without an answer. Returns the other rows, and a note about those left out.
 
-    If no row has an answer, all are kept: `_require` and `_answer` then name the problem.
+    If no row has an answer, all are kept: `require` and `_answer` then name the problem.
     """
     kept = [row for row in rows if not _blank(_found_answer(row, data))]
     if not kept or len(kept) == len(rows):
@@ -133,7 +133,15 @@ def _blank(answer: Any) -> bool:
     return answer is MISSING or answer is None or (isinstance(answer, str) and not answer.strip())
 
 
-def _require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[str] = ()) -> None:
+def require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[str] = ()) -> None:
+    """Raise UserError if a row lacks a column.
+
+    Args:
+        rows: the rows.
+        setting: setting that names the column.
+        field: the column.
+        rewards: rewards that need it.
+    """
     missing = [row for row in rows if lookup(row.fields, field) is MISSING]
     if not missing:
         return
@@ -209,7 +217,7 @@ def row_id(row: Row, field: str) -> str:
     """
     identity = lookup(row.fields, field) if field else MISSING
     if identity is MISSING and field not in ("", _DEFAULT_ID_FIELD):
-        _require([row], "data.id_field", field)
+        require([row], "data.id_field", field)
     if isinstance(identity, list | dict):
         raise UserError(
             f"{row.where}: {field!r} must be text or a number, got {json_type(identity)};"

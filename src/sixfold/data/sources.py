@@ -30,7 +30,7 @@ Conversion = Callable[[Sequence[Row], DataConfig, str], tuple[list[Task], list[s
 
 
 @dataclass
-class _Found:
+class Found:
     """Tasks read from one source, or from all.
 
     Args:
@@ -66,12 +66,18 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
                 f" {others[0]!r}"
             )
 
+    return load_rows(data, seed, as_tasks(rewards))
+
+
+def as_tasks(rewards: tuple[str, ...]) -> Conversion:
+    """Conversion of rows into tasks that these rewards can check."""
+
     def convert(
         rows: Sequence[Row], section: DataConfig, name: str
     ) -> tuple[list[Task], list[str]]:
         return rows_to_tasks(rows, section, name=name, rewards=rewards)
 
-    return load_rows(data, seed, convert)
+    return convert
 
 
 def load_rows(
@@ -91,7 +97,7 @@ def load_rows(
     """
     if data.sources:
         return _mixture(data, seed, convert, key)
-    found = _read(data, seed, convert)
+    found = read_source(data, seed, convert)
     made = _halves(found, data, seed, key)
     made.hub_commits = {data.source: found.commit} if found.commit else {}
     return made
@@ -104,9 +110,9 @@ def _mixture(
 
     Ids get the source's name as prefix, and each task names its source.
     """
-    everything, commits = _Found(), {}
+    everything, commits = Found(), {}
     for source in data.sources:
-        found = _read(_section_of(source, data), seed, convert)
+        found = read_source(section_of(source, data), seed, convert)
         for tasks, into in ((found.train, everything.train), (found.heldout, everything.heldout)):
             into += [
                 replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks
@@ -127,7 +133,7 @@ def _mixture(
     return made
 
 
-def _section_of(source: SourceConfig, data: DataConfig) -> DataConfig:
+def section_of(source: SourceConfig, data: DataConfig) -> DataConfig:
     """The [data] section as if it had only this source."""
     own = {
         name: value
@@ -137,7 +143,7 @@ def _section_of(source: SourceConfig, data: DataConfig) -> DataConfig:
     return data.model_copy(update={**own, "sources": ()})
 
 
-def _halves(found: _Found, data: DataConfig, seed: int, key: Callable[[Task], str]) -> TaskSet:
+def _halves(found: Found, data: DataConfig, seed: int, key: Callable[[Task], str]) -> TaskSet:
     made = (
         _disjoint(found.train, found.heldout, key)
         if found.heldout
@@ -147,14 +153,15 @@ def _halves(found: _Found, data: DataConfig, seed: int, key: Callable[[Task], st
     return made
 
 
-def _read(data: DataConfig, seed: int, convert: Conversion) -> _Found:
+def read_source(data: DataConfig, seed: int, convert: Conversion) -> Found:
+    """The tasks of `data.source`. Only those of a named split are held out."""
     if data.source in SOURCES:
         made = load_object(SOURCES[data.source])(data, seed)
-        return _Found([_with_texts(task, data) for task in made])
+        return Found([_with_texts(task, data) for task in made])
     if kind := library_of(data.source):
         return _foreign(kind, data.source.partition(":")[2], data, seed)
-    splits, commit = _read_splits(data, seed)
-    found = _Found(commit=commit)
+    splits, commit = read_splits(data, seed)
+    found = Found(commit=commit)
     for split, rows in splits.items():
         if not rows:
             raise UserError(f"dataset {data.source!r} has 0 rows in split {split!r}")
@@ -172,7 +179,7 @@ def _with_texts(task: Task, data: DataConfig) -> Task:
     return replace(task, prompt=worded(task.prompt, data), form=task_form(data))
 
 
-def _foreign(kind: str, name: str, data: DataConfig, seed: int) -> _Found:
+def _foreign(kind: str, name: str, data: DataConfig, seed: int) -> Found:
     """The tasks of another library's environment."""
     make = LIBRARIES.row(kind).tasks
     if not make:
@@ -189,7 +196,7 @@ def _foreign(kind: str, name: str, data: DataConfig, seed: int) -> _Found:
                     f"{data.source} writes whole conversations: leave data.system_prompt,"
                     " data.prompt_suffix and data.prefill empty"
                 )
-    return _Found(
+    return Found(
         [_with_texts(task, data) for task in train],
         [_with_texts(task, data) for task in heldout],
         notes,
@@ -228,7 +235,7 @@ def _disjoint(train: list[Task], heldout: list[Task], key: Callable[[Task], str]
     return TaskSet(kept, heldout, notes)
 
 
-def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row]], str]:
+def read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row]], str]:
     """Rows by split, and the commit of a hub dataset.
 
     The splits are the training split and the held-out split if one is named. For a file, the
@@ -242,11 +249,7 @@ def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row
         )
     if not is_file_name(data.source) and not Path(data.source).is_file():
         return read_dataset(data, splits, seed)
-    if unused := data.subset or data.revision:
-        raise UserError(
-            f"{data.source} is a file: data.subset and data.revision are for hub datasets; leave"
-            f" out {unused!r}"
-        )
+    check_local(data)
     found = {data.split: read_file(Path(data.source), data.limit, seed)}
     if data.heldout_split:
         if not is_file_name(data.heldout_split):
@@ -256,3 +259,12 @@ def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row
             )
         found[data.heldout_split] = read_file(Path(data.heldout_split), 0, seed)
     return found, ""
+
+
+def check_local(data: DataConfig) -> None:
+    """Raise UserError for settings of hub datasets, beside a source that is a file here."""
+    if unused := data.subset or data.revision:
+        raise UserError(
+            f"{data.source} is a file: data.subset and data.revision are for hub datasets; leave"
+            f" out {unused!r}"
+        )

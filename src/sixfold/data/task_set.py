@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..errors import UserError
 from ..seeds import ORDER_BYTES, seed_bytes
@@ -23,6 +23,14 @@ from .rows import check_value
 
 HELDOUT_PREFIX = "heldout/"
 _UNPAIRED = re.compile("[\ud800-\udfff]")
+
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Identified)
 
 
 @dataclass
@@ -81,8 +89,8 @@ def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
     return task_set
 
 
-def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
-    """Draw the tasks whose hash of seed and id is smallest.
+def drawn_tasks(tasks: Sequence[T], count: int, seed: int) -> list[T]:
+    """Draw the tasks, or documents, whose hash of seed and id is smallest.
 
     Files are often sorted, so the first tasks of a list are not representative. The draw does not
     depend on the order of the list, and a larger count draws the same tasks and more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from .device import prepare_device
 from .lora import make_adapter, read_files
 from .merge import merge_into
 from .nf4 import round_to_nf4
-from .scratch import character_tokenizer, scratch_model
+from .scratch import scratch_model, scratch_tokenizer
 from .split_check import check_split
 from .stop_tokens import model_turn_end, recipe_turn_end, save_turn_end
 from .trained_lora import TrainedLora, add_lora, lower_base
@@ -160,6 +160,7 @@ def load_policy(
     device: str,
     setting: str = "model.path",
     dtype: torch.dtype = torch.float32,
+    texts: Iterable[str] | None = None,
 ) -> Policy:
     """Load the model that the recipe names, in evaluation mode.
 
@@ -172,6 +173,7 @@ def load_policy(
         device: device of the model.
         setting: name of the setting that holds the path, for error messages.
         dtype: dtype of the weights. Training needs float32.
+        texts: training documents, for a model made from scratch whose tokenizer is trained.
 
     Raises:
         UserError: the model cannot be loaded or is not supported.
@@ -181,7 +183,7 @@ def load_policy(
     model, tokenizer = (
         from_disk(config.path, setting, config.revision, merge=not config.lora.rank)
         if config.path
-        else scratch_model(config.scratch, seed)
+        else scratch_model(config.scratch, seed, texts)
     )
     lowered = bool(config.path and config.lora.rank and config.lora.base != "float32")
     check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
@@ -243,11 +245,11 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Genera
     Raises:
         UserError: the tokenizer cannot be loaded, or the chat template cannot be used.
     """
-    tokenizer: PreTrainedTokenizerBase = character_tokenizer(
-        config.scratch.alphabet, config.scratch.words
-    )
+    tokenizer: PreTrainedTokenizerBase
     settings = None
-    if config.path:
+    if not config.path:
+        tokenizer = scratch_tokenizer(config.scratch)
+    else:
         _check_folder(config.path, "model.path", config.revision)
         with _refusals(
             f"model.path = '{config.path}': its tokenizer cannot be loaded", config.path

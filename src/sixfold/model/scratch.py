@@ -1,4 +1,4 @@
-"""A small model made from scratch, with a character tokenizer and a chat template.
+"""A small model made from scratch, with a tokenizer of its own and a chat template.
 
 The architecture is Qwen3 or MiniGPT, and the weights are random.
 """
@@ -6,11 +6,11 @@ The architecture is Qwen3 or MiniGPT, and the weights are random.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..errors import UserError
@@ -50,7 +50,6 @@ def character_tokenizer(alphabet: str, words: Sequence[str] = ()) -> PreTrainedT
     Raises:
         UserError: the alphabet is empty or has repeated characters.
     """
-    special = (*SPECIAL, TOOL) if words else SPECIAL
     repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
     if repeated or not alphabet:
         problem = f"has repeated characters: {repeated}" if repeated else "is empty"
@@ -62,21 +61,86 @@ def character_tokenizer(alphabet: str, words: Sequence[str] = ()) -> PreTrainedT
     pattern = Regex("|".join([*longest_first, "[\\s\\S]"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
+    return _with_chat(tokenizer, tools=bool(words))
+
+
+def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE tokenizer. The same texts in any order give the same tokenizer.
+
+    Args:
+        texts: texts to train on.
+        vocabulary: number of tokens: the special tokens, 256 bytes, and merges.
+
+    Raises:
+        UserError: the texts have too few different words for so many tokens.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*SPECIAL],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if (made := tokenizer.get_vocab_size()) < vocabulary:
+        raise UserError(
+            f"model.scratch.vocabulary = {vocabulary}, but the training documents give only"
+            f" {made} tokens. Set it to at most {made}, or use more text"
+        )
+    return _with_chat(tokenizer, tools=False)
+
+
+def scratch_tokenizer(
+    sizes: ScratchConfig, texts: Iterable[str] | None = None
+) -> PreTrainedTokenizerFast:
+    """The tokenizer that the settings ask for.
+
+    Args:
+        sizes: settings of the model.
+        texts: training documents, on which a trained tokenizer is trained. None: there are none.
+
+    Raises:
+        UserError: the settings, or the texts of a trained tokenizer, do not give a tokenizer.
+    """
+    if sizes.tokenizer == "characters":
+        return character_tokenizer(sizes.alphabet, sizes.words)
+    if texts is None:
+        raise UserError(
+            "model.scratch.tokenizer = 'trained', but there are no documents to train it on: begin"
+            " with a stage of kind 'pretrain', or set model.scratch.tokenizer = 'characters'"
+        )
+    return trained_tokenizer(texts, sizes.vocabulary)
+
+
+def _with_chat(tokenizer: Tokenizer, *, tools: bool) -> PreTrainedTokenizerFast:
+    """The tokenizer with the special tokens and the chat template of models made from scratch."""
+    special = (*SPECIAL, TOOL) if tools else SPECIAL
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",
         eos_token="<|end|>",
         unk_token="<|unknown|>",
         additional_special_tokens=[*special[3:]],
-        chat_template=TOOL_TEMPLATE if words else CHAT_TEMPLATE,
+        chat_template=TOOL_TEMPLATE if tools else CHAT_TEMPLATE,
     )
 
 
 def scratch_model(
-    sizes: ScratchConfig, seed: int
+    sizes: ScratchConfig, seed: int, texts: Iterable[str] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A model with random float32 weights drawn from `seed`, and its tokenizer."""
-    tokenizer = character_tokenizer(sizes.alphabet, sizes.words)
+    """A model with random float32 weights, and its tokenizer.
+
+    Args:
+        sizes: settings of the model.
+        seed: seed of the weights.
+        texts: as for `scratch_tokenizer`.
+
+    Raises:
+        UserError: as `scratch_tokenizer`.
+    """
+    tokenizer = scratch_tokenizer(sizes, texts)
     made = _CLASSES[sizes.architecture]
     config = made.config_class(
         **sizes.fields(len(tokenizer)),

@@ -15,7 +15,7 @@ from .hub_names import hub_folder
 from .schema import ModelConfig, ScratchConfig
 
 SCRATCH_SPECIAL_TOKENS = 6
-"""Tokens of the character tokenizer in addition to the alphabet.
+"""Tokens of the tokenizer in addition to the alphabet, or to bytes and merges.
 
 Equal to the number of `model.scratch.SPECIAL` tokens, which cannot be imported without torch.
 """
@@ -79,7 +79,9 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
             f"model.scratch.alphabet has repeated characters: {''.join(repeated)!r}. List every"
             " character once"
         )
-    vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
+    vocabulary = sizes.vocabulary
+    if sizes.tokenizer == "characters":
+        vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
     if sizes.words:
         vocabulary += len(sizes.words) + 1  # and the token of tool results
     size = model_size({"model_type": sizes.architecture, **sizes.fields(vocabulary)})

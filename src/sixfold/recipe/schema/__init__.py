@@ -18,6 +18,7 @@ from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
+from .pretrain import PretrainConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
@@ -55,6 +56,7 @@ __all__ = [
     "NoSpeculation",
     "ParallelConfig",
     "Preemption",
+    "PretrainConfig",
     "Recipe",
     "RecomputePreemption",
     "ReferenceConfig",

@@ -29,6 +29,14 @@ class ScratchConfig(Section):
         "texts of several characters that are one token each, the longest first; with any, the"
         " chat template has tools (the Hermes form)",
     )
+    tokenizer: Literal["characters", "trained"] = knob(
+        "characters",
+        "characters (of `alphabet`, and `words`), or trained: byte-level BPE, trained on the"
+        " training documents of the first pretraining stage",
+    )
+    vocabulary: int = knob(
+        512, "tokens of a trained tokenizer: 256 bytes, 6 special tokens, and merges", ge=262
+    )
     hidden_size: int = knob(128, "width of the residual stream", ge=8)
     layers: int = knob(4, "number of decoder layers", ge=1)
     heads: int = knob(4, "number of query heads", ge=1)
@@ -61,6 +69,20 @@ class ScratchConfig(Section):
                 raise ValueError(
                     f"model.scratch.words: {word!r} contains {special[0]!r}, which has the form of"
                     " a special token. Remove it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _of_one_tokenizer(self) -> ScratchConfig:
+        """Refuse settings of the tokenizer that is not made."""
+        fields = type(self).model_fields
+        trained = self.tokenizer == "trained"
+        for name in ("alphabet", "words") if trained else ("vocabulary",):
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(
+                    f"model.scratch.{name} has no effect with model.scratch.tokenizer ="
+                    f" '{self.tokenizer}'. Remove it, or set model.scratch.tokenizer ="
+                    f" '{'characters' if trained else 'trained'}'"
                 )
         return self
 

@@ -15,6 +15,7 @@ from .judge import REWARDS as JUDGE_REWARDS
 from .model import ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
+from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
@@ -49,6 +50,7 @@ class Recipe(Section):
     reference: ReferenceConfig = ReferenceConfig()
     trainer: TrainerConfig = TrainerConfig()
     moe: MoeConfig = MoeConfig()
+    pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
     sample: SampleConfig = SampleConfig()
     parallel: ParallelConfig = ParallelConfig()
