@@ -69,7 +69,6 @@ ALLOWED = {
     "environment": {"errors", "json_schema", "plugins", "ranks", "types", "user_code"},
     "checks": {"environment", "errors", "event_loop", "processes", "types", "user_code"},
     "data": {"environment", "errors", "plugins", "recipe", "seeds", "types", "user_code"},
-    "stages": {"data", "environment", "errors", "files", "recipe", "types"},
     "trainer": {
         *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "seeds"),
         "types",
@@ -106,9 +105,6 @@ ALLOWED = {
         *("checkpointable", "engine", "errors", "files", "model", "processes", "ranks", "recipe"),
         *("trainer", "version"),
     },
-    "stages": {
-        *("controller", "data", "errors", "recipe", "renderer", "trainer", "types"),
-    },
     "controller": {
         *("algorithm", "batch", "environment", "event_loop", "reference", "rollout", "seeds"),
         *("sync", "trainer", "types"),
@@ -127,9 +123,9 @@ OTHERS: dict[str, set[str]] = {
 }
 """Package beside the core -> the packages beside the core that it may import."""
 
-TOP = ("stages", "run", "commands", "api", "__main__")
-"""Packages from low to high. `stages` has the examples of stages, `run` makes training runs, and
-`commands` has the commands.
+TOP = ("run", "stages", "commands", "api", "__main__")
+"""Packages from low to high. `run` makes training runs, `stages` lists of them, and `commands` has
+the commands.
 """
 
 CONTRACTS = {

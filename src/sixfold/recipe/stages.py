@@ -39,37 +39,44 @@ class Kind:
     Attributes:
         purpose: one line for the user.
         makes: what its artifact is.
-        module: module with what such a stage does: `stages.driver.KindModule`.
+        spec: `module:class`, a `stages.kind.StageKind`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
     """
 
     purpose: str
     makes: Made
-    module: str
+    spec: str
     sections: tuple[str, ...] = ()
     steps: str = "run.steps"
 
 
 KINDS: Mapping[str, Kind] = {
+    "pretrain": Kind(
+        "predict the next token of texts",
+        "model",
+        "sixfold.stages.pretrain:PretrainKind",
+        ("pretrain",),
+        "pretrain.steps",
+    ),
     "sft": Kind(
         "train on worked solutions or conversations",
         "model",
-        "sixfold.stages.sft",
+        "sixfold.stages.sft:SftKind",
         ("sft",),
         "sft.steps",
     ),
     "sample": Kind(
         "sample completions and keep the good ones as a dataset",
         "dataset",
-        "sixfold.stages.sample",
+        "sixfold.stages.sample:SampleKind",
         ("sample",),
         "",
     ),
     "rl": Kind(
         "train by reinforcement learning on sampled completions",
         "model",
-        "sixfold.stages.rl",
+        "sixfold.stages.rl:RlKind",
     ),
 }
 

@@ -457,6 +457,12 @@ HELD_OUT = (
         "-Σ log π(token) / tokens, over the trained tokens of the held-out examples",
     ),
     Metric(
+        "heldout/bits_per_byte",
+        "bits",
+        "loss on held-out texts of pretraining, per byte, which does not depend on the tokenizer",
+        "-Σ log2 π(token) / UTF-8 bytes of the predicted tokens",
+    ),
+    Metric(
         "heldout/version",
         "count",
         "version of the weights that were evaluated",

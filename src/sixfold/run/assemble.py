@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -254,6 +254,7 @@ def assemble(
     generator: Generator | None = None,
     ranks: Ranks = ALONE,
     prints: Prints | None = None,
+    texts: Iterable[str] | None = None,
     before_model: Callable[[], None] | None = None,
 ) -> Assembly:
     """Load the model and the tasks, and create the engine and the environment.
@@ -269,6 +270,7 @@ def assemble(
         generator: replaces the recipe's engine, and is never synced. None: make the engine.
         ranks: the ranks of the run. With several, the policy is sharded.
         prints: gets what rewards print. None: it goes to the terminal. The caller closes it.
+        texts: texts of which the tokenizer of a model from scratch is trained.
         before_model: called when tasks, rewards and environment are found to be right.
 
     Raises:
@@ -300,7 +302,7 @@ def assemble(
         if before_model is not None:
             before_model()
         environment.start()  # start early: its workers load while the model loads
-        policy = _policy(recipe, source, own_ends, device)
+        policy = _policy(recipe, source, own_ends, device, texts)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = renderer.shown
         give_tools(recipe.environment, made, tasks, renderer)
@@ -367,13 +369,19 @@ def _scoring(temperature: float, trainer: TrainerConfig, autocast: torch.dtype |
     return Scoring(temperature, trainer.logprob_chunk, autocast, offload=trainer.activation_offload)
 
 
-def _policy(recipe: Recipe, source: ModelConfig, own_ends: TurnEnd | None, device: str) -> Policy:
+def _policy(
+    recipe: Recipe,
+    source: ModelConfig,
+    own_ends: TurnEnd | None,
+    device: str,
+    texts: Iterable[str] | None,
+) -> Policy:
     """Load the policy, with its ends and its adapter. Refuse settings that do not fit the model.
 
     A model from scratch gets its adapter later: SFT first trains all its weights.
     """
     seed, lora = recipe.run.seed, recipe.model.lora
-    policy = _loaded(source, seed, recipe.trainer.weights, device)
+    policy = _loaded(source, seed, recipe.trainer.weights, device, texts)
     policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
     if recipe.moe != MoeConfig():
         make_routing(policy.model, recipe.moe)
@@ -385,15 +393,17 @@ def _policy(recipe: Recipe, source: ModelConfig, own_ends: TurnEnd | None, devic
     return policy.with_lora(source, origin_of(source.path, source.revision), seed)
 
 
-def _loaded(source: ModelConfig, seed: int, weights: str, device: str) -> Policy:
+def _loaded(
+    source: ModelConfig, seed: int, weights: str, device: str, texts: Iterable[str] | None
+) -> Policy:
     """Load the policy with its weights in the dtype of `trainer.weights`.
 
     For bfloat16 the policy is loaded on the CPU, because its float32 weights may not fit on the
     GPU.
     """
     if weights == "float32":
-        return load_policy(source, seed=seed, device=device)
-    policy = load_policy(source, seed=seed, device="cpu")
+        return load_policy(source, seed=seed, device=device, texts=texts)
+    policy = load_policy(source, seed=seed, device="cpu", texts=texts)
     store_in_bfloat16(policy.model).to(device)  # type: ignore[arg-type]
     return policy
 

@@ -25,9 +25,10 @@ from .step_log import RolloutLog
 from .trainable_roles import TrainableRoles, build_roles, method_of, teacher_of, training_collector
 from .training import TrainingRun, TrainingStage
 from .warm_up import warm_up
+from .work import Work
 
 
-class RlWork:
+class RlWork(Work):
     """Work of a run that samples and learns from rewards, after SFT if the recipe has it.
 
     Args:
@@ -36,8 +37,6 @@ class RlWork:
         stop_after: stage after which the run ends.
         words: rewrites a line that names command-line flags for the caller's interface.
     """
-
-    examples = ""
 
     def __init__(
         self,

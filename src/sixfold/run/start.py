@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ..algorithm.base import Algorithm
 from ..checkpoint.best import BestSteps
@@ -46,51 +46,7 @@ from .resume import find_checkpoint
 from .rl import RlWork
 from .several_ranks import QUIET, follower_folder, quiet_progress, remove_followers
 from .warm_up import tried
-
-
-class Work(Protocol):
-    """What a run does once its folder is open.
-
-    Attributes:
-        algorithm: algorithm given from Python, or None.
-        examples: hash of examples that the tasks do not decide, known once they are loaded.
-    """
-
-    algorithm: Algorithm | None
-    examples: str
-
-    def check(self, recipe: Recipe, ranks: int) -> None:
-        """Refuse a recipe that this number of ranks does not support.
-
-        Raises:
-            UserError: if it does not.
-        """
-
-    def load(self, assembly: Assembly) -> None:
-        """Load what may be refused. The run's folder is not made yet.
-
-        Raises:
-            UserError: if it does not fit.
-        """
-
-    def go(
-        self,
-        context: RunContext,
-        assembly: Assembly,
-        best: BestSteps,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        """Do what the checkpoint lacks, and write the report.
-
-        Args:
-            context: the run.
-            assembly: model, tasks and settings.
-            best: steps whose checkpoints are kept.
-            checkpoint: checkpoint to resume from, or None.
-
-        Raises:
-            Interrupted: if a signal stops the run.
-        """
+from .work import Work
 
 
 @dataclass(frozen=True)
@@ -221,6 +177,7 @@ def run_work(
                 own_ends=own_ends(checkpoint),
                 ranks=ranks,
                 prints=prints,
+                texts=work.texts,
                 # Mistakes of the recipe come first: they remain under another name of the run.
                 before_model=None if resume or ranks.rank else free,
             )

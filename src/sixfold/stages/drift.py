@@ -15,7 +15,7 @@ from ..recipe.schema import Recipe
 from ..reference.teacher import load_teacher
 from ..run.assemble import Assembly
 from ..run.context import RunContext
-from ..run.start import Work
+from ..run.work import Work
 from ..trainer.logprobs import score_batch, score_tables
 
 FILE = "drift.json"
@@ -23,7 +23,7 @@ TASKS = 128
 """Held-out tasks whose completions are compared."""
 
 
-class MeasuredWork:
+class MeasuredWork(Work):
     """Work of a stage, and then the KL divergence of its model to the one that it started from.
 
     Args:
@@ -35,7 +35,7 @@ class MeasuredWork:
         self._work = work
         self._start = start
         self.algorithm = work.algorithm
-        self.examples = ""
+        self.texts = work.texts
 
     def check(self, recipe: Recipe, ranks: int) -> None:
         self._work.check(recipe, ranks)

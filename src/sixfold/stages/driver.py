@@ -11,7 +11,6 @@ is no other state. A stage that is made again is moved to `replaced/` until the 
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -19,13 +18,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
 
 from rich.console import Console
 
 from ..checkpoint.model_source import with_model_folders
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, prompt_key
+from ..environment.named import load_object
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import RunFolder, create_run, open_run, recover
@@ -36,24 +35,13 @@ from ..report.html import write_report
 from ..report.progress import Progress
 from ..report.staged import screen_table
 from ..run.recipe_environment import check_names, task_rewards
-from ..run.start import Given, Work, recipe_ranks, run_work
+from ..run.start import Given, recipe_ranks, run_work
 from .artifact import Artifact, publish, read_artifact, verified
 from .drift import MeasuredWork
+from .kind import StageKind
 from .table import write_table
 
 REPLACED = "replaced"
-
-
-class KindModule(Protocol):
-    """Module of a kind of stage. A new kind is such a module and a row in `recipe/stages.py`."""
-
-    def work(self, recipe: Recipe) -> Work:
-        """What a stage of this kind does."""
-        ...
-
-    def reads_tasks(self, recipe: Recipe) -> bool:
-        """True if the stage's [data] holds tasks, which `assemble` loads."""
-        ...
 
 
 class StagedRun:
@@ -188,11 +176,11 @@ class StagedRun:
         # Asked of rank 0 alone: it may create the folder before another rank looks.
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
-        module = _module(stage.kind)
-        work = module.work(recipe)
+        kind: StageKind = load_object(KINDS[stage.kind].spec)()
+        work = kind.work(recipe)
         if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
             work = MeasuredWork(work, recipe.model.path)
-        given = Given(tasks=self._tasks(stage, recipe, module.reads_tasks(recipe)))
+        given = Given(tasks=self._tasks(stage, recipe, kind.reads_tasks(recipe)))
         return run_work(recipe, work, self._ranks, resume=resume, given=given)
 
     def _tasks(self, stage: Stage, recipe: Recipe, reads_tasks: bool) -> TaskSet | None:
@@ -297,10 +285,6 @@ def train_stages(
             Console().print(screen_table(folder))
             say(f"report: {write_report(folder)}")
         return code
-
-
-def _module(kind: str) -> KindModule:
-    return cast(KindModule, importlib.import_module(KINDS[kind].module))
 
 
 def _nothing(text: str) -> None:

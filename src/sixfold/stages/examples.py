@@ -20,11 +20,13 @@ class Examples(Protocol):
         heldout: examples that are never trained on, each a Group with one trajectory.
         notes: messages for the user, one line each.
         fingerprint: hash of what the tasks of the run do not decide, compared at a resume.
+        heldout_bytes: UTF-8 bytes of the texts that `heldout` predicts. 0 if they are no texts.
     """
 
     heldout: Sequence[Group]
     notes: list[str]
     fingerprint: str
+    heldout_bytes: int
 
     def groups(self, step: int) -> list[Group]:
         """Examples of step 1, 2, ... They depend on the seed and the step alone."""
@@ -42,6 +44,7 @@ class TaskExamples:
     """
 
     fingerprint = ""
+    heldout_bytes = 0
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly

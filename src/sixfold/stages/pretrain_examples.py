@@ -6,6 +6,7 @@ at the token before it, so inputs and targets are shifted by one.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import Counter
@@ -48,6 +49,8 @@ class PretrainExamples:
             "documents": of a document) but its first is predicted exactly once.
         notes: messages for the user, one line each.
         unigram_entropy: `unigram_entropy` of the training tokens.
+        heldout_bytes: `text_bytes` of the held-out windows.
+        fingerprint: hash of the training tokens.
 
     Raises:
         UserError: the texts are shorter than a window or have characters without a token, or the
@@ -87,6 +90,13 @@ class PretrainExamples:
         ids, documents = _joined(texts.heldout, renderer, play)
         spans = _all_spans(documents if whole else [(0, len(ids))], window)
         self.heldout: Sequence[Group] = [_group(ids, span, "held-out text") for span in spans]
+        self.heldout_bytes = self.text_bytes(self.heldout)
+        self.fingerprint = hashlib.sha256(self._ids.tobytes()).hexdigest()
+        self.notes.append(
+            f"unigram entropy of the {len(self._ids):,} training tokens:"
+            f" {self.unigram_entropy:.3f} nats; a loss below it shows that the model reads its"
+            " context"
+        )
 
     def groups(self, step: int) -> list[Group]:
         """The windows of a step. Steps count from 1."""

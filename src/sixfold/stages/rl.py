@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from ..recipe.schema import Recipe
 from ..run.rl import RlWork
-from ..run.start import Work
+from ..run.work import Work
+from .kind import StageKind
 
 
-def work(recipe: Recipe) -> Work:
-    """What a stage of this kind does."""
-    return RlWork(recipe)
+class RlKind(StageKind):
+    """Samples completions and learns from their rewards."""
 
-
-def reads_tasks(recipe: Recipe) -> bool:
-    """True: its [data] holds tasks."""
-    return True
+    def work(self, recipe: Recipe) -> Work:
+        return RlWork(recipe)

@@ -43,32 +43,29 @@ from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
 from ..run.assemble import Assembly
 from ..run.context import RunContext
-from ..run.start import Work
+from ..run.work import Work
 from ..types import Task
 from .artifact import DATASET
 from .dataset import check_tasks, mixed_rows, sampled_row
 from .diversity import Diversity
 from .keepers import REASONS, check_enough, completion_of, select
+from .kind import StageKind
 
 BLOCKS = "blocks"
 _INPUTS = "inputs.json"
 
 
-def work(recipe: Recipe) -> Work:
-    """What a stage of this kind does."""
-    return SampleWork()
+class SampleKind(StageKind):
+    """Samples completions and keeps the good ones."""
+
+    def work(self, recipe: Recipe) -> Work:
+        return SampleWork()
 
 
-def reads_tasks(recipe: Recipe) -> bool:
-    """True: its [data] holds tasks."""
-    return True
-
-
-class SampleWork:
+class SampleWork(Work):
     """Work of a run that samples a dataset."""
 
     algorithm: Algorithm | None = None
-    examples = ""
 
     def check(self, recipe: Recipe, ranks: int) -> None:
         check_ranks(recipe, resolve_algorithm(recipe.algorithm), ranks)

@@ -42,10 +42,13 @@ class ConversationExamples:
         heldout: held-out examples, each a group with one trajectory.
         notes: messages for the user.
         fingerprint: hash of the tokens of all conversations that are trained.
+        heldout_bytes: 0.
 
     Raises:
         UserError: a conversation cannot be encoded or is too long, or none is left.
     """
+
+    heldout_bytes = 0
 
     def __init__(
         self,

@@ -6,10 +6,9 @@ They differ in their examples and their trainer's settings only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ..algorithm.base import Algorithm
 from ..batch import Metrics, collate
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
@@ -25,32 +24,37 @@ from ..run.monitors import Monitors
 from ..run.policy_evaluation import evaluate_policy
 from ..run.step_log import StepLog
 from ..run.training import TrainingRun, TrainingStage
+from ..run.work import Work
 from ..run.worked import supervised_trainer
 from ..trainer.logprobs import score_tables
 from ..trainer.sft import SupervisedLoss
 from ..trainer.trainer import Trainer
 from ..types import Group
 from .examples import Examples
+from .pretrain_examples import bits_per_byte
+
+_SCORED_TOGETHER = 256
+"""Held-out examples in one batch."""
 
 
-class SupervisedWork:
+class SupervisedWork(Work):
     """Work of a run that trains on examples.
 
     Args:
         name: name of the stage for the user.
         trainer: settings of the trainer.
         make_examples: makes the examples, or refuses them.
+        texts: texts of which a tokenizer is trained, if the stage trains one.
     """
-
-    algorithm: Algorithm | None = None
-    examples = ""
 
     def __init__(
         self,
         name: str,
         trainer: TrainerConfig,
         make_examples: Callable[[Assembly], Examples],
+        texts: Iterable[str] | None = None,
     ) -> None:
+        self.texts = texts
         self._name = name
         self._trainer = trainer
         self._make_examples = make_examples
@@ -124,7 +128,7 @@ class SupervisedStage(TrainingStage):
             self._assembly,
             self._monitors,
             first_step,
-            self._examples.heldout,
+            self._examples,
             self._last,
         )
         return SupervisedLoop(
@@ -189,7 +193,7 @@ class SupervisedLog(StepLog):
 
     Args:
         context: as for `StepLog`, as are `assembly`, `monitors` and `first_step`.
-        examples: held-out examples.
+        examples: have the held-out examples.
         last: keeps the state at the end of the last step.
     """
 
@@ -199,7 +203,7 @@ class SupervisedLog(StepLog):
         assembly: Assembly,
         monitors: Monitors,
         first_step: int,
-        examples: Sequence[Group],
+        examples: Examples,
         last: LastStep,
     ) -> None:
         super().__init__(context, assembly, monitors, first_step)
@@ -208,7 +212,7 @@ class SupervisedLog(StepLog):
 
     @property
     def heldout(self) -> bool:
-        return super().heldout or bool(self._examples)
+        return super().heldout or bool(self._examples.heldout)
 
     def log(self, step: int, metrics: Metrics, trainer: Trainer) -> None:
         """Write and show a step."""
@@ -226,20 +230,36 @@ class SupervisedLog(StepLog):
 
     def evaluated(self, step: int, version: int) -> tuple[Metrics, str]:
         found, warning = super().evaluated(step, version) if super().heldout else ({}, "")
-        if self._examples:
-            found = {**found, "heldout/loss": heldout_loss(self._assembly, self._examples)}
+        if heldout := self._examples.heldout:
+            nats, tokens = heldout_loss(self._assembly, heldout)
+            found = {**found, "heldout/loss": nats / tokens}
+            if size := self._examples.heldout_bytes:
+                found["heldout/bits_per_byte"] = bits_per_byte(nats, size)
         return found, warning
 
 
-def heldout_loss(assembly: Assembly, examples: Sequence[Group]) -> float:
-    """Mean negative log-prob of the trained tokens of held-out examples, in nats per token."""
-    config, batch = assembly.recipe.trainer, collate(examples).to(assembly.device)
-    logp, _ = score_tables(
-        assembly.root(),
-        batch,
-        replace(assembly.scoring, temperature=1.0),
-        config.max_tokens_per_microbatch,
-        config.share_prefix,
-        assembly.data_ranks,
-    )
-    return float(-logp[batch.mask].double().mean())
+def heldout_loss(assembly: Assembly, examples: Sequence[Group]) -> tuple[float, int]:
+    """Loss on held-out examples.
+
+    Args:
+        assembly: the policy.
+        examples: the examples.
+
+    Returns:
+        Sum of the negative log-probs of the trained tokens, in nats, and their number.
+    """
+    config, scoring = assembly.recipe.trainer, replace(assembly.scoring, temperature=1.0)
+    nats, tokens = 0.0, 0
+    for at in range(0, len(examples), _SCORED_TOGETHER):
+        batch = collate(examples[at : at + _SCORED_TOGETHER]).to(assembly.device)
+        logp, _ = score_tables(
+            assembly.root(),
+            batch,
+            scoring,
+            config.max_tokens_per_microbatch,
+            config.share_prefix,
+            assembly.data_ranks,
+        )
+        nats -= float(logp[batch.mask].double().sum())
+        tokens += int(batch.mask.sum())
+    return nats, tokens

@@ -91,10 +91,10 @@ class SftConfig(Section):
     form: Literal["auto", "tasks", "messages", "conversations", "prompt_completion", "alpaca"] = (
         knob(
             "auto",
-            "what a stage of kind sft imitates: tasks (worked solutions, data.trace_field), messages"
-            " (OpenAI's), conversations (ShareGPT's), prompt_completion (two texts, or two lists of"
-            " messages), alpaca (instruction, input, output), or auto (tasks if data.trace_field is set"
-            " or the tasks are generated, otherwise recognised by the columns)",
+            "what a stage of kind sft imitates: tasks (worked solutions, data.trace_field),"
+            " messages (OpenAI's), conversations (ShareGPT's), prompt_completion (two texts, or two"
+            " lists of messages), alpaca (instruction, input, output), or auto (tasks if"
+            " data.trace_field is set or they are generated, otherwise by the columns)",
         )
     )
     train_on: Literal["assistant", "last", "all"] = knob(

@@ -1,0 +1,56 @@
+"""Kind `pretrain`: predict each token of texts from those before it."""
+
+from __future__ import annotations
+
+from ..data.texts import load_texts
+from ..environment.episodes import library_of
+from ..environment.registry import SOURCES
+from ..recipe.schema import Recipe
+from ..rollout.worked_episode import worked_episodes
+from ..run.assemble import Assembly
+from ..run.work import Work
+from ..types import Task, Trajectory
+from .examples import Examples
+from .kind import StageKind
+from .pretrain_examples import PretrainExamples
+from .supervised import SupervisedWork
+
+
+class PretrainKind(StageKind):
+    """Predicts each token of texts from those before it."""
+
+    def work(self, recipe: Recipe) -> Work:
+        own = recipe.pretrain
+        trainer = recipe.trainer.model_copy(
+            update={
+                "learning_rate": own.learning_rate,
+                "warmup_steps": own.warmup_steps,
+                "weight_decay": own.weight_decay,
+                "schedule": own.schedule,
+            }
+        )
+        texts = None
+        if not recipe.model.path and recipe.model.scratch.tokenizer == "trained":
+            found = load_texts(recipe.data, own.text_field, seed=recipe.run.seed)
+            texts = [document.text for document in found.train]
+        return SupervisedWork("pretraining", trainer, _examples, texts)
+
+    def reads_tasks(self, recipe: Recipe) -> bool:
+        """True if [data] holds tasks, of which the documents are made."""
+        return any(name in SOURCES or library_of(name) for name in recipe.data.names)
+
+
+def _examples(assembly: Assembly) -> Examples:
+    recipe, player = assembly.recipe, assembly.player
+
+    def play(task: Task) -> Trajectory:
+        return assembly.loop.run(worked_episodes(player, [task]))[0]
+
+    return PretrainExamples(
+        load_texts(recipe.data, recipe.pretrain.text_field, seed=recipe.run.seed),
+        recipe.pretrain,
+        assembly.renderer,
+        context=assembly.policy.context,
+        seed=recipe.run.seed,
+        play=play if player.environment else None,
+    )
