@@ -142,7 +142,10 @@ REFUSED = {
         "trainer.learning_rate: expected .* got -1.0 .p.toml, line 5",
     ),
     "no steps": (HEAD + '[[stages]]\nkind = "sft"', "stage 'sft': sft.steps is 0"),
-    "steps of another kind": (HEAD + SFT + "run.steps = 3", "kind sft has sft.steps steps"),
+    "steps of another kind": (
+        HEAD + SFT + "run.steps = 3",
+        "counts the steps of RL. Set sft.steps",
+    ),
     "section of another kind": (
         HEAD + SFT + '[[stages]]\nkind = "rl"\nsft.steps = 4',
         "stage 'rl': sft.steps belongs to stages of kind sft, and this one is of kind rl",

@@ -37,20 +37,20 @@ def test_few_functions_take_the_whole_recipe() -> None:
 def test_the_run_is_handed_to_nobody() -> None:
     """It passes a context on. No module imports it, not even for a type."""
     (tree,) = [tree for name, _, tree in modules() if name == "run.start"]
-    assert "Run" in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert "Training" in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     importers = [
         name
         for name, path, tree in modules()
         for node in walk(tree)
         if isinstance(node, ast.ImportFrom) and import_base(name, path, node) == "run.start"
-        if "Run" in {alias.name for alias in node.names}
+        if "Training" in {alias.name for alias in node.names}
     ]
     assert importers == []
     assert [
         f"{name}.{function.name}"
         for name, _, tree in modules()
         for function in functions(tree)
-        if name.startswith("run.") and takes(function, "Run")
+        if name.startswith("run.") and takes(function, "Training")
     ] == []
 
 

@@ -14,7 +14,6 @@ from ..errors import UserError
 from ..files.folder import RunFolder, recover
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
-from ..recipe.schema import Recipe
 from ..recipe.stages import StagedRecipe, in_stage
 from ..recipe.toml import load_staged
 from ..run.recipe_environment import check_names
@@ -104,13 +103,12 @@ def start(
     folder = resume or Path(recipe.run.dir) / recipe.run.name
     if not staged.stages and (given.only or given.from_):
         raise UserError(f"{given.recipe or folder} has no [[stages]]: leave out --only and --from")
-    if staged.stages:
-        for stage in staged.stages:
-            with in_stage(stage.name):
-                _check(staged.planned(stage.name, str(folder)))
-    else:
-        recipe = with_model_folders(recipe)
-        _check(recipe)
+    recipe = recipe if staged.stages else with_model_folders(recipe)
+    planned = {each.name: staged.planned(each.name, str(folder)) for each in staged.stages}
+    for name, one in (planned or {"": recipe}).items():
+        with in_stage(name):
+            make_plan(with_model_folders(one))
+            check_names(one.environment, one.eval)
     try:
         if staged.stages:
             from ..stages.driver import train_stages
@@ -132,9 +130,3 @@ def start(
             f"no space left on {error.filename or folder}: free some and `sixfold train --resume"
             f" {folder}`"
         ) from error
-
-
-def _check(recipe: Recipe) -> None:
-    """Refuse what can be refused without torch."""
-    make_plan(with_model_folders(recipe))
-    check_names(recipe.environment, recipe.eval)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from ..errors import UserError, nearest
@@ -217,10 +216,12 @@ def dataset_settings(source: str, form: str) -> dict[str, Any]:
 
 @contextmanager
 def in_stage(name: str) -> Iterator[None]:
-    """Context in which errors of the user name the stage."""
+    """Context in which errors of the user name the stage, if it has a name."""
     try:
         yield
     except UserError as error:
+        if not name:
+            raise
         raise UserError(f"stage '{name}': {error}") from error
 
 
@@ -256,7 +257,7 @@ def read_stages(
     for_one = _flags_by_stage(given, names)
     stages: list[Stage] = []
     for number, (table, name) in enumerate(zip(tables, names, strict=True)):
-        place = partial(file.place_in, STAGES, number)
+        place = file.places_in(STAGES, number)
         own = _own_settings(table, place)
         for key in for_all:
             if key in own:
@@ -273,7 +274,7 @@ def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
     """Names of the stages: given, or else their kind."""
     names: list[str] = []
     for number, table in enumerate(tables):
-        place = partial(file.place_in, STAGES, number)
+        place = file.places_in(STAGES, number)
         kind = table.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
             said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
@@ -315,7 +316,7 @@ def _flags_by_stage(given: Mapping[str, Any], names: Sequence[str]) -> dict[str,
     return found
 
 
-def _own_settings(table: Mapping[str, Any], place: Callable[..., str]) -> dict[str, Any]:
+def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
     """Settings of a stage's table by dotted key."""
     tree = {key: value for key, value in table.items() if key not in ("kind", "name")}
     if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
@@ -340,7 +341,7 @@ def _stage(
     own: dict[str, Any],
     earlier: Sequence[Stage],
     file: TomlText,
-    place: Callable[..., str],
+    place: Callable[[str], str],
 ) -> Stage:
     """Resolve one stage.
 
@@ -354,7 +355,7 @@ def _stage(
         file: says where keys of the recipe were written.
         place: says where keys of the stage were written.
     """
-    where = f"{place()}, stage '{name}'"
+    where = f"{place('')}, stage '{name}'"
     for key in own:
         _check_own(key, kind, where)
     models = [stage.name for stage in earlier if KINDS[stage.kind].makes == "model"]

@@ -49,27 +49,29 @@ def load_staged(path_or_name: str, flags: Sequence[str] = ()) -> StagedRecipe:
     return parse_staged(read_recipe_file(path), str(path), flags, recorded=recorded)
 
 
-def parse_recipe(
-    text: str, where: str, flags: Sequence[str] = (), *, recorded: bool = False
-) -> Recipe:
+def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
     """Like `load_recipe`, for TOML text in memory.
 
     Args:
         text: the TOML text.
         where: name of the text in error messages.
         flags: command-line flags, which take precedence over the text.
-        recorded: a run recorded the text, maybe by an earlier version.
 
     Raises:
         UserError: for any mistake.
     """
-    return _without_stages(parse_staged(text, where, flags, recorded=recorded), where)
+    return _without_stages(parse_staged(text, where, flags), where)
 
 
 def parse_staged(
     text: str, where: str, flags: Sequence[str] = (), *, recorded: bool = False
 ) -> StagedRecipe:
-    """Like `load_staged`, for TOML text in memory. For the arguments see `parse_recipe`."""
+    """Like `load_staged`, for TOML text in memory.
+
+    Args:
+        text: as for `parse_recipe`, as are `where` and `flags`.
+        recorded: a run recorded the text, maybe by an earlier version.
+    """
     try:
         asked: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

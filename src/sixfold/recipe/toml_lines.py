@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
@@ -30,18 +30,21 @@ class TomlText:
         """File and line of a dotted key, or the file alone."""
         return self._at(line_of(key, self._lines))
 
-    def place_in(self, table: str, number: int, key: str = "") -> str:
-        """File and line of a key in the table `[[table]]` of that number, from 0."""
+    def places_in(self, table: str, number: int) -> Callable[[str], str]:
+        """Function like `place` for the keys of the table `[[table]]` of that number, from 0.
+
+        For an empty key it gives the place of the table.
+        """
         starts = self._lines.get(table, [])
-        if number >= len(starts):  # written in line: table = [{...}]
-            return self._at(line_of(table, self._lines))
-        end = starts[number + 1] if number + 1 < len(starts) else inf
-        inside = {
-            name: found
-            for name, numbers in self._lines.items()
-            if (found := [n for n in numbers if starts[number] <= n < end])
-        }
-        return self._at(line_of(f"{table}.{key}".rstrip("."), inside))
+        lines: Mapping[str, Sequence[int]] = self._lines
+        if number < len(starts):  # otherwise it is written in line: table = [{...}]
+            end = starts[number + 1] if number + 1 < len(starts) else inf
+            lines = {
+                name: found
+                for name, numbers in self._lines.items()
+                if (found := [n for n in numbers if starts[number] <= n < end])
+            }
+        return lambda key: self._at(line_of(f"{table}.{key}".rstrip("."), lines))
 
     def _at(self, line: int | None) -> str:
         return f"{self.where}, line {line}" if line else self.where

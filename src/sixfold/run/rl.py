@@ -12,7 +12,6 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..recipe.algorithm_plan import check_recomputed
-from ..recipe.rank_checks import check_ranks
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
 from ..sync.measured import MeasuredSync
@@ -23,7 +22,7 @@ from .monitors import Monitors
 from .resume import rate_change
 from .step_log import RolloutLog
 from .trainable_roles import TrainableRoles, build_roles, method_of, teacher_of, training_collector
-from .training import TrainingRun, TrainingStage
+from .training import TrainingStage
 from .warm_up import warm_up
 from .work import Work
 
@@ -38,6 +37,8 @@ class RlWork(Work):
         words: rewrites a line that names command-line flags for the caller's interface.
     """
 
+    predicted = True
+
     def __init__(
         self,
         recipe: Recipe,
@@ -45,37 +46,25 @@ class RlWork(Work):
         stop_after: Literal["sft"] | None = None,
         words: Callable[[str], str] = str,
     ) -> None:
+        super().__init__(method_of(recipe.algorithm, algorithm))
         self.algorithm = algorithm
-        self._method = method_of(recipe.algorithm, algorithm)
-        self._stop_after = stop_after
-        self._words = words
+        self.steps = stop_after != "sft"
+        self.words = words
         # Check here: a plan has checked the recipe's method, but not the caller's.
-        check_recomputed(recipe, self._method)
-
-    def check(self, recipe: Recipe, ranks: int) -> None:
-        check_ranks(recipe, self._method, ranks)
+        check_recomputed(recipe, self.method)
 
     def load(self, assembly: Assembly) -> None:
         self._teacher = teacher_of(assembly, self.algorithm)
 
-    def go(
-        self,
-        context: RunContext,
-        assembly: Assembly,
-        best: BestSteps,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        monitors = Monitors(best, Alarms(self._method.equal_rewards_idle))
+    def monitors(self, best: BestSteps) -> Monitors:
+        return Monitors(best, Alarms(self.method.equal_rewards_idle))
 
-        def make_stage() -> RlStage:
-            roles = build_roles(assembly, self.algorithm, self._teacher)
-            return RlStage(context, assembly, monitors, roles)
+    def begin(self, context: RunContext, assembly: Assembly, checkpoint: Checkpoint | None) -> None:
+        warm_up(context, assembly, self.method, checkpoint)
 
-        TrainingRun(context, assembly, monitors, make_stage, self._words).go(
-            checkpoint,
-            lambda: warm_up(context, assembly, self._method, checkpoint),
-            steps=self._stop_after != "sft",
-        )
+    def stage(self, context: RunContext, assembly: Assembly, monitors: Monitors) -> RlStage:
+        roles = build_roles(assembly, self.algorithm, self._teacher)
+        return RlStage(context, assembly, monitors, roles)
 
 
 class RlStage(TrainingStage):

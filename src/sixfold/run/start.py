@@ -32,19 +32,26 @@ from ..model.device import resolve_device
 from ..processes.program import signal_on_death_of_parent
 from ..ranks import Ranks, torchrun_ranks
 from ..recipe.dump import dump_recipe, flat
-from ..recipe.schema import Recipe
+from ..recipe.rank_checks import check_ranks
+from ..recipe.schema import ParallelConfig, Recipe, RunConfig
+from ..report.loggers import read_metrics
 from ..report.notes import Notes
+from ..report.prediction import write_prediction
 from ..report.progress import Progress
 from ..types import Task
 from .assemble import Assembly, assemble
 from .context import RunContext
+from .ending import Ending, how_to_go_on, last_ending
 from .failures import failures_in_words, what_is_left, where_it_stopped
+from .finish import finish
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
+from .monitors import Monitors
 from .recipe_environment import isolation_note
-from .resume import find_checkpoint
+from .resume import cut_after, find_checkpoint
 from .rl import RlWork
-from .several_ranks import QUIET, follower_folder, quiet_progress, remove_followers
+from .several_ranks import QUIET, copy_records, follower_folder, quiet_progress, remove_followers
+from .training import TrainingStage, reached_limit
 from .warm_up import tried
 from .work import Work
 
@@ -99,17 +106,13 @@ def train_run(
     """
     work = RlWork(recipe, algorithm, stop_after, words)
     given = Given(reward, environment, None if tasks is None else given_tasks(tasks, heldout))
-    ranks = recipe_ranks(recipe)
-    return run_work(
-        recipe, work, ranks, resume=resume, overwrite=overwrite, given=given, words=words
-    )
+    ranks = connected_ranks(recipe.run, recipe.parallel)
+    return run_work(recipe, work, ranks, resume=resume, overwrite=overwrite, given=given)
 
 
-def recipe_ranks(recipe: Recipe) -> Ranks:
+def connected_ranks(run: RunConfig, parallel: ParallelConfig) -> Ranks:
     """The ranks that torchrun has started, connected. A process calls this once."""
-    return torchrun_ranks(
-        resolve_device(recipe.run.device, "run.device"), recipe.parallel.timeout_s
-    )
+    return torchrun_ranks(resolve_device(run.device, "run.device"), parallel.timeout_s)
 
 
 def run_work(
@@ -120,7 +123,7 @@ def run_work(
     resume: Path | None = None,
     overwrite: bool = False,
     given: Given = Given(),
-    words: Callable[[str], str] = str,
+    after: Callable[[RunContext, Assembly], None] = lambda context, assembly: None,
 ) -> int:
     """Do some work in the folder of a run, or resume it there.
 
@@ -131,7 +134,7 @@ def run_work(
         resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
         given: objects given from Python.
-        words: rewrites a line that names command-line flags for the caller's interface.
+        after: called when the work is done.
 
     Returns:
         The exit code: 0, or 130 / 143 if stopped by a signal.
@@ -151,7 +154,7 @@ def run_work(
         interrupts = stack.enter_context(Interrupts(progress.note, ranks))
         _stop_with_launcher()
         stack.enter_context(failures_in_words(flat(recipe), run, progress))
-        work.check(recipe, ranks.size)
+        check_ranks(recipe, work.method, ranks.size)
         if ranks.rank:
             recipe = recipe.model_copy(update={"log": QUIET})
         if isolation := isolation_note(recipe.environment):
@@ -191,11 +194,15 @@ def run_work(
             context = _context(run, assembly, inputs, best, state, progress, interrupts, began)
             stack.callback(context.saver.settle)
             with context.gone_in_words():
-                work.go(context, assembly, best, checkpoint)
+                if work.trains:
+                    Training(context, assembly, work, work.monitors(best)).go(checkpoint)
+                else:
+                    work.go(context, assembly)
+                after(context, assembly)
         except Interrupted:
             pass
         if interrupts.exit_code:
-            progress.note(words(where_it_stopped(run)))
+            progress.note(work.words(where_it_stopped(run)))
         return interrupts.exit_code
 
 
@@ -293,3 +300,93 @@ def _context(
         run, assembly.ranks, progress, interrupts, notes, saver, state, started, write_recipe
     )
     return context
+
+
+@dataclass
+class Training:
+    """The order of a run that trains: what is written before, between and after its steps.
+
+    Attributes:
+        context: the run.
+        assembly: model, tasks and settings.
+        work: what is trained, and how.
+        monitors: watch the metrics.
+    """
+
+    context: RunContext
+    assembly: Assembly
+    work: Work
+    monitors: Monitors
+
+    def go(self, checkpoint: Checkpoint | None) -> None:
+        """Do what the checkpoint lacks: the beginning, the steps, the final evaluation and report.
+
+        Args:
+            checkpoint: checkpoint to resume from, or None.
+
+        Raises:
+            Interrupted: if a signal stops the run.
+        """
+        context, monitors = self.context, self.monitors
+        stage: TrainingStage | None = None
+        if checkpoint and checkpoint.stage == "step":
+            if ending := self._earlier_ending():
+                # Before the recipe is written: nothing was trained under its settings.
+                note = f"already finished: {ending.text}; {self.work.words(how_to_go_on(ending))}"
+                context.progress.note(note)
+                context.folder.end()
+                return
+            # Before the rest: a checkpoint that is refused must leave the run folder as it is.
+            stage = self._stage()
+            stage.restore(checkpoint)
+        self._prepare(checkpoint)
+        for note in self.assembly.tasks.notes:
+            context.progress.note(note)
+        if checkpoint and stage:
+            stage.resumed(checkpoint)
+        else:
+            self.work.begin(context, self.assembly, checkpoint)
+        monitors.start(context.state.before, read_metrics(context.folder.metrics))
+        if not stage:
+            stage = self._stage()
+            stage.save(required=True)
+        ending = None
+        if self.work.steps:
+            with stage.steps() as loop:
+                if loop:
+                    loop.run(stage.end_step)
+            ending = reached_limit(context, self.assembly.recipe.run)
+        finish(context, self.assembly, monitors, ending, stage.version)
+        with context.interrupts.finishing():
+            context.folder.end()
+
+    def _stage(self) -> TrainingStage:
+        return self.work.stage(self.context, self.assembly, self.monitors)
+
+    def _earlier_ending(self) -> Ending | None:
+        """Limit at which an earlier process ended the run. None if the run has not ended."""
+        state = self.context.state
+        ending = reached_limit(self.context, self.assembly.recipe.run)
+        if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
+            return None
+        return ending
+
+    def _prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Delete output after the checkpoint, and record the recipe and versions."""
+        context, state = self.context, self.context.state
+        if context.ranks.rank:
+            context.ranks.barrier("the records of the run")
+            copy_records(context.folder)
+            return
+        cut_after(context.folder, checkpoint, state, context.progress.note)
+        context.notes.cut_after(state.step if checkpoint and checkpoint.stage == "step" else None)
+        context.write_recipe()
+        if self.work.predicted:
+            self.monitors.alarms.prediction = write_prediction(
+                context.folder.path,
+                self.assembly.recipe,
+                device=self.assembly.device,
+                ranks=context.ranks.size,
+                step=state.step,
+            )
+        context.ranks.barrier("the records of the run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ..batch import Metrics
@@ -13,18 +13,13 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.registry import Registry, load_components, states_of
 from ..checkpoint.state import with_progress
 from ..recipe.schema import RunConfig
-from ..report.loggers import read_metrics
-from ..report.prediction import write_prediction
 from ..trainer.trainer import Trainer
 from .assemble import Assembly
 from .context import RunContext
-from .ending import Ending, Pace, how_to_go_on, last_ending, why_ended
-from .finish import finish
+from .ending import Ending, Pace, why_ended
 from .interrupts import Interrupted
 from .last_step import LastStep
 from .monitors import Monitors
-from .resume import cut_after
-from .several_ranks import copy_records
 from .step_log import StepLog
 
 
@@ -153,101 +148,6 @@ class TrainingStage:
             self.save(required=done)
         self._last.mark(context.state_now())
         return done
-
-
-@dataclass
-class TrainingRun:
-    """The order of a run that trains: what is written before, between and after its steps.
-
-    Attributes:
-        context: the run.
-        assembly: model, tasks and settings.
-        monitors: watch the metrics.
-        make_stage: makes the stage. It may copy the policy, so its weights must be final.
-        words: rewrites a line that names command-line flags for the caller's interface.
-        predicted: predict the durations of the steps, which are steps of RL.
-    """
-
-    context: RunContext
-    assembly: Assembly
-    monitors: Monitors
-    make_stage: Callable[[], TrainingStage]
-    words: Callable[[str], str] = str
-    predicted: bool = True
-
-    def go(
-        self, checkpoint: Checkpoint | None, begin: Callable[[], None], steps: bool = True
-    ) -> None:
-        """Do what the checkpoint lacks: the beginning, the steps, the final evaluation and report.
-
-        Args:
-            checkpoint: checkpoint to resume from, or None.
-            begin: does what precedes the first step. The stage is made after it.
-            steps: make the steps. False: end before the first.
-
-        Raises:
-            Interrupted: if a signal stops the run.
-        """
-        context, monitors = self.context, self.monitors
-        stage: TrainingStage | None = None
-        if checkpoint and checkpoint.stage == "step":
-            if ending := self._earlier_ending():
-                # Before the recipe is written: nothing was trained under its settings.
-                note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
-                context.progress.note(note)
-                context.folder.end()
-                return
-            # Before the rest: a checkpoint that is refused must leave the run folder as it is.
-            stage = self.make_stage()
-            stage.restore(checkpoint)
-        self._prepare(checkpoint)
-        for note in self.assembly.tasks.notes:
-            context.progress.note(note)
-        if checkpoint and stage:
-            stage.resumed(checkpoint)
-        else:
-            begin()
-        monitors.start(context.state.before, read_metrics(context.folder.metrics))
-        if not stage:
-            stage = self.make_stage()
-            stage.save(required=True)
-        ending = None
-        if steps:
-            with stage.steps() as loop:
-                if loop:
-                    loop.run(stage.end_step)
-            ending = reached_limit(context, self.assembly.recipe.run)
-        finish(context, self.assembly, monitors, ending, stage.version)
-        with context.interrupts.finishing():
-            context.folder.end()
-
-    def _earlier_ending(self) -> Ending | None:
-        """Limit at which an earlier process ended the run. None if the run has not ended."""
-        state = self.context.state
-        ending = reached_limit(self.context, self.assembly.recipe.run)
-        if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
-            return None
-        return ending
-
-    def _prepare(self, checkpoint: Checkpoint | None) -> None:
-        """Delete output after the checkpoint, and record the recipe and versions."""
-        context, state = self.context, self.context.state
-        if context.ranks.rank:
-            context.ranks.barrier("the records of the run")
-            copy_records(context.folder)
-            return
-        cut_after(context.folder, checkpoint, state, context.progress.note)
-        context.notes.cut_after(state.step if checkpoint and checkpoint.stage == "step" else None)
-        context.write_recipe()
-        if self.predicted:
-            self.monitors.alarms.prediction = write_prediction(
-                context.folder.path,
-                self.assembly.recipe,
-                device=self.assembly.device,
-                ranks=context.ranks.size,
-                step=state.step,
-            )
-        context.ranks.barrier("the records of the run")
 
 
 def reached_limit(context: RunContext, limits: RunConfig) -> Ending | None:

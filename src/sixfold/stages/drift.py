@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 
 from ..batch import collate
-from ..checkpoint.best import BestSteps
-from ..checkpoint.checkpoint import Checkpoint
 from ..controller.stream import step_seed
 from ..data.task_set import drawn_tasks
 from ..files.durable import write_json_atomic
-from ..recipe.schema import Recipe
 from ..reference.teacher import load_teacher
 from ..run.assemble import Assembly
 from ..run.context import RunContext
-from ..run.work import Work
 from ..trainer.logprobs import score_batch, score_tables
 
 FILE = "drift.json"
@@ -23,42 +19,20 @@ TASKS = 128
 """Held-out tasks whose completions are compared."""
 
 
-class MeasuredWork(Work):
-    """Work of a stage, and then the KL divergence of its model to the one that it started from.
+def measure(start: str, context: RunContext, assembly: Assembly) -> None:
+    """Write the KL divergence of a stage's model to the one that it started from.
 
     Args:
-        work: the work.
         start: folder of the model that the stage started from.
+        context: the run of the stage.
+        assembly: the policy, its tasks and its engine.
     """
-
-    def __init__(self, work: Work, start: str) -> None:
-        self._work = work
-        self._start = start
-        self.algorithm = work.algorithm
-        self.texts = work.texts
-
-    def check(self, recipe: Recipe, ranks: int) -> None:
-        self._work.check(recipe, ranks)
-
-    def load(self, assembly: Assembly) -> None:
-        self._work.load(assembly)
-        self.examples = self._work.examples
-
-    def go(
-        self,
-        context: RunContext,
-        assembly: Assembly,
-        best: BestSteps,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        self._work.go(context, assembly, best, checkpoint)
-        # With several ranks the policy is sharded, and its start may not fit on one of them.
-        if assembly.ranks.size > 1 or not (assembly.tasks.heldout or assembly.tasks.train):
-            return
-        context.progress.phase("KL to the start")
-        with context.interrupts.finishing():
-            measured = {"kl": kl_divergence(assembly, self._start)}
-            write_json_atomic(context.folder.path / FILE, measured)
+    # With several ranks the policy is sharded, and its start may not fit on one of them.
+    if assembly.ranks.size > 1 or not (assembly.tasks.heldout or assembly.tasks.train):
+        return
+    context.progress.phase("KL to the start")
+    with context.interrupts.finishing():
+        write_json_atomic(context.folder.path / FILE, {"kl": kl_divergence(assembly, start)})
 
 
 def kl_divergence(assembly: Assembly, start: str) -> float:

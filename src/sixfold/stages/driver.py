@@ -29,15 +29,15 @@ from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
-from ..recipe.schema import DataConfig, Recipe
+from ..recipe.schema import DataConfig
 from ..recipe.stages import KINDS, STAGES, Stage, StagedRecipe
 from ..report.html import write_report
 from ..report.progress import Progress
 from ..report.staged import screen_table
 from ..run.recipe_environment import check_names, task_rewards
-from ..run.start import Given, recipe_ranks, run_work
+from ..run.start import Given, connected_ranks, run_work
 from .artifact import Artifact, publish, read_artifact, verified
-from .drift import MeasuredWork
+from .drift import measure
 from .kind import StageKind
 from .table import write_table
 
@@ -176,22 +176,22 @@ class StagedRun:
         # Asked of rank 0 alone: it may create the folder before another rank looks.
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
-        kind: StageKind = load_object(KINDS[stage.kind].spec)()
-        work = kind.work(recipe)
+        kind: StageKind = load_object(KINDS[stage.kind].spec)(recipe)
+        after = _nothing
         if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
-            work = MeasuredWork(work, recipe.model.path)
-        given = Given(tasks=self._tasks(stage, recipe, kind.reads_tasks(recipe)))
-        return run_work(recipe, work, self._ranks, resume=resume, given=given)
+            after = partial(measure, recipe.model.path)
+        given = Given(tasks=self._tasks(stage, recipe.data, kind.reads_tasks))
+        return run_work(recipe, kind.work(), self._ranks, resume=resume, given=given, after=after)
 
-    def _tasks(self, stage: Stage, recipe: Recipe, reads_tasks: bool) -> TaskSet | None:
+    def _tasks(self, stage: Stage, data: DataConfig, reads_tasks: bool) -> TaskSet | None:
         """Tasks of a stage that trains on other rows than the tasks of the recipe's [data].
 
         It is evaluated on the held-out tasks of the recipe, as the other stages are.
 
         Args:
             stage: the stage.
-            recipe: its recipe, with paths in place of stage names.
-            reads_tasks: its own [data] holds tasks.
+            data: its own [data], with paths in place of stage names.
+            reads_tasks: that holds tasks.
 
         Returns:
             None: the tasks are those of the stage's own [data].
@@ -203,9 +203,9 @@ class StagedRun:
         base = self._staged.base
         rows = TaskSet([], [])
         if reads_tasks:
-            data = recipe.data.model_copy(update={"heldout": 0})
-            rows = load_tasks(data, seed=recipe.run.seed, rewards=())
-        if base.data in (DataConfig(), recipe.data):  # the recipe has no tasks of its own
+            whole = data.model_copy(update={"heldout": 0})
+            rows = load_tasks(whole, seed=stage.recipe.run.seed, rewards=())
+        if base.data in (DataConfig(), data):  # the recipe has no tasks of its own
             return rows
         rewards = task_rewards(base.environment, base.eval.strict, None)
         evaluated = load_tasks(base.data, seed=base.run.seed, rewards=rewards)
@@ -255,7 +255,7 @@ def train_stages(
         chosen = (staged.stages[staged.position(only, name)],)
     if first:
         chosen = staged.stages[staged.position(first, name) :]
-    ranks = recipe_ranks(base)
+    ranks = connected_ranks(base.run, base.parallel)
     with ExitStack() as stack:
         stack.enter_context(ranks.ending_together(lambda: f"The stages are in {folder}"))
         say = Progress().note if not ranks.rank else _nothing
@@ -287,5 +287,5 @@ def train_stages(
         return code
 
 
-def _nothing(text: str) -> None:
-    """A rank above 0 says nothing."""
+def _nothing(*_: object) -> None:
+    """Do nothing: a rank above 0 says nothing, and a first stage has no start to compare with."""

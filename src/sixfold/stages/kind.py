@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.schema import Recipe
 from ..run.work import Work
 
 
 class StageKind:
-    """What stages of one kind do."""
+    """What a stage of one kind does.
 
-    def work(self, recipe: Recipe) -> Work:
-        """The work of a stage.
+    Args:
+        recipe: the whole recipe of the stage, with paths in place of stage names.
+    """
 
-        Args:
-            recipe: the whole recipe of the stage, with paths in place of stage names.
-        """
-        raise NotImplementedError
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.method = resolve_algorithm(recipe.algorithm)
 
-    def reads_tasks(self, recipe: Recipe) -> bool:
+    @property
+    def reads_tasks(self) -> bool:
         """True if [data] holds tasks, which `assemble` loads. False: the work reads it."""
         return True
+
+    def work(self) -> Work:
+        """The work of the stage."""
+        raise NotImplementedError

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..data.texts import load_texts
 from ..environment.episodes import library_of
 from ..environment.registry import SOURCES
-from ..recipe.schema import Recipe
 from ..rollout.worked_episode import worked_episodes
 from ..run.assemble import Assembly
 from ..run.work import Work
@@ -19,8 +18,13 @@ from .supervised import SupervisedWork
 class PretrainKind(StageKind):
     """Predicts each token of texts from those before it."""
 
-    def work(self, recipe: Recipe) -> Work:
-        own = recipe.pretrain
+    @property
+    def reads_tasks(self) -> bool:
+        """True if [data] holds tasks, of which the documents are made."""
+        return any(name in SOURCES or library_of(name) for name in self.recipe.data.names)
+
+    def work(self) -> Work:
+        recipe, own = self.recipe, self.recipe.pretrain
         trainer = recipe.trainer.model_copy(
             update={
                 "learning_rate": own.learning_rate,
@@ -33,11 +37,7 @@ class PretrainKind(StageKind):
         if not recipe.model.path and recipe.model.scratch.tokenizer == "trained":
             found = load_texts(recipe.data, own.text_field, seed=recipe.run.seed)
             texts = [document.text for document in found.train]
-        return SupervisedWork("pretraining", trainer, _examples, texts)
-
-    def reads_tasks(self, recipe: Recipe) -> bool:
-        """True if [data] holds tasks, of which the documents are made."""
-        return any(name in SOURCES or library_of(name) for name in recipe.data.names)
+        return SupervisedWork("pretraining", self.method, trainer, _examples, texts)
 
 
 def _examples(assembly: Assembly) -> Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..recipe.schema import Recipe
 from ..run.rl import RlWork
 from ..run.work import Work
 from .kind import StageKind
@@ -11,5 +10,5 @@ from .kind import StageKind
 class RlKind(StageKind):
     """Samples completions and learns from their rewards."""
 
-    def work(self, recipe: Recipe) -> Work:
-        return RlWork(recipe)
+    def work(self) -> Work:
+        return RlWork(self.recipe)

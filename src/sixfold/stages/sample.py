@@ -18,10 +18,7 @@ from typing import Any
 
 import torch
 
-from ..algorithm.base import Algorithm
 from ..batch import Metrics
-from ..checkpoint.best import BestSteps
-from ..checkpoint.checkpoint import Checkpoint
 from ..controller.collector import Collector
 from ..controller.stream import step_seed
 from ..data.sources import load_tasks
@@ -31,11 +28,9 @@ from ..files.blocks import done_blocks, join, read_rows, write_block
 from ..files.durable import write_json_atomic
 from ..model.loading import Policy
 from ..ranks import together
-from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.dump import flat
-from ..recipe.rank_checks import check_ranks
 from ..recipe.resume_policy import settings_of
-from ..recipe.schema import DataConfig, Recipe
+from ..recipe.schema import DataConfig
 from ..recipe.stages import dataset_settings
 from ..report.html import write_report
 from ..report.loggers import truncate_after
@@ -58,26 +53,23 @@ _INPUTS = "inputs.json"
 class SampleKind(StageKind):
     """Samples completions and keeps the good ones."""
 
-    def work(self, recipe: Recipe) -> Work:
-        return SampleWork()
+    def work(self) -> Work:
+        return SampleWork(self.method)
 
 
 class SampleWork(Work):
     """Work of a run that samples a dataset."""
 
-    algorithm: Algorithm | None = None
-
-    def check(self, recipe: Recipe, ranks: int) -> None:
-        check_ranks(recipe, resolve_algorithm(recipe.algorithm), ranks)
-        if recipe.environment.agent.command:
-            raise UserError(
-                "environment.agent: the conversations of an agent cannot become rows, because SFT"
-                " could not play them again. Sample with environment.episode, or without an episode"
-            )
+    trains = False
 
     def load(self, assembly: Assembly) -> None:
         """Check that rows of the tasks will load, and load what is mixed in."""
         config, seed = assembly.recipe.sample, assembly.recipe.run.seed
+        if assembly.agent:
+            raise UserError(
+                "environment.agent: the conversations of an agent cannot become rows, because SFT"
+                " could not play them again. Sample with environment.episode, or without an episode"
+            )
         self._tasks = drawn_tasks(assembly.tasks.train, config.tasks, seed)
         if config.tasks > len(self._tasks):
             raise UserError(
@@ -93,13 +85,7 @@ class SampleWork(Work):
             for mix in config.mix
         ]
 
-    def go(
-        self,
-        context: RunContext,
-        assembly: Assembly,
-        best: BestSteps,
-        checkpoint: Checkpoint | None,
-    ) -> None:
+    def go(self, context: RunContext, assembly: Assembly) -> None:
         SampleRun(context, assembly, self._tasks, self._mixes).go()
 
 

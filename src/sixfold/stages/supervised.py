@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from ..algorithm.method import Method
 from ..batch import Metrics, collate
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..evaluation.record import record, shown, solved_if
-from ..recipe.algorithm_plan import resolve_algorithm
-from ..recipe.rank_checks import check_ranks
-from ..recipe.schema import Recipe, TrainerConfig
+from ..recipe.schema import TrainerConfig
 from ..report.alarms import Alarms
 from ..run.assemble import Assembly
 from ..run.context import RunContext
@@ -23,7 +22,7 @@ from ..run.last_step import LastStep, unfinished
 from ..run.monitors import Monitors
 from ..run.policy_evaluation import evaluate_policy
 from ..run.step_log import StepLog
-from ..run.training import TrainingRun, TrainingStage
+from ..run.training import TrainingStage
 from ..run.work import Work
 from ..run.worked import supervised_trainer
 from ..trainer.logprobs import score_tables
@@ -42,6 +41,7 @@ class SupervisedWork(Work):
 
     Args:
         name: name of the stage for the user.
+        method: as for `Work`.
         trainer: settings of the trainer.
         make_examples: makes the examples, or refuses them.
         texts: texts of which a tokenizer is trained, if the stage trains one.
@@ -50,46 +50,38 @@ class SupervisedWork(Work):
     def __init__(
         self,
         name: str,
+        method: Method,
         trainer: TrainerConfig,
         make_examples: Callable[[Assembly], Examples],
         texts: Iterable[str] | None = None,
     ) -> None:
+        super().__init__(method)
         self.texts = texts
         self._name = name
         self._trainer = trainer
         self._make_examples = make_examples
-
-    def check(self, recipe: Recipe, ranks: int) -> None:
-        check_ranks(recipe, resolve_algorithm(recipe.algorithm), ranks)
 
     def load(self, assembly: Assembly) -> None:
         self._examples = self._make_examples(assembly)
         self.examples = self._examples.fingerprint
         assembly.tasks.notes += self._examples.notes
 
-    def go(
-        self,
-        context: RunContext,
-        assembly: Assembly,
-        best: BestSteps,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        monitors = Monitors(best, Alarms(True))
+    def monitors(self, best: BestSteps) -> Monitors:
+        return Monitors(best, Alarms(True))
+
+    def begin(self, context: RunContext, assembly: Assembly, checkpoint: Checkpoint | None) -> None:
+        """Evaluate the model that the stage starts from."""
+        context.progress.phase("evaluation")
+        if heldout := assembly.tasks.heldout:
+            context.state.before = record(evaluate_policy(assembly, heldout, version=0))
+            context.progress.note(
+                f"held-out before {self._name}: {shown(context.state.before)};"
+                f" {solved_if(assembly.environment.solved_rule.text)}"
+            )
+
+    def stage(self, context: RunContext, assembly: Assembly, monitors: Monitors) -> SupervisedStage:
         trainer = supervised_trainer(assembly, self._trainer, assembly.recipe.run.steps)
-
-        def make_stage() -> SupervisedStage:
-            return SupervisedStage(self._name, context, assembly, monitors, trainer, self._examples)
-
-        def begin() -> None:
-            context.progress.phase("evaluation")
-            if heldout := assembly.tasks.heldout:
-                context.state.before = record(evaluate_policy(assembly, heldout, version=0))
-                context.progress.note(
-                    f"held-out before {self._name}: {shown(context.state.before)};"
-                    f" {solved_if(assembly.environment.solved_rule.text)}"
-                )
-
-        TrainingRun(context, assembly, monitors, make_stage, predicted=False).go(checkpoint, begin)
+        return SupervisedStage(self._name, context, assembly, monitors, trainer, self._examples)
 
 
 class SupervisedStage(TrainingStage):
