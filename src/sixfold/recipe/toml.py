@@ -6,8 +6,10 @@ how to fix it.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ RECORDED = "recipe.toml"
 """Name of the file in which a run records its recipe: `files.folder`."""
 
 
-def load_recipe(path_or_name: str, flags: Sequence[str] = ()) -> Recipe:
+def load_recipe(path_or_name: str | PathLike[str], flags: Sequence[str] = ()) -> Recipe:
     """Read a recipe without stages, or one stage of a recipe with stages, and check everything.
 
     Args:
@@ -35,9 +37,10 @@ def load_recipe(path_or_name: str, flags: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: for any mistake, also if a recipe has stages and none is named.
     """
-    file, _, stage = path_or_name.rpartition(":")
-    if not file or Path(path_or_name).expanduser().exists():
-        file, stage = path_or_name, ""
+    given = os.fspath(path_or_name)
+    file, _, stage = given.rpartition(":")
+    if not file or Path(given).expanduser().exists():
+        file, stage = given, ""
     staged = load_staged(file, flags)
     return staged.planned(stage, file) if stage else _without_stages(staged, file)
 
