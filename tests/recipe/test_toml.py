@@ -548,6 +548,16 @@ _TIED = {
     "environment.tools.functions",
     "environment.tools.mcp",
     "model.scratch.words",
+    "model.scratch.alphabet",
+    "model.scratch.tokenizer",
+    "model.scratch.vocabulary",
+    "model.scratch.architecture",
+    "model.scratch.hidden_size",
+    "sample.keep",
+    "sample.mix",
+    "sample.per_task",
+    "sample.threshold",
+    "pretrain.window",
 }
 
 
