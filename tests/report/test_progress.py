@@ -169,7 +169,7 @@ def test_model_text_cannot_drive_the_terminal(place: str) -> None:
                 [Sample(HOSTILE, HOSTILE, HOSTILE, 0.0)], [Sample(HOSTILE, HOSTILE, HOSTILE, None)]
             )
         elif place == "figure":
-            shown.before_after([(HOSTILE, HOSTILE, HOSTILE)])
+            shown.before_after("RL", [(HOSTILE, HOSTILE, HOSTILE)])
         else:
             shown.stage(HOSTILE, 1)
             shown.update(step(1))
@@ -220,7 +220,7 @@ def test_tables_of_results_go_to_standard_output_and_lines_of_progress_do_not(
     with Progress() as shown:
         shown.stage("RL", 1)
         shown.update(step(1))
-        shown.before_after([("solved", "10 %", "90 %")])
+        shown.before_after("RL", [("solved", "10 %", "90 %")])
         shown.samples([], [Sample("2+3=", "5", "5", 1.0, True)])
         shown.note("finished")
     said = capsys.readouterr()

@@ -90,12 +90,27 @@ def killed_and_resumed(place: Path, fault: str) -> dict[str, Any]:
     return result(folder)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["artifact.publish:1", "artifact.publish:4", "checkpoint.:30"])
 def test_a_kill_between_stages_or_within_one_loses_nothing(
     whole: Path, empty: Path, place: Path, fault: str
 ) -> None:
     assert killed_and_resumed(place, fault) == result(whole)
+
+
+@pytest.mark.slow
+def test_a_stage_without_an_artifact_goes_on_from_its_last_checkpoint(
+    run: Path, whole: Path, place: Path
+) -> None:
+    """As after a kill in its last step, or before its artifact was written."""
+    last = run / "stages" / "last"
+    for name in ("artifact.json", "summary.json", "drift.json"):
+        (last / name).unlink()
+    shutil.rmtree(last / "checkpoints" / "step-000002")
+    (run / "stages" / "adapted" / "artifact.json").unlink()
+    assert train_stages(staged(place), resume=run) == 0
+    assert result(run) == result(whole)
 
 
 @pytest.mark.nightly

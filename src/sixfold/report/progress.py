@@ -90,7 +90,7 @@ class Progress:
         """Begin a stage. The last state of the previous stage stays on the screen as a line.
 
         Args:
-            name: `SFT` or `RL`.
+            name: name of the stage, such as SFT or RL.
             total: number of steps.
             seconds: time until the stage ends, even if steps are left.
         """
@@ -133,9 +133,15 @@ class Progress:
         """Print a line that stays on the screen. `text` may contain model text."""
         self._print(Text(visible(text)))
 
-    def before_after(self, rows: Sequence[tuple[str, str, str]]) -> None:
-        """Show figures before and after training as rows (name, before, after). Ends the stage."""
-        table = Table("", "before", "after", title="Before and after RL", title_justify="left")
+    def before_after(self, stage: str, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Show figures before and after training as rows (name, before, after). Ends the stage.
+
+        Args:
+            stage: name of the stage, as in `stage`.
+            rows: the figures.
+        """
+        title = f"Before and after {stage}"
+        table = Table("", "before", "after", title=title, title_justify="left")
         for row in rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         self._print_result(table)

@@ -30,7 +30,12 @@ from .policy_evaluation import evaluate_policy
 
 
 def finish(
-    context: RunContext, assembly: Assembly, monitors: Monitors, ending: Ending | None, version: int
+    context: RunContext,
+    assembly: Assembly,
+    monitors: Monitors,
+    ending: Ending | None,
+    version: int,
+    stage: str,
 ) -> None:
     """Run the final evaluation and write summary.json, samples.json and report.html.
 
@@ -42,6 +47,7 @@ def finish(
         monitors: have watched the metrics.
         ending: why RL ended. None if there was no RL.
         version: version of the last saved weights, which the final evaluation measures.
+        stage: name of the stage that trained.
     """
     context.progress.phase("evaluation")
     state, before = context.state, context.state.before
@@ -92,7 +98,7 @@ def finish(
     write_json_atomic(context.folder.summary, summary)
     report = write_report(context.folder.path)
     if rows:
-        context.progress.before_after([*rows, ("time", "", clock(seconds))])
+        context.progress.before_after(stage, [*rows, ("time", "", clock(seconds))])
         context.progress.samples(samples(before), samples(after))
     if ending:
         context.progress.note(f"finished: {ending.text}")

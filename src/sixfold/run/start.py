@@ -165,7 +165,8 @@ def run_work(
                 run = open_run(resume)
                 if not ranks.rank:
                     stack.enter_context(run)
-                checkpoint = find_checkpoint(run, recipe, progress.note)
+                if work.trains:
+                    checkpoint = find_checkpoint(run, recipe, progress.note)
             elif not ranks.rank:
                 recover(directory / name)
             progress.phase("loading")
@@ -356,7 +357,7 @@ class Training:
                 if loop:
                     loop.run(stage.end_step)
             ending = reached_limit(context, self.assembly.recipe.run)
-        finish(context, self.assembly, monitors, ending, stage.version)
+        finish(context, self.assembly, monitors, ending, stage.version, stage.name)
         with context.interrupts.finishing():
             context.folder.end()
 

@@ -47,7 +47,8 @@ from .keepers import REASONS, check_enough, completion_of, select
 from .kind import StageKind
 
 BLOCKS = "blocks"
-_INPUTS = "inputs.json"
+INPUTS = "sampled_from.json"
+"""File with the settings and the model that a dataset is sampled from."""
 
 
 class SampleKind(StageKind):
@@ -130,6 +131,10 @@ class SampleRun:
         """
         context, ranks = self._context, self._context.ranks
         together(ranks, self._begin)
+        if ranks.gather(self._finished())[0]:
+            context.progress.note("already finished: the dataset is written")
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
         for note in self._assembly.tasks.notes:
             context.progress.note(note)
         # Asked of rank 0 alone: only it has written blocks.
@@ -153,19 +158,25 @@ class SampleRun:
             return
         self._context.write_recipe()
         inputs = {"model": self._model, **settings_of(self._assembly.recipe)}
-        path = self._folder / _INPUTS
-        if path.is_file():
-            saved = json.loads(path.read_bytes())
-            changed = [key for key, value in inputs.items() if _decides(key, saved, value)]
-            if changed:
-                raise UserError(
-                    f"{self._folder} holds completions that were sampled under another"
-                    f" {changed[0]} ({saved.get(changed[0])!r}, now {inputs[changed[0]]!r}). Leave"
-                    " it as it was, or sample again with --from"
-                )
+        path = self._context.folder.path / INPUTS
+        if not path.is_file():
+            write_json_atomic(path, inputs)
             return
-        self._folder.mkdir(exist_ok=True)
-        write_json_atomic(path, inputs)
+        saved = json.loads(path.read_bytes())
+        changed = [key for key, value in inputs.items() if _decides(key, saved, value)]
+        if changed:
+            raise UserError(
+                f"{path} was sampled under another {changed[0]} ({saved.get(changed[0])!r}, now"
+                f" {inputs[changed[0]]!r}). Leave it as it was, or sample again with --from"
+            )
+
+    def _finished(self) -> bool:
+        """True if the dataset is written, with its summary."""
+        summary, target = self._context.folder.summary, self._context.folder.path / DATASET
+        if not (summary.is_file() and target.is_file()):
+            return False
+        saved = json.loads(summary.read_bytes()).get("sha256")
+        return bool(saved == hashlib.sha256(target.read_bytes()).hexdigest())
 
     def _sample(self, number: int, log: Loggers) -> None:
         """Sample a block, and write its metrics and then its rows."""
@@ -240,7 +251,7 @@ class SampleRun:
             f"{f' (dropped: {dropped})' if dropped else ''}: {target}"
         )
         context.progress.note(f"report: {write_report(context.folder.path)}")
-        shutil.rmtree(folder)
+        shutil.rmtree(folder)  # last: until now a resume would need it
 
 
 def weights_hash(policy: Policy) -> str:

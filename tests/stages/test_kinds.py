@@ -1,0 +1,187 @@
+"""Pretraining, SFT on other rows, and rejection sampling, as stages of one run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.errors import UserError
+from sixfold.recipe.stages import StagedRecipe
+from sixfold.recipe.toml import parse_staged
+from sixfold.stages.driver import train_stages
+from tests.run.processes import start
+from tests.stages.staged_runs import flags, result
+
+TEXT = """\
+run.name = "p"
+
+[[stages]]
+kind = "pretrain"
+pretrain.steps = 3
+pretrain.examples_per_step = 4
+pretrain.warmup_steps = 0
+
+[[stages]]
+kind = "sft"
+name = "worked"
+sft.steps = 60
+sft.learning_rate = 2e-2
+
+[[stages]]
+kind = "sample"
+sample.samples = 4
+sample.tasks = 12
+sample.keep = "best"
+
+[[stages]]
+kind = "sft"
+name = "kept"
+data.source = "stage:sample"
+sft.steps = 3
+"""
+
+
+def staged(place: Path, text: str = TEXT, **overrides: Any) -> StagedRecipe:
+    return parse_staged(text, "p.toml", flags(place, **overrides))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kinds")
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    assert train_stages(staged(place)) == 0
+    return Path(shutil.copytree(place / "p", place / "whole"))
+
+
+@pytest.fixture
+def run(whole: Path, place: Path) -> Iterator[Path]:
+    shutil.rmtree(place / "p", ignore_errors=True)
+    yield Path(shutil.copytree(whole, place / "p"))
+    shutil.rmtree(place / "p", ignore_errors=True)
+
+
+def summary(run: Path, stage: str) -> dict[str, Any]:
+    return json.loads((run / "stages" / stage / "summary.json").read_bytes())  # type: ignore[no-any-return]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "stages" / "sample" / "dataset.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_pretraining_reports_bits_per_byte(whole: Path) -> None:
+    metrics = result_of(whole, "pretrain")
+    line = next(line for line in metrics if "heldout/loss" in line)
+    # One byte per token, except the special ones, which have none.
+    assert 1 < line["heldout/bits_per_byte"] / (line["heldout/loss"] / 0.6931471805599453) < 2
+
+
+def result_of(run: Path, stage: str) -> list[dict[str, Any]]:
+    lines = (run / "stages" / stage / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_kept_completions_are_the_training_tasks_of_the_next_stage(whole: Path) -> None:
+    found = rows(whole)
+    model = json.loads((whole / "stages" / "worked" / "artifact.json").read_bytes())
+    assert 0 < len(found) <= 12 and len({row["provenance"]["task"] for row in found}) == len(found)
+    assert summary(whole, "sample")["counts"]["kept"] == len(found)
+    assert model["made"] == "model" and {row["provenance"]["model"] for row in found} == {
+        summary(whole, "sample")["model"]
+    }
+    # Evaluated on the held-out tasks of the recipe, which are no rows of the dataset.
+    assert summary(whole, "kept")["heldout_tasks"] == 8
+    notes = (whole / "stages" / "kept" / "notes.jsonl").read_text()
+    assert "only" in notes or len(found) >= 8
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["blocks.renamed:1", "blocks.written:3", "artifact.publish:5"])
+def test_a_kill_while_sampling_loses_at_most_a_block(
+    run: Path, whole: Path, place: Path, fault: str
+) -> None:
+    shutil.rmtree(run)
+    process = start(flags(place), place / "errors", fault=fault, text=TEXT)
+    process.join()
+    assert process.exitcode == 137, (place / "errors").read_text()
+    assert train_stages(staged(place), resume=run) == 0
+    assert rows(run) == rows(whole)
+    assert result(run) == result(whole)
+
+
+@pytest.mark.slow
+def test_a_dataset_that_is_written_is_published_and_not_sampled_again(
+    run: Path, whole: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between the two."""
+    (run / "stages" / "sample" / "artifact.json").unlink()
+    monkeypatch.setattr(
+        "sixfold.stages.sample.SampleRun._sample", lambda *a: pytest.fail("sampled again")
+    )
+    assert train_stages(staged(place), resume=run) == 0
+    assert result(run) == result(whole)
+
+
+@pytest.mark.slow
+def test_blocks_sampled_under_other_settings_are_refused(run: Path, place: Path) -> None:
+    folder = run / "stages" / "sample"
+    (folder / "artifact.json").unlink()
+    shutil.rmtree(run / "stages" / "kept")
+    (folder / "sampled_from.json").write_text(json.dumps({"rollout.temperature": 0.5}))
+    with pytest.raises(UserError, match=r"sampled under another rollout\.temperature \(0\.5, now"):
+        train_stages(staged(place), resume=run)
+
+
+@pytest.mark.slow
+def test_a_stage_that_keeps_too_little_says_why(run: Path, place: Path) -> None:
+    harder = staged(place, TEXT.replace('keep = "best"', 'keep = "best"\nsample.min_rows = 99'))
+    with pytest.raises(UserError, match=r"sample\.min_rows = 99, but \d+ completions are kept"):
+        train_stages(harder, first="sample")
+
+
+CHATS = [
+    {"messages": [{"role": "user", "content": f"{n}+1="}, {"role": "assistant", "content": "#2"}]}
+    for n in range(12)
+]
+"""Conversations for a model that knows digits and signs."""
+
+ON_CHATS = """\
+run.name = "p"
+
+[[stages]]
+kind = "sft"
+data.source = "SOURCE"
+data.heldout = 3
+sft.steps = 2
+"""
+
+
+@pytest.mark.slow
+def test_conversations_are_trained_and_measured_without_tasks(tmp_path: Path) -> None:
+    source = tmp_path / "chats.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in CHATS))
+    only = [f for f in flags(tmp_path)]
+    for name in ("--data.heldout", "--data.arithmetic.digits"):
+        at = only.index(name)
+        del only[at : at + 2]
+    text = ON_CHATS.replace("SOURCE", str(source))
+    assert train_stages(parse_staged(text, "p.toml", only)) == 0
+    (line,) = [x for x in result_of(tmp_path / "p", "sft") if "heldout/loss" in x]
+    assert line["heldout/loss"] > 0 and "heldout/accuracy" not in line
+    assert "heldout_tasks" not in summary(tmp_path / "p", "sft")
+    # Other rows under the same name are noticed.
+    (tmp_path / "p" / "stages" / "sft" / "artifact.json").unlink()
+    source.write_text(source.read_text().replace("#2", "#3"))
+    with pytest.raises(UserError, match="was trained on other examples"):
+        train_stages(parse_staged(text, "p.toml", only), resume=tmp_path / "p")
