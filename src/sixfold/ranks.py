@@ -174,6 +174,7 @@ class ProcessRanks:
         self._store = dist.PrefixStore("sixfold", store)
         self._place = ""
         self._agreed: BaseException | None = None
+        self._ending = False
         wait = timedelta(seconds=timeout_s)
         with self._reported_once(lambda: "Nothing was trained"):
             self._mark("the start")
@@ -220,12 +221,16 @@ class ProcessRanks:
 
     @contextmanager
     def ending_together(self, left: Callable[[], str]) -> Iterator[None]:
-        """As `Ranks.ending_together`.
+        """As `Ranks.ending_together`. Within another such context it does nothing.
 
         Raises:
             SystemExit: with code 1, instead of the error, if another rank has failed before.
             RankLost: if a rank did not answer, and this rank is the first that fails.
         """
+        if self._ending:  # a stage of a run, which reports for it
+            yield
+            return
+        self._ending = True
         with self._reported_once(left):
             yield
         dist.destroy_process_group()

@@ -257,7 +257,9 @@ def train_stages(
         chosen = staged.stages[staged.position(first, name) :]
     ranks = connected_ranks(base.run, base.parallel)
     with ExitStack() as stack:
-        stack.enter_context(ranks.ending_together(lambda: f"The stages are in {folder}"))
+        stack.enter_context(
+            ranks.ending_together(lambda: f"Go on with: sixfold train --resume {folder}")
+        )
         say = Progress().note if not ranks.rank else _nothing
         if not ranks.rank:
             earlier = resume or ((only or first) and RunFolder(folder).recipe.is_file())
