@@ -123,7 +123,7 @@ def run_work(
     resume: Path | None = None,
     overwrite: bool = False,
     given: Given = Given(),
-    after: Callable[[RunContext, Assembly], None] = lambda context, assembly: None,
+    after: Callable[[RunContext, Assembly], None] | None = None,
 ) -> int:
     """Do some work in the folder of a run, or resume it there.
 
@@ -134,7 +134,7 @@ def run_work(
         resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
         given: objects given from Python.
-        after: called when the work is done.
+        after: called when the work is done. None: nothing is.
 
     Returns:
         The exit code: 0, or 130 / 143 if stopped by a signal.
@@ -199,7 +199,8 @@ def run_work(
                     Training(context, assembly, work, work.monitors(best)).go(checkpoint)
                 else:
                     work.go(context, assembly)
-                after(context, assembly)
+                if after:
+                    after(context, assembly)
         except Interrupted:
             pass
         if interrupts.exit_code:

@@ -71,7 +71,6 @@ class StagedRun:
 
         Returns:
             The exit code of the first that was stopped, or 0.
-
         """
         for stage in stages:
             if self._finished(stage):
@@ -177,7 +176,7 @@ class StagedRun:
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
         kind: StageKind = load_object(KINDS[stage.kind].spec)(recipe)
-        after = _nothing
+        after = None
         if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
             after = partial(measure, recipe.model.path)
         given = Given(tasks=self._tasks(stage, recipe.data, kind.reads_tasks))
@@ -260,7 +259,7 @@ def train_stages(
         stack.enter_context(
             ranks.ending_together(lambda: f"Go on with: sixfold train --resume {folder}")
         )
-        say = Progress().note if not ranks.rank else _nothing
+        say = Progress().note if not ranks.rank else _silent
         if not ranks.rank:
             earlier = resume or ((only or first) and RunFolder(folder).recipe.is_file())
             if earlier and not overwrite:
@@ -289,5 +288,5 @@ def train_stages(
         return code
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing: a rank above 0 says nothing, and a first stage has no start to compare with."""
+def _silent(text: str) -> None:
+    """A rank above 0 says nothing."""
