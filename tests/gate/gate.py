@@ -178,10 +178,13 @@ def base_records(chosen: dict[str, Any]) -> dict[str, Record]:
     if missing:
         print(f"recording {len(missing)} cases at {commit[:12]}", flush=True)
         with tempfile.TemporaryDirectory(prefix="sixfold-base-") as folder:
-            archive = subprocess.run(
-                ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True
-            ).stdout
-            subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+            archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+            if archive.returncode:
+                raise SystemExit(
+                    f"tests/gate/base.txt: this clone has no commit {commit}. Write one that it has,"
+                    " and empty changed.toml"
+                )
+            subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
             try:
                 for name, record in records(Path(folder), missing):
                     known[keys[name]] = record
