@@ -181,8 +181,8 @@ def base_records(chosen: dict[str, Any]) -> dict[str, Record]:
             archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
             if archive.returncode:
                 raise SystemExit(
-                    f"tests/gate/base.txt: this clone has no commit {commit}. Write one that it has,"
-                    " and empty changed.toml"
+                    f"tests/gate/base.txt: this clone has no commit {commit}. Write one that it"
+                    " has, and empty changed.toml"
                 )
             subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
             try:
