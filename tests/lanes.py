@@ -28,7 +28,7 @@ LANES = (
     *("agents", "algorithm", "checkpoint", "checks", "controller", "critic", "data_sources"),
     *("devices", "engine", "environment", "evaluation", "files", "interop", "labs", "model"),
     *("models", "numerics", "planning", "processes", "recipe", "reference", "renderer", "report"),
-    *("rollout", "server", "sizing", "sync", "trainer"),
+    *("rollout", "server", "sizing", "stages", "sync", "trainer"),
 )
 """Folders of tests that a change often leaves alone. Always run are whole runs, commands, shipped
 recipes, packages, the shape of the source and the pages: they are also a check of the installation.
@@ -38,6 +38,7 @@ BY_NAME = {
     r"src/sixfold/run/assemble\.py": ("src/sixfold", "src/sixfold_environments"),
     r"src/sixfold/cli/__init__\.py": ("src",),
     r"src/sixfold/recipe/find\.py": ("recipes",),
+    r"src/sixfold/stages/driver\.py": ("src/sixfold/stages",),
     r"tests/(environment|checks)/.*\.py": ("src/sixfold_environments", "src/sixfold/environment"),
 }
 """Files that load others by name, and folders with all that they may load."""
