@@ -135,7 +135,8 @@ class Progress:
 
     def before_after(self, rows: Sequence[tuple[str, str, str]]) -> None:
         """Show figures before and after training as rows (name, before, after). Ends the stage."""
-        table = Table("", "before", "after", title="Before and after RL", title_justify="left")
+        title = f"Before and after {self._stage}"
+        table = Table("", "before", "after", title=title, title_justify="left")
         for row in rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         self._print_result(table)
