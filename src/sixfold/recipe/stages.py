@@ -461,6 +461,11 @@ def _stage(
         raise UserError(
             f"{where}: {setting} is 0, so the stage would do nothing. Set it, e.g. {setting} = 100"
         )
+    if recipe.model.lora.rank and not recipe.model.path and kind != "rl":
+        raise UserError(
+            f"{where}: model.lora.rank = {recipe.model.lora.rank}, but the stage starts from random"
+            " weights, all of which have to be trained. Set model.lora in the stages after it"
+        )
     # SFT is a stage of its own: none warms up.
     recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
     stage = Stage(kind, name, own, recipe)
