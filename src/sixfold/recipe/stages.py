@@ -299,12 +299,10 @@ def dataset_settings(source: str, form: str) -> dict[str, Any]:
 
 @contextmanager
 def in_stage(name: str) -> Iterator[None]:
-    """Context in which errors of the user name the stage, if it has a name."""
+    """Context in which errors of the user name the stage."""
     try:
         yield
     except UserError as error:
-        if not name:
-            raise
         raise UserError(f"stage '{name}': {error}") from error
 
 
