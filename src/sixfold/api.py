@@ -14,6 +14,7 @@ from .environment.episode import MakeEpisode
 from .environment.episodes import check_episode
 from .errors import UserError, check_platform
 from .recipe.python_arguments import (
+    check_no_objects,
     checked_algorithm,
     checked_recipe,
     checked_tasks,
@@ -23,7 +24,8 @@ from .recipe.python_arguments import (
     setting_flags,
 )
 from .recipe.schema import Recipe
-from .recipe.toml import load_recipe, parse_recipe
+from .recipe.stages import StagedRecipe
+from .recipe.toml import load_named, parse_staged
 from .types import Task
 
 if TYPE_CHECKING:  # at run time it would bring torch in
@@ -42,10 +44,12 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Train, and return the folder of the run.
+    """Train, and return the folder of the run. A recipe with stages runs all of them.
 
     Args:
-        recipe: a TOML file, the name of a shipped recipe, a Recipe, or empty for the defaults.
+        recipe: a TOML file, the name of a shipped recipe, a Recipe, or empty for the defaults. A
+            recipe with stages takes no objects: `reward`, `environment`, `algorithm` and `tasks`
+            are settings of its stages.
         reward: `f(completion, task) -> float`, or a function written for TRL,
             `f(prompts, completions, **columns) -> list`. It replaces the recipe's rewards and runs
             in this process.
@@ -67,6 +71,7 @@ def train(
     """
     from .recipe.plan import make_plan
     from .run.start import train_run
+    from .stages.plans import stage_plans
 
     with python_words():
         check_platform(os.name)
@@ -78,13 +83,14 @@ def train(
                     "settings go with a recipe file or name; with a Recipe object, give it the"
                     " values"
                 )
-            resolved = recipe
+            staged = StagedRecipe(recipe)
         else:
-            resolved = (
-                load_recipe(recipe, flags)
+            staged = (
+                load_named(recipe, flags)
                 if recipe
-                else parse_recipe('run.name = "run"', "sixfold.train", flags)
+                else parse_staged('run.name = "run"', "sixfold.train", flags)
             )
+        resolved = staged.base
         if reward is not None:
             check_callable(reward)
         if environment is not None:
@@ -100,11 +106,19 @@ def train(
             raise UserError(
                 "resume=True goes on with the run, overwrite=True replaces it: give one of them"
             )
+        folder = Path(resolved.run.dir) / resolved.run.name
+        if staged.stages:
+            objects = {"reward": reward, "environment": environment, "algorithm": algorithm}
+            check_no_objects({**objects, "tasks": tasks, "heldout": heldout or None})
+            stage_plans(staged, str(folder))
+            from .stages.driver import train_stages
+
+            code = train_stages(staged, resume=folder if resume else None, overwrite=overwrite)
+            return _ended(code, folder)
         given = None if tasks is None else checked_tasks("tasks", tasks)
         held = () if heldout is None else checked_tasks("heldout", heldout)
         resolved = with_model_folders(resolved)
         make_plan(resolved)
-        folder = Path(resolved.run.dir) / resolved.run.name
         own: dict[str, Any] = {
             "reward": reward,
             "environment": environment,
@@ -115,6 +129,10 @@ def train(
         code = train_run(
             resolved, resume=folder if resume else None, overwrite=overwrite, words=in_python, **own
         )
+    return _ended(code, folder)
+
+
+def _ended(code: int, folder: Path) -> Path:
     if code:
         raise KeyboardInterrupt(f"stopped by signal {code - 128}")
     return folder

@@ -605,6 +605,14 @@ def test_dumped_recipe_loads_back_equal(recipe: Recipe) -> None:
     assert text.encode("utf-8")
 
 
+def test_tables_of_a_list_are_no_duplicate_keys() -> None:
+    lists = '[[stages]]\nkind = "sft"\nname = "a"\n[[stages]]\nkind = "rl"\nname = "b"\n'
+    with pytest.raises(UserError, match=r"not valid TOML: Cannot overwrite a value \(at line 7"):
+        parse_recipe(f"{lists}name = 3\n", "p.toml")
+    with pytest.raises(UserError, match=r"duplicate key 'run.seed' \(p.toml, lines 2 and 3\)"):
+        parse_recipe(f"[run]\nseed = 1\nseed = 2\n{lists}", "p.toml")
+
+
 def test_text_that_toml_must_escape_loads_back() -> None:
     text = 'a"b\\c\x7f\x00\x1f\t\n\r\u2028 é 😀 # [x]'
     recipe = Recipe.model_validate_json(json.dumps({"data": {"system_prompt": text}}))

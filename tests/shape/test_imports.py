@@ -59,7 +59,7 @@ ALLOWED = {
     "batch": {"types"},
     "checkpointable": {"errors"},
     "ranks": {"errors"},
-    "recipe": {"algorithm", "environment", "errors", "sizing"},
+    "recipe": {"algorithm", "environment", "errors", "plugins", "sizing"},
     "sizing": {"errors", "recipe"},
     "kernels": set(),
     "processes": {"errors"},

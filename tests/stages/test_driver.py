@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import shutil
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from sixfold.checkpoint.model_source import model_folder, with_model_folders
+from sixfold.commands import eval as evaluate
+from sixfold.commands.export import export
 from sixfold.errors import UserError
 from sixfold.recipe.stages import StagedRecipe
+from sixfold.recipe.toml import parse_recipe, parse_staged
 from sixfold.stages.driver import train_stages
 from tests.run.processes import start
 from tests.stages.staged_runs import TEXT, flags, result, staged
@@ -52,8 +57,6 @@ def artifact(run: Path, stage: str) -> dict[str, Any]:
 
 
 def changed(place: Path, old: str, new: str) -> StagedRecipe:
-    from sixfold.recipe.toml import parse_staged
-
     return parse_staged(TEXT.replace(old, new), "p.toml", flags(place))
 
 
@@ -182,3 +185,55 @@ def test_an_earlier_stage_that_was_made_anew_is_noticed(run: Path, place: Path) 
 def test_an_unknown_stage_is_refused(place: Path, asked: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"no stage .thrid.\. Its stages are first, second"):
         train_stages(staged(place), **asked)
+
+
+@pytest.mark.slow
+def test_a_run_with_stages_stands_for_its_last_finished_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def model_of(stage: str) -> str:
+        return str(run / "stages" / stage / artifact(run, stage)["path"] / "model")
+
+    assert model_folder(str(run)) == model_of("last")
+    recipe = parse_recipe(f'run.name = "x"\nmodel.path = "{run}"\n', "x.toml")
+    assert with_model_folders(recipe).model.path == model_of("last")
+    assert export(str(run), tmp_path / "out", merge=True) == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+    (run / "stages" / "last" / "artifact.json").unlink()  # not finished: its checkpoints stay
+    assert model_folder(str(run)) == model_of("adapted")
+    for name in ("first", "second", "adapted"):
+        (run / "stages" / name / "artifact.json").unlink()
+    with pytest.raises(UserError, match=r"none of its stages \(first, second, .*--resume"):
+        model_folder(str(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["show"], ["replay", "--step", "1"], ["diff"]])
+def test_commands_for_one_run_name_the_folders_of_its_stages(run: Path, words: list[str]) -> None:
+    verb, *more = words
+    command = importlib.import_module(f"sixfold.commands.{verb}")
+    both = [str(run), str(run / "stages" / "last")] if verb == "diff" else [str(run)]
+    with pytest.raises(UserError, match=r"stages/first, .*stages/last$"):
+        command.run([*both, *more])
+
+
+@pytest.mark.slow
+def test_a_run_with_stages_is_evaluated_on_the_tasks_of_its_recipe(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = run / "stages" / "second"
+    out = tmp_path / "out"
+    assert evaluate.run([str(run), str(second), "--out", str(out)]) == 0
+    assert "stages/second was trained with another data.arithmetic" in "".join(capsys.readouterr())
+    found = json.loads((out / "results.json").read_bytes())["checkpoints"]
+    last = json.loads((run / "stages" / "last" / "summary.json").read_bytes())
+    assert [one["checkpoint"] for one in found] == [str(run), str(second)]
+    assert found[0]["accuracy"] == last["heldout_after"] and found[0]["step"] == 2
+
+
+@pytest.mark.slow
+def test_a_first_stage_that_is_refused_leaves_no_run(place: Path) -> None:
+    text = TEXT.replace("sft.steps = 4", "sft.steps = 4\nsft.tasks = 100000")
+    with pytest.raises(UserError, match=r"stage 'first': sft.tasks = 100000"):
+        train_stages(parse_staged(text, "p.toml", flags(place)))
+    assert not (place / "p").exists()

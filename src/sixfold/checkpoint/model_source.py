@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
+from ..files.folder import model_stage
 from ..recipe.hub_names import not_found
 from ..recipe.schema import Recipe
 from .listing import newest_checkpoint
@@ -22,7 +23,8 @@ def model_folder(path: str, setting: str = "MODEL") -> str:
     """Model folder or hub id that a user's argument refers to.
 
     Args:
-        path: a run (its newest intact checkpoint), a checkpoint, a model folder, or a hub id.
+        path: a run (its newest intact checkpoint; of a run with stages, that of the last finished
+            stage that made a model), a checkpoint, a model folder, or a hub id.
         setting: name of the argument, for error messages.
 
     Raises:
@@ -44,7 +46,7 @@ def model_folder(path: str, setting: str = "MODEL") -> str:
 
 
 def _newest(run: Path, setting: str) -> Path:
-    checkpoint, warnings = newest_checkpoint(run / "checkpoints")
+    checkpoint, warnings = newest_checkpoint(model_stage(run) / "checkpoints")
     for warning in warnings:
         print(warning, file=sys.stderr)
     if checkpoint is None:

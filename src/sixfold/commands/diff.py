@@ -14,6 +14,7 @@ from typing import Any
 from ..cli.parsing import VerbParser, argument, option, run_folder
 from ..errors import UserError
 from ..evaluation.statistics import paired_test
+from ..files.folder import one_stage
 from ..report.loggers import read_metrics
 from ..report.numbers import p_value, percent, points
 from ..report.run_record import flatten
@@ -38,7 +39,8 @@ PARSER = VerbParser(
 
 def run(arguments: Sequence[str]) -> int:
     given = PARSER.parse(arguments)
-    print(compare_runs(run_folder(given.run_a), run_folder(given.run_b), numbers=given.all))
+    a, b = (one_stage(run_folder(run)) for run in (given.run_a, given.run_b))
+    print(compare_runs(a, b, numbers=given.all))
     return 0
 
 

@@ -22,12 +22,12 @@ from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.record import faults, solved_if
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
-from ..files.folder import installed_version
+from ..files.folder import RunFolder, installed_version, model_stage
 from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
 from ..recipe.plan import make_plan
 from ..recipe.schema import EvalConfig, LoraConfig, Recipe, RunConfig, SharedSyncConfig
-from ..recipe.toml import load_recipe
+from ..recipe.toml import load_recipe, load_staged
 from ..report.numbers import p_value, percent, points
 
 LONGEST_NAME = 24
@@ -83,7 +83,9 @@ def run(arguments: Sequence[str]) -> int:
             f"sixfold eval: {named[0]} is no run, so it has no recipe of its own. Name one first:"
             f" sixfold eval RECIPE {' '.join(named)}"
         )
-    recipe = with_model_folders(load_recipe(str(own or named[0]), given.settings))
+    recipe = with_model_folders(
+        recipe_of(own, given.settings) if own else load_recipe(named[0], given.settings)
+    )
     if not checkpoints:
         raise UserError(
             f"sixfold eval: name the runs, checkpoints or models to evaluate by {named[0]}, such as"
@@ -108,12 +110,27 @@ def own_recipe(text: str) -> Path | None:
     return next((path for one in inside if (path := one / "recipe.toml").is_file()), None)
 
 
+def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
+    """Recipe by which a run evaluates its model. Of a run with stages, that of its last model.
+
+    Args:
+        own: recipe.toml of the run, or of one of its stages.
+        settings: command-line flags.
+    """
+    whole = RunFolder(own.parent).whole
+    staged = load_staged(str(RunFolder(whole).recipe), settings)
+    if not staged.stages:
+        return staged.base
+    stage = model_stage(own.parent) if whole == own.parent else own.parent
+    return staged.evaluation(stage.name, str(whole))
+
+
 def _note_differences(recipe: Recipe, run: str, settings: Sequence[str]) -> None:
     """Say which settings of the evaluation another run had otherwise."""
     path = own_recipe(run)
     if path is None:
         return
-    theirs, ours = flat(load_recipe(str(path), settings)), flat(recipe)
+    theirs, ours = flat(recipe_of(path, settings)), flat(recipe)
     differ = [
         key
         for key in ours

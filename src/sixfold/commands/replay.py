@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Literal
 
 from ..cli.parsing import RUN_HELP, PositiveInt, VerbParser, argument, option, run_folder
+from ..files.folder import one_stage
 from ..report.replay import sample_table, table
 
 TEXT = """\
@@ -47,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         The exit code: 0 if everything agrees, 1 if something differs.
     """
     given = PARSER.parse(arguments)
-    folder = run_folder(given.run)
+    folder = one_stage(run_folder(given.run))
     from ..run.replay import replay
 
     result = replay(folder, given.step, new_rewards=given.rewards == "recomputed", say=_say)

@@ -22,7 +22,7 @@ from ..cli.parsing import (
     run_folder,
 )
 from ..errors import UserError, nearest
-from ..files.folder import RunFolder
+from ..files.folder import RunFolder, one_stage
 from ..report.recorded_step import steps_text
 from ..report.rollouts import dumped_steps, read_rollouts
 from ..report.trajectory import Record, advantages, figure, total_reward
@@ -60,7 +60,7 @@ PARSER = VerbParser("show", TEXT, Options)
 
 def run(arguments: Sequence[str]) -> int:
     given = PARSER.parse(arguments)
-    folder = RunFolder(run_folder(given.run))
+    folder = RunFolder(one_stage(run_folder(given.run)))
     recorded = dumped_steps(folder.rollouts)
     number = _step(folder, recorded, given.step)
     records = read_rollouts(folder.rollout_file(number))

@@ -14,9 +14,10 @@ from ..errors import UserError
 from ..files.folder import RunFolder, recover
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
-from ..recipe.stages import StagedRecipe, in_stage
+from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
 from ..run.recipe_environment import check_names
+from ..stages.plans import stage_plans
 
 OVERWRITE_HELP = "replace an earlier run of the same name, which is deleted when the new run ends"
 
@@ -103,12 +104,12 @@ def start(
     folder = resume or Path(recipe.run.dir) / recipe.run.name
     if not staged.stages and (given.only or given.from_):
         raise UserError(f"{given.recipe or folder} has no [[stages]]: leave out --only and --from")
-    recipe = recipe if staged.stages else with_model_folders(recipe)
-    planned = {each.name: staged.planned(each.name, str(folder)) for each in staged.stages}
-    for name, one in (planned or {"": recipe}).items():
-        with in_stage(name):
-            make_plan(with_model_folders(one))
-            check_names(one.environment, one.eval)
+    if staged.stages:
+        stage_plans(staged, str(folder))
+    else:
+        recipe = with_model_folders(recipe)
+        make_plan(recipe)
+        check_names(recipe.environment, recipe.eval)
     try:
         if staged.stages:
             from ..stages.driver import train_stages

@@ -14,6 +14,7 @@ import platform
 import re
 import socket
 import subprocess
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from .durable import disk_errors, faultpoint, fsync_path, write_json_atomic
 from .replace import has_checkpoint, move_aside, put_back, remove_replaced, replaced_folder
 
 MARKER = ".sixfold-run"
+ARTIFACT = "artifact.json"
+"""Manifest of what a stage has made, in the folder of a finished stage."""
 PACKAGES = ("sixfold", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 _ROLLOUT_FILE = re.compile(r"step-(\d{6,})\.jsonl\.zst")
@@ -66,6 +69,16 @@ class RunFolder:
         parent = self.path.parent
         staged = parent.name == "stages" and (parent.parent / "recipe.toml").is_file()
         return parent.parent if staged else self.path
+
+    @property
+    def stages(self) -> list[Path]:
+        """Folders of its stages, in their order. Empty for a run without stages."""
+        with suppress(OSError, ValueError):
+            tables = tomllib.loads(self.recipe.read_text(encoding="utf-8")).get("stages", [])
+            if isinstance(tables, list):
+                named = [table["name"] for table in tables if "name" in table]
+                return [self.path / "stages" / str(name) for name in named]
+        return []
 
     @property
     def environment(self) -> Path:
@@ -438,6 +451,38 @@ def open_run(path: Path) -> RunFolder:
     if not run.recipe.is_file():
         raise UserError(f"{path} is not a run folder: no {run.recipe.name} in it")
     return run
+
+
+def model_stage(path: Path) -> Path:
+    """Folder of the last finished stage that made a model. A run without stages is its own.
+
+    Raises:
+        UserError: if no stage has made a model yet.
+    """
+    stages = RunFolder(path).stages
+    for folder in reversed(stages):
+        with suppress(OSError, ValueError):
+            if json.loads((folder / ARTIFACT).read_bytes())["made"] != "dataset":
+                return folder
+    if stages:
+        names = ", ".join(folder.name for folder in stages)
+        raise UserError(
+            f"{path}: none of its stages ({names}) has made a model yet. Go on with it: sixfold"
+            f" train --resume {path}"
+        )
+    return path
+
+
+def one_stage(path: Path) -> Path:
+    """The folder of a run without stages, or of one stage.
+
+    Raises:
+        UserError: if it holds several stages.
+    """
+    if stages := RunFolder(path).stages:
+        folders = ", ".join(str(folder) for folder in stages)
+        raise UserError(f"{path} is a run with stages: name the folder of one, {folders}")
+    return path
 
 
 def _now() -> str:

@@ -131,6 +131,30 @@ def checked_algorithm(algorithm: Any) -> Any:
     )
 
 
+_STAGE_SETTINGS = {
+    "reward": "environment.rewards = ['path.py:function']",
+    "environment": "environment.episode = 'path.py:Class'",
+    "algorithm": "algorithm.name, or algorithm settings",
+    "tasks": "data.source",
+    "heldout": "data.heldout_split",
+}
+"""Argument of `sixfold.train` -> what a stage sets in its place."""
+
+
+def check_no_objects(objects: Mapping[str, Any]) -> None:
+    """Refuse objects given with a recipe that has stages: a resume could not find them again.
+
+    Raises:
+        UserError: with the setting of a stage that replaces the argument.
+    """
+    for name, value in objects.items():
+        if value is not None:
+            raise UserError(
+                f"{name} is given, but the recipe has stages, which are resumed from its file: set"
+                f" {_STAGE_SETTINGS[name]} in those that need it"
+            )
+
+
 def checked_tasks(argument: str, tasks: Any) -> Iterable[Any]:
     """The iterable of tasks. `given_tasks` checks each of them.
 

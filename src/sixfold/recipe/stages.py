@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+from ..environment.episodes import library_of
+from ..environment.registry import SOURCES
 from ..errors import UserError, nearest
+from ..plugins import Registered
 from .dump import dump_recipe, flat, toml_literal
 from .keys import check_keys
 from .knobs import knobs, sections
-from .schema import NAME, Recipe
+from .schema import NAME, DataConfig, Recipe
 from .settled import settled
 from .toml_lines import TomlText
 
@@ -29,6 +33,7 @@ REFERENCE = "stage:"
 """Start of the name of an earlier stage's artifact."""
 
 Made = Literal["model", "dataset"]
+Reads = Literal["tasks", "solutions", "texts"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Kind:
         spec: `module:class`, a `stages.kind.StageKind`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
+        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; or texts.
+        loss: its loss in words. Empty for the loss of the recipe's algorithm, or for none.
     """
 
     purpose: str
@@ -48,6 +55,8 @@ class Kind:
     spec: str
     sections: tuple[str, ...] = ()
     steps: str = "run.steps"
+    reads: Reads = "tasks"
+    loss: str = ""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -57,6 +66,8 @@ KINDS: Mapping[str, Kind] = {
         "sixfold.stages.pretrain:PretrainKind",
         ("pretrain",),
         "pretrain.steps",
+        "texts",
+        "cross-entropy of every token of a window but the first",
     ),
     "sft": Kind(
         "train on worked solutions or conversations",
@@ -64,6 +75,8 @@ KINDS: Mapping[str, Kind] = {
         "sixfold.stages.sft:SftKind",
         ("sft",),
         "sft.steps",
+        "solutions",
+        "cross-entropy of the replies; prompts are only read",
     ),
     "sample": Kind(
         "sample completions and keep the good ones as a dataset",
@@ -78,6 +91,24 @@ KINDS: Mapping[str, Kind] = {
         "sixfold.stages.rl:RlKind",
     ),
 }
+
+OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a package", "model"))
+"""Kinds of installed packages."""
+
+
+def kind_names() -> list[str]:
+    """Names of all kinds."""
+    return [*KINDS, *OTHER_KINDS]
+
+
+def kind_row(name: str) -> Kind:
+    """The row of a kind.
+
+    Raises:
+        UserError: if a package registers it, and cannot be imported.
+    """
+    return KINDS[name] if name in KINDS else OTHER_KINDS.row(name)
+
 
 ACCEPTS: Mapping[str, Made] = {
     "model.path": "model",
@@ -109,6 +140,15 @@ class Stage:
     name: str
     settings: Mapping[str, Any]
     recipe: Recipe
+
+    @property
+    def row(self) -> Kind:
+        return kind_row(self.kind)
+
+    @property
+    def reads_tasks(self) -> bool:
+        """True if [data] holds tasks, which can be sampled. False: texts or conversations."""
+        return reads_tasks(self.row.reads, self.recipe.data, self.recipe.sft.form)
 
     @property
     def inputs(self) -> list[tuple[str, str]]:
@@ -167,6 +207,35 @@ class StagedRecipe:
             raise UserError(f"{where} has no stage '{name}'.{nearest(name, names)} {known}")
         return names.index(name)
 
+    def evaluated_on(self, stage: Stage) -> DataConfig | None:
+        """[data] with the held-out tasks that a stage is evaluated on. None: there are none.
+
+        A stage that trains on other rows is evaluated as the other stages are: on the tasks of the
+        recipe's [data], if that holds tasks.
+        """
+        own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
+        sampled = "data.source" in dict(stage.inputs)
+        if stage.reads_tasks and (own or not sampled):
+            return stage.recipe.data
+        data = self.base.data
+        readers = [other for other in self.stages if other.recipe.data.names == data.names]
+        texts = readers and not any(other.reads_tasks for other in readers)
+        return None if texts or data in (DataConfig(), stage.recipe.data) else data
+
+    def evaluation(self, name: str, where: str) -> Recipe:
+        """The recipe by which the model of a stage is evaluated.
+
+        Raises:
+            UserError: if neither the stage nor the recipe has tasks.
+        """
+        data = self.evaluated_on(self.stages[self.position(name, where)])
+        if data is None:
+            raise UserError(
+                f"{where}, stage '{name}': neither it nor [data] of the recipe has tasks, so there"
+                " is nothing to solve. Name a recipe with tasks: sixfold eval RECIPE RUN"
+            )
+        return self.planned(name, where).model_copy(update={"data": data})
+
     def planned(self, name: str, where: str) -> Recipe:
         """The recipe of a stage, with the sizes of the model that it will get.
 
@@ -196,6 +265,20 @@ class StagedRecipe:
         return "\n".join([dump_recipe(self.base), *(f"{table}\n" for table in tables)])
 
 
+def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:
+    """True if a stage's [data] holds tasks, which can be sampled.
+
+    Args:
+        reads: what its kind reads.
+        data: [data] of the stage.
+        form: its `sft.form`.
+    """
+    generated = any(name in SOURCES or library_of(name) for name in data.names)
+    if reads == "solutions":
+        return form == "tasks" if form != "auto" else bool(data.trace_field) or generated
+    return reads == "tasks" or generated
+
+
 def dataset_settings(source: str, form: str) -> dict[str, Any]:
     """Settings of [data] with which a sampled dataset loads. All others have their defaults.
 
@@ -216,12 +299,10 @@ def dataset_settings(source: str, form: str) -> dict[str, Any]:
 
 @contextmanager
 def in_stage(name: str) -> Iterator[None]:
-    """Context in which errors of the user name the stage, if it has a name."""
+    """Context in which errors of the user name the stage."""
     try:
         yield
     except UserError as error:
-        if not name:
-            raise
         raise UserError(f"stage '{name}': {error}") from error
 
 
@@ -248,7 +329,7 @@ def read_stages(
     """
     if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise UserError(
-            f"stages: expected tables [[stages]], each with a kind ({', '.join(KINDS)})"
+            f"stages: expected tables [[stages]], each with a kind ({', '.join(kind_names())})"
             f" ({file.place(STAGES)})"
         )
     for_all = {key: value for key, value in given.items() if not key.startswith(f"{STAGES}.")}
@@ -276,11 +357,11 @@ def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
     for number, table in enumerate(tables):
         place = file.places_in(STAGES, number)
         kind = table.get("kind")
-        if not isinstance(kind, str) or kind not in KINDS:
+        if not isinstance(kind, str) or kind not in kind_names():
             said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
             raise UserError(
-                f"stages: entry {number + 1} {said}.{nearest(str(kind), list(KINDS))} Kinds are"
-                f" {', '.join(KINDS)} ({place('kind')})"
+                f"stages: entry {number + 1} {said}.{nearest(str(kind), kind_names())} Kinds are"
+                f" {', '.join(kind_names())} ({place('kind')})"
             )
         name = table.get("name", kind)
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
@@ -358,7 +439,7 @@ def _stage(
     where = f"{place('')}, stage '{name}'"
     for key in own:
         _check_own(key, kind, where)
-    models = [stage.name for stage in earlier if KINDS[stage.kind].makes == "model"]
+    models = [stage.name for stage in earlier if stage.row.makes == "model"]
     continues = {}
     if models and not any(key.startswith(("model.path", "model.scratch")) for key in own):
         continues = {"model.path": REFERENCE + models[-1], "model.revision": ""}
@@ -372,11 +453,16 @@ def _stage(
             form = _loads_sampled(sampled)
     values = {**for_all, **form, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
-    setting = KINDS[kind].steps
+    setting = kind_row(kind).steps
     steps = flat(recipe)[setting] if setting else 0
     if setting and not steps:
         raise UserError(
             f"{where}: {setting} is 0, so the stage would do nothing. Set it, e.g. {setting} = 100"
+        )
+    if recipe.model.lora.rank and not recipe.model.path and kind != "rl":
+        raise UserError(
+            f"{where}: model.lora.rank = {recipe.model.lora.rank}, but the stage starts from random"
+            " weights, all of which have to be trained. Set model.lora in the stages after it"
         )
     # SFT is a stage of its own: none warms up.
     recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
@@ -409,12 +495,13 @@ def _check_own(key: str, kind: str, where: str) -> None:
         raise UserError(
             f"{where}: {key} belongs to the whole run; a stage's folder has its name (`name`)"
         )
-    if key == "run.steps" != KINDS[kind].steps:
-        instead = f"Set {KINDS[kind].steps}" if KINDS[kind].steps else "Leave it out"
+    row = kind_row(kind)
+    if key == "run.steps" != row.steps:
+        instead = f"Set {row.steps}" if row.steps else "Leave it out"
         raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
     section = key.partition(".")[0]
-    owners = [other for other, row in KINDS.items() if section in row.sections]
-    if owners and kind not in owners:
+    owners = [other for other, known in KINDS.items() if section in known.sections]
+    if owners and section not in row.sections:
         raise UserError(
             f"{where}: {key} belongs to stages of kind {' or '.join(owners)}, and this one is of"
             f" kind {kind}"
@@ -427,7 +514,7 @@ def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
     Raises:
         UserError: if it does not.
     """
-    made = {other.name: KINDS[other.kind].makes for other in earlier}
+    made = {other.name: other.row.makes for other in earlier}
     for key, name in stage.inputs:
         said = f"{where}: {key} = '{REFERENCE}{name}'"
         if key not in ACCEPTS:

@@ -37,12 +37,17 @@ def load_recipe(path_or_name: str | PathLike[str], flags: Sequence[str] = ()) ->
     Raises:
         UserError: for any mistake, also if a recipe has stages and none is named.
     """
+    return _without_stages(load_named(path_or_name, flags), os.fspath(path_or_name))
+
+
+def load_named(path_or_name: str | PathLike[str], flags: Sequence[str] = ()) -> StagedRecipe:
+    """Like `load_recipe`, but a recipe with stages of which none is named is read with all."""
     given = os.fspath(path_or_name)
     file, _, stage = given.rpartition(":")
     if not file or Path(given).expanduser().exists():
         file, stage = given, ""
     staged = load_staged(file, flags)
-    return staged.planned(stage, file) if stage else _without_stages(staged, file)
+    return StagedRecipe(staged.planned(stage, file)) if stage else staged
 
 
 def load_staged(path_or_name: str, flags: Sequence[str] = ()) -> StagedRecipe:

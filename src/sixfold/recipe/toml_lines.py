@@ -10,6 +10,7 @@ from math import inf
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
 _PATH = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER = re.compile(rf"\s*\[\[?\s*({_PATH})\s*\]")
+_LIST = re.compile(rf"^\s*\[\[\s*({_PATH})\s*\]\]", re.MULTILINE)
 _KEY = re.compile(rf"\s*({_PATH})\s*=(.*)")
 _BARE_WORD = re.compile(r"\s*([A-Za-z./~][^\"'#,\[\]{}]*?)\s*(#.*)?$")
 
@@ -92,7 +93,13 @@ def syntax_error(text: str, where: str, error: ValueError | RecursionError) -> s
     if not isinstance(error, tomllib.TOMLDecodeError):
         return f"{where} holds an integer with too many digits"
     message = str(error)
-    repeated = [(key, numbers) for key, numbers in key_lines(text).items() if len(numbers) > 1]
+    # Tables of a list repeat their header and their keys.
+    lists = tuple(f"{_dotted(name)}." for name in _LIST.findall(text))
+    repeated = [
+        (key, numbers)
+        for key, numbers in key_lines(text).items()
+        if len(numbers) > 1 and not f"{key}.".startswith(lists)
+    ]
     if message.startswith("Cannot") and repeated:
         key, numbers = repeated[0]
         return f"duplicate key '{key}' ({where}, lines {' and '.join(map(str, numbers))})"

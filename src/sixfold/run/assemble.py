@@ -16,7 +16,7 @@ from .. import plugins
 from ..checks.environment import Environment
 from ..checks.prints import Prints
 from ..data.sources import load_tasks
-from ..data.task_set import TaskSet, few_tasks_notes
+from ..data.task_set import TaskSet
 from ..engine.engine import Engine
 from ..environment.episode import MakeEpisode
 from ..environment.resource import Resource
@@ -479,7 +479,6 @@ def _fit_prompts(
                 f"{name}: {fitting.dropped} tasks dropped because their prompts are longer than"
                 f" {limit} tokens"
             )
-    tasks.notes += few_tasks_notes(tasks, rollout.prompts_per_step)
     if renderer.escaped:
         tasks.notes.append(
             f"{renderer.escaped} prompts contain the text of special tokens, which is encoded as"

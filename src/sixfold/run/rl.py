@@ -11,6 +11,7 @@ from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
+from ..data.task_set import few_tasks_notes
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
@@ -55,6 +56,8 @@ class RlWork(Work):
 
     def load(self, assembly: Assembly) -> None:
         self._teacher = teacher_of(assembly, self.algorithm)
+        per_step = assembly.recipe.rollout.prompts_per_step
+        assembly.tasks.notes += few_tasks_notes(assembly.tasks, per_step)
 
     def monitors(self, best: BestSteps) -> Monitors:
         return Monitors(best, Alarms(self.method.equal_rewards_idle))

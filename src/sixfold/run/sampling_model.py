@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.model_source import model_folder
 from ..errors import UserError
+from ..files.folder import model_stage
 from ..model.device import resolve_device
 from ..model.loading import Policy, load_policy
 from ..recipe.schema import ModelConfig
@@ -104,10 +105,8 @@ def stored_precision(path: str, folder: str) -> str:
         path: the user's argument.
         folder: folder of the model's files, or a hub id.
     """
-    for place in (
-        Path(path),
-        *Path(path).absolute().parents[:2],
-    ):  # a run, or runs/NAME/checkpoints/step-N
+    # a run, or runs/NAME/checkpoints/step-N
+    for place in (model_stage(Path(path)), *Path(path).absolute().parents[:2]):
         if (place / "recipe.toml").is_file():
             run = tomllib.loads((place / "recipe.toml").read_text(encoding="utf-8")).get("run", {})
             return str(run.get("precision", "float32"))

@@ -19,11 +19,11 @@ from ..checkpoint.manifest import MANIFEST, verify
 from ..checkpoint.model_source import MODEL
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_json_atomic
+from ..files.folder import ARTIFACT
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.resume_policy import settings_of
 from ..recipe.stages import Made, Stage
 
-FILE = "artifact.json"
 DATASET = "dataset.jsonl"
 """File of a dataset in its stage's folder."""
 
@@ -115,7 +115,7 @@ def publish(folder: Path, stage: Stage, made: Made, inputs: Mapping[str, str]) -
         dict(inputs),
     )
     faultpoint("artifact.publish")
-    write_json_atomic(folder / FILE, asdict(artifact))
+    write_json_atomic(folder / ARTIFACT, asdict(artifact))
     faultpoint("artifact.publish")
     return artifact
 
@@ -126,7 +126,7 @@ def read_artifact(folder: Path) -> Artifact | None:
     Raises:
         UserError: if the manifest cannot be read.
     """
-    path = folder / FILE
+    path = folder / ARTIFACT
     if not path.is_file():
         return None
     try:

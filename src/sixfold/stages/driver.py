@@ -27,10 +27,10 @@ from ..data.task_set import TaskSet, prompt_key
 from ..environment.named import load_object
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
-from ..files.folder import RunFolder, create_run, open_run, recover
+from ..files.folder import MARKER, RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
 from ..recipe.schema import DataConfig
-from ..recipe.stages import KINDS, STAGES, Stage, StagedRecipe
+from ..recipe.stages import STAGES, Stage, StagedRecipe, in_stage
 from ..report.html import write_report
 from ..report.progress import Progress
 from ..report.staged import screen_table
@@ -76,9 +76,10 @@ class StagedRun:
             if self._finished(stage):
                 self._say(f"stage {stage.name}: already finished")
                 continue
-            if code := self._run(stage):
-                return code
-            together(self._ranks, partial(self._publish, stage))
+            with in_stage(stage.name):
+                if code := self._run(stage):
+                    return code
+                together(self._ranks, partial(self._publish, stage))
         return 0
 
     def check(self, stages: tuple[Stage, ...], anew: bool) -> None:
@@ -171,18 +172,18 @@ class StagedRun:
         )
         recipe = with_model_folders(recipe)
         check_names(recipe.environment, recipe.eval)
-        self._say(f"stage {stage.name} ({stage.kind}): {KINDS[stage.kind].purpose}")
+        self._say(f"stage {stage.name} ({stage.kind}): {stage.row.purpose}")
         # Asked of rank 0 alone: it may create the folder before another rank looks.
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
-        kind: StageKind = load_object(KINDS[stage.kind].spec)(recipe)
+        kind: StageKind = load_object(stage.row.spec)(recipe)
         after = None
-        if "model.path" in dict(stage.inputs) and KINDS[stage.kind].makes == "model":
+        if "model.path" in dict(stage.inputs) and stage.row.makes == "model":
             after = partial(measure, recipe.model.path)
-        given = Given(tasks=self._tasks(stage, recipe.data, kind.reads_tasks))
+        given = Given(tasks=self._tasks(stage, recipe.data))
         return run_work(recipe, kind.work(), self._ranks, resume=resume, given=given, after=after)
 
-    def _tasks(self, stage: Stage, data: DataConfig, reads_tasks: bool) -> TaskSet | None:
+    def _tasks(self, stage: Stage, data: DataConfig) -> TaskSet | None:
         """Tasks of a stage that trains on other rows than the tasks of the recipe's [data].
 
         It is evaluated on the held-out tasks of the recipe, as the other stages are.
@@ -190,35 +191,33 @@ class StagedRun:
         Args:
             stage: the stage.
             data: its own [data], with paths in place of stage names.
-            reads_tasks: that holds tasks.
 
         Returns:
             None: the tasks are those of the stage's own [data].
         """
-        sampled = "data.source" in dict(stage.inputs)
-        own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
-        if reads_tasks and (not sampled or own):
+        evaluated = self._staged.evaluated_on(stage)
+        if evaluated == stage.recipe.data:
             return None
         base = self._staged.base
         rows = TaskSet([], [])
-        if reads_tasks:
+        if stage.reads_tasks:
             whole = data.model_copy(update={"heldout": 0})
             rows = load_tasks(whole, seed=stage.recipe.run.seed, rewards=())
-        if base.data in (DataConfig(), data):  # the recipe has no tasks of its own
+        if evaluated is None:  # the recipe has no tasks of its own
             return rows
         rewards = task_rewards(base.environment, base.eval.strict, None)
-        evaluated = load_tasks(base.data, seed=base.run.seed, rewards=rewards)
-        prompts = {prompt_key(task) for task in evaluated.heldout}
+        found = load_tasks(evaluated, seed=base.run.seed, rewards=rewards)
+        prompts = {prompt_key(task) for task in found.heldout}
         kept = [task for task in rows.train if prompt_key(task) not in prompts]
-        notes = [*rows.notes, *evaluated.notes]
+        notes = [*rows.notes, *found.notes]
         if left := len(rows.train) - len(kept):
             notes.append(f"{left} rows of the dataset left out: their prompts are held out")
-        return TaskSet(kept, evaluated.heldout, notes)
+        return TaskSet(kept, found.heldout, notes)
 
     def _publish(self, stage: Stage) -> None:
         if self._ranks.rank:
             return
-        publish(self.folder_of(stage.name), stage, KINDS[stage.kind].makes, self._inputs(stage, []))
+        publish(self.folder_of(stage.name), stage, stage.row.makes, self._inputs(stage, []))
         write_table(self._folder, self._staged)
 
 
@@ -267,6 +266,7 @@ def train_stages(
                 run = stack.enter_context(open_run(folder))
             else:
                 run = stack.enter_context(create_run(directory, name, overwrite))
+                stack.callback(_remove_unused, run)
                 for unused in (run.checkpoints, run.rollouts):  # the stages have their own
                     with suppress(OSError):
                         unused.rmdir()
@@ -286,6 +286,17 @@ def train_stages(
             Console().print(screen_table(folder))
             say(f"report: {write_report(folder)}")
         return code
+
+
+def _remove_unused(run: RunFolder) -> None:
+    """Remove the records of a new run in which no stage has begun: a mistake leaves no run."""
+    stages = run.path / STAGES
+    if not any(stages.glob("*/recipe.toml")):
+        shutil.rmtree(stages, ignore_errors=True)
+        for file in (run.recipe, run.environment, run.path / MARKER):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            run.path.rmdir()
 
 
 def _silent(text: str) -> None:

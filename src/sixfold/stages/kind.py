@@ -18,11 +18,6 @@ class StageKind:
         self.recipe = recipe
         self.method = resolve_algorithm(recipe.algorithm)
 
-    @property
-    def reads_tasks(self) -> bool:
-        """True if [data] holds tasks, which `assemble` loads. False: the work reads it."""
-        return True
-
     def work(self) -> Work:
         """The work of the stage."""
         raise NotImplementedError

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from ..data.texts import load_texts
-from ..environment.episodes import library_of
-from ..environment.registry import SOURCES
 from ..rollout.worked_episode import worked_episodes
 from ..run.assemble import Assembly
 from ..run.work import Work
@@ -17,11 +15,6 @@ from .supervised import SupervisedWork
 
 class PretrainKind(StageKind):
     """Predicts each token of texts from those before it."""
-
-    @property
-    def reads_tasks(self) -> bool:
-        """True if [data] holds tasks, of which the documents are made."""
-        return any(name in SOURCES or library_of(name) for name in self.recipe.data.names)
 
     def work(self) -> Work:
         recipe, own = self.recipe, self.recipe.pretrain

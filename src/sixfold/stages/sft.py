@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..data.conversations import load_conversations
-from ..environment.episodes import library_of
-from ..environment.registry import SOURCES
+from ..recipe.stages import reads_tasks
 from ..run.assemble import Assembly
 from ..run.work import Work
 from ..run.worked import sft_trainer_config
@@ -17,18 +16,10 @@ from .supervised import SupervisedWork
 class SftKind(StageKind):
     """Imitates worked solutions or conversations."""
 
-    @property
-    def reads_tasks(self) -> bool:
-        """True if [data] holds tasks with worked solutions, and not conversations."""
-        data, form = self.recipe.data, self.recipe.sft.form
-        if form != "auto":
-            return form == "tasks"
-        generated = [name for name in data.names if name in SOURCES or library_of(name)]
-        return bool(data.trace_field or generated)
-
     def work(self) -> Work:
         trainer = sft_trainer_config(self.recipe.trainer, self.recipe.sft)
-        make = TaskExamples if self.reads_tasks else _conversations
+        worked = reads_tasks("solutions", self.recipe.data, self.recipe.sft.form)
+        make = TaskExamples if worked else _conversations
         return SupervisedWork("SFT", self.method, trainer, make)
 
 
