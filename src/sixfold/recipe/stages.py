@@ -41,6 +41,7 @@ class Kind:
         spec: `module:class`, a `stages.kind.StageKind`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
+        epochs: setting with its number of passes over the data, from which its steps may follow.
     """
 
     purpose: str
@@ -48,6 +49,7 @@ class Kind:
     spec: str
     sections: tuple[str, ...] = ()
     steps: str = "run.steps"
+    epochs: str = ""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -64,6 +66,7 @@ KINDS: Mapping[str, Kind] = {
         "sixfold.stages.sft:SftKind",
         ("sft",),
         "sft.steps",
+        "sft.epochs",
     ),
     "sample": Kind(
         "sample completions and keep the good ones as a dataset",
@@ -372,17 +375,33 @@ def _stage(
             form = _loads_sampled(sampled)
     values = {**for_all, **form, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
-    setting = KINDS[kind].steps
-    steps = flat(recipe)[setting] if setting else 0
-    if setting and not steps:
-        raise UserError(
-            f"{where}: {setting} is 0, so the stage would do nothing. Set it, e.g. {setting} = 100"
-        )
+    steps, epochs = _length(KINDS[kind], flat(recipe), where)
     # SFT is a stage of its own: none warms up.
-    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
+    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0, "sft.epochs": epochs})
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     return stage
+
+
+def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, int]:
+    """Steps and epochs of a stage. One of them is 0, and both are if its data decides.
+
+    Raises:
+        UserError: if it would do nothing, or if both are given.
+    """
+    steps, epochs = (settings[key] if key else 0 for key in (kind.steps, kind.epochs))
+    if steps and epochs:
+        raise UserError(
+            f"{where}: {kind.steps} = {steps} and {kind.epochs} = {epochs} both say how long the"
+            " stage trains. Set one of them to 0"
+        )
+    if kind.steps and not (steps or epochs):
+        also = f" or {kind.epochs} = 2" if kind.epochs else ""
+        raise UserError(
+            f"{where}: {kind.steps} is 0, so the stage would do nothing. Set it, e.g. {kind.steps}"
+            f" = 100{also}"
+        )
+    return steps, epochs
 
 
 def _loads_sampled(sampled: Stage) -> dict[str, Any]:

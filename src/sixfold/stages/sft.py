@@ -27,9 +27,15 @@ class SftKind(StageKind):
         return bool(data.trace_field or generated)
 
     def work(self) -> Work:
-        trainer = sft_trainer_config(self.recipe.trainer, self.recipe.sft)
-        make = TaskExamples if self.reads_tasks else _conversations
-        return SupervisedWork("SFT", self.method, trainer, make)
+        sft = self.recipe.sft
+        return SupervisedWork(
+            "SFT",
+            self.method,
+            sft_trainer_config(self.recipe.trainer, sft),
+            TaskExamples if self.reads_tasks else _conversations,
+            epochs=sft.epochs,
+            neftune_alpha=sft.neftune_alpha,
+        )
 
 
 def _conversations(assembly: Assembly) -> Examples:
