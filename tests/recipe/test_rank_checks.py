@@ -25,6 +25,7 @@ def check(flags: list[str], ranks: int = 2) -> None:
         ("trainer.weights", "bfloat16", "'float32'"),
         ("trainer.offload", "optimizer", "'none'"),
         ("model.lora.dora", "true", "false"),
+        ("sft.neftune_alpha", "5", "0"),
     ],
 )
 def test_settings_are_refused_with_their_remedy(setting: str, value: str, remedy: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from sixfold.errors import UserError
 from sixfold.recipe.dump import flat
+from sixfold.recipe.explain import explain
+from sixfold.recipe.plan import make_plan
 from sixfold.recipe.stages import StagedRecipe
 from sixfold.recipe.toml import load_recipe, parse_recipe, parse_staged
 
@@ -121,6 +123,18 @@ def test_one_stage_stands_for_a_recipe(tmp_path: Path, monkeypatch: pytest.Monke
         parse_recipe(TEXT, "p.toml")
 
 
+def test_epochs_take_the_place_of_the_steps_of_an_sft_stage_alone() -> None:
+    text = TEXT.replace("sft.steps = 10", "sft.steps = 0").replace(
+        "[trainer]", "[sft]\nepochs = 3\n[trainer]"
+    )
+    direct, worked, rl = staged(text, "--stages.worked.sft.epochs", "0").stages
+    found = [
+        (s.recipe.run.steps, s.recipe.sft.steps, s.recipe.sft.epochs) for s in (direct, worked, rl)
+    ]
+    assert found == [(0, 0, 3), (20, 0, 0), (7, 0, 0)]
+    assert "after 3 passes over the examples" in explain(make_plan(direct.recipe))
+
+
 HEAD = 'run.name = "p"\n'
 SFT = '[[stages]]\nkind = "sft"\nsft.steps = 3\n'
 
@@ -135,6 +149,14 @@ REFUSED = {
     "two of one name": (HEAD + SFT + SFT, "two stages have the name 'sft'.* line 5"),
     "bad name": (HEAD + SFT + 'name = "a/b"', "name = 'a/b'; expected letters"),
     "empty name": (HEAD + SFT + 'name = ""', "name = ''; expected letters"),
+    "steps and epochs": (
+        HEAD + SFT + "sft.epochs = 2",
+        "sft.steps = 3 and sft.epochs = 2 both say .* Set one of them to 0",
+    ),
+    "neither steps nor epochs": (
+        HEAD + '[[stages]]\nkind = "sft"',
+        "sft.steps is 0, so .* e.g. sft.steps = 100 or sft.epochs = 2",
+    ),
     "misspelt setting": (HEAD + SFT + "trainer.lr = 1", "trainer.learning_rate.* line 5"),
     "misspelt section": (HEAD + SFT + "trainr.learning_rate = 1.0", "unknown key 'trainr"),
     "wrong value": (

@@ -204,3 +204,12 @@ def test_contradictions() -> None:
         ConversationExamples(
             TaskSet(tasks, []), bare, SftConfig(), context=9, overlong="drop", seed=0
         )
+
+
+def test_an_epoch_has_every_conversation_that_fills_a_step() -> None:
+    examples = made([chat(f"c{i}", "a", "b" * (i + 1)) for i in range(5)])
+    assert examples.steps_per_epoch == 2  # two conversations per step
+    seen = [group.task.id for step in (1, 2) for group in examples.groups(step)]
+    assert len(set(seen)) == 4
+    tasks = [replace(chat(name, "a", "b"), source=name) for name in ("x", "y")]
+    assert made(tasks, weights={"x": 1.0, "y": 1.0}).steps_per_epoch == 0

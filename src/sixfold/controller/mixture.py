@@ -71,9 +71,14 @@ class MixtureStream:
         seed: seed of the task orders and of the rounding.
         weights: source name to weight. Sources without tasks are left out.
 
+    Attributes:
+        steps_per_epoch: 0. Each source has its own epochs.
+
     Raises:
         ValueError: if there are no tasks, or if the source of a task has no weight.
     """
+
+    steps_per_epoch = 0
 
     def __init__(
         self, tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]

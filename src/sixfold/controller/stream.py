@@ -6,7 +6,7 @@ The tasks depend only on the step number and the seed, so there is no cursor to 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ..seeds import STEP_BYTES, seed_number
@@ -26,6 +26,9 @@ class TaskStream(Generic[T]):
         per_step: prompts per step, capped at the number of tasks.
         seed: seed of the task orders.
 
+    Attributes:
+        steps_per_epoch: steps of an epoch.
+
     Raises:
         ValueError: if there are no tasks.
     """
@@ -35,6 +38,7 @@ class TaskStream(Generic[T]):
             raise ValueError("no tasks to train on")
         self._tasks = tasks
         self._per_step = min(per_step, len(tasks))
+        self.steps_per_epoch = len(tasks) // self._per_step
         self._seed = seed
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -43,8 +47,7 @@ class TaskStream(Generic[T]):
 
         If the last tasks of an epoch do not fill a step, they are skipped.
         """
-        steps_per_epoch = len(self._tasks) // self._per_step
-        epoch, index = divmod(step - 1, steps_per_epoch)
+        epoch, index = divmod(step - 1, self.steps_per_epoch)
         if self._order[0] != epoch:
             order = list(range(len(self._tasks)))
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
@@ -55,7 +58,7 @@ class TaskStream(Generic[T]):
 
 def task_stream(
     tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]
-) -> Callable[[int], list[Task]]:
+) -> TaskStream[Task] | MixtureStream:
     """Function from step number to the tasks of the step.
 
     Args:

@@ -65,7 +65,7 @@ def _refused_by_groups(recipe: Recipe, method: Method) -> dict[str, dict[str, bo
     return {"tensor": always | tensor, "experts": always | {both: recipe.parallel.tensor > 1}}
 
 
-def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | bool, str]]:
+def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | float, str]]:
     """Settings that several ranks do not support: (wrong in this recipe, remedy, reason)."""
     trainer, reference = recipe.trainer, recipe.reference
     beside = "each rank samples with an engine of its own, beside its part of the weights"
@@ -87,6 +87,11 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | bool, str]]:
             trainer.weights != "float32",
             "float32",
             "FSDP2 cannot shard layers whose matrices and vectors differ in precision",
+        ),
+        "sft.neftune_alpha": (
+            recipe.sft.neftune_alpha > 0,
+            0,
+            "the noise is drawn for whole rows in one process",
         ),
         "trainer.offload": (trainer.offload != "none", "none", on_host),
         "reference.offload": (reference.offload, False, "each rank holds only its part of it"),

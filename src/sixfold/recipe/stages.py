@@ -48,6 +48,7 @@ class Kind:
         steps: setting with its number of steps. Empty if that follows from its data.
         reads: what [data] holds: tasks; worked solutions of tasks, or conversations; or texts.
         loss: its loss in words. Empty for the loss of the recipe's algorithm, or for none.
+        epochs: setting with its number of passes over the data, from which its steps may follow.
     """
 
     purpose: str
@@ -57,6 +58,7 @@ class Kind:
     steps: str = "run.steps"
     reads: Reads = "tasks"
     loss: str = ""
+    epochs: str = ""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -77,6 +79,7 @@ KINDS: Mapping[str, Kind] = {
         "sft.steps",
         "solutions",
         "cross-entropy of the replies; prompts are only read",
+        epochs="sft.epochs",
     ),
     "sample": Kind(
         "sample completions and keep the good ones as a dataset",
@@ -453,22 +456,38 @@ def _stage(
             form = _loads_sampled(sampled)
     values = {**for_all, **form, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
-    setting = kind_row(kind).steps
-    steps = flat(recipe)[setting] if setting else 0
-    if setting and not steps:
-        raise UserError(
-            f"{where}: {setting} is 0, so the stage would do nothing. Set it, e.g. {setting} = 100"
-        )
+    steps, epochs = _length(kind_row(kind), flat(recipe), where)
     if recipe.model.lora.rank and not recipe.model.path and kind != "rl":
         raise UserError(
             f"{where}: model.lora.rank = {recipe.model.lora.rank}, but the stage starts from random"
             " weights, all of which have to be trained. Set model.lora in the stages after it"
         )
     # SFT is a stage of its own: none warms up.
-    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
+    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0, "sft.epochs": epochs})
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     return stage
+
+
+def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, int]:
+    """Steps and epochs of a stage. One of them is 0, and both are if its data decides.
+
+    Raises:
+        UserError: if it would do nothing, or if both are given.
+    """
+    steps, epochs = (settings[key] if key else 0 for key in (kind.steps, kind.epochs))
+    if steps and epochs:
+        raise UserError(
+            f"{where}: {kind.steps} = {steps} and {kind.epochs} = {epochs} both say how long the"
+            " stage trains. Set one of them to 0"
+        )
+    if kind.steps and not (steps or epochs):
+        also = f" or {kind.epochs} = 2" if kind.epochs else ""
+        raise UserError(
+            f"{where}: {kind.steps} is 0, so the stage would do nothing. Set it, e.g. {kind.steps}"
+            f" = 100{also}"
+        )
+    return steps, epochs
 
 
 def _loads_sampled(sampled: Stage) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
+from ..errors import UserError
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
@@ -53,6 +54,11 @@ class RlWork(Work):
         self.words = words
         # Check here: a plan has checked the recipe's method, but not the caller's.
         check_recomputed(recipe, self.method)
+        if recipe.sft.epochs:
+            raise UserError(
+                f"sft.epochs = {recipe.sft.epochs} counts passes of a stage of kind sft, and this"
+                " recipe has no stages. Set sft.steps for a warm-up, or add [[stages]]"
+            )
 
     def load(self, assembly: Assembly) -> None:
         self._teacher = teacher_of(assembly, self.algorithm)

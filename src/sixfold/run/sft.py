@@ -96,7 +96,7 @@ class SftStage:
             rest, sft.examples_per_step, recipe.run.seed, self.assembly.tasks.weights
         )
         trainer = supervised_trainer(
-            self.assembly, sft_trainer_config(recipe.trainer, sft), sft.steps
+            self.assembly, sft_trainer_config(recipe.trainer, sft), sft.steps, sft.neftune_alpha
         )
         self._mark = self._good = restore(trainer)
         try:

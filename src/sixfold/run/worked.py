@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..errors import UserError
 from ..recipe.schema import SftConfig, TrainerConfig
 from ..rollout.worked_episode import worked_episodes
+from ..trainer.neftune import EmbeddingNoise
 from ..trainer.sft import example
 from ..trainer.trainer import Trainer
 from ..types import Group, Task
@@ -50,21 +51,33 @@ def sft_trainer_config(trainer: TrainerConfig, sft: SftConfig) -> TrainerConfig:
             "learning_rate": sft.learning_rate,
             "warmup_steps": sft.warmup_steps,
             "weight_decay": sft.weight_decay,
-            "schedule": "constant",
+            "schedule": sft.schedule,
         }
     )
 
 
-def supervised_trainer(assembly: Assembly, config: TrainerConfig, steps: int) -> Trainer:
+def supervised_trainer(
+    assembly: Assembly, config: TrainerConfig, steps: int, neftune_alpha: float = 0.0
+) -> Trainer:
     """Trainer of the policy on given texts.
 
     They were not sampled from the policy, so it trains at temperature 1 and not the rollout's.
+
+    Args:
+        assembly: the policy and its settings.
+        config: settings of the trainer.
+        steps: length of the learning-rate schedule.
+        neftune_alpha: scale of the noise on the embeddings. 0: none.
     """
-    return Trainer(
-        assembly.root(),
+    root, seed = assembly.root(), assembly.recipe.run.seed
+    trainer = Trainer(
+        root,
         config,
         replace(assembly.scoring, temperature=1.0),
         steps,
-        seed=assembly.recipe.run.seed,
+        seed=seed,
         ranks=assembly.data_ranks,
     )
+    if neftune_alpha:
+        root.noise = EmbeddingNoise(neftune_alpha, seed, lambda: trainer.steps)
+    return trainer

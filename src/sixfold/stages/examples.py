@@ -21,12 +21,14 @@ class Examples(Protocol):
         notes: messages for the user, one line each.
         fingerprint: hash of what the tasks of the run do not decide, compared at a resume.
         heldout_bytes: UTF-8 bytes of the texts that `heldout` predicts. 0 if they are no texts.
+        steps_per_epoch: steps of a pass over the examples. 0 if there are no passes.
     """
 
     heldout: Sequence[Group]
     notes: list[str]
     fingerprint: str
     heldout_bytes: int
+    steps_per_epoch: int
 
     def groups(self, step: int) -> list[Group]:
         """Examples of step 1, 2, ... They depend on the seed and the step alone."""
@@ -58,6 +60,7 @@ class TaskExamples:
         self._stream = task_stream(
             tasks, recipe.sft.examples_per_step, recipe.run.seed, assembly.tasks.weights
         )
+        self.steps_per_epoch = self._stream.steps_per_epoch
         count = recipe.eval.tasks
         heldout = solved_tasks(drawn_tasks(assembly.tasks.heldout, count, recipe.run.seed))
         self.heldout: Sequence[Group] = worked_groups(assembly, heldout)

@@ -51,11 +51,14 @@ class PretrainExamples:
         unigram_entropy: `unigram_entropy` of the training tokens.
         heldout_bytes: `text_bytes` of the held-out windows.
         fingerprint: hash of the training tokens.
+        steps_per_epoch: 0.
 
     Raises:
         UserError: the texts are shorter than a window or have characters without a token, or the
             window is longer than the context.
     """
+
+    steps_per_epoch = 0
 
     def __init__(
         self,

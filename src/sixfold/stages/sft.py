@@ -17,10 +17,16 @@ class SftKind(StageKind):
     """Imitates worked solutions or conversations."""
 
     def work(self) -> Work:
-        trainer = sft_trainer_config(self.recipe.trainer, self.recipe.sft)
-        worked = reads_tasks("solutions", self.recipe.data, self.recipe.sft.form)
-        make = TaskExamples if worked else _conversations
-        return SupervisedWork("SFT", self.method, trainer, make)
+        sft = self.recipe.sft
+        worked = reads_tasks("solutions", self.recipe.data, sft.form)
+        return SupervisedWork(
+            "SFT",
+            self.method,
+            sft_trainer_config(self.recipe.trainer, sft),
+            TaskExamples if worked else _conversations,
+            epochs=sft.epochs,
+            neftune_alpha=sft.neftune_alpha,
+        )
 
 
 def _conversations(assembly: Assembly) -> Examples:

@@ -43,6 +43,7 @@ class ConversationExamples:
         notes: messages for the user.
         fingerprint: hash of the tokens of all conversations that are trained.
         heldout_bytes: 0.
+        steps_per_epoch: steps of a pass over the conversations. 0 if sources are drawn by weight.
 
     Raises:
         UserError: a conversation cannot be encoded or is too long, or none is left.
@@ -99,6 +100,7 @@ class ConversationExamples:
                 digest.update(one.tokens.tobytes() + repr(one.spans).encode())
         self.fingerprint = digest.hexdigest()
         self._stream = task_stream(kept, sft.examples_per_step, seed, tasks.weights)
+        self.steps_per_epoch = self._stream.steps_per_epoch
 
     def groups(self, step: int) -> list[Group]:
         """Examples of a step, counted from 1. They depend on the seed and the step alone.

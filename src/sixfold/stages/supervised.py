@@ -13,6 +13,7 @@ from ..algorithm.method import Method
 from ..batch import Metrics, collate
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
+from ..errors import UserError
 from ..evaluation.record import record, shown, solved_if
 from ..recipe.schema import TrainerConfig
 from ..report.alarms import Alarms
@@ -45,6 +46,9 @@ class SupervisedWork(Work):
         trainer: settings of the trainer.
         make_examples: makes the examples, or refuses them.
         texts: texts of which a tokenizer is trained, if the stage trains one.
+        epochs: passes over the examples, from which the number of steps follows. 0: the recipe has
+            that number.
+        neftune_alpha: scale of the noise on the embeddings. 0: none.
     """
 
     def __init__(
@@ -54,9 +58,13 @@ class SupervisedWork(Work):
         trainer: TrainerConfig,
         make_examples: Callable[[Assembly], Examples],
         texts: Iterable[str] | None = None,
+        epochs: int = 0,
+        neftune_alpha: float = 0.0,
     ) -> None:
         super().__init__(method)
         self.texts = texts
+        self._epochs = epochs
+        self._neftune_alpha = neftune_alpha
         self._name = name
         self._trainer = trainer
         self._make_examples = make_examples
@@ -65,6 +73,14 @@ class SupervisedWork(Work):
         self._examples = self._make_examples(assembly)
         self.examples = self._examples.fingerprint
         assembly.tasks.notes += self._examples.notes
+        if self._epochs:
+            steps = self._epochs * self._examples.steps_per_epoch
+            if not steps:
+                raise UserError(
+                    f"sft.epochs = {self._epochs}: sources that are drawn by weight have no epochs."
+                    " Set sft.steps instead, or remove the weights of data.sources"
+                )
+            assembly.recipe = assembly.recipe.with_settings({"run.steps": steps})
 
     def monitors(self, best: BestSteps) -> Monitors:
         return Monitors(best, Alarms(True))
@@ -80,7 +96,8 @@ class SupervisedWork(Work):
             )
 
     def stage(self, context: RunContext, assembly: Assembly, monitors: Monitors) -> SupervisedStage:
-        trainer = supervised_trainer(assembly, self._trainer, assembly.recipe.run.steps)
+        steps = assembly.recipe.run.steps
+        trainer = supervised_trainer(assembly, self._trainer, steps, self._neftune_alpha)
         return SupervisedStage(self._name, context, assembly, monitors, trainer, self._examples)
 
 

@@ -14,7 +14,7 @@ over the same set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -33,6 +33,7 @@ from .context_parallel import ContextGroup
 from .fused_head import fused_scores
 from .head_settings import HeadSettings
 from .head_share import HeadShare
+from .neftune import EmbeddingNoise
 from .packing import PackedRow, filler, pack
 from .routing import Routed, Routing
 from .sharing import own_microbatches
@@ -206,6 +207,9 @@ class PolicyRoot(nn.Module):
     Args:
         model: the causal LM.
         routing: watches the routers of a mixture of experts. None: there is nothing to watch.
+
+    Attributes:
+        noise: noise on the embeddings in training. None: there is none.
     """
 
     model: PreTrainedModel
@@ -216,6 +220,7 @@ class PolicyRoot(nn.Module):
         self.routing = routing
         self.head_share: HeadShare | None = None
         self.context: ContextGroup | None = None
+        self.noise: EmbeddingNoise | None = None
 
     def states(self, row: PackedRow, scoring: Scoring) -> Tensor:
         """Hidden states [S, hidden] at row.reads. A context group divides the row before."""
@@ -252,7 +257,10 @@ class PolicyRoot(nn.Module):
         return divided.complete(self._score(divided.part, scoring))
 
     def _score(self, row: PackedRow, scoring: Scoring) -> Scores | RoutedScores:
-        with body_precision(row, scoring), _thin_embedding(self.model, row, scoring):
+        noisy: AbstractContextManager[None] = nullcontext()
+        if self.noise is not None:
+            noisy = self.noise.on(self.model.get_input_embeddings(), row)
+        with body_precision(row, scoring), _thin_embedding(self.model, row, scoring), noisy:
             hidden, routed = self._routed_states(row, scoring)
             values, entropies = self._scores(hidden, row, scoring)
         if routed is None:

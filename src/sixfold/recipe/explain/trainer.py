@@ -47,8 +47,8 @@ def _pass(plan: Plan) -> str:
 
 
 def end_facts(plan: Plan) -> list[Fact]:
-    run = plan.recipe.run
-    ends = [f"after {run.steps} RL steps"]
+    run, epochs = plan.recipe.run, plan.recipe.sft.epochs
+    ends = [f"after {epochs} passes over the examples" if epochs else f"after {run.steps} RL steps"]
     if run.max_minutes:
         ends.append(f"after {run.max_minutes:g} minutes")
     if run.target_reward:

@@ -81,6 +81,12 @@ class SftConfig(Section):
     """Supervised training on worked solutions and conversations, by the same trainer."""
 
     steps: int = knob(0, "maximum number of SFT steps before RL (0: no SFT)", ge=0)
+    epochs: int = knob(
+        0,
+        "passes of a stage of kind sft over its examples, in place of sft.steps (0: sft.steps"
+        " decides)",
+        ge=0,
+    )
     examples_per_step: int = knob(64, "worked solutions per SFT step", ge=1)
     tasks: int = knob(
         0, "number of tasks whose solutions SFT learns from, drawn at random (0: all)", ge=0
@@ -88,6 +94,12 @@ class SftConfig(Section):
     learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = knob(
+        "constant", "learning rate after the warm-up: constant, or a decay to 0 at the last step"
+    )
+    neftune_alpha: Real = knob(
+        0.0, "noise on the token embeddings in training (NEFTune, arXiv:2310.05914; 0: none)", ge=0
+    )
     form: Literal["auto", "tasks", "messages", "conversations", "prompt_completion", "alpaca"] = (
         knob(
             "auto",
