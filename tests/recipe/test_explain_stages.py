@@ -130,8 +130,8 @@ def test_a_supervised_stage_says_nothing_of_rl(
     assert "learning rate 0.0002 (constant, 10 warm-up steps)" in text
     explain.run(["p.toml:rl"])
     text = capsys.readouterr().out
-    assert "\nalgorithm " in text and "reference   of stage chat\n" in text
-    assert text.startswith("model       of stage again, with an adapter of rank 4;")
+    assert "\nalgorithm " in text and "reference    of stage chat\n" in text
+    assert text.startswith("model        of stage again, with an adapter of rank 4;")
 
 
 def test_a_prompt_is_shown_of_one_stage(folder: Path) -> None:
