@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from ..checkpoint.model_source import with_model_folders
 from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option
+from ..errors import UserError
 from ..recipe.explain import explain
+from ..recipe.explain.stages import overview
 from ..recipe.plan import make_plan
-from ..recipe.toml import load_recipe
+from ..recipe.toml import load_staged, split_stage
 from ..report.untrusted import visible
 from ..run.recipe_environment import check_names
+from ..stages.plans import stage_plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +37,18 @@ PARSER = VerbParser(
 
 def run(arguments: Sequence[str]) -> int:
     given = PARSER.parse(arguments)
-    recipe = with_model_folders(load_recipe(given.recipe, given.settings))
+    file, name = split_stage(given.recipe)
+    staged = load_staged(file, given.settings)
+    stage = staged.stages[staged.position(name, file)] if name else None
+    if staged.stages and not stage:
+        if given.render:
+            raise UserError(f"--render: name a stage, {file}:{staged.stages[-1].name}")
+        print(visible(overview(staged, stage_plans(staged, file), file)))
+        return 0
+    recipe = with_model_folders(staged.planned(name, file) if name else staged.base)
     plan = make_plan(recipe)
     check_names(recipe.environment, recipe.eval)
-    print(visible(explain(plan)))
+    print(visible(explain(plan, staged, stage)))
     if given.render:
         from ..run.rendered_prompt import render_recipe
 

@@ -23,7 +23,7 @@ from ..plugins import Registered
 from .dump import dump_recipe, flat, toml_literal
 from .keys import check_keys
 from .knobs import knobs, sections
-from .schema import NAME, DataConfig, Recipe
+from .schema import NAME, DataConfig, ModelConfig, Recipe
 from .settled import settled
 from .toml_lines import TomlText
 
@@ -246,11 +246,21 @@ class StagedRecipe:
         """
         stages = {stage.name: stage.recipe for stage in self.stages}
         recipe = self.stages[self.position(name, where)].recipe
-        source = recipe.model
-        while source.path.startswith(REFERENCE):
-            source = stages[source.path.removeprefix(REFERENCE)].model
+
+        def start(model: ModelConfig) -> ModelConfig:
+            while model.path.startswith(REFERENCE):
+                model = stages[model.path.removeprefix(REFERENCE)].model
+            return model
+
+        source, reference = start(recipe.model), recipe.reference
         sizes = {"path": source.path, "revision": source.revision, "scratch": source.scratch}
-        return recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+        path = start(ModelConfig(path=reference.path)).path
+        return recipe.model_copy(
+            update={
+                "model": recipe.model.model_copy(update=sizes),
+                "reference": reference.model_copy(update={"path": path}),
+            }
+        )
 
     def dump(self) -> str:
         """TOML that loads back to an equal StagedRecipe."""

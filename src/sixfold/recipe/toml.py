@@ -42,12 +42,15 @@ def load_recipe(path_or_name: str | PathLike[str], flags: Sequence[str] = ()) ->
 
 def load_named(path_or_name: str | PathLike[str], flags: Sequence[str] = ()) -> StagedRecipe:
     """Like `load_recipe`, but a recipe with stages of which none is named is read with all."""
-    given = os.fspath(path_or_name)
-    file, _, stage = given.rpartition(":")
-    if not file or Path(given).expanduser().exists():
-        file, stage = given, ""
+    file, stage = split_stage(os.fspath(path_or_name))
     staged = load_staged(file, flags)
     return StagedRecipe(staged.planned(stage, file)) if stage else staged
+
+
+def split_stage(given: str) -> tuple[str, str]:
+    """File or name of a recipe, and the stage that follows it, or ""."""
+    file, _, stage = given.rpartition(":")
+    return (given, "") if not file or Path(given).expanduser().exists() else (file, stage)
 
 
 def load_staged(path_or_name: str, flags: Sequence[str] = ()) -> StagedRecipe:

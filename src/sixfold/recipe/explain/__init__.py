@@ -6,18 +6,29 @@ from ..dump import flat, toml_literal
 from ..knobs import knobs
 from ..plan import Plan
 from ..schema import Recipe
+from ..stages import Stage, StagedRecipe
 from .algorithm import algorithm_facts, critic_facts
 from .fact import Fact
 from .memory import memory_lines
 from .model import model_facts
 from .rollout import rollout_facts, sampling_facts
+from .stages import whole_stage, with_artifacts
 from .tasks import eval_facts, reward_facts, task_facts
 from .trainer import disk_facts, end_facts, trainer_facts
 
 
-def explain(plan: Plan) -> str:
-    """The whole plan as text, followed by the settings that differ from their defaults."""
+def explain(plan: Plan, staged: StagedRecipe | None = None, stage: Stage | None = None) -> str:
+    """The whole plan as text, followed by the settings that differ from their defaults.
+
+    Args:
+        plan: the plan.
+        staged: the recipe that the stage is from.
+        stage: the stage whose plan it is, if it is one.
+    """
     stated = facts(plan)
+    if staged and stage:
+        rl = stage.kind == "rl"
+        stated = with_artifacts(stated, stage, plan) if rl else whole_stage(staged, stage, plan)
     width = max(len(fact.topic) for fact in stated) + 2
     out = []
     for fact in stated:
@@ -53,7 +64,7 @@ def facts(plan: Plan) -> list[Fact]:
         *sampling_facts(plan),
         *reward_facts(plan),
         *trainer_facts(plan),
-        *eval_facts(plan),
+        *eval_facts(plan, plan.recipe.data),
         *end_facts(plan),
         *disk_facts(plan),
         *(Fact("GPU memory", says, why) for says, why in memory_lines(plan)),

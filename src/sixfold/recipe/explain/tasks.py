@@ -11,7 +11,7 @@ from .fact import Fact, tokens_text
 
 def task_facts(plan: Plan) -> list[Fact]:
     data = plan.recipe.data
-    kept = _held_out(data)
+    kept = held_out(data)
     limit, new = tokens_text(plan.max_prompt_tokens), plan.recipe.rollout.max_new_tokens
     why = (
         f"data.max_prompt_tokens = {data.max_prompt_tokens}"
@@ -28,7 +28,7 @@ def task_facts(plan: Plan) -> list[Fact]:
         else Fact("episodes", f"several turns, played by {rewards.episode}", "environment.episode")
     )
     return [
-        Fact("tasks", f"{_sources(data)}; held out: {kept}"),
+        Fact("tasks", f"{sources(data)}; held out: {kept}"),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
         *([several] if rewards.several_turns else []),
         Fact(
@@ -62,7 +62,7 @@ def _giver(rewards: EnvironmentConfig) -> str:
     return "the one that the agent gives" if rewards.agent.command else "the environment's own"
 
 
-def _sources(data: DataConfig) -> str:
+def sources(data: DataConfig) -> str:
     """Sources of the tasks, with the share of each in a step's prompts if there are several."""
     if not data.sources:
         return data.source + (f" at revision {data.revision}" if data.revision else "")
@@ -73,7 +73,7 @@ def _sources(data: DataConfig) -> str:
     )
 
 
-def _held_out(data: DataConfig) -> str:
+def held_out(data: DataConfig) -> str:
     if data.heldout_splits:
         return ", ".join(f"split '{split}'" for split in data.heldout_splits)
     return f"{data.heldout} tasks set aside" + (
@@ -100,12 +100,18 @@ def reward_facts(plan: Plan) -> list[Fact]:
     ]
 
 
-def eval_facts(plan: Plan) -> list[Fact]:
-    settings, data = plan.recipe.eval, plan.recipe.data
+def eval_facts(plan: Plan, data: DataConfig) -> list[Fact]:
+    """Facts about the held-out evaluation.
+
+    Args:
+        plan: the plan.
+        data: [data] with the held-out tasks.
+    """
+    settings = plan.recipe.eval
     if not plan.evaluations:
         return [Fact("evaluation", "none", "data.heldout = 0 and data.heldout_split is empty")]
     everything = (
-        f"all of {_held_out(data)}" if data.heldout_splits else f"{data.heldout} held-out tasks"
+        f"all of {held_out(data)}" if data.heldout_splits else f"{data.heldout} held-out tasks"
     )
     some = f" ({settings.tasks} of them in between)" if settings.tasks else ""
     how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
