@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import lanes
 
@@ -146,9 +146,12 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("--daily") or config.getoption("-m") or config.getoption("-k"):
             raise pytest.UsageError("--note-passed notes that every test has passed")
         config.stash[BEFORE] = lanes.fingerprints()
-    if config.getoption("--daily") or config.getoption("-m") == "not slow":
-        settings.register_profile("daily", derandomize=True, database=None)
-        settings.load_profile("daily")
+    # How fast examples are drawn depends on what else the machine does.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("steady", suppress_health_check=slow)
+    settings.register_profile("daily", derandomize=True, database=None, suppress_health_check=slow)
+    daily = config.getoption("--daily") or config.getoption("-m") == "not slow"
+    settings.load_profile("daily" if daily else "steady")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

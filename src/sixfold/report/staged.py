@@ -31,6 +31,7 @@ class StageView:
 
     Attributes:
         name: name of the stage.
+        anchor: place of the stage on the page.
         cells: its row of the table.
         link: its own report, relative to the page.
         curves: charts of what it learned.
@@ -38,6 +39,7 @@ class StageView:
     """
 
     name: str
+    anchor: str
     cells: Sequence[str]
     link: str
     curves: Sequence[Figure]
@@ -104,7 +106,7 @@ def _view(run_dir: Path, row: Mapping[str, Any]) -> StageView:
     name = one_line(str(row.get("stage", "")))
     run = read_run(run_dir / "stages" / name, dumps=False)
     link = f"stages/{name}/report.html"
-    return StageView(name, cells(row), link, learning_figures(run), warnings(run))
+    return StageView(name, f"stage-{name}", cells(row), link, learning_figures(run), warnings(run))
 
 
 def _recipe(run_dir: Path) -> str:
