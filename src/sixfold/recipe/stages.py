@@ -378,6 +378,11 @@ def _stage(
         raise UserError(
             f"{where}: {setting} is 0, so the stage would do nothing. Set it, e.g. {setting} = 100"
         )
+    if recipe.sft.stop_at_accuracy:
+        raise UserError(
+            f"{where}: sft.stop_at_accuracy ends the SFT of recipes without stages; a stage makes"
+            " all of its steps. Remove it, and set sft.steps"
+        )
     # SFT is a stage of its own: none warms up.
     recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0})
     stage = Stage(kind, name, own, recipe)
