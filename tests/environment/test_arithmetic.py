@@ -2,13 +2,24 @@
 the reward reads the last integer.
 """
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks, worked_trace
+from sixfold.data.generated import sums
+from sixfold.environment.arithmetic import (
+    arithmetic_reward,
+    arithmetic_tasks,
+    running_trace,
+    shared_counts,
+    worked_sum_grade,
+    worked_trace,
+)
 from sixfold.errors import UserError
-from sixfold.recipe.schema import ScratchConfig
+from sixfold.recipe.schema import ArithmeticConfig, DataConfig, ScratchConfig
 from sixfold.types import Task
 
 
@@ -28,6 +39,82 @@ def test_the_answer_can_be_read_off_the_columns(operands: list[int]) -> None:
         sums.append(right)
     digits = sums[-1] + "".join(total[-1] for total in reversed(sums[:-1]))
     assert int(digits) == sum(operands) == int(last.removeprefix("#"))
+
+
+def test_the_running_sums_of_a_known_sum() -> None:
+    assert running_trace((3, 4, 5, 6)) == "3+4=7;7+5=12;12+6=18;#18"
+    assert running_trace((9, 0)) == "9+0=9;#9"
+
+
+@given(st.lists(st.integers(0, 999), min_size=2, max_size=8))
+def test_each_running_sum_adds_the_next_number_to_the_last_sum(operands: list[int]) -> None:
+    *steps, last = running_trace(tuple(operands)).split(";")
+    read = [tuple(map(int, step.replace("=", "+").split("+"))) for step in steps]
+    assert [number for _, number, _ in read] == operands[1:]
+    assert [before for before, _, _ in read] == [operands[0], *(after for *_, after in read[:-1])]
+    assert all(before + number == after for before, number, after in read)
+    assert last == f"#{sum(operands)}"
+
+
+def ranged(trace: str, limit: int = 0) -> list[Task]:
+    settings = ArithmeticConfig(terms=5, min_terms=3, digits=1, trace=trace)  # type: ignore[arg-type]
+    return sums(DataConfig(limit=limit, arithmetic=settings), seed=3)
+
+
+def test_sums_of_a_range_of_terms_name_their_number_and_differ_in_their_trace_only() -> None:
+    running, alone = ranged("running", 700), ranged("answer", 700)
+    assert Counter(task.source for task in running) == {
+        "3 terms": 220,  # all that exist: 10 + 2 choose 3
+        "4 terms": 240,
+        "5 terms": 240,
+    }
+    assert all(len(t.prompt_text.split("+")) == int(t.source[0]) for t in running)
+    assert [replace(task, trace=None) for task in running] == [
+        replace(task, trace=None) for task in alone
+    ]
+    assert all(task.trace == f"#{task.answer}" for task in alone)
+    assert all(str(task.trace).count(";") == int(task.source[0]) - 1 for task in running)
+    one = arithmetic_tasks(240, terms=4, digits=1, seed=3)
+    assert [task.prompt for task in running[220:460]] == [task.prompt for task in one]
+
+
+def test_all_sums_of_a_range_exist_without_a_limit() -> None:
+    assert len(ranged("answer")) == len({task.id for task in ranged("answer")}) == 220 + 715 + 2002
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.integers(0, 60))
+def test_counts_are_shared_as_evenly_as_possible(possible: list[int], count: int) -> None:
+    possible.sort()
+    count = min(count, sum(possible))
+    shares = shared_counts(count, possible)
+    assert sum(shares) == count
+    assert all(0 <= s <= most for s, most in zip(shares, possible, strict=True))
+    # A part that is not full has as much as the largest, but for one that no division gives.
+    assert all(s >= max(shares) - 1 for s, most in zip(shares, possible, strict=True) if s < most)
+
+
+@pytest.mark.parametrize(
+    ("completion", "verdict"),
+    [
+        ("3+4=7;7+5=12;#12", "passed"),
+        ("#12", "passed"),
+        ("3+4+5=12;#12", "passed"),
+        ("3+4=8;8+5=13;#13", "wrong_answer"),
+        ("#13", "wrong_answer"),
+        ("3+4=7;7+5=12;12", "rejected"),  # without #
+        ("3+4=7;7+5=12#12", "rejected"),
+        ("3+4=7;7+5=;#12", "rejected"),
+        ("3+4=7;7+5=12;#12#12", "rejected"),
+        ("3+4=7;7+5=12;#", "rejected"),
+        ("12", "rejected"),
+        ("#-12", "rejected"),
+        ("#１２", "rejected"),
+        ("", "rejected"),
+    ],
+)
+def test_a_broken_form_is_told_apart_from_wrong_arithmetic(completion: str, verdict: str) -> None:
+    grade = worked_sum_grade(completion, Task(id="a", prompt="3+4+5=", answer=12))
+    assert (grade.verdict, grade.value) == (verdict, float(verdict == "passed"))
 
 
 def test_no_two_tasks_have_the_same_operands_in_any_order() -> None:

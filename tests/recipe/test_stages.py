@@ -164,6 +164,10 @@ REFUSED = {
         "trainer.learning_rate: expected .* got -1.0 .p.toml, line 5",
     ),
     "no steps": (HEAD + '[[stages]]\nkind = "sft"', "stage 'sft': sft.steps is 0"),
+    "end that a stage has not": (
+        HEAD + SFT + "sft.stop_at_accuracy = 0.5",
+        "stage 'sft': sft.stop_at_accuracy .* Remove it, and set sft.steps",
+    ),
     "steps of another kind": (
         HEAD + SFT + "run.steps = 3",
         "counts the steps of RL. Set sft.steps",
@@ -199,6 +203,10 @@ REFUSED = {
     "settings that contradict each other in one stage": (
         HEAD + SFT + "environment.weights = [1.0, 2.0]",
         "environment.weights has 2 entries .*stage 'sft'",
+    ),
+    "range of terms without a sum": (
+        HEAD + SFT + "data.arithmetic.min_terms = 3",
+        "data.arithmetic.min_terms = 3 must be 2 to data.arithmetic.terms = 2, .*stage 'sft'",
     ),
 }
 

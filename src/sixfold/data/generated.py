@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 
-from ..environment.arithmetic import arithmetic_tasks
+from ..environment.arithmetic import arithmetic_tasks, shared_counts
 from ..environment.calculator import calculator_tasks
 from ..recipe.schema import DataConfig
 from ..types import Task
@@ -15,9 +16,15 @@ GENERATED_TASKS = 20_000
 
 def sums(data: DataConfig, seed: int) -> list[Task]:
     """Sums with a worked trace."""
-    terms, digits = data.arithmetic.terms, data.arithmetic.digits
-    count = data.limit or min(GENERATED_TASKS, comb(10**digits + terms - 1, terms))
-    return arithmetic_tasks(count, terms=terms, digits=digits, seed=seed)
+    made = data.arithmetic
+    numbers = range(made.min_terms or made.terms, made.terms + 1)
+    possible = [comb(10**made.digits + terms - 1, terms) for terms in numbers]
+    whole = data.limit or min(GENERATED_TASKS, sum(possible))
+    tasks: list[Task] = []
+    for terms, count in zip(numbers, shared_counts(whole, possible), strict=True):
+        few = arithmetic_tasks(count, terms=terms, digits=made.digits, seed=seed, trace=made.trace)
+        tasks += [replace(t, source=f"{terms} terms") for t in few] if made.min_terms else few
+    return tasks
 
 
 def calls(data: DataConfig, seed: int) -> list[Task]:

@@ -9,19 +9,26 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from itertools import combinations_with_replacement
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, combinations_with_replacement
 from math import comb
+from typing import Literal
 
 from ..errors import UserError
 from ..types import Task
 from .answer_part import answer_part
 from .grade import Grade, right_or_wrong
 
+TraceForm = Literal["columns", "running", "answer"]
+
 _NUMBER = re.compile(r"[-−－]?\d+(?:[.,．，]\d+)*")
+_WORKED = re.compile(r"(?:[0-9]+(?:\+[0-9]+)+=[0-9]+;)*#[0-9]+")
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
-def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[Task]:
+def arithmetic_tasks(
+    count: int, *, terms: int, digits: int, seed: int, trace: TraceForm = "columns"
+) -> list[Task]:
     """Different sums of random numbers. The same arguments give the same list.
 
     Args:
@@ -29,12 +36,27 @@ def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[
         terms: numbers per sum.
         digits: maximum digits per number.
         seed: random seed.
+        trace: form of the worked solutions. The sums do not depend on it.
 
     Raises:
         UserError: if fewer than `count` sums exist. Sums with reordered terms count as one.
     """
     rng = random.Random(f"arithmetic/{terms}/{digits}/{seed}")
-    return [_task(operands) for operands in _distinct_operands(count, terms, 10**digits, rng)]
+    drawn = _distinct_operands(count, terms, 10**digits, rng)
+    return [_task(operands, trace) for operands in drawn]
+
+
+def shared_counts(count: int, possible: Sequence[int]) -> list[int]:
+    """Divide `count` as evenly as possible.
+
+    Args:
+        count: the whole.
+        possible: largest value of each part, in ascending order. The last gets what is left.
+    """
+    shares: list[int] = []
+    for at, most in enumerate(possible[:-1]):
+        shares.append(min(most, (count - sum(shares)) // (len(possible) - at)))
+    return [*shares, count - sum(shares)]
 
 
 def arithmetic_reward(completion: str, task: Task) -> float:
@@ -49,6 +71,24 @@ def arithmetic_reward(completion: str, task: Task) -> float:
 def arithmetic_grade(completion: str, task: Task) -> Grade:
     """`arithmetic_reward` with a verdict."""
     return right_or_wrong(arithmetic_reward(completion, task) == 1.0)
+
+
+def worked_sum_grade(completion: str, task: Task) -> Grade:
+    """`arithmetic_grade` of replies in the form of worked sums. Any other reply is "rejected".
+
+    The form is steps such as `3+4=7;`, maybe none, then `#` and the answer. So a broken form is
+    counted apart from wrong arithmetic.
+    """
+    if not _WORKED.fullmatch(answer_part(completion)):
+        return Grade(0.0, "rejected", "the reply has not the form 3+4=7;7+5=12;#12")
+    return arithmetic_grade(completion, task)
+
+
+def running_trace(operands: tuple[int, ...]) -> str:
+    """The sum of one number after the other, then the answer: 3+4+5 gives `3+4=7;7+5=12;#12`."""
+    totals = list(accumulate(operands))
+    steps = zip(totals, operands[1:], totals[1:], strict=False)
+    return "".join(f"{before}+{n}={after};" for before, n, after in steps) + f"#{totals[-1]}"
 
 
 def worked_trace(operands: tuple[int, ...]) -> str:
@@ -71,13 +111,25 @@ def worked_trace(operands: tuple[int, ...]) -> str:
     return f"{''.join(columns)}#{sum(operands)}"
 
 
-def _task(operands: tuple[int, ...]) -> Task:
+def answer_alone(operands: tuple[int, ...]) -> str:
+    """The answer without a step: 3+4+5 gives `#12`."""
+    return f"#{sum(operands)}"
+
+
+_TRACES: Mapping[TraceForm, Callable[[tuple[int, ...]], str]] = {
+    "columns": worked_trace,
+    "running": running_trace,
+    "answer": answer_alone,
+}
+
+
+def _task(operands: tuple[int, ...], trace: TraceForm) -> Task:
     expression = "+".join(map(str, operands))
     return Task(
         id=f"arithmetic-{expression}",
         prompt=f"{expression}=",
         answer=sum(operands),
-        trace=worked_trace(operands),
+        trace=_TRACES[trace](operands),
         source="arithmetic",
     )
 

@@ -7,6 +7,9 @@ from .registry import EpisodeRow, RewardRow, SourceRow, ToolRow
 ARITHMETIC = RewardRow(
     "sixfold.environment.arithmetic:arithmetic_grade", bounded=True, answer="value"
 )
+WORKED_SUM = RewardRow(
+    "sixfold.environment.arithmetic:worked_sum_grade", bounded=True, answer="value"
+)
 DIVERSITY = RewardRow("sixfold.environment.group_form:diversity", verifier=False, bounded=True)
 
 CALCULATOR = EpisodeRow("sixfold.environment.calculator:Calculator")

@@ -472,6 +472,11 @@ def _stage(
             f"{where}: model.lora.rank = {recipe.model.lora.rank}, but the stage starts from random"
             " weights, all of which have to be trained. Set model.lora in the stages after it"
         )
+    if recipe.sft.stop_at_accuracy:
+        raise UserError(
+            f"{where}: sft.stop_at_accuracy ends the SFT of recipes without stages; a stage makes"
+            " all of its steps. Remove it, and set sft.steps"
+        )
     # SFT is a stage of its own: none warms up.
     recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0, "sft.epochs": epochs})
     stage = Stage(kind, name, own, recipe)

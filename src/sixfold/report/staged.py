@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import UserError
 from .charts import Figure, learning_figures
-from .headline import ShownNote, warnings
-from .numbers import clock, number, percent, percent_range
+from .headline import ShownNote, other_notes, warnings
+from .numbers import clock, number, percent, percent_range, points
 from .page import render_page
 from .run_record import read_run
 from .untrusted import one_line
@@ -22,7 +23,23 @@ from .untrusted import one_line
 TABLE = "stages.json"
 """File of the stage table in a run's folder."""
 
+_NONE = "—"
 COLUMNS = ("stage", "kind", "held-out", "95% interval", "KL to start", "reward", "tokens", "time")
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """A table with a row for each stage.
+
+    Attributes:
+        title: what it shows.
+        columns: names of the columns. The first has the stages.
+        rows: cells as text.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -32,18 +49,16 @@ class StageView:
     Attributes:
         name: name of the stage.
         anchor: place of the stage on the page.
-        cells: its row of the table.
         link: its own report, relative to the page.
         curves: charts of what it learned.
-        warnings: its warnings.
+        notes: its warnings, and the result of its pre-flight.
     """
 
     name: str
     anchor: str
-    cells: Sequence[str]
     link: str
     curves: Sequence[Figure]
-    warnings: Sequence[ShownNote]
+    notes: Sequence[ShownNote]
 
 
 def is_staged(run_dir: Path) -> bool:
@@ -83,30 +98,91 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return [one_line(cell) for cell in found]
 
 
-def screen_table(run_dir: Path) -> Table:
-    """The stage table for a terminal."""
-    table = Table(*COLUMNS, title="Stages", title_justify="left")
-    for row in read_table(run_dir):
-        table.add_row(*map(Text, cells(row)))
-    return table
+def stage_tables(rows: Sequence[Mapping[str, Any]]) -> list[StageTable]:
+    """The stage table, held-out accuracy by source, and verdicts of held-out completions.
+
+    What no stage has measured has no table. Below the accuracies by source are the differences of
+    stages of one kind that started from the same model.
+    """
+    found = [
+        StageTable("Stages", COLUMNS, [cells(row) for row in rows]),
+        _shares("Held-out tasks solved, by source", "sources", rows, _differences(rows)),
+        _shares("Held-out completions, by verdict", "verdicts", rows, missing=percent(0.0)),
+    ]
+    return [table for table in found if table.rows]
+
+
+def screen_tables(run_dir: Path) -> Group:
+    """The tables for a terminal."""
+    shown = []
+    for one in stage_tables(read_table(run_dir)):
+        table = Table(*one.columns, title=one.title, title_justify="left")
+        for row in one.rows:
+            table.add_row(*map(Text, row))
+        shown.append(table)
+    return Group(*shown)
 
 
 def render_staged(run_dir: Path) -> str:
     """The page as HTML."""
+    rows = read_table(run_dir)
     return render_page(
         "staged.html",
         name=run_dir.resolve().name,
-        columns=COLUMNS,
-        stages=[_view(run_dir, row) for row in read_table(run_dir)],
+        tables=stage_tables(rows),
+        stages=[_view(run_dir, row) for row in rows],
         recipe=_recipe(run_dir),
     )
+
+
+def _shares(
+    title: str,
+    key: str,
+    rows: Sequence[Mapping[str, Any]],
+    below: Sequence[tuple[str, Mapping[str, str]]] = (),
+    missing: str = _NONE,
+) -> StageTable:
+    """Table of shares by name.
+
+    Args:
+        title: what it shows.
+        key: where a row of the stage table has the shares. Rows of earlier releases have none.
+        rows: rows of the stage table.
+        below: further rows: what they show, and their texts by name.
+        missing: text for a name that a row has not.
+    """
+    measured = [(str(row["stage"]), row[key]) for row in rows if row.get(key)]
+    names = list(dict.fromkeys(name for _, shares in measured for name in shares))
+    shown = [(stage, {n: percent(share) for n, share in of.items()}) for stage, of in measured]
+    lines = [[first, *(of.get(name, missing) for name in names)] for first, of in [*shown, *below]]
+    columns = [one_line(name) for name in ("stage", *names)]
+    return StageTable(title, columns, [[one_line(cell) for cell in line] for line in lines])
+
+
+def _differences(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, str]]]:
+    """By how many points each stage differs from the first of its kind with the same start."""
+    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    found = []
+    for row in rows:
+        if not (start := row.get("start")):
+            continue
+        other = first.setdefault((row["kind"], start), row)
+        both = {
+            name: points(share - other["sources"][name])
+            for name, share in row["sources"].items()
+            if row is not other and name in other["sources"]
+        }
+        if both:
+            found.append((f"{row['stage']} - {other['stage']}", both))
+    return found
 
 
 def _view(run_dir: Path, row: Mapping[str, Any]) -> StageView:
     name = one_line(str(row.get("stage", "")))
     run = read_run(run_dir / "stages" / name, dumps=False)
     link = f"stages/{name}/report.html"
-    return StageView(name, f"stage-{name}", cells(row), link, learning_figures(run), warnings(run))
+    checked = [note for note in other_notes(run) if note.text.startswith("pre-flight")]
+    return StageView(name, f"stage-{name}", link, learning_figures(run), [*warnings(run), *checked])
 
 
 def _recipe(run_dir: Path) -> str:
@@ -114,9 +190,6 @@ def _recipe(run_dir: Path) -> str:
         return (run_dir / "recipe.toml").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
-
-
-_NONE = "—"
 
 
 def _known(value: object) -> bool:

@@ -33,7 +33,7 @@ from ..recipe.schema import DataConfig
 from ..recipe.stages import STAGES, Stage, StagedRecipe, in_stage
 from ..report.html import write_report
 from ..report.progress import Progress
-from ..report.staged import screen_table
+from ..report.staged import screen_tables
 from ..run.recipe_environment import check_names, task_rewards
 from ..run.start import Given, connected_ranks, run_work
 from .artifact import Artifact, publish, read_artifact, verified
@@ -283,7 +283,7 @@ def train_stages(
             run.end()
             stages.end()
             write_table(folder, staged)
-            Console().print(screen_table(folder))
+            Console().print(screen_tables(folder))
             say(f"report: {write_report(folder)}")
         return code
 

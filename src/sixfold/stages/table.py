@@ -24,6 +24,7 @@ class Row:
     Attributes:
         stage: name of the stage.
         kind: its kind.
+        start: stage whose model it started from. "": none.
         made: what it made.
         steps: steps done.
         seconds: wall time.
@@ -32,6 +33,8 @@ class Row:
         heldout: share of the held-out tasks solved at the end.
         low: lower end of its 95% interval.
         high: upper end of its 95% interval.
+        sources: share solved of each source of tasks.
+        verdicts: share of the held-out completions with each verdict.
         loss: loss on held-out examples at the last evaluation, in nats per token.
         kl: KL divergence to the model that it started from, in nats per token.
         reward: moving average of the reward at the end.
@@ -40,6 +43,7 @@ class Row:
 
     stage: str
     kind: str
+    start: str
     made: str
     steps: int | None
     seconds: float | None
@@ -48,6 +52,8 @@ class Row:
     heldout: float | None
     low: float | None
     high: float | None
+    sources: Mapping[str, float]
+    verdicts: Mapping[str, float]
     loss: float | None
     kl: float | None
     reward: float | None
@@ -67,6 +73,7 @@ def read_rows(folder: Path, staged: StagedRecipe) -> list[Row]:
                 Row(
                     stage.name,
                     stage.kind,
+                    dict(stage.inputs).get("model.path", ""),
                     artifact.made,
                     summary.get("steps"),
                     summary.get("seconds"),
@@ -75,6 +82,8 @@ def read_rows(folder: Path, staged: StagedRecipe) -> list[Row]:
                     summary.get("heldout_after"),
                     low,
                     high,
+                    summary.get("heldout_after_sources") or {},
+                    _shares(summary.get("heldout_after_verdicts") or {}),
                     _last(metrics, "heldout/loss"),
                     read_drift(path),
                     _last(metrics, "reward/ema"),
@@ -89,6 +98,10 @@ def write_table(folder: Path, staged: StagedRecipe) -> Path:
     path = folder / TABLE
     write_json_atomic(path, [asdict(row) for row in read_rows(folder, staged)])
     return path
+
+
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+    return {name: count / sum(counts.values()) for name, count in counts.items()}
 
 
 def _total(metrics: list[dict[str, Any]], key: str) -> float:

@@ -16,7 +16,29 @@ class ArithmeticConfig(Section):
     """Tasks of the built-in arithmetic environment: sums with worked traces."""
 
     terms: int = knob(2, "numbers in a sum", ge=2, le=8)
+    min_terms: int = knob(
+        0,
+        "fewest numbers in a sum: sums have min_terms to terms numbers, and reports show each"
+        " number of terms apart (0: as many as terms)",
+        ge=0,
+        le=8,
+    )
     digits: int = knob(3, "maximum number of digits of a number", ge=1, le=12)
+    trace: Literal["columns", "running", "answer"] = knob(
+        "columns",
+        "worked solution: columns (digit by digit from the right), running (one number after the"
+        " other), or answer (the answer alone)",
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> ArithmeticConfig:
+        """Refuse a range of terms that is empty, or sums of one number."""
+        if self.min_terms and not 2 <= self.min_terms <= self.terms:
+            raise ValueError(
+                f"data.arithmetic.min_terms = {self.min_terms} must be 2 to"
+                f" data.arithmetic.terms = {self.terms}, or 0 for as many as terms"
+            )
+        return self
 
 
 class CalculatorConfig(Section):

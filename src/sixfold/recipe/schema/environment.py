@@ -140,7 +140,7 @@ class EnvironmentConfig(Section):
     rewards: tuple[str, ...] = knob(
         ("arithmetic",),
         "reward functions, summed; an environment of several turns may give the reward itself:"
-        " arithmetic, code, code_fraction, diversity, math, math_boxed, math_strict,"
+        " arithmetic, worked_sum, code, code_fraction, diversity, math, math_boxed, math_strict,"
         " short_answer, web_answer, tool_calls,"
         " think_format, think_answer_format, json_format, word_count, no_repetition, language,"
         " reasoning_gym, reasoning_gym_solved,"
