@@ -136,10 +136,14 @@ def plain_logp(
 
 
 class Meter:
-    """Measures the steps of a side, and prints a line for each."""
+    """Measures the steps of a side, and prints a line for each.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    Args:
+        timed: number of timed steps, warm-up included.
+    """
+
+    def __init__(self, timed: int) -> None:
+        self.timed = timed
         self.step = 0
         self.grad_norm = 0.0
         self._start = self._level = 0.0
@@ -148,13 +152,13 @@ class Meter:
     @property
     def steps(self) -> int:
         """Steps that a side makes: warm-up, timed, and one under the profiler."""
-        return self.job.steps + 1
+        return self.timed + 1
 
     def begin(self) -> None:
         """Start to measure a step. Call this before the step."""
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # else the step would reuse freed memory unseen
-        if self.step == self.job.steps:
+        if self.step == self.timed:
             from torch.profiler import ProfilerActivity, profile
 
             self._record = profile(activities=[ProfilerActivity.CPU], profile_memory=True)

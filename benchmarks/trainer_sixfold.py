@@ -52,7 +52,7 @@ def main(path: str) -> None:
     if job.lora_rank:
         policy = policy.with_lora(model, origin_of(job.model, ""), seed=0)
     method = make_algorithm(ZOO["grpo"], job.longest)
-    meter = Meter(job)
+    meter = Meter(job.steps)
     config = TrainerConfig(
         learning_rate=job.learning_rate,
         # As many tokens as TRL's micro-batch.

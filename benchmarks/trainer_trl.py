@@ -137,7 +137,7 @@ def main(path: str, scores_completions_only: bool) -> None:
     torch.set_num_threads(job.threads)
     if scores_completions_only:
         trl.trainer.utils._use_triton = lambda device: True
-    meter = Meter(job)
+    meter = Meter(job.steps)
     rows = [{"prompt": "w2"}] * (len(job.prompts) * meter.steps)
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = GivenCompletions(
