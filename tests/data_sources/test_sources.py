@@ -314,6 +314,7 @@ def test_settings_that_do_not_fit_the_rows(tmp_path: Path) -> None:
         ({"answer_after": "####"}, ("math",), "a.jsonl:1: no '####' in 'answer'"),
         ({"trace_field": "solution"}, ("math",), "missing field 'solution'"),
         ({}, ("arithmetic",), "needs an integer in 'answer', got 'no mark'"),
+        ({}, ("worked_sum",), "reward 'worked_sum' needs an integer in 'answer', got 'no mark'"),
         ({"heldout_split": "test"}, ("math",), "has no splits: data.heldout_split is another file"),
         ({"heldout": 1}, ("math",), "data.heldout = 1 of 1 tasks leaves none"),
     ):

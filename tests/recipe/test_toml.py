@@ -20,7 +20,7 @@ from sixfold.recipe.dump import dump_recipe, flat
 from sixfold.recipe.find import shipped_recipes
 from sixfold.recipe.knobs import Knob, kind_knobs, knobs, sections
 from sixfold.recipe.schema import Recipe
-from sixfold.recipe.toml import load_recipe, parse_recipe
+from sixfold.recipe.toml import load_recipe, load_staged, parse_recipe
 
 
 def refusal(text: str, *flags: str) -> str:
@@ -481,9 +481,9 @@ def test_names_mean_shipped_recipes_and_local_ones(
     with pytest.raises(
         UserError,
         match=(
-            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: calculator, code_functions,"
-            r" demo, demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, reasoning_gym,"
-            r" search_agent, sql_agent, web_shop; "
+            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: anchor, calculator,"
+            r" code_functions, demo, demo_lora, gsm8k, gsm8k_lora_7b, math_7b_fsdp, pipeline,"
+            r" reasoning_gym, search_agent, sql_agent, web_shop; "
         ),
     ):
         load_recipe("dmo")
@@ -558,6 +558,7 @@ _TIED = {
     "sample.per_task",
     "sample.threshold",
     "pretrain.window",
+    "data.arithmetic.min_terms",
 }
 
 
@@ -722,6 +723,7 @@ def test_the_knob_table_is_the_schema() -> None:
 def test_every_shipped_recipe_parses() -> None:
     assert sorted(shipped_recipes()) == [
         *(
+            "anchor",
             "calculator",
             "code_functions",
             "demo",
@@ -729,6 +731,7 @@ def test_every_shipped_recipe_parses() -> None:
             "gsm8k",
             "gsm8k_lora_7b",
             "math_7b_fsdp",
+            "pipeline",
             "reasoning_gym",
             "search_agent",
             "sql_agent",
@@ -736,7 +739,7 @@ def test_every_shipped_recipe_parses() -> None:
         )
     ]
     for name in shipped_recipes():
-        assert load_recipe(name).run.name == name
+        assert load_staged(name).base.run.name == name
 
 
 @pytest.mark.slow

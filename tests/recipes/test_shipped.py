@@ -14,8 +14,9 @@ from sixfold.model.loading import load_policy
 from sixfold.recipe.find import shipped_recipes
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.recipe.toml import load_recipe
+from sixfold.recipe.toml import load_recipe, load_staged
 from sixfold.run.start import train_run
+from sixfold.stages.driver import train_stages
 
 FEW = [
     "--run.steps",
@@ -51,18 +52,19 @@ GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_it_parses_and_has_a_plan(name: str) -> None:
-    recipe = load_recipe(name)
-    assert recipe.run.name == name
-    assert (
-        make_plan(recipe).trajectories
-        == recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    )
+    staged = load_staged(name)
+    assert staged.base.run.name == name
+    stages = [staged.planned(stage.name, name) for stage in staged.stages]
+    for recipe in stages or [staged.base]:
+        rollout = recipe.rollout
+        made = rollout.prompts_per_step * rollout.samples_per_prompt
+        assert make_plan(recipe).trajectories == made
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_steps_and_not_minutes_end_it(name: str) -> None:
     """A machine may be several times as slow as that of docs/recipes.md."""
-    run = load_recipe(name).run
+    run = load_staged(name).base.run
     assert "steps" in run.model_fields_set and (not run.max_minutes or run.max_minutes >= 15)
 
 
@@ -78,6 +80,23 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     extra = ["--data.reasoning_gym.size", "20"] if name == "reasoning_gym" else []
     assert train_run(load_recipe(name, ["--run.dir", str(tmp_path), *FEW, *SMALL, *extra])) == 0
     _check(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pipeline", "anchor"])
+def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:
+    few = ["--run.dir", str(tmp_path), *FEW, *SMALL, "--environment.preflight", "8"]
+    few += ["--pretrain.steps", "2", "--sft.tasks", "0"]
+    staged = load_staged(name, few)
+    assert train_stages(staged) == 0
+    rows = json.loads((tmp_path / name / "stages.json").read_text())
+    assert [row["stage"] for row in rows] == [stage.name for stage in staged.stages]
+    for stage, row in zip(staged.stages, rows, strict=True):
+        assert 0 <= row["heldout"] <= 1 and sum(row["verdicts"].values()) == pytest.approx(1)
+        assert (row["kl"] is not None and row["kl"] >= 0) == bool(row["start"])
+        assert row["steps"] == (3 if stage.kind == "sft" else 2)
+    page = (tmp_path / name / "report.html").read_text()
+    assert page.count("pre-flight: ") >= sum(stage.kind == "rl" for stage in staged.stages)
 
 
 @pytest.mark.slow

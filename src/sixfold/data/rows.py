@@ -86,9 +86,10 @@ def rows_to_tasks(
         require(rows, "data.trace_field", data.trace_field)
     tasks = [_task(row, f"{name}-{row.number}", data, needed) for row in rows]
     for task, row in zip(tasks, rows, strict=True):
-        if "arithmetic" in rewards and not str(task.answer).strip().lstrip("-").isdigit():
+        sums = [name for name in rewards if name in ("arithmetic", "worked_sum")]
+        if sums and not str(task.answer).strip().lstrip("-").isdigit():
             raise UserError(
-                f"{row.where}: reward 'arithmetic' needs an integer in {data.answer_field!r}, got"
+                f"{row.where}: reward {sums[0]!r} needs an integer in {data.answer_field!r}, got"
                 f" {str(task.answer)[:40]!r}"
             )
     check_ids(tasks, rows, data.id_field)

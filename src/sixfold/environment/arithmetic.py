@@ -22,7 +22,7 @@ from .grade import Grade, right_or_wrong
 TraceForm = Literal["columns", "running", "answer"]
 
 _NUMBER = re.compile(r"[-−－]?\d+(?:[.,．，]\d+)*")
-_WORKED = re.compile(r"(?:[0-9]+(?:\+[0-9]+)+=[0-9]+;)*#[0-9]+")
+_WORKED = re.compile(r"(?:[0-9]+(?:\+[0-9]+)+=[0-9]+;)*#-?[0-9]+")
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
