@@ -109,6 +109,7 @@ def test_settings_metrics_and_commands_exist(page: Path) -> None:
     for verb in re.findall(r"(?:^    |`)(?:\.venv/bin/)?sixfold ([a-z]+)", text, re.MULTILINE):
         assert verb in verbs(), f"sixfold {verb}: no such command"
     for flag in re.findall(r"--([a-z_]+(?:\.[a-z_]+)+)", text):
+        flag = re.sub(r"^stages\.\w+\.", "", flag)  # of one stage
         assert flag == "section.key" or flag in knobs(), f"--{flag}: no such setting"
 
 

@@ -68,7 +68,10 @@ class Artifact:
         now = deciding_settings(stage)
         changed = [key for key, value in now.items() if value != self.settings.get(key, value)]
         if changed:
-            shown = [f"{key} {self.settings[key]!r} -> {now[key]!r}" for key in changed]
+            asked = {"run.steps": stage.row.steps or "run.steps"}  # as the user sets it
+            shown = [
+                f"{asked.get(key, key)} {self.settings[key]!r} -> {now[key]!r}" for key in changed
+            ]
             more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
             return f"its settings have changed: {', '.join(shown[:3])}{more}"
         other = [name for name, found in inputs.items() if found != self.inputs.get(name)]
