@@ -233,3 +233,46 @@ def test_wrong_flags_for_stages_are_refused(flag: str, said: str) -> None:
 
 def test_flags_of_a_stage_need_stages() -> None:
     assert "stages" in refused(HEAD, "--stages.sft.sft.steps=3")
+
+
+EVALUATED = """\
+run.name = "p"
+data.source = "SOURCE"
+
+[[stages]]
+kind = "pretrain"
+pretrain.steps = 1
+
+[[stages]]
+kind = "sft"
+name = "chat"
+sft.steps = 1
+data.source = "chat.jsonl"
+"""
+SAMPLED = """\
+[[stages]]
+kind = "sample"
+data.source = "sums.jsonl"
+
+[[stages]]
+kind = "sft"
+name = "again"
+sft.steps = 1
+data.source = "stage:sample"
+"""
+
+
+def test_other_rows_are_evaluated_on_the_tasks_of_the_recipe_if_it_has_some() -> None:
+    texts = staged(EVALUATED.replace("SOURCE", "corpus.txt"))
+    assert [texts.evaluated_on(stage) for stage in texts.stages] == [None, None]
+    with pytest.raises(UserError, match=r"p.toml, stage 'chat': neither .* sixfold eval RECIPE"):
+        texts.evaluation("chat", "p.toml")
+    tasks = staged(EVALUATED.replace("SOURCE", "sums.jsonl") + SAMPLED)
+    found = {stage.name: tasks.evaluated_on(stage) for stage in tasks.stages}
+    assert found["chat"] == found["again"] == found["sample"] == tasks.base.data
+    assert found["pretrain"] is None  # it trains on those rows as texts
+    recipe = tasks.evaluation("again", "p.toml")
+    assert recipe.data == tasks.base.data and recipe.data.trace_field == ""
+    own = staged(EVALUATED.replace("SOURCE", "sums.jsonl") + SAMPLED + "data.heldout = 3\n")
+    data = own.evaluated_on(own.stages[-1])
+    assert data and (data.source, data.heldout) == ("stage:sample", 3)
