@@ -237,7 +237,7 @@ class StagedRecipe:
                 f"{where}, stage '{name}': neither it nor [data] of the recipe has tasks, so there"
                 " is nothing to solve. Name a recipe with tasks: sixfold eval RECIPE RUN"
             )
-        return self.planned(name, where).model_copy(update={})
+        return self.planned(name, where).model_copy(update={"data": data})
 
     def planned(self, name: str, where: str) -> Recipe:
         """The recipe of a stage, with the sizes of the model that it will get.
