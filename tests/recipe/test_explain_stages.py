@@ -134,6 +134,17 @@ def test_a_supervised_stage_says_nothing_of_rl(
     assert text.startswith("model        of stage again, with an adapter of rank 4;")
 
 
+def test_passes_and_the_schedule_of_sft_are_those_of_the_recipe(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = TEXT.replace("sft.steps = 20", 'sft.epochs = 2\nsft.schedule = "cosine"')
+    (folder / "p.toml").write_text(longer)
+    explain.run(["p.toml:chat"])
+    text = capsys.readouterr().out
+    assert "2 passes over the examples, 64 examples at a time" in text
+    assert "learning rate 0.0002 (cosine, 10 warm-up steps)" in text
+
+
 def test_a_prompt_is_shown_of_one_stage(folder: Path) -> None:
     with pytest.raises(UserError, match=r"--render: name a stage, p\.toml:rl"):
         explain.run(["p.toml", "--render"])

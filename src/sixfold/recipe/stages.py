@@ -63,35 +63,35 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "pretrain": Kind(
-        "predict the next token of texts",
-        "model",
-        "sixfold.stages.pretrain:PretrainKind",
-        ("pretrain",),
-        "pretrain.steps",
-        "texts",
-        "cross-entropy of every token of a window but the first",
+        purpose="predict the next token of texts",
+        makes="model",
+        spec="sixfold.stages.pretrain:PretrainKind",
+        sections=("pretrain",),
+        steps="pretrain.steps",
+        reads="texts",
+        loss="cross-entropy of every token of a window but the first",
     ),
     "sft": Kind(
-        "train on worked solutions or conversations",
-        "model",
-        "sixfold.stages.sft:SftKind",
-        ("sft",),
-        "sft.steps",
-        "solutions",
-        "cross-entropy of the replies; prompts are only read",
+        purpose="train on worked solutions or conversations",
+        makes="model",
+        spec="sixfold.stages.sft:SftKind",
+        sections=("sft",),
+        steps="sft.steps",
+        reads="solutions",
+        loss="cross-entropy of the replies; prompts are only read",
         epochs="sft.epochs",
     ),
     "sample": Kind(
-        "sample completions and keep the good ones as a dataset",
-        "dataset",
-        "sixfold.stages.sample:SampleKind",
-        ("sample",),
-        "",
+        purpose="sample completions and keep the good ones as a dataset",
+        makes="dataset",
+        spec="sixfold.stages.sample:SampleKind",
+        sections=("sample",),
+        steps="",
     ),
     "rl": Kind(
-        "train by reinforcement learning on sampled completions",
-        "model",
-        "sixfold.stages.rl:RlKind",
+        purpose="train by reinforcement learning on sampled completions",
+        makes="model",
+        spec="sixfold.stages.rl:RlKind",
     ),
 }
 
@@ -508,15 +508,10 @@ def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, i
 def _loads_sampled(sampled: Stage) -> dict[str, Any]:
     """Settings of [data] for the dataset of a stage: nothing of the recipe's own form is left."""
     data = sampled.recipe.data
-    fields = type(data).model_fields
-    found = {
-        key: fields[name].default
-        for key in knobs()
-        if key.startswith("data.") and (name := key.removeprefix("data.")) in fields
-    }
     form = "continued" if data.prefill else data.prompt_form
+    found = {knob.name: knob.default for knob in knobs().values() if knob.section == "data"}
     found |= dataset_settings(REFERENCE + sampled.name, form)
-    return {f"data.{name.removeprefix('data.')}": value for name, value in found.items()}
+    return {f"data.{name}": value for name, value in found.items()}
 
 
 def _check_own(key: str, kind: str, where: str) -> None:

@@ -135,15 +135,17 @@ def _steps(stage: Stage) -> str:
             f" {rollout.samples_per_prompt} completions"
         )
     examples = recipe.pretrain if "pretrain" in row.sections else recipe.sft
-    return f"{recipe.run.steps} of {examples.examples_per_step} {_EXAMPLES[row.reads]}"
+    each = f"{examples.examples_per_step} {_EXAMPLES[row.reads]}"
+    if row.epochs and (epochs := recipe.sft.epochs):
+        return f"{epochs} passes over the examples, {each} at a time"
+    return f"{recipe.run.steps} of {each}"
 
 
 def _training_fact(stage: Stage) -> Fact:
     own = stage.recipe.pretrain if "pretrain" in stage.row.sections else stage.recipe.sft
-    schedule = stage.recipe.pretrain.schedule if own is stage.recipe.pretrain else "constant"
     return Fact(
         "training",
-        f"AdamW, learning rate {own.learning_rate:g} ({schedule}, {own.warmup_steps} warm-up"
+        f"AdamW, learning rate {own.learning_rate:g} ({own.schedule}, {own.warmup_steps} warm-up"
         f" steps), weight decay {own.weight_decay:g}",
     )
 
