@@ -116,6 +116,17 @@ def test_a_stage_without_an_artifact_goes_on_from_its_last_checkpoint(
     assert result(run) == result(whole)
 
 
+@pytest.mark.slow
+def test_a_checkpoint_that_a_kill_has_left_is_deleted(run: Path, whole: Path, place: Path) -> None:
+    """As after a kill between the last save and the deletion of what is not kept."""
+    stage = run / "stages" / "second"
+    for name in ("artifact.json", "summary.json", "drift.json"):
+        (stage / name).unlink()
+    shutil.copytree(stage / "checkpoints" / "step-000002", stage / "checkpoints" / "step-000000")
+    assert train_stages(staged(place), resume=run) == 0
+    assert result(run) == result(whole)
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", range(40))

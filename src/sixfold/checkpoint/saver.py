@@ -134,6 +134,15 @@ class Saver:
             self._tolerate(lambda: together(self._ranks, job))
         return path
 
+    def prune(self) -> None:
+        """Delete the checkpoints that are not kept. A killed process may have left one.
+
+        `best` must know the steps before a resume.
+        """
+        if self._ranks.rank == 0:
+            spared = self._best.among(list_checkpoints(self.checkpoints))
+            prune(self.checkpoints, self._settings.keep, spared)
+
     def check(self) -> None:
         """Report a failed save in the background.
 

@@ -349,7 +349,9 @@ class Training:
         else:
             self.work.begin(context, self.assembly, checkpoint)
         monitors.start(context.state.before, read_metrics(context.folder.metrics))
-        if not stage:
+        if stage:
+            context.saver.prune()
+        else:
             stage = self._stage()
             stage.save(required=True)
         ending = None
