@@ -247,6 +247,14 @@ def test_a_solution_never_spells_a_special_token() -> None:
         ]
 
 
+@pytest.mark.parametrize("text", [">", "end", "d|>", "|", "<"])
+def test_a_solution_may_be_a_part_of_the_end_tokens_text(text: str) -> None:
+    tokenizer = character_tokenizer("abdegn<|>+")
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    c = Renderer(tokenizer, [end])
+    assert c.solution(Task("1", "a", trace=text)) == [*c.plain(text), end]
+
+
 def test_a_solution_ends_as_the_template_and_tokenizer_allow() -> None:
     """A tokenizer without an end token: the template's token, its text, or nothing."""
     for template, end in [

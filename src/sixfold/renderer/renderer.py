@@ -292,7 +292,9 @@ class Renderer:
         prompt = self._template(task, messages)
         turn = self._turn(task, prompt, messages, solution)
         ids = self._continuation(prompt, turn)
-        at = turn.rfind(solution.strip())
+        # Not within the text of the end token: a solution may be a part of that.
+        closed = next((e for e in self._end_texts if turn.rstrip().endswith(e)), "")
+        at = turn.rfind(solution.strip(), 0, len(turn.rstrip()) - len(closed))
         said = turn[: at + len(solution.strip())]
         # The template's text before the solution may contain end tokens too: skip those.
         before = [] if at == 0 else self._special.encode_rendered([said])[0]
@@ -304,6 +306,11 @@ class Renderer:
         if self._end_tokens and not self._turn_end.tokens:
             return ids + self._end_tokens
         return self._continuation(prompt, said) + self.turn_end_tokens
+
+    @cached_property
+    def _end_texts(self) -> list[str]:
+        """Texts of the tokens at which sampling stops, the longest first."""
+        return sorted(map(self.piece, self._ends), key=len, reverse=True)
 
     @property
     def turn_end_tokens(self) -> list[int]:
