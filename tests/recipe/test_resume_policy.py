@@ -28,7 +28,7 @@ def test_changes_are_listed_or_refused() -> None:
     warm = parse_recipe("sft.steps = 7", "test")
     assert allowed_changes(saved, warm, warming_up=True) == ["sft.steps 0 -> 7"]
     with pytest.raises(
-        UserError, match=r"sft\.steps cannot change from 0 to 7 on resume: the warm-up is over"
+        UserError, match=r"sft\.steps cannot change from 0 to 7 on resume: the finished SFT steps"
     ):
         allowed_changes(saved, warm, warming_up=False)
 

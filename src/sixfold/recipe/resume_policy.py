@@ -18,7 +18,7 @@ from .schema import Recipe
 ADAPTED = "the checkpoint has state that was adapted under this setting"
 STATE = "the optimizer state in the checkpoint was written for this setting"
 SAMPLER = "it decides whether the checkpoint contains the sampler's weights"
-WARM_UP = "the warm-up is over"
+SFT = "the finished SFT steps were made under it"
 TOKENS_DECIDE = "the tokens of the prompts are compared: a template that changes them is refused"
 
 FIXED: dict[str, str] = {
@@ -37,7 +37,7 @@ FIXED: dict[str, str] = {
     "reference.path": "the finished steps used this reference model",
     "sync": SAMPLER,
     "pretrain": "the windows and learning rates of the finished steps come from it",
-    "sft": WARM_UP,
+    "sft": SFT,
 }
 """Setting or section -> reason why a resumed run cannot change it."""
 
