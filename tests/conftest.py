@@ -109,6 +109,8 @@ FILES: Counter[str] = Counter()
 """Seconds of the daily tests of a file, with their fixtures. It has every file that was run."""
 SECONDS: Counter[str] = Counter()
 """Seconds of daily tests, without fixtures."""
+FAILED: set[str] = set()
+"""Files with a test that has failed."""
 
 
 @cache
@@ -136,7 +138,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--note-passed",
         action="store_true",
-        help="write tests/seconds.json, and if all pass, tests/lanes.json",
+        help="write tests/seconds.json, and the files that pass to tests/lanes.json",
     )
 
 
@@ -144,7 +146,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Properties draw the same examples every day, and a third of them; new ones in test-all."""
     if config.getoption("--note-passed") and not hasattr(config, "workerinput"):
         if config.getoption("--daily") or config.getoption("-m") or config.getoption("-k"):
-            raise pytest.UsageError("--note-passed notes that every test has passed")
+            raise pytest.UsageError("--note-passed needs every test of a file")
+        if any("::" in given for given in config.args):
+            raise pytest.UsageError("--note-passed needs every test of a file: name the file")
         config.stash[BEFORE] = lanes.fingerprints()
     # How fast examples are drawn depends on what else the machine does.
     slow = [HealthCheck.too_slow]
@@ -156,7 +160,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     daily = 0.0 if "nightly" in report.keywords else report.duration
-    FILES[report.nodeid.partition("::")[0]] += daily
+    file = report.nodeid.partition("::")[0]
+    FILES[file] += daily
+    if report.failed:
+        FAILED.add(file)
     if report.when == "call":
         SECONDS[report.nodeid] += daily
 
@@ -164,19 +171,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Runs last in the process that distributes tests: it has the reports of all."""
     noted = session.config.stash.get(BEFORE, None)
-    if noted is None:
+    if noted is None or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return
-    if missing := {f"tests/{name}" for name in noted} - set(FILES):
-        raise pytest.UsageError(f"--note-passed: {len(missing)} files have not been run")
-    longest = {
-        name: round(seconds, 1)
-        for found, least in ((FILES, 5.0), (SECONDS, 2.0))
-        for name, seconds in found.most_common()
-        if seconds >= least
-    }
-    (lanes.HERE / "seconds.json").write_text(json.dumps(longest, indent=2) + "\n")
-    if not exitstatus:
-        lanes.note(noted)
+    lanes.note(noted, run=set(FILES), failed=FAILED, every=exitstatus == pytest.ExitCode.OK)
+    if set(FILES) >= {f"tests/{name}" for name in noted}:
+        longest = {
+            name: round(seconds, 1)
+            for found, least in ((FILES, 5.0), (SECONDS, 2.0))
+            for name, seconds in found.most_common()
+            if seconds >= least
+        }
+        (lanes.HERE / "seconds.json").write_text(json.dumps(longest, indent=2) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,9 +2,9 @@
 
     python tests/lanes.py              when `make test-all` passed last, and what has changed since
 
-`make test-all` runs every test. When all have passed, it writes into lanes.json, for each test file
-under `LANES`, a hash of the file and of all that it imports, directly or not. `make test` runs the
-file again once the hash differs.
+`make test-all` runs every test. Then it writes into lanes.json, for each test file under `LANES`
+whose tests have all passed, a hash of the file and of all that it imports, directly or not. `make
+test` runs the file again once the hash differs.
 """
 
 from __future__ import annotations
@@ -195,16 +195,28 @@ def unchanged() -> set[Path]:
     return {HERE / name for name, found in fingerprints().items() if passed.get(name) == found}
 
 
-def note(files: dict[str, str]) -> None:
-    """Write down that all tests have passed, and the fingerprints with which they did."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
-    )
-    record = {
-        "passed": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit.stdout.strip(),
-        "files": files,
-    }
+def note(found: dict[str, str], run: set[str], failed: set[str], every: bool) -> None:
+    """Write down which files have passed, and the fingerprints with which they did.
+
+    Args:
+        found: fingerprints of the files under `LANES`, by path below tests.
+        run: files whose tests were run, by path.
+        failed: those with a failure.
+        every: no test has failed.
+    """
+    earlier = _record()
+    kept = {name: was for name, was in earlier["files"].items() if name in found}
+    record = {**earlier, "files": kept}
+    for name, now in found.items():
+        if f"tests/{name}" in failed:
+            kept.pop(name, None)
+        elif f"tests/{name}" in run:
+            kept[name] = now
+    if every and run >= {f"tests/{name}" for name in found}:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
+        )
+        record |= {"passed": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit.stdout.strip()}
     FILE.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -55,7 +55,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(lanes, "FILE", tmp_path / "tests/lanes.json")
     monkeypatch.setattr(lanes, "LANES", ("unit",))
     assert lanes.unchanged() == set()
-    lanes.note(lanes.fingerprints())
+    found = lanes.fingerprints()
+    lanes.note(found, {f"tests/{name}" for name in found}, set(), every=True)
     assert {path.name for path in lanes.unchanged()} == TESTS
     return tmp_path
 
@@ -88,6 +89,14 @@ def test_a_file_runs_again_when_something_that_it_tests_changes(name: str, proje
     file = project / name
     file.write_text((file.read_text() if file.is_file() else "") + "\n")
     assert TESTS - {path.name for path in lanes.unchanged()} == CHANGES[name]
+
+
+def test_what_has_passed_stays_noted_when_other_files_fail(project: Path) -> None:
+    (project / "src/sixfold/other/alone.py").write_text("changed = 1\n")
+    found = lanes.fingerprints()
+    run = {f"tests/unit/{name}" for name in ("test_alone.py", "test_a.py")}
+    lanes.note(found, run, {"tests/unit/test_a.py"}, every=False)
+    assert {path.name for path in lanes.unchanged()} == {"test_alone.py", "test_docs.py"}
 
 
 def test_a_record_of_other_files_leaves_nothing_out(project: Path) -> None:

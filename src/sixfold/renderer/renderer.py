@@ -20,7 +20,7 @@ from .replies import ReplyWriter, WrittenReply
 from .shortest_encoding import ShortestEncoding, longest_token
 from .special_texts import SpecialTexts
 from .suffix import Reply, Suffix, SuffixEncoder
-from .task_prompt import bare_text, refusal_error, rendered_prompt, task_messages
+from .task_prompt import bare_text, refusal_error, rendered_prompt, solution_text, task_messages
 from .text_stream import REPLACEMENT, CompletionText
 from .think import continued_block, opened_block
 from .token_bytes import TokenBytes
@@ -278,14 +278,7 @@ class Renderer:
         Raises:
             UserError: the solution has several replies, or the answer is no text.
         """
-        text = task.worked
-        if isinstance(text, tuple):
-            raise UserError(
-                f"task {task.id} has a solution of several replies, which needs an environment of"
-                " several turns. Set environment.episode"
-            )
-        if task.prefill and text.lstrip().startswith(task.prefill.strip()):
-            text = text.lstrip().removeprefix(task.prefill.strip())
+        text = solution_text(task)
         if not self.has_template or task.form == "rendered":
             return self.plain(text) + self._end_tokens
         messages, solution = self._messages(task), self._special.mark(text)

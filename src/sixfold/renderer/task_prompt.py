@@ -114,3 +114,20 @@ def bare_text(task: Task) -> str:
             f"{start} empty"
         )
     return task.prompt
+
+
+def solution_text(task: Task) -> str:
+    """The task's worked solution, or else its answer, without the prefill that it repeats.
+
+    Raises:
+        UserError: the solution has several replies, or the answer is no text.
+    """
+    text = task.worked
+    if isinstance(text, tuple):
+        raise UserError(
+            f"task {task.id} has a solution of several replies, which needs an environment of"
+            " several turns. Set environment.episode"
+        )
+    if task.prefill and text.lstrip().startswith(task.prefill.strip()):
+        return text.lstrip().removeprefix(task.prefill.strip())
+    return text
