@@ -14,7 +14,7 @@ from sixfold.types import Task
 from .adapters.gymnasium_env import gymnasium_tasks
 from .adapters.openenv_env import openenv_notes, openenv_tasks
 from .adapters.verifiers_env import verifiers_tasks
-from .code.short_functions import function_tasks
+from .code.short_functions import function_tasks, number_of_functions
 from .gym import gym_tasks
 from .search.fact_tasks import MOST_TASKS, fact_tasks
 from .sql.bookshop_tasks import bookshop_tasks
@@ -27,7 +27,9 @@ SHOPS = 8_000
 
 
 def code_functions(data: DataConfig, seed: int) -> list[Task]:
-    return function_tasks(data.limit or GENERATED_TASKS, seed=seed)
+    parts = data.code_functions.parts
+    count = data.limit or min(GENERATED_TASKS, number_of_functions(parts))
+    return function_tasks(count, parts=parts, seed=seed)
 
 
 def reasoning_gym(data: DataConfig, seed: int) -> list[Task]:

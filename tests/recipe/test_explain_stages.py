@@ -70,6 +70,18 @@ def blocks(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def test_the_time_of_a_stage_is_that_of_the_run_of_the_recipe(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder / "runs/p"
+    run.mkdir(parents=True)
+    (run / "stages.json").write_text('[{"stage": "chat", "seconds": 83.2}]')
+    assert explain.run(["p.toml"]) == 0
+    found = blocks(capsys.readouterr().out)
+    assert found["chat"]["time"] == "1:23 in runs/p"
+    assert found["pretrain"]["time"] == "known after its first steps, or from a run of it"
+
+
 def test_each_stage_has_its_model_data_loss_steps_and_users(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -276,3 +276,53 @@ def test_other_rows_are_evaluated_on_the_tasks_of_the_recipe_if_it_has_some() ->
     own = staged(EVALUATED.replace("SOURCE", "sums.jsonl") + SAMPLED + "data.heldout = 3\n")
     data = own.evaluated_on(own.stages[-1])
     assert data and (data.source, data.heldout) == ("stage:sample", 3)
+
+
+DISTILLED = """\
+[model]
+path = "student"
+revision = "abc"
+[model.lora]
+rank = 4
+
+[[stages]]
+kind = "distill"
+name = "small"
+teacher = "big"
+data.arithmetic.terms = 3
+rollout.temperature = 0.5
+sample.samples = 6
+sft.steps = 9
+"""
+
+
+def test_distillation_samples_the_teacher_and_trains_the_student_on_what_is_kept() -> None:
+    answers, small = staged(DISTILLED).stages
+    assert [(s.kind, s.name) for s in (answers, small)] == [
+        ("sample", "small-answers"),
+        ("sft", "small"),
+    ]
+    assert (answers.recipe.model.path, answers.recipe.model.revision) == ("big", "")
+    assert (small.recipe.model.path, small.recipe.model.revision) == ("student", "abc")
+    assert answers.recipe.sample.samples == 6 and answers.recipe.data.arithmetic.terms == 3
+    assert answers.recipe.rollout.temperature == small.recipe.rollout.temperature == 0.5
+    assert small.inputs == [("data.source", "small-answers")] and small.recipe.run.steps == 9
+    assert staged(staged(DISTILLED).dump()) == staged(DISTILLED)
+
+
+def test_a_flag_reaches_the_part_of_a_distillation_that_has_it() -> None:
+    answers, small = staged(
+        DISTILLED, "--stages.small.sample.samples=3", "--stages.small.sft.steps=2"
+    ).stages
+    assert answers.recipe.sample.samples == 3 and small.recipe.run.steps == 2
+
+
+def test_a_distillation_that_cannot_be_is_refused() -> None:
+    without = DISTILLED.replace('teacher = "big"\n', "")
+    assert "p.toml, line 7, stage 'small' has no teacher: name the model" in refused(without)
+    assert "has teacher = 3" in refused(DISTILLED.replace('"big"', "3"))
+    assert "no earlier stage has this name" in refused(DISTILLED.replace("big", "stage:bag"))
+    assert "'small-answers' is the name of another stage, and of the answers of 'small'" in refused(
+        DISTILLED + '[[stages]]\nkind = "sft"\nname = "small-answers"\nsft.steps = 1\n'
+    )
+    assert "unknown key 'teacher'" in refused(DISTILLED.replace("distill", "sft"))

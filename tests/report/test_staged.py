@@ -58,7 +58,19 @@ def test_shares_of_verdicts_have_a_table() -> None:
 def test_rows_of_earlier_releases_and_of_one_source_have_the_stage_table_alone() -> None:
     old = {"stage": "a", "kind": "sft", "heldout": 0.5, "low": 0.4, "high": 0.6, "seconds": 61.0}
     (table,) = stage_tables([old, row("b", "a")])
-    assert table.rows[0] == ["a", "sft", "50.0%", "40.0% to 60.0%", "—", "—", "—", "1:01"]
+    assert table.columns == ["stage", "kind", "held-out", "95% interval", "time"]
+    assert table.rows == [
+        ["a", "sft", "50.0%", "40.0% to 60.0%", "1:01"],
+        ["b", "sft", "—", "—", "—"],
+    ]
+
+
+def test_a_loss_on_conversations_has_a_column() -> None:
+    (table,) = stage_tables([row("a", "", loss=1.25)])
+    assert (table.columns, table.rows) == (
+        ["stage", "kind", "held-out loss"],
+        [["a", "sft", "1.25"]],
+    )
 
 
 def test_page_and_screen_show_all_tables_and_the_result_of_the_pre_flight(tmp_path: Path) -> None:

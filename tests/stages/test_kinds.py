@@ -185,3 +185,29 @@ def test_conversations_are_trained_and_measured_without_tasks(tmp_path: Path) ->
     source.write_text(source.read_text().replace("#2", "#3"))
     with pytest.raises(UserError, match="was trained on other examples"):
         train_stages(parse_staged(text, "p.toml", only), resume=tmp_path / "p")
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_the_answers_of_a_teacher(whole: Path, place: Path) -> None:
+    teacher = whole / "stages/worked/checkpoints/step-000060/model"
+    text = f"""
+run.name = "distilled"
+
+[[stages]]
+kind = "distill"
+teacher = "{teacher}"
+sample.samples = 4
+sample.tasks = 12
+sample.keep = "best"
+sft.steps = 4
+sft.learning_rate = 1e-2
+"""
+    asked = [*flags(place), "--stages.distill.model.scratch.layers", "2"]
+    assert train_stages(parse_staged(text, "p.toml", asked)) == 0
+    run = place / "distilled"
+    sampler = load_policy(ModelConfig(path=str(teacher)), seed=0, device="cpu")
+    assert summary(run, "distill-answers")["model"] == weights_hash(sampler)
+    losses = [line["heldout/loss"] for line in result_of(run, "distill") if "heldout/loss" in line]
+    assert losses == sorted(losses, reverse=True) and len(losses) == 2
+    student = next((run / "stages/distill").glob("checkpoints/*/model/config.json"))
+    assert json.loads(student.read_bytes())["num_hidden_layers"] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..checkpoint.model_source import with_model_folders
 from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option
@@ -12,6 +13,7 @@ from ..recipe.explain import explain
 from ..recipe.explain.stages import overview
 from ..recipe.plan import make_plan
 from ..recipe.toml import load_staged, split_stage
+from ..report.staged import stage_times
 from ..report.untrusted import visible
 from ..run.recipe_environment import check_names
 from ..stages.plans import stage_plans
@@ -43,7 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     if staged.stages and not stage:
         if given.render:
             raise UserError(f"--render: name a stage, {file}:{staged.stages[-1].name}")
-        print(visible(overview(staged, stage_plans(staged, file), file)))
+        times = stage_times(Path(staged.base.run.dir) / staged.base.run.name)
+        print(visible(overview(staged, stage_plans(staged, file), file, times)))
         return 0
     recipe = with_model_folders(staged.planned(name, file) if name else staged.base)
     plan = make_plan(recipe)

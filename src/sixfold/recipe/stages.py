@@ -20,6 +20,7 @@ from ..environment.episodes import library_of
 from ..environment.registry import SOURCES
 from ..errors import UserError, nearest
 from ..plugins import Registered
+from .distill import DISTILL, TEACHER, distill_stages
 from .dump import dump_recipe, flat, toml_literal
 from .keys import check_keys
 from .knobs import knobs, sections
@@ -100,8 +101,8 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 
 
 def kind_names() -> list[str]:
-    """Names of all kinds."""
-    return [*KINDS, *OTHER_KINDS]
+    """Names of all kinds that a recipe may name."""
+    return [*KINDS, DISTILL, *OTHER_KINDS]
 
 
 def kind_row(name: str) -> Kind:
@@ -360,7 +361,16 @@ def read_stages(
                     f" --{STAGES}.{name}.{key} for this stage"
                 )
         own |= for_one[name]
-        stages.append(_stage(asked, table["kind"], name, for_all, own, stages, file, place))
+        parts = [(table["kind"], name, own)]
+        if table["kind"] == DISTILL:
+            parts = distill_stages(name, own, table.get(TEACHER), f"{place('')}, stage '{name}'")
+        for kind, part, settings in parts:
+            if part in names[number + 1 :] or part in names[:number]:
+                raise UserError(
+                    f"stages: '{part}' is the name of another stage, and of the answers of"
+                    f" '{name}'. Rename one ({place('name')})"
+                )
+            stages.append(_stage(asked, kind, part, for_all, settings, stages, file, place))
     return StagedRecipe(base, tuple(stages))
 
 
@@ -412,7 +422,8 @@ def _flags_by_stage(given: Mapping[str, Any], names: Sequence[str]) -> dict[str,
 
 def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
     """Settings of a stage's table by dotted key."""
-    tree = {key: value for key, value in table.items() if key not in ("kind", "name")}
+    beside = ("kind", "name", *((TEACHER,) if table["kind"] == DISTILL else ()))
+    tree = {key: value for key, value in table.items() if key not in beside}
     if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
         tree["model"] = {"path": model}
     check_keys(tree, place)
@@ -454,7 +465,10 @@ def _stage(
         _check_own(key, kind, where)
     models = [stage.name for stage in earlier if stage.row.makes == "model"]
     continues = {}
-    if models and not any(key.startswith(("model.path", "model.scratch")) for key in own):
+    if "model.path" in own:
+        if "model.revision" not in {**for_all, **own}:  # that of [model] is of another model
+            continues = {"model.revision": ""}
+    elif models and not any(key.startswith(("model.path", "model.scratch")) for key in own):
         continues = {"model.path": REFERENCE + models[-1], "model.revision": ""}
 
     def given_at(key: str) -> str:

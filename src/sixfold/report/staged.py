@@ -24,7 +24,10 @@ TABLE = "stages.json"
 """File of the stage table in a run's folder."""
 
 _NONE = "—"
-COLUMNS = ("stage", "kind", "held-out", "95% interval", "KL to start", "reward", "tokens", "time")
+COLUMNS = (
+    *("stage", "kind", "held-out", "95% interval", "held-out loss", "KL to start", "reward"),
+    *("tokens", "time"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,16 @@ def read_table(run_dir: Path) -> list[Mapping[str, Any]]:
     return rows
 
 
+def stage_times(run_dir: Path) -> dict[str, str]:
+    """Time that each finished stage of a run took. Empty if there is no such run.
+
+    Raises:
+        UserError: as `read_table`.
+    """
+    rows = read_table(run_dir) if is_staged(run_dir) else []
+    return {str(row["stage"]): clock(row["seconds"]) for row in rows if _known(row["seconds"])}
+
+
 def cells(row: Mapping[str, Any]) -> list[str]:
     """A row of the table as text. What was not measured is a dash."""
     low, high = row.get("low"), row.get("high")
@@ -90,6 +103,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         str(row.get("kind", "")),
         _shown(row.get("heldout"), percent),
         _NONE if low is None or high is None else percent_range(low, high),
+        _shown(row.get("loss"), number),
         _shown(row.get("kl"), number),
         _shown(row.get("reward"), number),
         number(tokens) if tokens else _NONE,
@@ -101,11 +115,11 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 def stage_tables(rows: Sequence[Mapping[str, Any]]) -> list[StageTable]:
     """The stage table, held-out accuracy by source, and verdicts of held-out completions.
 
-    What no stage has measured has no table. Below the accuracies by source are the differences of
-    stages of one kind that started from the same model.
+    What no stage has measured has no table and no column. Below the accuracies by source are the
+    differences of stages of one kind that started from the same model.
     """
     found = [
-        StageTable("Stages", COLUMNS, [cells(row) for row in rows]),
+        _measured("Stages", COLUMNS, [cells(row) for row in rows]),
         _shares("Held-out tasks solved, by source", "sources", rows, _differences(rows)),
         _shares("Held-out completions, by verdict", "verdicts", rows, missing=percent(0.0)),
     ]
@@ -132,6 +146,14 @@ def render_staged(run_dir: Path) -> str:
         tables=stage_tables(rows),
         stages=[_view(run_dir, row) for row in rows],
         recipe=_recipe(run_dir),
+    )
+
+
+def _measured(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> StageTable:
+    """The columns that have a value in some row."""
+    kept = [at for at in range(len(columns)) if any(row[at] != _NONE for row in rows)]
+    return StageTable(
+        title, [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
     )
 
 

@@ -237,14 +237,25 @@ class SupervisedLog(StepLog):
         self._last.mark(replace(context.state_now(), unlogged=unfinished(metrics)))
         self.close_step(step, metrics, trainer.version)
 
+    def close_step(self, step: int, metrics: Metrics, version: int) -> None:
+        recipe = self._assembly.recipe
+        due = recipe.eval.every and step % recipe.eval.every == 0
+        if step == recipe.run.steps and not due:  # the tasks are solved after the last step anyway
+            metrics |= self._heldout_loss()
+        super().close_step(step, metrics, version)
+
     def evaluated(self, step: int, version: int) -> tuple[Metrics, str]:
         found, warning = super().evaluated(step, version) if super().heldout else ({}, "")
-        if heldout := self._examples.heldout:
-            nats, tokens = heldout_loss(self._assembly, heldout)
-            found = {**found, "heldout/loss": nats / tokens}
-            if size := self._examples.heldout_bytes:
-                found["heldout/bits_per_byte"] = bits_per_byte(nats, size)
-        return found, warning
+        return {**found, **self._heldout_loss()}, warning
+
+    def _heldout_loss(self) -> Metrics:
+        if not (heldout := self._examples.heldout):
+            return {}
+        nats, tokens = heldout_loss(self._assembly, heldout)
+        found: Metrics = {"heldout/loss": nats / tokens}
+        if size := self._examples.heldout_bytes:
+            found["heldout/bits_per_byte"] = bits_per_byte(nats, size)
+        return found
 
 
 def heldout_loss(assembly: Assembly, examples: Sequence[Group]) -> tuple[float, int]:

@@ -144,24 +144,29 @@ class ShortFunction:
         return {"args": [xs, k], "expected": self.value(xs, k)}
 
 
-def function_tasks(count: int, *, seed: int) -> list[Task]:
+def function_tasks(count: int, *, parts: int = 0, seed: int) -> list[Task]:
     """Make tasks of different functions. The same arguments give the same list.
 
     Args:
         count: number of tasks.
+        parts: parts of each function: 1 (what is returned) to 3. 0: any number of them.
         seed: random seed of the functions and of their tests.
 
     Raises:
         UserError: if fewer than `count` functions exist.
     """
-    if count > (most := _possible()):
-        raise UserError(f"data.limit = {count}: code_functions has {most} tasks. Lower it")
+    if count > (most := number_of_functions(parts)):
+        of = f" with data.code_functions.parts = {parts}" if parts else ""
+        raise UserError(f"data.limit = {count}: code_functions has {most} tasks{of}. Lower it")
     rng = random.Random(f"code_functions/{seed}")
     drawn: dict[str, ShortFunction] = {}
     while len(drawn) < count:
-        parts = (rng.choice(KEPT), rng.choice(COMPUTED), rng.choice(RETURNED))
-        function = ShortFunction(*parts, rng.choice(CONSTANTS), rng.choice(CONSTANTS))
-        drawn.setdefault(function.words, function)
+        kept, computed = rng.choice(KEPT), rng.choice(COMPUTED)
+        returned = rng.choice(RETURNED)
+        constants = rng.choice(CONSTANTS), rng.choice(CONSTANTS)
+        if parts in (0, _parts(kept, computed)):
+            function = ShortFunction(kept, computed, returned, *constants)
+            drawn.setdefault(function.words, function)
     return [_task(function, rng) for function in drawn.values()]
 
 
@@ -177,9 +182,20 @@ def _task(function: ShortFunction, rng: random.Random) -> Task:
     )
 
 
-def _possible() -> int:
-    kept, computed = (
-        sum(len(CONSTANTS) if "{n}" in part.code else 1 for part in parts)
-        for parts in (KEPT, COMPUTED)
+def number_of_functions(parts: int = 0) -> int:
+    """Number of different functions of so many parts. 0: of any number."""
+
+    def constants(part: _Part) -> int:
+        return len(CONSTANTS) if "{n}" in part.code else 1
+
+    return len(RETURNED) * sum(
+        constants(kept) * constants(computed)
+        for kept in KEPT
+        for computed in COMPUTED
+        if parts in (0, _parts(kept, computed))
     )
-    return kept * computed * len(RETURNED)
+
+
+def _parts(kept: _Part, computed: _Part) -> int:
+    """Parts of a function: what is returned, and those that do something to the numbers."""
+    return 1 + (kept is not KEPT[0]) + (computed is not COMPUTED[0])

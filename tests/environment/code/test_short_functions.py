@@ -16,6 +16,7 @@ from sixfold_environments.code.short_functions import (
     RETURNED,
     ShortFunction,
     function_tasks,
+    number_of_functions,
 )
 
 Cases = list[dict[str, Any]]
@@ -78,3 +79,18 @@ def test_tasks_are_different_and_the_same_for_a_seed() -> None:
 def test_more_tasks_than_functions_are_refused() -> None:
     with pytest.raises(UserError, match=r"data\.limit = 10000000.*44541"):
         function_tasks(10_000_000, seed=0)
+
+
+def test_a_number_of_parts_is_a_difficulty() -> None:
+    """Of one part every function is drawn; more parts have a condition, a value, or both."""
+    counts = [number_of_functions(parts) for parts in (1, 2, 3)]
+    assert counts[0] == len(RETURNED) and sum(counts) == number_of_functions() == 44541
+    one = {task.prompt for task in function_tasks(7, parts=1, seed=0)}
+    assert one == {f"f(xs, k): {summary.words.format(each='x')}" for summary in RETURNED}
+    of = {f.words: (f.kept is not KEPT[0]) + (f.computed is not COMPUTED[0]) for f in every()}
+    for parts in (2, 3):
+        drawn = [task.prompt for task in function_tasks(900, parts=parts, seed=0)]
+        known = {of[words] for words in drawn if words in of}
+        assert known == {parts - 1}
+    with pytest.raises(UserError, match=r"data\.limit = 8: code_functions has 7 tasks with data"):
+        function_tasks(8, parts=1, seed=0)

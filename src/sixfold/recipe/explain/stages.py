@@ -18,20 +18,26 @@ from .trainer import disk_facts
 _EXAMPLES = {"texts": "windows", "solutions": "examples", "tasks": "examples"}
 
 
-def overview(staged: StagedRecipe, plans: Mapping[str, Plan], where: str) -> str:
+def overview(
+    staged: StagedRecipe, plans: Mapping[str, Plan], where: str, times: Mapping[str, str]
+) -> str:
     """One block per stage, in their order.
 
     Args:
         staged: the recipe.
         plans: the plan of each stage by its name.
         where: the recipe as the user named it.
+        times: time of each stage in the run of the recipe, as far as there is one.
     """
     run = staged.base.run
-    out = [f"{where}: {len(staged.stages)} stages, one after the other, in {run.dir}/{run.name}"]
+    folder = f"{run.dir}/{run.name}"
+    out = [f"{where}: {len(staged.stages)} stages, one after the other, in {folder}"]
     for number, stage in enumerate(staged.stages, start=1):
         plan = plans[stage.name]
         facts = [_model_fact(stage, plan), *_stage_facts(staged, stage), _size_fact(stage, plan)]
-        facts.append(_made_fact(staged, stage))
+        took = times.get(stage.name, "")
+        time = f"{took} in {folder}" if took else "known after its first steps, or from a run of it"
+        facts += [Fact("time", time), _made_fact(staged, stage)]
         out += ["", f"{number}. {stage.name} ({stage.kind}): {stage.row.purpose}", *_lines(facts)]
     out += ["", f"one stage whole: sixfold explain {where}:{staged.stages[-1].name}"]
     return "\n".join(out)
