@@ -1,8 +1,8 @@
 """SFT with the loss on the replies alone, and on every token: the same rows, steps and seeds.
 
-    python benchmarks/prompt_mask.py [--seeds 3] [--steps 300]
+    python benchmarks/prompt_mask.py [--seeds 3] [--steps 600]
 
-Rows are sums of three numbers with their steps, as pairs of prompt and completion. Both stages
+Rows are sums of five numbers with their steps, as pairs of prompt and completion. Both stages
 start from the same random weights. Prints held-out accuracy and the held-out loss of the replies.
 """
 
@@ -50,8 +50,8 @@ limit = 2000
 heldout = {heldout}
 
 [data.arithmetic]
-terms = 3
-digits = 2
+terms = 5
+digits = 1
 trace = "running"
 
 [environment]
@@ -71,7 +71,7 @@ every = 0
 
 def write_rows(path: Path, seed: int) -> None:
     """Pairs that share no sum with the held-out tasks: those are the run's own, of its seed."""
-    tasks = arithmetic_tasks(2000, terms=3, digits=2, seed=seed, trace="running")
+    tasks = arithmetic_tasks(2000, terms=5, digits=1, seed=seed, trace="running")
     rows = [{"prompt": task.prompt, "completion": task.trace} for task in tasks]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -79,7 +79,7 @@ def write_rows(path: Path, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=600)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(given.seeds):

@@ -43,6 +43,8 @@ def train(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    only: str = "",
+    first: str = "",
 ) -> Path:
     """Train, and return the folder of the run. A recipe with stages runs all of them.
 
@@ -64,6 +66,8 @@ def train(
             1e-6}.
         resume: continue the run of this name.
         overwrite: replace the run of this name.
+        only: name of a stage that is run alone, with what the others have made.
+        first: name of a stage that is made again, with all after it.
 
     Raises:
         UserError: for bad input.
@@ -107,13 +111,18 @@ def train(
                 "resume=True goes on with the run, overwrite=True replaces it: give one of them"
             )
         folder = Path(resolved.run.dir) / resolved.run.name
+        if (only or first) and not staged.stages:
+            raise UserError("only and first name a stage, but the recipe has no [[stages]]")
+        if only and first:
+            raise UserError("only runs one stage, first also those after it: give one of them")
         if staged.stages:
             objects = {"reward": reward, "environment": environment, "algorithm": algorithm}
             check_no_objects({**objects, "tasks": tasks, "heldout": heldout or None})
             stage_plans(staged, str(folder))
             from .stages.driver import train_stages
 
-            code = train_stages(staged, resume=folder if resume else None, overwrite=overwrite)
+            earlier = folder if resume else None
+            code = train_stages(staged, resume=earlier, overwrite=overwrite, only=only, first=first)
             return _ended(code, folder)
         given = None if tasks is None else checked_tasks("tasks", tasks)
         held = () if heldout is None else checked_tasks("heldout", heldout)

@@ -27,11 +27,15 @@ def test_all_stages_run_and_resume(recipe: Path) -> None:
     assert [(row["stage"], row["steps"]) for row in table] == [("sft", 2), ("rl", 1)]
     with pytest.raises(UserError, match=r"already holds a run.*resume=True, overwrite=True"):
         sixfold.train(recipe)
-    with pytest.raises(UserError, match=r"'sft' is finished.*sft.steps"):
+    with pytest.raises(UserError, match=r"'sft' is finished.*sft.steps.*again: first='sft'; or"):
         sixfold.train(recipe, resume=True)
     (folder / "stages" / "rl" / "artifact.json").unlink()
     sixfold.train(recipe, settings={"stages.sft.sft.steps": 2}, resume=True)
     assert json.loads((folder / "stages.json").read_bytes()) == table
+    sixfold.train(recipe, settings={"stages.sft.sft.steps": 3}, first="sft")
+    assert json.loads((folder / "stages.json").read_bytes())[0]["steps"] == 3
+    sixfold.train(recipe, overwrite=True, only="sft")
+    assert [row["stage"] for row in json.loads((folder / "stages.json").read_bytes())] == ["sft"]
     sixfold.train(recipe, overwrite=True)
     assert json.loads((folder / "stages.json").read_bytes())[0]["steps"] == 1
 
@@ -49,3 +53,16 @@ def test_objects_are_refused_with_the_setting_of_a_stage(
     with pytest.raises(UserError, match=rf"^{name} is given, but the recipe has stages.*{setting}"):
         sixfold.train(recipe, **{name: value})  # type: ignore[arg-type]
     assert not Path("runs").exists()
+
+
+def test_stages_are_named_for_a_recipe_that_has_them(recipe: Path) -> None:
+    for arguments, why in (
+        ({"only": "rl", "first": "sft"}, "give one of them"),
+        ({"only": "lr"}, "has no stage 'lr'"),
+        ({"first": "rl"}, r"Run it first: only='sft', or all stages"),
+    ):
+        with pytest.raises(UserError, match=why):
+            sixfold.train(recipe, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"only and first name a stage"):
+        sixfold.train("demo", only="rl")
+    assert not Path("runs/p").exists()

@@ -157,6 +157,10 @@ def _step(run: RunFolder, recorded: Sequence[int], step: int | None) -> int:
                 f"{run.path} has no trajectories: its recipe sets log.rollouts_every = 0. Resume or"
                 " repeat the run with log.rollouts_every = 1"
             )
+        if run.summary.is_file():
+            raise UserError(
+                f"{run.path} has no trajectories: it has ended, and no step of it was one of RL"
+            )
         raise UserError(
             f"{run.path} has no trajectories yet: no step of RL has ended (log.rollouts_every ="
             f" {every}). Wait for the first step"

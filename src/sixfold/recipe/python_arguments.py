@@ -20,6 +20,8 @@ from .schema import Recipe
 _COMMAND = re.compile(r"sixfold train --resume .*$")
 """The whole command. The path of the run comes last."""
 _RESUME = re.compile(r"--resume\b(?: \S*/\S*?(?=[,;:]?(?:\s|$)))?")
+_STAGE_ARGUMENTS = {"only": "only", "from": "first"}
+_STAGE = re.compile(r"--(only|from) ([\w.-]*\w)")
 _SETTING = re.compile(r"--([a-z_]+(?:\.[a-z_]+)+)")
 
 
@@ -85,6 +87,7 @@ def in_python(text: str) -> str:
     """Replace command-line flags in a message by arguments of `sixfold.train`."""
     text = _COMMAND.sub("sixfold.train(..., resume=True)", text)
     text = _RESUME.sub("resume=True", text).replace("--overwrite", "overwrite=True")
+    text = _STAGE.sub(lambda m: f"{_STAGE_ARGUMENTS[m[1]]}='{m[2]}'", text)
     return _SETTING.sub(r"settings['\1']", text)
 
 

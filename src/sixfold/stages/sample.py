@@ -168,6 +168,7 @@ class SampleRun:
             raise UserError(
                 f"{path} was sampled under another {changed[0]} ({saved.get(changed[0])!r}, now"
                 f" {inputs[changed[0]]!r}). Leave it as it was, or sample again with --from"
+                f" {self._assembly.recipe.run.name}"
             )
 
     def _finished(self) -> bool:
