@@ -19,6 +19,7 @@ from sixfold.errors import UserError
 from sixfold.model.stop_tokens import model_turn_end
 from sixfold.renderer.conversation import Encoded, encode_conversation
 from sixfold.renderer.renderer import Renderer
+from sixfold.renderer.special_texts import SpecialTexts
 from sixfold.renderer.tool_calls import read_reply
 from sixfold.types import Message, Task
 
@@ -301,3 +302,15 @@ def test_a_pair_of_texts_is_the_conversation_of_one_question() -> None:
         pair = encode_conversation(renderer(name), Task("t", "question", trace="answer"), "last")
         chat = encode_conversation(renderer(name), Task("t", turns), "last")
         assert pair.examples == chat.examples, name
+
+
+def test_a_text_that_was_encoded_before_has_the_same_tokens() -> None:
+    """Also if the caller has changed the list that it was given."""
+    special = SpecialTexts(tokenizer("qwen2.5"))
+    texts = ["<|im_start|>user\n", "<|im_start|>user\nhello"]
+    fresh = SpecialTexts(tokenizer("qwen2.5")).encode_rendered(texts)
+    special.encode_rendered(texts[:1])[0].append(-1)
+    assert special.encode_rendered(texts) == fresh
+    special.encode_rendered(texts)[0].append(-1)
+    assert special.encode_rendered(texts) == fresh
+    assert special.encode_rendered(texts[::-1]) == fresh[::-1]

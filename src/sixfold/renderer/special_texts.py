@@ -33,6 +33,7 @@ class SpecialTexts:
         self._texts = {mark: text for text, mark in self._marks.items()}
         self._any_text = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self._any_mark = re.compile(f"([{chr(0xF0000)}-{chr(0xF0000 + len(special))}])")
+        self._last: tuple[str, list[int]] = ("", [])
 
     def spelled_in(self, text: str) -> bool:
         """True if the text contains the text of a special token."""
@@ -69,8 +70,17 @@ class SpecialTexts:
         """Token ids of each rendered conversation.
 
         A special token that the template wrote becomes that token. A mark becomes the plain tokens
-        of its text.
+        of its text. The last text that was encoded alone is known: a reply follows its prompt.
         """
+        known, ids = self._last
+        if texts and texts[0] == known:
+            return [ids.copy(), *self._encode_rendered(texts[1:])]
+        encoded = self._encode_rendered(texts)
+        if len(texts) == 1:
+            self._last = texts[0], encoded[0].copy()
+        return encoded
+
+    def _encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
         pieces = [[piece for piece in self._any_mark.split(text) if piece] for text in texts]
         plain = iter(
             self._ids([piece for parts in pieces for piece in parts if piece not in self._texts])
