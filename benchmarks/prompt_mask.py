@@ -70,7 +70,7 @@ every = 0
 
 
 def write_rows(path: Path, seed: int) -> None:
-    """Pairs that share no sum with the held-out tasks: those are the run's own, of its seed."""
+    """All sums of five digits as pairs. The stages leave out those that are held out."""
     tasks = arithmetic_tasks(2000, terms=5, digits=1, seed=seed, trace="running")
     rows = [{"prompt": task.prompt, "completion": task.trace} for task in tasks]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

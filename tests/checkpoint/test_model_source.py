@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.checkpoint.checkpoint import save_checkpoint
-from sixfold.checkpoint.model_source import model_folder, with_model_folders
+from sixfold.checkpoint.model_source import model_folder, with_model_folders, with_recorded_models
 from sixfold.checkpoint.payload import Payload
 from sixfold.cli import main
 from sixfold.errors import UserError
@@ -125,6 +125,16 @@ def test_recipes_take_runs(run: Path) -> None:
     assert found.model.path == str(run / "checkpoints" / "step-000002" / "model")
     assert found.reference.path == str(run / "checkpoints" / "step-000001" / "model")
     assert with_model_folders(found) == found and with_model_folders(Recipe()) == Recipe()
+
+
+def test_a_started_run_keeps_the_checkpoints_that_it_has_recorded(run: Path) -> None:
+    asked = Recipe(model=ModelConfig(path=str(run)))
+    older = str(run / "checkpoints" / "step-000001" / "model")
+    recorded = asked.with_settings({"model.path": older, "reference.path": "elsewhere"})
+    assert with_recorded_models(asked, recorded) == asked.with_settings({"model.path": older})
+    other = Recipe(model=ModelConfig(path=str(run.parent / "other")))
+    assert with_recorded_models(other, recorded) == other
+    assert with_recorded_models(Recipe(), recorded) == Recipe()
 
 
 @pytest.mark.slow

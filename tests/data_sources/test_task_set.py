@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from sixfold.data.sources import load_tasks
-from sixfold.data.task_set import TaskSet, drawn_tasks, few_tasks_notes, given_tasks
+from sixfold.data.task_set import (
+    TaskSet,
+    apart_from_heldout,
+    drawn_tasks,
+    few_tasks_notes,
+    given_tasks,
+)
 from sixfold.errors import UserError
 from sixfold.recipe.schema import DataConfig
 from sixfold.types import Task
@@ -105,3 +111,21 @@ def test_fewer_tasks_than_a_step_asks_for_are_said() -> None:
     assert few_tasks_notes(mixed, 4) == []
     (note,) = few_tasks_notes(mixed, 6)
     assert "'a' has 2 training tasks and a share of 3.0" in note
+
+
+def test_a_held_out_prompt_is_found_in_every_form() -> None:
+    user, reply = {"role": "user", "content": "1+1= "}, {"role": "assistant", "content": "2"}
+    system, more = {"role": "system", "content": "Add."}, {"role": "user", "content": "And 2+2?"}
+    held = [Task("text", "1+1="), Task("chat", ({"role": "user", "content": "3+3="},), world="7")]
+    train = [
+        Task("text", " 1+1="),
+        Task("chat", (user,)),
+        Task("reply", (system, user, reply)),
+        Task("turns", (user, reply, more, reply)),
+        Task("other", (more, reply)),
+        Task("longer", (user, more, reply)),
+        Task("world", "3+3="),
+        Task("same world", "3+3=", world="7"),
+    ]
+    kept = [task.id for task in apart_from_heldout(train, held)]
+    assert kept == ["other", "longer", "world"]

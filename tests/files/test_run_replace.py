@@ -107,6 +107,19 @@ def test_a_run_with_a_checkpoint_keeps_the_earlier_one_until_it_has_ended(tmp_pa
     assert names(tmp_path) == ["demo"]
 
 
+@pytest.mark.parametrize("made", ["dataset.jsonl", "blocks/block-000000.jsonl"])
+def test_a_run_that_has_only_sampled_keeps_what_it_has(tmp_path: Path, made: str) -> None:
+    make_run(tmp_path, "old")
+    with pytest.raises(ZeroDivisionError), create_run(tmp_path, "demo", overwrite=True) as run:
+        run.recipe.write_text("new")
+        file = run.path / "stages/keepers" / made
+        file.parent.mkdir(parents=True)
+        file.touch()
+        raise ZeroDivisionError
+    assert (tmp_path / "demo/stages/keepers" / made).is_file()
+    assert names(tmp_path) == [".demo.replaced", "demo"]
+
+
 @pytest.mark.parametrize(("checkpoint", "kept"), [(True, "second"), (False, "first")])
 def test_run_with_a_checkpoint_is_kept_over_one_without(
     tmp_path: Path, checkpoint: bool, kept: str

@@ -310,6 +310,113 @@ def test_distillation_samples_the_teacher_and_trains_the_student_on_what_is_kept
     assert staged(staged(DISTILLED).dump()) == staged(DISTILLED)
 
 
+def test_the_teacher_has_a_model_section_of_its_own() -> None:
+    """Nothing of the student's reaches it, and what fits holds for both."""
+    answers, small = staged(
+        DISTILLED.replace(
+            'teacher = "big"',
+            'teacher.path = "big"\nteacher.revision = "v2"\ndata.overlong = "drop"',
+        ),
+        "--model.chat_template=none",
+    ).stages
+    assert answers.recipe.model.revision == "v2" and answers.recipe.model.lora.rank == 0
+    assert answers.recipe.model.chat_template == "auto" != small.recipe.model.chat_template
+    assert {s.recipe.data.overlong for s in (answers, small)} == {"drop"}
+    wrong = DISTILLED.replace('teacher = "big"', 'teacher.pathh = "big"')
+    assert "model.path" in refused(wrong) and "line 10" in refused(wrong)
+
+
+def test_a_flag_of_all_stages_says_what_happens_to_long_rows_of_a_sampled_dataset() -> None:
+    assert {
+        stage.recipe.data.overlong for stage in staged(DISTILLED, "--data.overlong", "drop").stages
+    } == {"drop"}
+
+
+@pytest.mark.parametrize(
+    ("sources", "form"),
+    [
+        ('[{source = "g.jsonl", prefill = "<think>"}]', "continued"),
+        ('[{source = "g.jsonl", prompt_form = "rendered"}]', "rendered"),
+        ('[{source = "g.jsonl"}, {source = "h.jsonl", prefill = ""}]', "messages"),
+    ],
+)
+def test_a_sampled_dataset_has_the_form_of_its_sources(sources: str, form: str) -> None:
+    text = f"""
+[[stages]]
+kind = "sample"
+data.sources = {sources}
+[[stages]]
+kind = "sft"
+data.source = "stage:sample"
+sft.steps = 1
+"""
+    assert staged(text).stages[1].recipe.data.prompt_form == form
+    mixed = text.replace("}]", '}, {source = "i.jsonl", prefill = "Yes"}]')
+    if form != "continued":
+        assert "have several forms (continued, " in refused(mixed)
+
+
+def test_held_out_tasks_are_those_of_the_recipe_for_a_mixture_with_sampled_rows() -> None:
+    text = """
+[data]
+source = "gsm.jsonl"
+[[stages]]
+kind = "sample"
+[[stages]]
+kind = "sft"
+data.sources = [{source = "gsm.jsonl"}, {source = "stage:sample", trace_field = "completion"}]
+data.trace_field = "solution"
+sft.steps = 1
+"""
+    recipe = staged(text)
+    assert recipe.evaluated_on(recipe.stages[1]) == recipe.base.data
+
+
+def test_a_stage_with_a_source_of_its_own_has_nothing_of_the_recipes_source() -> None:
+    text = """
+[data]
+source = "openai/gsm8k"
+subset = "main"
+heldout_split = "test"
+[[stages]]
+kind = "sft"
+data.source = "chats.jsonl"
+sft.steps = 1
+[[stages]]
+kind = "rl"
+data.sources = [{source = "a.jsonl"}, {source = "b.jsonl"}]
+"""
+    chats, mixed = (stage.recipe.data for stage in staged(text).stages)
+    assert (chats.subset, chats.heldout_split) == ("", "")
+    assert mixed.names == ["a.jsonl", "b.jsonl"]
+    given = staged(
+        text.replace('"chats.jsonl"', '"chats.jsonl"\ndata.heldout_split = "more.jsonl"')
+    )
+    assert given.stages[0].recipe.data.heldout_split == "more.jsonl"
+
+
+def test_the_default_data_is_evaluated_on_if_a_stage_reads_it() -> None:
+    text = """
+[[stages]]
+kind = "sample"
+[[stages]]
+kind = "sft"
+data.source = "stage:sample"
+sft.steps = 1
+"""
+    recipe = staged(text)
+    assert recipe.evaluated_on(recipe.stages[1]) == recipe.base.data
+    own = staged(text.replace('kind = "sample"', 'kind = "sample"\ndata.source = "own.jsonl"'))
+    assert own.evaluated_on(own.stages[1]) is None
+
+
+def test_a_stage_has_no_seed_of_its_own_and_trains_on_all_tokens_of_conversations_alone() -> None:
+    assert "run.seed belongs to the whole run" in refused(TEXT + "run.seed = 3\n")
+    text = '[[stages]]\nkind = "sft"\nsft.steps = 1\nsft.train_on = "all"\n'
+    assert "is for conversations" in refused(text)
+    assert staged(text + 'data.source = "chats.jsonl"\n')
+
+
 def test_a_flag_reaches_the_part_of_a_distillation_that_has_it() -> None:
     answers, small = staged(
         DISTILLED, "--stages.small.sample.samples=3", "--stages.small.sft.steps=2"
@@ -320,7 +427,9 @@ def test_a_flag_reaches_the_part_of_a_distillation_that_has_it() -> None:
 def test_a_distillation_that_cannot_be_is_refused() -> None:
     without = DISTILLED.replace('teacher = "big"\n', "")
     assert "p.toml, line 7, stage 'small' has no teacher: name the model" in refused(without)
-    assert "has teacher = 3" in refused(DISTILLED.replace('"big"', "3"))
+    assert "teacher = 3: expected a folder, a hub id, 'stage:NAME', or a table" in refused(
+        DISTILLED.replace('"big"', "3")
+    )
     assert "no earlier stage has this name" in refused(DISTILLED.replace("big", "stage:bag"))
     assert "'small-answers' is the name of another stage, and of the answers of 'small'" in refused(
         DISTILLED + '[[stages]]\nkind = "sft"\nname = "small-answers"\nsft.steps = 1\n'

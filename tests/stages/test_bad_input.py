@@ -57,6 +57,11 @@ def chats(*messages: object, count: int = 3) -> str:
 
 
 BAD: dict[str, tuple[str, dict[str, str], str]] = {
+    "a solution beyond the limit": (
+        SFT + "sft.max_tokens = 5\n",
+        {},
+        "the prompt and its solution have 15 tokens, but only 5 fit",
+    ),
     "a later stage": (SFT + 'model = "stage:rl"\n' + RL, {}, "'sft': model.path = 'stage:rl': no"),
     "an unknown stage": (SFT + RL + 'reference.path = "stage:stf"', {}, "Did you mean 'sft'"),
     "its own artifact": (SFT + 'model = "stage:sft"', {}, "cannot use its own artifact"),
@@ -160,7 +165,7 @@ BAD: dict[str, tuple[str, dict[str, str], str]] = {
 }
 
 
-BEGUN = ("another tokenizer of the reference", "nothing kept")
+BEGUN = ("another tokenizer of the reference", "nothing kept", "a solution beyond the limit")
 """Cases that are found when stages have begun: they can be resumed."""
 
 

@@ -162,6 +162,33 @@ def test_stages_from_one_on_are_made_again(run: Path, whole: Path, place: Path) 
 
 
 @pytest.mark.slow
+def test_a_stage_that_its_time_ended_is_not_taken_for_finished_with_more_time(
+    run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run / "stages/second/summary.json"
+    ended = {"reason": "max_minutes", "text": "", "step": 2}
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "seconds": 90, "ended": ended}))
+    for minutes in (0, 2.0):
+        with pytest.raises(UserError, match=r"'second' is finished, but run.max_minutes ended it"):
+            train_stages(staged(place, run__max_minutes=minutes), resume=run)
+    monkeypatch.setattr("sixfold.stages.driver.run_work", lambda *a, **k: pytest.fail("made again"))
+    assert train_stages(staged(place, run__max_minutes=1.0), resume=run) == 0
+
+
+def test_a_stage_is_evaluated_on_its_own_dataset(tmp_path: Path) -> None:
+    text = (
+        '[[stages]]\nkind = "sample"\nname = "keep"\n[[stages]]\nkind = "rl"\n'
+        'data.source = "stage:keep"\ndata.heldout = 4\n'
+    )
+    stage = tmp_path / "stages/rl"
+    stage.mkdir(parents=True)
+    for folder in (tmp_path, stage):
+        (folder / "recipe.toml").write_text(parse_staged(text, "p.toml", ()).dump())
+    found = evaluate.recipe_of(stage / "recipe.toml", ())
+    assert found.data.source == str(tmp_path / "stages/keep/dataset.jsonl")
+
+
+@pytest.mark.slow
 def test_one_stage_alone_needs_the_ones_it_reads(empty: Path, place: Path, whole: Path) -> None:
     with pytest.raises(UserError, match=r"model.path = 'stage:first', but stage 'first' has not"):
         train_stages(staged(place), only="second")

@@ -118,6 +118,7 @@ def test_a_kill_while_sampling_loses_at_most_a_block(
     assert train_stages(staged(place), resume=run) == 0
     assert rows(run) == rows(whole)
     assert result(run) == result(whole)
+    assert summary(run, "sample")["tokens_sampled"] == summary(whole, "sample")["tokens_sampled"]
 
 
 @pytest.mark.slow
@@ -126,6 +127,7 @@ def test_a_dataset_that_is_written_is_published_and_not_sampled_again(
 ) -> None:
     """As after a kill between the two."""
     (run / "stages" / "sample" / "artifact.json").unlink()
+    assert summary(run, "sample")["tokens_sampled"] > len(rows(run))
     monkeypatch.setattr(
         "sixfold.stages.sample.SampleRun._sample", lambda *a: pytest.fail("sampled again")
     )
@@ -185,6 +187,24 @@ def test_conversations_are_trained_and_measured_without_tasks(tmp_path: Path) ->
     source.write_text(source.read_text().replace("#2", "#3"))
     with pytest.raises(UserError, match="was trained on other examples"):
         train_stages(parse_staged(text, "p.toml", only), resume=tmp_path / "p")
+
+
+@pytest.mark.slow
+def test_conversations_that_open_with_a_held_out_task_are_not_trained(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rows are all sums of two digits, and 8 sums of the recipe are held out."""
+    sums = [f"{a}+{b}=" for a in range(10) for b in range(10)]
+    source = tmp_path / "pairs.jsonl"
+    source.write_text(
+        "".join(json.dumps({"prompt": text, "completion": "#1"}) + "\n" for text in sums)
+    )
+    text = ON_CHATS.replace("SOURCE", str(source)).replace("data.heldout = 3\n", "")
+    for name, changes in (("p", {}), ("q", {"sft__form": "prompt_completion"})):
+        assert train_stages(staged(tmp_path, text.replace('"p"', f'"{name}"'), **changes)) == 0
+        # The stage sets aside 8 rows of its own, one of which is one of the held-out sums.
+        assert "7 conversations left out: their prompts are held out" in capfd.readouterr().err
+        assert summary(tmp_path / name, "sft")["heldout_tasks"] == 8
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files.folder import model_stage
+from ..recipe.dump import flat
 from ..recipe.hub_names import not_found
 from ..recipe.schema import Recipe
 from .listing import newest_checkpoint
@@ -83,6 +84,27 @@ def with_model_folders(recipe: Recipe) -> Recipe:
             pinned = draft.model_copy(update={"path": model_folder(draft.path, setting)})
             changes["engine"] = recipe.engine.model_copy(update={"speculation": pinned})
     return recipe.model_copy(update=changes) if changes else recipe
+
+
+def with_recorded_models(recipe: Recipe, recorded: Recipe) -> Recipe:
+    """Recipe with the model folders that a started run has recorded for the runs that it names.
+
+    Without them a resume would take newer checkpoints, if those runs have continued since.
+
+    Args:
+        recipe: names runs, checkpoints, folders or hub ids.
+        recorded: what `with_model_folders` once made of it.
+    """
+    asked, found = flat(recipe), flat(recorded)
+    keys = ("model.path", "reference.path", "engine.speculation.path")
+    return recipe.with_settings(
+        {key: found[key] for key in keys if asked.get(key) and _holds(asked[key], found[key])}
+    )
+
+
+def _holds(folder: object, model: object) -> bool:
+    outer, inner = (Path(str(path)).expanduser().resolve() for path in (folder, model))
+    return inner != outer and inner.is_relative_to(outer)
 
 
 def _kind(folder: Path, setting: str) -> tuple[bool, bool]:

@@ -27,8 +27,10 @@ from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
 from ..recipe.plan import make_plan
 from ..recipe.schema import EvalConfig, LoraConfig, Recipe, RunConfig, SharedSyncConfig
+from ..recipe.stages import STAGES, with_paths
 from ..recipe.toml import load_recipe, load_staged
 from ..report.numbers import p_value, percent, points
+from ..stages.artifact import DATASET
 
 LONGEST_NAME = 24
 """Letters of a path at the head of a column. Longer paths are numbered and listed above."""
@@ -122,7 +124,8 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
     if not staged.stages:
         return staged.base
     stage = model_stage(own.parent) if whole == own.parent else own.parent
-    return staged.evaluation(stage.name, str(whole))
+    datasets = {one.name: str(whole / STAGES / one.name / DATASET) for one in staged.stages}
+    return with_paths(staged.evaluation(stage.name, str(whole)), datasets)
 
 
 def _note_differences(recipe: Recipe, run: str, settings: Sequence[str]) -> None:

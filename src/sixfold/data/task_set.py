@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
+from itertools import takewhile
 from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
@@ -132,6 +133,27 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
 def prompt_key(task: Task) -> str:
     """A key that is equal for two tasks exactly if their prompts and worlds are equal."""
     return f"{task.prompt_key}{task.world}"
+
+
+def apart_from_heldout(train: Sequence[Task], heldout: Sequence[Task]) -> list[Task]:
+    """The training tasks whose prompts are not held out.
+
+    Tasks of another form count too: a conversation that opens with a held-out prompt, or a text.
+    """
+    prompts = {prompt_key(task) for task in heldout}
+    openings = {_opening(task) for task in heldout}
+    return [
+        task for task in train if prompt_key(task) not in prompts and _opening(task) not in openings
+    ]
+
+
+def _opening(task: Task) -> tuple[str, object]:
+    """What the user says before the first reply, and the world of the task."""
+    if isinstance(task.prompt, str):
+        return task.prompt.strip(), task.world
+    said = takewhile(lambda message: message["role"] != "assistant", task.prompt)
+    texts = [str(m.get("content") or "").strip() for m in said if m["role"] == "user"]
+    return "\n".join(texts), task.world
 
 
 def _check_tasks(argument: str, given: Iterable[Any]) -> list[Task]:

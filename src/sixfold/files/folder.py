@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ..errors import UserError, nearest
 from .durable import disk_errors, faultpoint, fsync_path, write_json_atomic
-from .replace import has_checkpoint, move_aside, put_back, remove_replaced, replaced_folder
+from .replace import has_result, move_aside, put_back, remove_replaced, replaced_folder
 
 MARKER = ".sixfold-run"
 ARTIFACT = "artifact.json"
@@ -72,7 +72,7 @@ class RunFolder:
 
     @property
     def stages(self) -> list[Path]:
-        """Folders of its stages, in their order. Empty for a run without stages."""
+        """Folders of its tables [[stages]], in their order. Empty for a run without stages."""
         with suppress(OSError, ValueError):
             tables = tomllib.loads(self.recipe.read_text(encoding="utf-8")).get("stages", [])
             if isinstance(tables, list):
@@ -223,7 +223,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         """Release the lock. If the run made no checkpoint, put the run that it replaced back."""
-        if self.earlier and replaced_folder(self.path).is_dir() and not has_checkpoint(self.path):
+        if self.earlier and replaced_folder(self.path).is_dir() and not has_result(self.path):
             put_back(self.path)
         self.unlock()
         if self.earlier:
@@ -233,7 +233,7 @@ class RunFolder:
         """Line about the replaced run, shown when the process ends. Empty if there is none."""
         if not self.earlier or not self.earlier.path.is_dir():
             return ""
-        if has_checkpoint(self.path):
+        if has_result(self.path):
             return f"the replaced run is kept in {self.earlier.path} until the new run has finished"
         return f"the new run made no checkpoint: the earlier run is back in {self.path}"
 

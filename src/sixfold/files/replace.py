@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from .durable import disk_errors, faultpoint, fsync_path
+
+_RESULTS = ("checkpoints/[!.]*", "blocks/[!.]*", "dataset.jsonl")
+"""What a resume goes on from, in the folder of a run."""
 
 
 def replaced_folder(path: Path) -> Path:
@@ -40,7 +42,7 @@ def move_aside(path: Path) -> bool:
     """
     real, aside = path.resolve(), replaced_folder(path)
     with disk_errors(f"cannot move {path} aside"):
-        newer = not aside.is_dir() or has_checkpoint(real)
+        newer = not aside.is_dir() or has_result(real)
         if newer and aside.is_dir():
             _delete(aside, real)
         if newer:
@@ -76,14 +78,12 @@ def remove_replaced(path: Path) -> None:
             shutil.rmtree(_deletion_path(real))
 
 
-def has_checkpoint(path: Path) -> bool:
-    """True if a run, or a stage of it, has published a checkpoint, intact or not."""
-    found = (entry for place in (path, *path.glob("stages/*")) for entry in _checkpoints(place))
-    return any(not entry.name.startswith(".") for entry in found)
-
-
-def _checkpoints(path: Path) -> Iterator[Path]:
-    return (path / "checkpoints").glob("*")
+def has_result(path: Path) -> bool:
+    """True if a run, or a stage of it, has something that a resume goes on from: a checkpoint,
+    intact or not, or what it has sampled for a dataset.
+    """
+    places = (path, *path.glob("stages/*"))
+    return any(any(place.glob(name)) for place in places for name in _RESULTS)
 
 
 def _deletion_path(real: Path) -> Path:

@@ -10,42 +10,53 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
+from .knobs import knobs
 
 DISTILL = "distill"
 TEACHER = "teacher"
-"""Key of the table that names the teacher: a folder, a hub id or `stage:NAME`."""
+"""Key of the table with the teacher: a folder, a hub id, `stage:NAME`, or a table like [model]."""
 
 _ANSWERS = ("sample", "data")
-"""Sections that decide which answers there are, and nothing else."""
+"""Sections that decide which answers there are."""
+_BOTH = ("data.overlong", "data.max_prompt_tokens")
+"""Settings of [data] that say what fits, not what there is."""
 _STUDENT = ("sft", "model", "trainer", "reference", "checkpoint")
-"""Sections of the student's training, and of nothing else."""
+"""Sections of the student's training."""
 
 
 def distill_stages(
-    name: str, own: Mapping[str, Any], teacher: object, where: str
+    name: str, own: Mapping[str, Any], where: str
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """The two stages: (kind, name, settings by dotted key).
 
+    The teacher has nothing of the recipe's [model], which is the student.
+
     Args:
         name: name of the stage, which the student's gets.
-        own: settings of its table and flags.
-        teacher: what its table says of the teacher.
+        own: settings of its table and flags, with those of the teacher as `teacher.KEY`.
         where: place of the table, for messages.
 
     Raises:
         UserError: if no teacher is named.
     """
-    if not isinstance(teacher, str) or not teacher:
-        said = "has no teacher" if teacher is None else f"has teacher = {teacher!r}"
+    models = [knob for knob in knobs().values() if f"{knob.key}.".startswith("model.")]
+    teacher = {knob.key: knob.default for knob in models}
+    teacher |= {
+        f"model{key.removeprefix(TEACHER)}": value
+        for key, value in own.items()
+        if key.startswith(f"{TEACHER}.")
+    }
+    if not teacher["model.path"]:
         raise UserError(
-            f"{where} {said}: name the model whose answers are imitated, teacher = a folder, a hub"
-            " id or 'stage:NAME'"
+            f"{where} has no teacher: name the model whose answers are imitated, teacher = a"
+            " folder, a hub id or 'stage:NAME'"
         )
     answers = f"{name}-answers"
-    student = {**_without(own, _ANSWERS), "data.source": f"stage:{answers}"}
+    student = _without(own, (*_ANSWERS, TEACHER))
+    student |= {key: own[key] for key in _BOTH if key in own}
     return [
-        ("sample", answers, {"model.path": teacher, **_without(own, _STUDENT)}),
-        ("sft", name, student),
+        ("sample", answers, {**_without(own, (*_STUDENT, TEACHER)), **teacher}),
+        ("sft", name, {**student, "data.source": f"stage:{answers}"}),
     ]
 
 

@@ -8,10 +8,8 @@ the newest model that an earlier stage made.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,13 +18,9 @@ from ..environment.episodes import library_of
 from ..environment.registry import SOURCES
 from ..errors import UserError, nearest
 from ..plugins import Registered
-from .distill import DISTILL, TEACHER, distill_stages
+from .distill import DISTILL
 from .dump import dump_recipe, flat, toml_literal
-from .keys import check_keys
-from .knobs import knobs, sections
-from .schema import NAME, DataConfig, ModelConfig, Recipe
-from .settled import settled
-from .toml_lines import TomlText
+from .schema import DataConfig, ModelConfig, Recipe
 
 STAGES = "stages"
 """Name of the list in a recipe, and of the folder of its stages in a run."""
@@ -171,20 +165,22 @@ class Stage:
             artifacts: path of the artifact of each earlier stage, by name.
         """
 
-        def path(text: str) -> str:
-            name = text.removeprefix(REFERENCE)
-            return text if name == text else artifacts[name]
+        return with_paths(self.recipe, artifacts)
 
-        values: dict[str, object] = {
-            key: path(value)
-            for key, value in flat(self.recipe).items()
-            if isinstance(value, str) and value.startswith(REFERENCE)
-        }
-        for key in _TABLES:
-            section, _, name = key.partition(".")
-            tables = getattr(getattr(self.recipe, section), name)
-            values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
-        return self.recipe.with_settings(values)
+
+@dataclass(frozen=True)
+class Table:
+    """A table [[stages]] with the flags of the stage.
+
+    Attributes:
+        kind: a name of `kind_names`.
+        name: name of the stage.
+        settings: by dotted key.
+    """
+
+    kind: str
+    name: str
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -194,10 +190,12 @@ class StagedRecipe:
     Attributes:
         base: the recipe without the settings of the stages.
         stages: in the order in which they run. Empty for a recipe without stages.
+        tables: as they are written. One of kind `distill` stands for two stages.
     """
 
     base: Recipe
     stages: tuple[Stage, ...] = ()
+    tables: tuple[Table, ...] = ()
 
     def position(self, name: str, where: str) -> int:
         """Number of a stage, from 0.
@@ -218,13 +216,16 @@ class StagedRecipe:
         recipe's [data], if that holds tasks.
         """
         own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
-        sampled = "data.source" in dict(stage.inputs)
+        sampled = {"data.source", "data.sources"} & dict(stage.inputs).keys()
         if stage.reads_tasks and (own or not sampled):
             return stage.recipe.data
         data = self.base.data
+        if data == stage.recipe.data:
+            return None
         readers = [other for other in self.stages if other.recipe.data.names == data.names]
-        texts = readers and not any(other.reads_tasks for other in readers)
-        return None if texts or data in (DataConfig(), stage.recipe.data) else data
+        if readers:
+            return data if any(other.reads_tasks for other in readers) else None
+        return None if data == DataConfig() else data  # nobody has asked for the default
 
     def evaluation(self, name: str, where: str) -> Recipe:
         """The recipe by which the model of a stage is evaluated.
@@ -269,14 +270,38 @@ class StagedRecipe:
             "\n".join(
                 [
                     f"[[{STAGES}]]",
-                    f"kind = {toml_literal(stage.kind)}",
-                    f"name = {toml_literal(stage.name)}",
-                    *(f"{key} = {toml_literal(value)}" for key, value in stage.settings.items()),
+                    f"kind = {toml_literal(table.kind)}",
+                    f"name = {toml_literal(table.name)}",
+                    *(f"{key} = {toml_literal(value)}" for key, value in table.settings.items()),
                 ]
             )
-            for stage in self.stages
+            for table in self.tables
         )
         return "\n".join([dump_recipe(self.base), *(f"{table}\n" for table in tables)])
+
+
+def with_paths(recipe: Recipe, artifacts: Mapping[str, str]) -> Recipe:
+    """The recipe with paths in place of stage names.
+
+    Args:
+        recipe: may name stages.
+        artifacts: path of the artifact of each stage, by name.
+    """
+
+    def path(text: str) -> str:
+        name = text.removeprefix(REFERENCE)
+        return text if name == text else artifacts[name]
+
+    values: dict[str, object] = {
+        key: path(value)
+        for key, value in flat(recipe).items()
+        if isinstance(value, str) and value.startswith(REFERENCE)
+    }
+    for key in _TABLES:
+        section, _, name = key.partition(".")
+        tables = getattr(getattr(recipe, section), name)
+        values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
+    return recipe.with_settings(values)
 
 
 def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:
@@ -325,251 +350,3 @@ def _texts(key: str, value: Any) -> list[str]:
     if key in _TABLES:
         return [table["source"] for table in value]
     return [value] if isinstance(value, str) else []
-
-
-def read_stages(
-    asked: Mapping[str, Any], tables: Any, given: Mapping[str, Any], file: TomlText
-) -> StagedRecipe:
-    """Resolve and check the stages of a recipe.
-
-    Args:
-        asked: values of the recipe's file by section, without `[[stages]]`.
-        tables: value of `stages` in the file.
-        given: values of flags. `stages.NAME.KEY` is a setting of one stage.
-        file: says where keys were written.
-
-    Raises:
-        UserError: for any mistake.
-    """
-    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
-        raise UserError(
-            f"stages: expected tables [[stages]], each with a kind ({', '.join(kind_names())})"
-            f" ({file.place(STAGES)})"
-        )
-    for_all = {key: value for key, value in given.items() if not key.startswith(f"{STAGES}.")}
-    base = settled(deepcopy(dict(asked)), for_all, file.where, file.place)
-    names = _names(tables, file)
-    for_one = _flags_by_stage(given, names)
-    stages: list[Stage] = []
-    for number, (table, name) in enumerate(zip(tables, names, strict=True)):
-        place = file.places_in(STAGES, number)
-        own = _own_settings(table, place)
-        for key in for_all:
-            if key in own:
-                raise UserError(
-                    f"--{key}: stage '{name}' sets {key} itself ({place(key)}). Write"
-                    f" --{STAGES}.{name}.{key} for this stage"
-                )
-        own |= for_one[name]
-        parts = [(table["kind"], name, own)]
-        if table["kind"] == DISTILL:
-            parts = distill_stages(name, own, table.get(TEACHER), f"{place('')}, stage '{name}'")
-        for kind, part, settings in parts:
-            if part in names[number + 1 :] or part in names[:number]:
-                raise UserError(
-                    f"stages: '{part}' is the name of another stage, and of the answers of"
-                    f" '{name}'. Rename one ({place('name')})"
-                )
-            stages.append(_stage(asked, kind, part, for_all, settings, stages, file, place))
-    return StagedRecipe(base, tuple(stages))
-
-
-def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
-    """Names of the stages: given, or else their kind."""
-    names: list[str] = []
-    for number, table in enumerate(tables):
-        place = file.places_in(STAGES, number)
-        kind = table.get("kind")
-        if not isinstance(kind, str) or kind not in kind_names():
-            said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
-            raise UserError(
-                f"stages: entry {number + 1} {said}.{nearest(str(kind), kind_names())} Kinds are"
-                f" {', '.join(kind_names())} ({place('kind')})"
-            )
-        name = table.get("name", kind)
-        if not isinstance(name, str) or not re.fullmatch(NAME, name):
-            raise UserError(
-                f"stages: entry {number + 1}: name = {name!r}; expected letters, digits, '.', '_'"
-                f" and '-', with a letter or digit first ({place('name')})"
-            )
-        if name in names:
-            raise UserError(
-                f"stages: two stages have the name '{name}'. Set `name` in one of them"
-                f" ({place('name')})"
-            )
-        names.append(name)
-    return names
-
-
-def _flags_by_stage(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Values of flags `--stages.NAME.KEY` by stage and key."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for flag, value in given.items():
-        if not flag.startswith(f"{STAGES}."):
-            continue
-        rest = flag.removeprefix(f"{STAGES}.")
-        # A name may have dots: the longest that fits.
-        fitting = [name for name in names if rest.startswith(f"{name}.")]
-        if not fitting:
-            raise UserError(
-                f"--{flag}: no such stage.{nearest(rest.partition('.')[0], list(names))} Write"
-                f" --{STAGES}.NAME.KEY with one of the stages {', '.join(names)}"
-            )
-        name = max(fitting, key=len)
-        found[name][rest.removeprefix(f"{name}.")] = value
-    return found
-
-
-def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
-    """Settings of a stage's table by dotted key."""
-    beside = ("kind", "name", *((TEACHER,) if table["kind"] == DISTILL else ()))
-    tree = {key: value for key, value in table.items() if key not in beside}
-    if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
-        tree["model"] = {"path": model}
-    check_keys(tree, place)
-    return dict(_leaves(tree))
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if prefix + name in sections():
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _stage(
-    asked: Mapping[str, Any],
-    kind: str,
-    name: str,
-    for_all: Mapping[str, Any],
-    own: dict[str, Any],
-    earlier: Sequence[Stage],
-    file: TomlText,
-    place: Callable[[str], str],
-) -> Stage:
-    """Resolve one stage.
-
-    Args:
-        asked: values of the recipe's file by section.
-        kind: kind of the stage.
-        name: name of the stage.
-        for_all: values of flags for all stages.
-        own: values of this stage's table and flags.
-        earlier: the stages before this one.
-        file: says where keys of the recipe were written.
-        place: says where keys of the stage were written.
-    """
-    where = f"{place('')}, stage '{name}'"
-    for key in own:
-        _check_own(key, kind, where)
-    models = [stage.name for stage in earlier if stage.row.makes == "model"]
-    continues = {}
-    if "model.path" in own:
-        if "model.revision" not in {**for_all, **own}:  # that of [model] is of another model
-            continues = {"model.revision": ""}
-    elif models and not any(key.startswith(("model.path", "model.scratch")) for key in own):
-        continues = {"model.path": REFERENCE + models[-1], "model.revision": ""}
-
-    def given_at(key: str) -> str:
-        return f"--{key}" if key in for_all else place(key)
-
-    form: dict[str, Any] = {}
-    for sampled in earlier:
-        if own.get("data.source") == REFERENCE + sampled.name:
-            form = _loads_sampled(sampled)
-    values = {**for_all, **form, **own, **continues}
-    recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
-    steps, epochs = _length(kind_row(kind), flat(recipe), where)
-    if recipe.model.lora.rank and not recipe.model.path and kind != "rl":
-        raise UserError(
-            f"{where}: model.lora.rank = {recipe.model.lora.rank}, but the stage starts from random"
-            " weights, all of which have to be trained. Set model.lora in the stages after it"
-        )
-    if recipe.sft.stop_at_accuracy:
-        raise UserError(
-            f"{where}: sft.stop_at_accuracy ends the SFT of recipes without stages; a stage makes"
-            " all of its steps. Remove it, and set sft.steps"
-        )
-    # SFT is a stage of its own: none warms up.
-    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0, "sft.epochs": epochs})
-    stage = Stage(kind, name, own, recipe)
-    _check_inputs(stage, earlier, where)
-    return stage
-
-
-def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, int]:
-    """Steps and epochs of a stage. One of them is 0, and both are if its data decides.
-
-    Raises:
-        UserError: if it would do nothing, or if both are given.
-    """
-    steps, epochs = (settings[key] if key else 0 for key in (kind.steps, kind.epochs))
-    if steps and epochs:
-        raise UserError(
-            f"{where}: {kind.steps} = {steps} and {kind.epochs} = {epochs} both say how long the"
-            " stage trains. Set one of them to 0"
-        )
-    if kind.steps and not (steps or epochs):
-        also = f" or {kind.epochs} = 2" if kind.epochs else ""
-        raise UserError(
-            f"{where}: {kind.steps} is 0, so the stage would do nothing. Set it, e.g. {kind.steps}"
-            f" = 100{also}"
-        )
-    return steps, epochs
-
-
-def _loads_sampled(sampled: Stage) -> dict[str, Any]:
-    """Settings of [data] for the dataset of a stage: nothing of the recipe's own form is left."""
-    data = sampled.recipe.data
-    form = "continued" if data.prefill else data.prompt_form
-    found = {knob.name: knob.default for knob in knobs().values() if knob.section == "data"}
-    found |= dataset_settings(REFERENCE + sampled.name, form)
-    return {f"data.{name}": value for name, value in found.items()}
-
-
-def _check_own(key: str, kind: str, where: str) -> None:
-    """Refuse settings that a stage cannot have.
-
-    Raises:
-        UserError: with the place where they belong.
-    """
-    if key in ("run.name", "run.dir"):
-        raise UserError(
-            f"{where}: {key} belongs to the whole run; a stage's folder has its name (`name`)"
-        )
-    row = kind_row(kind)
-    if key == "run.steps" != row.steps:
-        instead = f"Set {row.steps}" if row.steps else "Leave it out"
-        raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
-    section = key.partition(".")[0]
-    owners = [other for other, known in KINDS.items() if section in known.sections]
-    if owners and section not in row.sections:
-        raise UserError(
-            f"{where}: {key} belongs to stages of kind {' or '.join(owners)}, and this one is of"
-            f" kind {kind}"
-        )
-
-
-def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
-    """Check that a stage names earlier stages that make what it needs.
-
-    Raises:
-        UserError: if it does not.
-    """
-    made = {other.name: other.row.makes for other in earlier}
-    for key, name in stage.inputs:
-        said = f"{where}: {key} = '{REFERENCE}{name}'"
-        if key not in ACCEPTS:
-            raise UserError(f"{said}: this setting cannot name a stage; {', '.join(ACCEPTS)} can")
-        if name == stage.name:
-            raise UserError(f"{said}: a stage cannot use its own artifact. Name an earlier stage")
-        if name not in made:
-            known = f"Earlier stages are {', '.join(made)}" if made else "It is the first stage"
-            raise UserError(
-                f"{said}: no earlier stage has this name.{nearest(name, list(made))} {known}"
-            )
-        if made[name] != ACCEPTS[key]:
-            raise UserError(
-                f"{said}: that stage makes a {made[name]}, and this setting takes a {ACCEPTS[key]}"
-            )

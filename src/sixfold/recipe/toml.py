@@ -17,9 +17,10 @@ from ..errors import UserError
 from .find import find_recipe, read_recipe_file
 from .flags import parse_flags
 from .keys import drop_removed
+from .read_stages import read_stages
 from .schema import Recipe
 from .settled import settled
-from .stages import StagedRecipe, read_stages
+from .stages import StagedRecipe
 from .toml_lines import TomlText, syntax_error
 
 RECORDED = "recipe.toml"

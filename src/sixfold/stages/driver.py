@@ -11,6 +11,7 @@ is no other state. A stage that is made again is moved to `replaced/` until the 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -21,9 +22,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..checkpoint.model_source import with_model_folders
+from ..checkpoint.model_source import with_model_folders, with_recorded_models
 from ..data.sources import load_tasks
-from ..data.task_set import TaskSet, prompt_key
+from ..data.task_set import TaskSet, apart_from_heldout
 from ..environment.named import load_object
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
@@ -31,6 +32,7 @@ from ..files.folder import MARKER, RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
 from ..recipe.schema import DataConfig
 from ..recipe.stages import STAGES, Stage, StagedRecipe, in_stage
+from ..recipe.toml import load_recipe
 from ..report.html import write_report
 from ..report.progress import Progress
 from ..report.staged import screen_tables
@@ -139,12 +141,21 @@ class StagedRun:
         inputs = self._inputs(stage, coming or [])
         if artifact is None:
             return None
-        if why := artifact.difference(stage, inputs):
+        if why := artifact.difference(stage, inputs) or self._cut_short(stage):
             raise UserError(
                 f"stage '{stage.name}' is finished, but {why}. To make it and the stages after it"
                 f" again: --from {stage.name}; or give the run another --run.name"
             )
         return artifact
+
+    def _cut_short(self, stage: Stage) -> str:
+        """How run.max_minutes ended a finished stage that may go on now. Empty if it did not."""
+        path = RunFolder(self.folder_of(stage.name)).summary
+        summary = json.loads(path.read_bytes()) if path.is_file() else {}
+        ended, limit = summary.get("ended") or {}, stage.recipe.run.max_minutes
+        if ended.get("reason") != "max_minutes" or 0 < 60 * limit <= summary["seconds"]:
+            return ""
+        return f"run.max_minutes ended it after step {ended['step']}, and is {limit:g} now"
 
     def _inputs(self, stage: Stage, coming: list[str]) -> dict[str, str]:
         """Hash of each finished stage that a stage reads, by name."""
@@ -170,12 +181,14 @@ class StagedRun:
         recipe = stage.bound(paths).with_settings(
             {"run.dir": str(folder.parent), "run.name": stage.name}
         )
-        recipe = with_model_folders(recipe)
-        check_names(recipe.environment, recipe.eval)
-        self._say(f"stage {stage.name} ({stage.kind}): {stage.row.purpose}")
         # Asked of rank 0 alone: it may create the folder before another rank looks.
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
+        if started:
+            recipe = with_recorded_models(recipe, load_recipe(str(RunFolder(folder).recipe)))
+        recipe = with_model_folders(recipe)
+        check_names(recipe.environment, recipe.eval)
+        self._say(f"stage {stage.name} ({stage.kind}): {stage.row.purpose}")
         kind: StageKind = load_object(stage.row.spec)(recipe)
         after = None
         if "model.path" in dict(stage.inputs) and stage.row.makes == "model":
@@ -207,12 +220,16 @@ class StagedRun:
             return rows
         rewards = task_rewards(base.environment, base.eval.strict, None)
         found = load_tasks(evaluated, seed=base.run.seed, rewards=rewards)
-        prompts = {prompt_key(task) for task in found.heldout}
-        kept = [task for task in rows.train if prompt_key(task) not in prompts]
+        kept = apart_from_heldout(rows.train, found.heldout)
         notes = [*rows.notes, *found.notes]
         if left := len(rows.train) - len(kept):
             notes.append(f"{left} rows of the dataset left out: their prompts are held out")
-        return TaskSet(kept, found.heldout, notes)
+        if rows.train and not kept:
+            raise UserError(
+                "data: the prompt of every row is held out for evaluation, so no row is left to"
+                " train on"
+            )
+        return TaskSet(kept, found.heldout, notes, rows.weights)
 
     def _publish(self, stage: Stage) -> None:
         if self._ranks.rank:

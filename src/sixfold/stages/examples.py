@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..controller.stream import task_stream
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..run.assemble import Assembly
-from ..run.worked import solved_tasks, training_tasks, worked_groups
-from ..types import Group
+from ..run.worked import training_tasks, worked_groups
+from ..types import Group, Task
 
 
 class Examples(Protocol):
@@ -61,9 +61,14 @@ class TaskExamples:
             tasks, recipe.sft.examples_per_step, recipe.run.seed, assembly.tasks.weights
         )
         self.steps_per_epoch = self._stream.steps_per_epoch
-        count = recipe.eval.tasks
-        heldout = solved_tasks(drawn_tasks(assembly.tasks.heldout, count, recipe.run.seed))
-        self.heldout: Sequence[Group] = worked_groups(assembly, heldout)
+        self._limit = recipe.sft.max_tokens or assembly.policy.context
+        drawn = drawn_tasks(assembly.tasks.heldout, recipe.eval.tasks, recipe.run.seed)
+        # As the training tasks: the loss on bare answers says nothing of worked solutions.
+        worked = any(task.trace for task in tasks)
+        heldout = [task for task in drawn if (task.trace if worked else _imitable(task))]
+        self.heldout: Sequence[Group] = [
+            group for group in worked_groups(assembly, heldout) if self._fits(group)
+        ]
         unsolved = len(assembly.tasks.train) - len(training_tasks(assembly))
         self.notes = (
             [f"{unsolved} training tasks have no solution to imitate and are left out"]
@@ -72,4 +77,27 @@ class TaskExamples:
         )
 
     def groups(self, step: int) -> list[Group]:
-        return worked_groups(self._assembly, self._stream(step))
+        """As `Examples.groups`. Solutions that are too long are left out, or refused.
+
+        Raises:
+            UserError: a solution is too long and may not be left out, or none of the step fits.
+        """
+        made = worked_groups(self._assembly, self._stream(step))
+        found = [group for group in made if self._fits(group)]
+        if len(found) < len(made) and (self._assembly.recipe.data.overlong == "error" or not found):
+            long = next(group for group in made if not self._fits(group))
+            raise UserError(
+                f"task {long.task.id}: the prompt and its solution have"
+                f" {len(long.trajectories[0].tokens)} tokens, but only {self._limit} fit"
+                " (sft.max_tokens, or the model's context). Set data.overlong = 'drop' to leave"
+                " out such tasks, or raise sft.max_tokens"
+            )
+        return found
+
+    def _fits(self, group: Group) -> bool:
+        return len(group.trajectories[0].tokens) <= self._limit
+
+
+def _imitable(task: Task) -> bool:
+    """True if the answer of a task is text or a number."""
+    return task.answer is not None and not isinstance(task.answer, list | tuple | Mapping)

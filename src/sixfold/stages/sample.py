@@ -47,6 +47,8 @@ from .keepers import REASONS, check_enough, completion_of, select
 from .kind import StageKind
 
 BLOCKS = "blocks"
+TOKENS, MILLISECONDS = "tokens", "milliseconds"
+"""What a block notes beside its counts, so that a resumed run has the whole."""
 INPUTS = "sampled_from.json"
 """File with the settings and the model that a dataset is sampled from."""
 
@@ -198,13 +200,18 @@ class SampleRun:
             "time/total_s": time.perf_counter() - began,
         }
         context.state.step = number + 1
-        context.state.tokens_total += sum(t.sampled_length for g in groups for t in g.trajectories)
+        sampled = sum(t.sampled_length for g in groups for t in g.trajectories)
+        noted = {
+            **counts,
+            TOKENS: sampled,
+            MILLISECONDS: round(1000 * (time.perf_counter() - began)),
+        }
         rows = [sampled_row(one, model=self._model, seed=seed) for one in selection.kept]
 
         def write() -> None:
             if context.ranks.rank == 0:
                 log.log(number + 1, metrics)
-                write_block(self._folder, number, rows, counts)
+                write_block(self._folder, number, rows, noted)
 
         with context.interrupts.finishing():
             together(context.ranks, write)
@@ -216,8 +223,11 @@ class SampleRun:
         if context.ranks.rank:
             return
         counts: Counter[str] = Counter()
-        for block in done_blocks(folder).values():
-            counts.update(block)
+        for number, block in done_blocks(folder).items():
+            counts.update(
+                block if number < count else {}
+            )  # of an earlier attempt: what is mixed in
+        tokens, seconds = counts.pop(TOKENS, 0), counts.pop(MILLISECONDS, 0) / 1000
         check_enough(counts, self._config)
         diversity = Diversity(self._config.ngram)
         for row in read_rows(folder, count):
@@ -241,8 +251,8 @@ class SampleRun:
                 "counts": dict(counts),
                 "model": self._model,
                 "sha256": sha256,
-                "tokens_sampled": context.state.tokens_total,
-                "seconds": round(context.seconds, 1),
+                "tokens_sampled": tokens,
+                "seconds": round(max(seconds, context.seconds), 1),
                 **diversity.metrics(),
             },
         )

@@ -118,7 +118,8 @@ def _trains_on(stage: Stage) -> str:
 
 def _evaluated(staged: StagedRecipe, stage: Stage) -> str:
     data: DataConfig | None = staged.evaluated_on(stage)
-    loss = "" if stage.row.reads == "tasks" else "the loss of held-out examples"
+    unmeasured = stage.row.reads == "tasks" or (stage.reads_tasks and data is None)
+    loss = "" if unmeasured else "the loss of held-out examples"
     if stage.kind == "sample":
         return "nothing"
     tasks = (
