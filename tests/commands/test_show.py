@@ -277,7 +277,7 @@ def test_the_error_explains_why_a_step_or_trajectory_is_not_recorded(
         file.unlink()
     assert "no step of RL has ended" in refusal(capsys, run)
     (run / "summary.json").write_text("{}")
-    assert "it has ended, and no step of it was one of RL" in refusal(capsys, run)
+    assert "it has ended, and recorded none" in refusal(capsys, run)
     (run / "recipe.toml").write_text("[log]\nrollouts_every = 0\n")
     never = refusal(capsys, run)
     assert "log.rollouts_every = 0" in never and "log.rollouts_every = 1" in never

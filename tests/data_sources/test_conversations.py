@@ -175,7 +175,7 @@ def test_a_row_without_a_reply(tmp_path: Path, row: dict[str, Any], reason: str)
         ({"messages": [{"role": "robot", "content": "a"}, *TURNS]}, "unknown role 'robot'"),
         ({"messages": [TURNS[0], TURNS[1] | {"weight": 2}]}, "weight of a message is 0"),
         ({"prompt": "a", "completion": [TURNS[1]]}, "'completion' must be text"),
-        ({"prompt": [TURNS[0]], "completion": "a"}, "'completion' must be a list"),
+        ({"prompt": [TURNS[0]], "completion": {"a": 1}}, "'completion' must be a list"),
         ({"prompt": " ", "completion": "a"}, "empty prompt"),
         ({"instruction": 3, "output": "a"}, "'instruction' must be text, got"),
         ({"messages": TURNS, "system": "a", "tools": "\ud800"}, "lone surrogate"),
@@ -244,3 +244,51 @@ def test_several_sources_of_different_forms(tmp_path: Path) -> None:
         ("alpaca/train-0", "alpaca"),
     ]
     assert tasks.weights == {"chat": 3.0, "alpaca": 1.0}
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "input"])
+def test_the_arguments_of_a_call_have_one_of_three_names(tmp_path: Path, key: str) -> None:
+    call = {"name": "add", key: {"a": 1}}
+    turns = [SHARED[0], {"from": "function_call", "value": json.dumps(call)}]
+    message = only(load(tmp_path, {"conversations": turns})).prompt[-1]
+    assert message["tool_calls"] == [{"type": "function", "function": CALL}]  # type: ignore[index]
+
+
+def test_arguments_of_another_name_are_refused(tmp_path: Path) -> None:
+    turns = [SHARED[0], {"from": "function_call", "value": '{"name": "add", "kwargs": {"a": 1}}'}]
+    with pytest.raises(UserError, match="a tool call has a name and an object of arguments"):
+        load(tmp_path, {"conversations": turns})
+
+
+def test_function_calls_of_2023_are_calls(tmp_path: Path) -> None:
+    called = {"role": "assistant", "content": None, "function_call": {**CALL, "arguments": "{}"}}
+    told = {"role": "function", "name": "add", "content": "3"}
+    task = only(load(tmp_path, {"messages": [TURNS[0], called, told, TURNS[1]]}))
+    call, result = task.prompt[1], task.prompt[2]
+    assert call["tool_calls"][0]["function"] == {"name": "add", "arguments": {}}  # type: ignore[index]
+    assert "function_call" not in call and result["role"] == "tool"  # type: ignore[operator, index]
+
+
+@pytest.mark.parametrize("text", ['[{"value": 3}]', "[{'value': 3}]", '[{"role": "chef"}]'])
+def test_a_text_that_looks_like_messages_stays_text_where_messages_have_no_place(
+    tmp_path: Path, text: str
+) -> None:
+    task = only(load(tmp_path, {"instruction": "sort", "input": text, "output": text}))
+    assert (task.prompt, task.trace) == (f"sort\n\n{text}", text)
+    assert only(load(tmp_path, {"prompt": "sort", "completion": text})).trace == text
+
+
+def test_alpaca_rows_may_have_a_null_input_and_earlier_turns(tmp_path: Path) -> None:
+    row = {"instruction": "sure?", "input": None, "output": "Yes."}
+    assert only(load(tmp_path, row)).prompt == "sure?"
+    after = only(load(tmp_path, {**row, "history": [["1+2?", "3"]]}))
+    assert after.prompt == (TURNS[0], {**TURNS[1], "weight": 0}, *TURNS[2:])
+    with pytest.raises(UserError, match="'history' must be a list of pairs"):
+        load(tmp_path, {**row, "history": ["1+2?"]})
+
+
+def test_a_pair_may_have_a_system_message_or_a_text_after_messages(tmp_path: Path) -> None:
+    asked = only(load(tmp_path, {"system": "Add.", "prompt": "1+2?", "completion": "3"}))
+    assert asked.prompt == ({"role": "system", "content": "Add."}, TURNS[0]) and asked.trace == "3"
+    mixed = only(load(tmp_path, {"prompt": TURNS[:1], "completion": "3"}))
+    assert mixed.prompt == tuple(TURNS[:2])

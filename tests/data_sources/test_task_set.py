@@ -129,3 +129,18 @@ def test_a_held_out_prompt_is_found_in_every_form() -> None:
     ]
     kept = [task.id for task in apart_from_heldout(train, held)]
     assert kept == ["other", "longer", "world"]
+
+
+def test_shared_demonstrations_are_no_held_out_prompt() -> None:
+    shown = ({"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"})
+
+    def asked(name: str, *more: str) -> Task:
+        said = tuple({"role": "user", "content": text} for text in more)
+        return Task(name, (*shown, *said))
+
+    train = [asked("a", "2+2?"), asked("b", "3+3?"), Task("c", "1+1?"), asked("d", "4+4?", "5+5?")]
+    assert apart_from_heldout(train, [asked("held", "3+3?")]) == [train[0], *train[2:]]
+    # A conversation is left out that answers it in a later reply.
+    reply = {"role": "assistant", "content": "6"}
+    later = Task("later", (*asked("b", "3+3?").prompt, reply, *asked("e", "7?").prompt[2:], reply))
+    assert apart_from_heldout([later], [asked("held", "3+3?")]) == []

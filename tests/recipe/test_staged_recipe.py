@@ -435,3 +435,44 @@ def test_a_distillation_that_cannot_be_is_refused() -> None:
         DISTILLED + '[[stages]]\nkind = "sft"\nname = "small-answers"\nsft.steps = 1\n'
     )
     assert "unknown key 'teacher'" in refused(DISTILLED.replace("distill", "sft"))
+
+
+@pytest.mark.parametrize("flag", ["--data.split=test", "--data.revision=abc", "--model.revision=v"])
+def test_a_flag_about_the_recipes_source_is_of_no_other_source(flag: str) -> None:
+    """Then a resume, which reads the written recipe, has the settings of the first start."""
+    text = """
+data.source = "a/b"
+model.path = "m"
+[[stages]]
+kind = "sft"
+data.source = "c/d"
+model.path = "n"
+sft.steps = 1
+"""
+    once = staged(text, flag)
+    assert once.stages[0].recipe.data.split == "train" and once.stages[0].recipe.data.revision == ""
+    assert once.stages[0].recipe.model.revision == "" and staged(once.dump()) == once
+
+
+def test_a_flag_names_another_teacher() -> None:
+    other = staged(DISTILLED, "--stages.small.teacher=other")
+    assert other.stages[0].recipe.model.path == "other" and staged(other.dump()) == other
+
+
+def test_a_sampled_dataset_among_sources_is_read_as_it_was_written() -> None:
+    text = """
+data.source = "g.jsonl"
+data.prompt_suffix = " Think."
+[[stages]]
+kind = "sample"
+[[stages]]
+kind = "sft"
+data.sources = [{source = "stage:sample", weight = 2}, {source = "o.jsonl"}]
+data.trace_field = "solution"
+sft.steps = 1
+"""
+    once = staged(text)
+    sampled, other = once.stages[1].recipe.data.sources
+    assert (sampled.prompt_suffix, sampled.trace_field, sampled.weight) == ("", "completion", 2)
+    assert (other.prompt_suffix, other.trace_field) == (None, None)
+    assert staged(once.dump()) == once

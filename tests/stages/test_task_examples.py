@@ -57,9 +57,13 @@ def test_held_out_solutions_are_of_the_form_of_the_trained_ones() -> None:
 def test_a_solution_that_does_not_fit_is_refused_or_left_out() -> None:
     train = [Task("short", "?" * 4, answer="2" * 8), Task("long", "?" * 4, answer="2" * 9)]
     with pytest.raises(UserError, match=r"task long: .* have 13 tokens, but only 12 fit"):
-        examples(train, []).groups(1)
-    assert ids(examples(train, train, data__overlong="drop").groups(1)) == ["short"]
+        examples(train, [])
+    dropped = examples(train, [], data__overlong="drop", sft__examples_per_step=1)
+    assert [ids(dropped.groups(step)) for step in (1, 2, 3)] == [["short"]] * 3
+    assert dropped.notes == [
+        "1 training tasks have solutions of more than 12 tokens and are left out"
+    ]
     other = [Task("other", "!" * 4, answer="2" * 8), Task("longer", "!" * 4, answer="2" * 9)]
-    assert ids(examples(train, other).heldout) == ["other"]
-    with pytest.raises(UserError, match="only 11 fit"):
-        examples(train, [], data__overlong="drop", sft__max_tokens=11).groups(1)
+    assert ids(examples(train[:1], other).heldout) == ["other"]
+    with pytest.raises(UserError, match="no training task has a solution that fits"):
+        examples(train, [], data__overlong="drop", sft__max_tokens=11)

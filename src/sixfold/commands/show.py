@@ -159,7 +159,8 @@ def _step(run: RunFolder, recorded: Sequence[int], step: int | None) -> int:
             )
         if run.summary.is_file():
             raise UserError(
-                f"{run.path} has no trajectories: it has ended, and no step of it was one of RL"
+                f"{run.path} has no trajectories: it has ended, and recorded none. Only steps of RL"
+                f" are recorded (log.rollouts_every = {every})"
             )
         raise UserError(
             f"{run.path} has no trajectories yet: no step of RL has ended (log.rollouts_every ="

@@ -8,7 +8,7 @@ with a worked solution (`Task.trace`), so a model without a chat template can le
 |---|---|
 | messages, conversations | a list of messages, with names of OpenAI or ShareGPT |
 | prompt_completion | two texts, or two lists of messages (TRL); only the second is trained |
-| alpaca | `instruction`, perhaps `input`, and `output` |
+| alpaca | `instruction`, perhaps `input`, and `output`; perhaps `history`, pairs of earlier turns |
 
 Beside them, `tools`, `chat_template_kwargs` and `system` are read.
 """
@@ -41,6 +41,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "prompt_completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
 }
+_ROLES = ("user", "assistant")
 _DEFAULT = DataConfig.model_fields["prompt_field"].default
 
 _ALPACA = (
@@ -140,7 +141,9 @@ def _recognise(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, 
 def _task(row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat: bool) -> Task:
     """The conversation of a row, without its id."""
     values = [_value(row, column) for column in columns]
-    system = "" if form == "prompt_completion" else _value(row, "system")
+    if form != "alpaca":
+        values = _messages_of(row, values)
+    system = _value(row, "system")
     if isinstance(system, str) and system.strip():
         if data.system_prompt:
             raise UserError(
@@ -148,8 +151,10 @@ def _task(row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat:
             )
         data = data.model_copy(update={"system_prompt": system})
     if form == "alpaca":
-        given = _value(row, "input")
-        values[0] = _alpaca(row, values[0], "" if given is MISSING else given, chat)
+        given, history = _value(row, "input"), _value(row, "history")
+        values[0] = _alpaca(row, values[0], "" if given in (MISSING, None) else given, chat)
+        if history not in (MISSING, None, []):
+            values = _after_history(row, history, values)
     task = (
         _pair(row, columns, values, data)
         if isinstance(values[0], str) and len(values) == 2
@@ -165,7 +170,33 @@ def _task(row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat:
 
 def _value(row: Row, column: str) -> Any:
     value = lookup(row.fields, column)
-    return stored_messages(row.where, without_nulls(value) if row.padded else value)
+    return without_nulls(value) if row.padded else value
+
+
+def _messages_of(row: Row, values: list[Any]) -> list[Any]:
+    """The values, with lists of messages in place of their JSON text, and of a reply after one."""
+    read = [stored_messages(row.where, values[0]), *values[1:]]
+    if len(read) == 2 and isinstance(read[0], list):
+        read[1] = stored_messages(row.where, read[1])
+        if isinstance(read[1], str):
+            read[1] = [{"role": "assistant", "content": read[1]}]
+    return read
+
+
+def _after_history(row: Row, history: Any, values: Sequence[Any]) -> list[Any]:
+    """An Alpaca row with earlier turns, pairs of texts as LLaMA-Factory has them, as messages."""
+    if not isinstance(history, list) or not all(
+        isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)
+        for turn in history
+    ):
+        raise UserError(
+            f"{row.where}: 'history' must be a list of pairs of texts, got {str(history)[:60]}"
+        )
+    if not (isinstance(values[1], str) and values[1].strip()):
+        raise _NoReply("'output' is empty")
+    turns = [(role, text) for turn in history for role, text in zip(_ROLES, turn, strict=True)]
+    said = [{"role": role, "content": text} for role, text in (*turns, ("user", values[0]))]
+    return [said, [{"role": "assistant", "content": values[1]}]]
 
 
 def _alpaca(row: Row, instruction: Any, given: Any, chat: bool) -> str:

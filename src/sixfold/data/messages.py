@@ -22,6 +22,9 @@ _SHAREGPT = {
 }
 """Names of ShareGPT for the roles of messages. The other names are the same."""
 
+_ARGUMENTS = ("arguments", "parameters", "input")
+"""Names for the arguments of a call: OpenAI's, Llama's and Anthropic's."""
+
 _JSON = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
 _PYTHON = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
 """Starts of a list of messages, as JSON and as Python prints it."""
@@ -121,9 +124,14 @@ def _message(where: str, given: Any) -> Message:
 
 
 def _with_openai_names(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with OpenAI's names, if it has ShareGPT's."""
+    """The message with OpenAI's names of today, if it has ShareGPT's or those of 2023."""
     if "role" in message or "from" not in message:
-        return dict(message)
+        known = {key: value for key, value in message.items() if key != "function_call"}
+        if known.get("role") == "function":
+            known["role"] = "tool"
+        if message.get("function_call") and not known.get("tool_calls"):
+            known["tool_calls"] = message["function_call"]
+        return known
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     name, text = message["from"], message.get("value")
     role = _SHAREGPT.get(str(name), name)
@@ -141,16 +149,18 @@ def _calls(where: str, value: Any) -> list[dict[str, Any]]:
         outer = call if isinstance(call, Mapping) else {}
         inner = outer.get("function", outer)
         function = inner if isinstance(inner, Mapping) else {}
-        arguments = function.get("arguments", {})
+        named = [key for key in _ARGUMENTS if key in function]
+        rest = function.keys() - {"name", "id", "type", "index"}
+        arguments = function[named[0]] if named else None if rest else {}
         if isinstance(arguments, str):
             arguments = parse_json(f"{where}: arguments of a tool call", arguments)
         if not (isinstance(arguments, Mapping) and isinstance(function.get("name"), str)):
             raise UserError(
                 f"{where}: a tool call has a name and an object of arguments, got {str(call)[:60]}"
             )
-        named = {"name": function["name"], "arguments": dict(arguments)}
+        called = {"name": function["name"], "arguments": dict(arguments)}
         identity = {"id": outer["id"]} if isinstance(outer.get("id"), str) else {}
-        made.append({**identity, "type": "function", "function": named})
+        made.append({**identity, "type": "function", "function": called})
     return made
 
 

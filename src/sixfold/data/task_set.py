@@ -12,13 +12,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
-from itertools import takewhile
 from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
 from ..errors import UserError
 from ..seeds import ORDER_BYTES, seed_bytes
-from ..types import Task
+from ..types import Message, Task
 from ..user_code import own_copy
 from .rows import check_value
 
@@ -136,24 +135,34 @@ def prompt_key(task: Task) -> str:
 
 
 def apart_from_heldout(train: Sequence[Task], heldout: Sequence[Task]) -> list[Task]:
-    """The training tasks whose prompts are not held out.
+    """The training tasks in which no held-out prompt is answered.
 
-    Tasks of another form count too: a conversation that opens with a held-out prompt, or a text.
+    Prompts are compared by what the user says in them, so a conversation is found that answers a
+    held-out prompt in any of its replies, or a text that is a held-out prompt of one message.
     """
     prompts = {prompt_key(task) for task in heldout}
-    openings = {_opening(task) for task in heldout}
+    held = {(_said(task.prompt), task.world) for task in heldout}
     return [
-        task for task in train if prompt_key(task) not in prompts and _opening(task) not in openings
+        task
+        for task in train
+        if prompt_key(task) not in prompts
+        and held.isdisjoint((said, task.world) for said in _answered(task.prompt))
     ]
 
 
-def _opening(task: Task) -> tuple[str, object]:
-    """What the user says before the first reply, and the world of the task."""
-    if isinstance(task.prompt, str):
-        return task.prompt.strip(), task.world
-    said = takewhile(lambda message: message["role"] != "assistant", task.prompt)
-    texts = [str(m.get("content") or "").strip() for m in said if m["role"] == "user"]
-    return "\n".join(texts), task.world
+def _said(prompt: str | Sequence[Message]) -> tuple[str, ...]:
+    """Texts of the user."""
+    if isinstance(prompt, str):
+        return (prompt.strip(),)
+    return tuple(str(m.get("content") or "").strip() for m in prompt if m["role"] == "user")
+
+
+def _answered(prompt: str | Sequence[Message]) -> list[tuple[str, ...]]:
+    """Texts of the user before each reply, and in the whole."""
+    if isinstance(prompt, str):
+        return [_said(prompt)]
+    replies = [at for at, message in enumerate(prompt) if message["role"] == "assistant"]
+    return [_said(prompt[:at]) for at in (*replies, len(prompt))]
 
 
 def _check_tasks(argument: str, given: Iterable[Any]) -> list[Task]:

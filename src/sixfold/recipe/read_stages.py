@@ -65,6 +65,8 @@ def read_stages(
                     f" --{STAGES}.{name}.{key} for this stage"
                 )
         own |= for_one[name]
+        if table["kind"] == DISTILL and TEACHER in own:
+            own[f"{TEACHER}.path"] = own.pop(TEACHER)
         written.append(Table(table["kind"], name, own))
         parts = [(table["kind"], name, own)]
         if table["kind"] == DISTILL:
@@ -181,7 +183,7 @@ def _stage(
     models = [stage.name for stage in earlier if stage.row.makes == "model"]
     continues = {}
     if "model.path" in own:
-        if "model.revision" not in {**for_all, **own}:  # that of [model] is of another model
+        if "model.revision" not in own:  # that of [model] is of another model
             continues = {"model.revision": ""}
     elif models and not any(key.startswith(("model.path", "model.scratch")) for key in own):
         continues = {"model.path": REFERENCE + models[-1], "model.revision": ""}
@@ -193,7 +195,8 @@ def _stage(
     for sampled in earlier:
         if own.get("data.source") == REFERENCE + sampled.name:
             form = _loads_sampled(sampled, where)
-    values = {**_other_source(own), **for_all, **form, **own, **continues}
+    own = own | _whole_tables(own, earlier, where)
+    values = {**for_all, **_other_source(own), **form, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
     steps, epochs = _length(kind_row(kind), flat(recipe), where)
     if recipe.model.lora.rank and not recipe.model.path and kind != "rl":
@@ -228,6 +231,23 @@ def _other_source(own: Mapping[str, Any]) -> dict[str, Any]:
     return {f"data.{name}": knobs()[f"data.{name}"].default for name in names}
 
 
+def _whole_tables(own: Mapping[str, Any], earlier: Sequence[Stage], where: str) -> dict[str, Any]:
+    """`data.sources` with the form of the dataset in each table that names a stage."""
+    tables = own.get("data.sources")
+    if not isinstance(tables, list):
+        return {}
+    sampled = {REFERENCE + stage.name: stage for stage in earlier if stage.row.makes == "dataset"}
+    plain = {"answer_after": "", "system_prompt": "", "prompt_suffix": "", "prefill": ""}
+    found = []
+    for table in tables:
+        source = table.get("source") if isinstance(table, dict) else None
+        form = {}
+        if isinstance(source, str) and source in sampled:
+            form = plain | dataset_settings(source, _form(sampled[source], where))
+        found.append({**form, **table} if form else table)
+    return {"data.sources": found}
+
+
 def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, int]:
     """Steps and epochs of a stage. One of them is 0, and both are if its data decides.
 
@@ -250,10 +270,22 @@ def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, i
 
 
 def _loads_sampled(sampled: Stage, where: str) -> dict[str, Any]:
-    """Settings of [data] for the dataset of a stage: nothing of the recipe's own form is left.
+    """Settings of [data] for the dataset of a stage: nothing of the recipe's own form is left."""
+    kept = ("overlong", "max_prompt_tokens")
+    found = {
+        knob.name: knob.default
+        for knob in knobs().values()
+        if knob.section == "data" and knob.name not in kept
+    }
+    found |= dataset_settings(REFERENCE + sampled.name, _form(sampled, where))
+    return {f"data.{name}": value for name, value in found.items()}
+
+
+def _form(sampled: Stage, where: str) -> str:
+    """Form of the prompts that a stage has sampled.
 
     Raises:
-        UserError: if the stage has sampled prompts of several forms, which no setting can name.
+        UserError: if they have several, which no setting can name.
     """
     data = sampled.recipe.data
     forms = {
@@ -267,14 +299,7 @@ def _loads_sampled(sampled: Stage, where: str) -> dict[str, Any]:
             f" ({', '.join(sorted(forms))}), because its data.sources differ in prefill or"
             " prompt_form. Sample each form in a stage of its own"
         )
-    kept = ("overlong", "max_prompt_tokens")
-    found = {
-        knob.name: knob.default
-        for knob in knobs().values()
-        if knob.section == "data" and knob.name not in kept
-    }
-    found |= dataset_settings(REFERENCE + sampled.name, forms.pop())
-    return {f"data.{name}": value for name, value in found.items()}
+    return forms.pop()
 
 
 def _check_own(key: str, kind: str, where: str) -> None:

@@ -12,6 +12,9 @@ from ..run.assemble import Assembly
 from ..run.worked import training_tasks, worked_groups
 from ..types import Group, Task
 
+_TURN_END = 16
+"""Tokens that a template writes after a reply, at most."""
+
 
 class Examples(Protocol):
     """Training examples of a supervised stage.
@@ -56,12 +59,20 @@ class TaskExamples:
                 f"sft.tasks = {recipe.sft.tasks}: only {len(tasks)} training tasks have a solution."
                 " Lower it"
             )
-        tasks = drawn_tasks(tasks, recipe.sft.tasks, recipe.run.seed)
+        self._limit = recipe.sft.max_tokens or assembly.policy.context
+        self._drops = recipe.data.overlong == "drop"
+        chosen = drawn_tasks(tasks, recipe.sft.tasks, recipe.run.seed)
+        tasks = [task for task in chosen if not self._too_long(task)]
+        if not tasks:
+            raise UserError(
+                f"no training task has a solution that fits: all {len(chosen)} have more than"
+                f" {self._limit} tokens with their prompts. Raise sft.max_tokens, or use a model"
+                " with a longer context"
+            )
         self._stream = task_stream(
             tasks, recipe.sft.examples_per_step, recipe.run.seed, assembly.tasks.weights
         )
         self.steps_per_epoch = self._stream.steps_per_epoch
-        self._limit = recipe.sft.max_tokens or assembly.policy.context
         drawn = drawn_tasks(assembly.tasks.heldout, recipe.eval.tasks, recipe.run.seed)
         # As the training tasks: the loss on bare answers says nothing of worked solutions.
         worked = any(task.trace for task in tasks)
@@ -70,32 +81,49 @@ class TaskExamples:
             group for group in worked_groups(assembly, heldout) if self._fits(group)
         ]
         unsolved = len(assembly.tasks.train) - len(training_tasks(assembly))
-        self.notes = (
-            [f"{unsolved} training tasks have no solution to imitate and are left out"]
-            if unsolved
-            else []
-        )
+        found = {
+            "training tasks have no solution to imitate and are left out": unsolved,
+            f"training tasks have solutions of more than {self._limit} tokens and are left out": (
+                len(chosen) - len(tasks)
+            ),
+        }
+        self.notes = [f"{count} {why}" for why, count in found.items() if count]
 
     def groups(self, step: int) -> list[Group]:
-        """As `Examples.groups`. Solutions that are too long are left out, or refused.
-
-        Raises:
-            UserError: a solution is too long and may not be left out, or none of the step fits.
-        """
         made = worked_groups(self._assembly, self._stream(step))
-        found = [group for group in made if self._fits(group)]
-        if len(found) < len(made) and (self._assembly.recipe.data.overlong == "error" or not found):
-            long = next(group for group in made if not self._fits(group))
-            raise UserError(
-                f"task {long.task.id}: the prompt and its solution have"
-                f" {len(long.trajectories[0].tokens)} tokens, but only {self._limit} fit"
-                " (sft.max_tokens, or the model's context). Set data.overlong = 'drop' to leave"
-                " out such tasks, or raise sft.max_tokens"
-            )
-        return found
+        for group in made:
+            if not self._fits(group):  # an episode, whose length shows when it is played
+                raise self._refusal(group.task, len(group.trajectories[0].tokens))
+        return made
 
     def _fits(self, group: Group) -> bool:
         return len(group.trajectories[0].tokens) <= self._limit
+
+    def _too_long(self, task: Task) -> bool:
+        """True if a task is to be left out. Episodes have their length when they are played.
+
+        Raises:
+            UserError: if it is too long and may not be left out, or cannot be imitated.
+        """
+        if self._assembly.player.environment:
+            return False
+        renderer = self._assembly.renderer
+        prompt = len(renderer.encode(task))
+        # A text has no more tokens than bytes.
+        if prompt + len(str(task.worked).encode()) + _TURN_END <= self._limit:
+            return False
+        length = prompt + len(renderer.solution(task))
+        if length > self._limit and not self._drops:
+            raise self._refusal(task, length)
+        return length > self._limit
+
+    def _refusal(self, task: Task, length: int) -> UserError:
+        advice = "Set data.overlong = 'drop' to leave out such tasks, or raise sft.max_tokens"
+        return UserError(
+            f"task {task.id}: the prompt and its solution have {length} tokens, but only"
+            f" {self._limit} fit (sft.max_tokens, or the model's context)."
+            f" {'Raise sft.max_tokens, or use shorter tasks' if self._drops else advice}"
+        )
 
 
 def _imitable(task: Task) -> bool:

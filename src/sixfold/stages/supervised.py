@@ -23,7 +23,7 @@ from ..run.last_step import LastStep, unfinished
 from ..run.monitors import Monitors
 from ..run.policy_evaluation import evaluate_policy
 from ..run.step_log import StepLog
-from ..run.training import TrainingStage
+from ..run.training import TrainingStage, reached_limit
 from ..run.work import Work
 from ..run.worked import supervised_trainer
 from ..trainer.logprobs import score_tables
@@ -240,8 +240,12 @@ class SupervisedLog(StepLog):
     def close_step(self, step: int, metrics: Metrics, version: int) -> None:
         recipe = self._assembly.recipe
         due = recipe.eval.every and step % recipe.eval.every == 0
-        if step == recipe.run.steps and not due:  # the tasks are solved after the last step anyway
+        # The tasks are solved after the last step anyway.
+        if reached_limit(self._context, recipe.run) and not due:
+            began = time.perf_counter()
+            self._context.phase("evaluation")
             metrics |= self._heldout_loss()
+            metrics["time/eval_s"] = time.perf_counter() - began
         super().close_step(step, metrics, version)
 
     def evaluated(self, step: int, version: int) -> tuple[Metrics, str]:
