@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from sixfold.checkpoint.checkpoint import save_checkpoint
-from sixfold.checkpoint.model_source import model_folder, with_model_folders, with_recorded_models
+from sixfold.checkpoint.model_source import model_folder, recorded_models, with_model_folders
 from sixfold.checkpoint.payload import Payload
 from sixfold.cli import main
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
+from sixfold.recipe.dump import flat
 from sixfold.recipe.schema import ModelConfig, Recipe
 from sixfold.recipe.toml import load_recipe
 
@@ -130,11 +131,10 @@ def test_recipes_take_runs(run: Path) -> None:
 def test_a_started_run_keeps_the_checkpoints_that_it_has_recorded(run: Path) -> None:
     asked = Recipe(model=ModelConfig(path=str(run)))
     older = str(run / "checkpoints" / "step-000001" / "model")
-    recorded = asked.with_settings({"model.path": older, "reference.path": "elsewhere"})
-    assert with_recorded_models(asked, recorded) == asked.with_settings({"model.path": older})
+    recorded = flat(asked) | {"model.path": older, "reference.path": "elsewhere"}
+    assert recorded_models(flat(asked), recorded) == {"model.path": older}
     other = Recipe(model=ModelConfig(path=str(run.parent / "other")))
-    assert with_recorded_models(other, recorded) == other
-    assert with_recorded_models(Recipe(), recorded) == Recipe()
+    assert recorded_models(flat(other), recorded) == recorded_models(flat(Recipe()), recorded) == {}
 
 
 @pytest.mark.slow

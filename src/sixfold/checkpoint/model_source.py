@@ -6,11 +6,12 @@ Every command uses this module.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..files.folder import model_stage
-from ..recipe.dump import flat
 from ..recipe.hub_names import not_found
 from ..recipe.schema import Recipe
 from .listing import newest_checkpoint
@@ -86,20 +87,17 @@ def with_model_folders(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changes) if changes else recipe
 
 
-def with_recorded_models(recipe: Recipe, recorded: Recipe) -> Recipe:
-    """Recipe with the model folders that a started run has recorded for the runs that it names.
+def recorded_models(asked: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the model folders that a started run has recorded for the runs that it names.
 
     Without them a resume would take newer checkpoints, if those runs have continued since.
 
     Args:
-        recipe: names runs, checkpoints, folders or hub ids.
-        recorded: what `with_model_folders` once made of it.
+        asked: settings by dotted key, which name runs, checkpoints, folders or hub ids.
+        recorded: what `with_model_folders` once made of them.
     """
-    asked, found = flat(recipe), flat(recorded)
     keys = ("model.path", "reference.path", "engine.speculation.path")
-    return recipe.with_settings(
-        {key: found[key] for key in keys if asked.get(key) and _holds(asked[key], found[key])}
-    )
+    return {k: recorded[k] for k in keys if asked.get(k) and _holds(asked[k], recorded[k])}
 
 
 def _holds(folder: object, model: object) -> bool:

@@ -27,7 +27,7 @@ from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
 from ..recipe.plan import make_plan
 from ..recipe.schema import EvalConfig, LoraConfig, Recipe, RunConfig, SharedSyncConfig
-from ..recipe.stages import STAGES, with_paths
+from ..recipe.stages import STAGES
 from ..recipe.toml import load_recipe, load_staged
 from ..report.numbers import p_value, percent, points
 from ..stages.artifact import DATASET
@@ -125,7 +125,7 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
         return staged.base
     stage = model_stage(own.parent) if whole == own.parent else own.parent
     datasets = {one.name: str(whole / STAGES / one.name / DATASET) for one in staged.stages}
-    return with_paths(staged.evaluation(stage.name, str(whole)), datasets)
+    return staged.evaluation(stage.name, str(whole), datasets)
 
 
 def _note_differences(recipe: Recipe, run: str, settings: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -165,7 +165,20 @@ class Stage:
             artifacts: path of the artifact of each earlier stage, by name.
         """
 
-        return with_paths(self.recipe, artifacts)
+        def path(text: str) -> str:
+            name = text.removeprefix(REFERENCE)
+            return text if name == text else artifacts[name]
+
+        values: dict[str, object] = {
+            key: path(value)
+            for key, value in flat(self.recipe).items()
+            if isinstance(value, str) and value.startswith(REFERENCE)
+        }
+        for key in _TABLES:
+            section, _, name = key.partition(".")
+            tables = getattr(getattr(self.recipe, section), name)
+            values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
+        return self.recipe.with_settings(values)
 
 
 @dataclass(frozen=True)
@@ -227,19 +240,26 @@ class StagedRecipe:
             return data if any(other.reads_tasks for other in readers) else None
         return None if data == DataConfig() else data  # nobody has asked for the default
 
-    def evaluation(self, name: str, where: str) -> Recipe:
+    def evaluation(self, name: str, where: str, artifacts: Mapping[str, str]) -> Recipe:
         """The recipe by which the model of a stage is evaluated.
+
+        Args:
+            name: name of the stage.
+            where: the recipe or the run, for messages.
+            artifacts: path of the artifact of each stage, by name.
 
         Raises:
             UserError: if neither the stage nor the recipe has tasks.
         """
-        data = self.evaluated_on(self.stages[self.position(name, where)])
+        stage = self.stages[self.position(name, where)]
+        data = self.evaluated_on(stage)
         if data is None:
             raise UserError(
                 f"{where}, stage '{name}': neither it nor [data] of the recipe has tasks, so there"
                 " is nothing to solve. Name a recipe with tasks: sixfold eval RECIPE RUN"
             )
-        return self.planned(name, where).model_copy(update={"data": data})
+        recipe = self.planned(name, where).model_copy(update={"data": data})
+        return replace(stage, recipe=recipe).bound(artifacts)
 
     def planned(self, name: str, where: str) -> Recipe:
         """The recipe of a stage, with the sizes of the model that it will get.
@@ -278,30 +298,6 @@ class StagedRecipe:
             for table in self.tables
         )
         return "\n".join([dump_recipe(self.base), *(f"{table}\n" for table in tables)])
-
-
-def with_paths(recipe: Recipe, artifacts: Mapping[str, str]) -> Recipe:
-    """The recipe with paths in place of stage names.
-
-    Args:
-        recipe: may name stages.
-        artifacts: path of the artifact of each stage, by name.
-    """
-
-    def path(text: str) -> str:
-        name = text.removeprefix(REFERENCE)
-        return text if name == text else artifacts[name]
-
-    values: dict[str, object] = {
-        key: path(value)
-        for key, value in flat(recipe).items()
-        if isinstance(value, str) and value.startswith(REFERENCE)
-    }
-    for key in _TABLES:
-        section, _, name = key.partition(".")
-        tables = getattr(getattr(recipe, section), name)
-        values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
-    return recipe.with_settings(values)
 
 
 def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..checkpoint.model_source import with_model_folders, with_recorded_models
+from ..checkpoint.model_source import recorded_models, with_model_folders
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, apart_from_heldout
 from ..environment.named import load_object
@@ -30,6 +30,7 @@ from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import MARKER, RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
+from ..recipe.dump import flat
 from ..recipe.schema import DataConfig
 from ..recipe.stages import STAGES, Stage, StagedRecipe, in_stage
 from ..recipe.toml import load_recipe
@@ -185,7 +186,8 @@ class StagedRun:
         started = self._ranks.gather(RunFolder(folder).recipe.is_file())[0]
         resume = folder if started else None
         if started:
-            recipe = with_recorded_models(recipe, load_recipe(str(RunFolder(folder).recipe)))
+            recorded = load_recipe(str(RunFolder(folder).recipe))
+            recipe = recipe.with_settings(recorded_models(flat(recipe), flat(recorded)))
         recipe = with_model_folders(recipe)
         check_names(recipe.environment, recipe.eval)
         self._say(f"stage {stage.name} ({stage.kind}): {stage.row.purpose}")
