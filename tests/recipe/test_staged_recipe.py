@@ -266,12 +266,12 @@ def test_other_rows_are_evaluated_on_the_tasks_of_the_recipe_if_it_has_some() ->
     texts = staged(EVALUATED.replace("SOURCE", "corpus.txt"))
     assert [texts.evaluated_on(stage) for stage in texts.stages] == [None, None]
     with pytest.raises(UserError, match=r"p.toml, stage 'chat': neither .* sixfold eval RECIPE"):
-        texts.evaluation("chat", "p.toml")
+        texts.evaluation("chat", "p.toml", {})
     tasks = staged(EVALUATED.replace("SOURCE", "sums.jsonl") + SAMPLED)
     found = {stage.name: tasks.evaluated_on(stage) for stage in tasks.stages}
     assert found["chat"] == found["again"] == found["sample"] == tasks.base.data
     assert found["pretrain"] is None  # it trains on those rows as texts
-    recipe = tasks.evaluation("again", "p.toml")
+    recipe = tasks.evaluation("again", "p.toml", {})
     assert recipe.data == tasks.base.data and recipe.data.trace_field == ""
     own = staged(EVALUATED.replace("SOURCE", "sums.jsonl") + SAMPLED + "data.heldout = 3\n")
     data = own.evaluated_on(own.stages[-1])
