@@ -116,8 +116,13 @@ def loaded(path: Path) -> tuple[str, ...]:
 
 @cache
 def every_file(folder: str) -> tuple[Path, ...]:
+    """Files of a folder and all below it, without what an installation or a compiler has made."""
     files = (path for path in sorted((ROOT / folder).rglob("*")) if path.is_file())
-    return tuple(path for path in files if path.suffix not in (".pyc", ".so"))
+    return tuple(
+        path
+        for path in files
+        if path.suffix not in (".pyc", ".so") and ".egg-info" not in path.parent.suffix
+    )
 
 
 @cache

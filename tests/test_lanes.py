@@ -28,6 +28,7 @@ FILES = {
     "src/sixfold/run/__init__.py": "",
     "src/sixfold/run/assemble.py": "",
     "src/sixfold_environments/maths.py": "",
+    "src/sixfold.egg-info/SOURCES.txt": "",
     "tests/lanes.py": "sys.executable docs",
     "tests/conftest.py": (
         'from tests import lanes\n@pytest.fixture(scope="session")\ndef shared(): ...'
@@ -74,6 +75,7 @@ CHANGES = {
     "src/sixfold/other/alone.py": {"test_alone.py"} | WHOLE,
     "src/sixfold/new.py": WHOLE,
     "src/sixfold_environments/maths.py": WHOLE,
+    "src/sixfold.egg-info/SOURCES.txt": set(),
     "tests/conftest.py": {"test_docs.py"},
     "tests/lanes.py": set(),
     "tests/help.py": {"test_a.py"},
