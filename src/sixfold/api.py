@@ -114,7 +114,9 @@ def train(
         if (only or first) and not staged.stages:
             raise UserError("only and first name a stage, but the recipe has no [[stages]]")
         if only and first:
-            raise UserError("only runs one stage, first also those after it: give one of them")
+            raise UserError(
+                "give only, to run one stage, or first, to run it and all later ones: not both"
+            )
         if staged.stages:
             objects = {"reward": reward, "environment": environment, "algorithm": algorithm}
             check_no_objects({**objects, "tasks": tasks, "heldout": heldout or None})

@@ -35,7 +35,7 @@ def gym_tasks(
         UserError: for an unknown dataset or option, for a bad value, or if the library is not
             installed.
     """
-    factory = _library().factory
+    factory = load_gym().factory
     names = gym_names(names, list(factory.DATASETS))
     settings = gym_options(options, names)
     tasks = []
@@ -161,11 +161,16 @@ def _task(name: str, seed: int, number: int, entry: Mapping[str, Any]) -> Task:
 
 @lru_cache(maxsize=256)
 def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
-    score: Callable[[str, Mapping[str, Any]], float] = _library().factory.get_score_answer_fn(name)
+    score: Callable[[str, Mapping[str, Any]], float] = load_gym().factory.get_score_answer_fn(name)
     return score
 
 
-def _library() -> ModuleType:
+def load_gym() -> ModuleType:
+    """The library, imported on the first call.
+
+    Raises:
+        UserError: if it is not installed.
+    """
     try:
         import reasoning_gym
     except ImportError as error:

@@ -32,7 +32,7 @@ def _judge_row(spec: str, *, verifier: bool = False) -> RewardRow:
 
 
 def _gym(spec: str) -> RewardRow:
-    return RewardRow(spec, source="reasoning_gym")
+    return RewardRow(spec, source="reasoning_gym", prepare="sixfold_environments.gym:load_gym")
 
 
 MATH = _maths("sixfold_environments.maths.answers:math_grade")

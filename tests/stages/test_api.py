@@ -57,7 +57,7 @@ def test_objects_are_refused_with_the_setting_of_a_stage(
 
 def test_stages_are_named_for_a_recipe_that_has_them(recipe: Path) -> None:
     for arguments, why in (
-        ({"only": "rl", "first": "sft"}, "give one of them"),
+        ({"only": "rl", "first": "sft"}, "not both"),
         ({"only": "lr"}, "has no stage 'lr'"),
         ({"first": "rl"}, r"Run it first: only='sft', or all stages"),
     ):

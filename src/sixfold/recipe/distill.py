@@ -17,11 +17,11 @@ TEACHER = "teacher"
 """Key of the table with the teacher: a folder, a hub id, `stage:NAME`, or a table like [model]."""
 
 _ANSWERS = ("sample", "data")
-"""Sections that decide which answers there are."""
+"""Sections of the sampling stage only."""
 _BOTH = ("data.overlong", "data.max_prompt_tokens")
-"""Settings of [data] that say what fits, not what there is."""
+"""Settings of [data] that both stages get."""
 _STUDENT = ("sft", "model", "trainer", "reference", "checkpoint")
-"""Sections of the student's training."""
+"""Sections of the SFT stage only."""
 
 
 def distill_stages(
@@ -29,7 +29,7 @@ def distill_stages(
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """The two stages: (kind, name, settings by dotted key).
 
-    The teacher has nothing of the recipe's [model], which is the student.
+    The recipe's [model] is the student. The teacher takes no setting from it.
 
     Args:
         name: name of the stage, which the student's gets.

@@ -128,7 +128,7 @@ def _flags_by_stage(given: Mapping[str, Any], names: Sequence[str]) -> dict[str,
 
 
 def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
-    """Settings of a stage's table by dotted key."""
+    """Settings in a stage's table, by dotted key. `model = "stage:..."` becomes `model.path`."""
     tree = {key: value for key, value in table.items() if key not in ("kind", "name")}
     if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
         tree["model"] = {"path": model}

@@ -223,10 +223,9 @@ class StagedRecipe:
         return names.index(name)
 
     def evaluated_on(self, stage: Stage) -> DataConfig | None:
-        """[data] with the held-out tasks that a stage is evaluated on. None: there are none.
+        """The [data] whose held-out tasks a stage is evaluated on. None: it is not evaluated.
 
-        A stage that trains on other rows is evaluated as the other stages are: on the tasks of the
-        recipe's [data], if that holds tasks.
+        A stage that reads no tasks (pretraining text, sampled answers) uses the recipe's [data].
         """
         own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
         sampled = {"data.source", "data.sources"} & dict(stage.inputs).keys()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -115,6 +116,8 @@ class Interrupts:
         self.exit_code = 128 + number
         if not self._finishing:
             self._say("stopping")
+            # The exception may fall between the creation of a coroutine and its await.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             raise Interrupted
         self._say(
             "stopping after this step and saving a checkpoint (a second signal stops immediately)"

@@ -154,7 +154,8 @@ class StagedRun:
         path = RunFolder(self.folder_of(stage.name)).summary
         summary = json.loads(path.read_bytes()) if path.is_file() else {}
         ended, limit = summary.get("ended") or {}, stage.recipe.run.max_minutes
-        if ended.get("reason") != "max_minutes" or 0 < 60 * limit <= summary["seconds"]:
+        seconds = summary.get("seconds", 0) + 0.1  # a summary rounds to tenths
+        if ended.get("reason") != "max_minutes" or 0 < 60 * limit <= seconds:
             return ""
         return f"run.max_minutes ended it after step {ended['step']}, and is {limit:g} now"
 

@@ -183,7 +183,7 @@ def _task(function: ShortFunction, rng: random.Random) -> Task:
 
 
 def number_of_functions(parts: int = 0) -> int:
-    """Number of different functions of so many parts. 0: of any number."""
+    """How many different functions have this number of parts. 0 counts all of them."""
 
     def constants(part: _Part) -> int:
         return len(CONSTANTS) if "{n}" in part.code else 1
