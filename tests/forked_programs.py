@@ -22,7 +22,7 @@ from sixfold.processes import child, program
 
 from .forkserver import CONTEXT
 
-NEED_TORCH = ("sixfold.reference.worker", "vllm_worker.py")
+NEED_TORCH = ("sixfold.reference.worker", "sixfold.run.sampler_worker", "vllm_worker.py")
 """Ends of the targets that need torch."""
 OF_A_RUN = (*NEED_TORCH, "sixfold.checks.worker")
 """Ends of the targets that a run starts. An interpreter for a worker that checks answers takes

@@ -17,6 +17,7 @@ CONTEXT.set_forkserver_preload(
         "sixfold.run.start",
         "sixfold.stages.driver",
         "sixfold.reference.worker",
+        "sixfold.run.sampler_worker",
         "sixfold.checks.worker",
         "tests.rank_processes",
         "tests.rank_runs",

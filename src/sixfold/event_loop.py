@@ -88,11 +88,47 @@ class EventLoop:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
 
     def _cancel_all(self) -> set[asyncio.Task[Any]]:
-        tasks = asyncio.all_tasks(self._loop)
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}
         for task in tasks:
             if not task.cancelling():  # a second time would interrupt what it frees
                 task.cancel()
         return tasks
+
+
+class BackgroundLoop(EventLoop):
+    """An event loop in a thread of its own, so tasks go on while the caller does other work.
+
+    If a signal interrupts `run`, all tasks are cancelled, as in `EventLoop.run`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result()
+            raise
+
+    def close(self) -> None:
+        """Cancel all remaining tasks and end the thread. A second call does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    async def _end_tasks(self) -> None:
+        if tasks := self._cancel_all():
+            await asyncio.wait(tasks, timeout=CLEAN_UP_S)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with _watch(self._loop):
+            self._loop.run_forever()
+        self._end()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

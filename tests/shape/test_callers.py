@@ -74,6 +74,7 @@ ENTRIES = {
     ("sixfold_serving.judge_server", "serve"),
     ("sixfold_environments.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
+    ("run.sampler_worker", "serve"),
     ("backends.vllm_worker", "serve"),
     ("sixfold_environments.sandbox.agent", "main"),  # the first program in a cell
 }

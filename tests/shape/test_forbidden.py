@@ -15,6 +15,11 @@ ALLOWED: dict[tuple[str, str], str] = {
         " unpickles"
     ),
     ("checks.worker", "pickle"): "the other end of that pipe",
+    ("backends.sampler_process", "pickle"): (
+        "a private pipe to a process that runs the engine and no code of a user: its requests and"
+        " replies are written by Sixfold alone"
+    ),
+    ("run.sampler_worker", "pickle"): "the other end of that pipe",
     (
         "sixfold_serving.agents.function_runner",
         "pickle",

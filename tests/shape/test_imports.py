@@ -55,11 +55,12 @@ ALLOWED = {
     "http_client": set(),
     "files": {"errors"},
     "seeds": set(),
+    "staleness": set(),
     "event_loop": set(),
     "batch": {"types"},
     "checkpointable": {"errors"},
     "ranks": {"errors"},
-    "recipe": {"algorithm", "environment", "errors", "plugins", "sizing"},
+    "recipe": {"algorithm", "environment", "errors", "plugins", "sizing", "staleness"},
     "sizing": {"errors", "recipe"},
     "kernels": set(),
     "processes": {"errors"},
@@ -107,7 +108,7 @@ ALLOWED = {
     },
     "controller": {
         *("algorithm", "batch", "environment", "event_loop", "reference", "rollout", "seeds"),
-        *("sync", "trainer", "types"),
+        *("staleness", "sync", "trainer", "types"),
     },
 }
 """Package or leaf module of the core -> the modules of the core that it may import besides itself.

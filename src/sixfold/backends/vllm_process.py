@@ -31,7 +31,7 @@ from ..renderer.renderer import Renderer
 from ..rollout.generator import EngineLost, Sampled, SampleKey
 from ..seeds import sample_seed
 from ..types import SamplingParams
-from .vllm_link import Call, Link
+from .process_link import Call, Link
 from .weight_files import MODEL_FILE, weights_folder
 
 START_S = 900.0
@@ -98,7 +98,7 @@ class VllmProcess:
             on_failure.callback(self._child.close, grace_s=0.0)
             self.vllm_version = self._start(config, engine)
             on_failure.pop_all()
-        self._link = Link(self._child, lambda: SILENCE_S, self._engine_lost)
+        self._link = Link("vLLM", self._child, lambda: SILENCE_S, self._engine_lost)
 
     def _start(self, config: PreTrainedConfig, engine: Mapping[str, Any]) -> str:
         with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:

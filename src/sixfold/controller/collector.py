@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Protocol
 
 from ..environment.base import EnvironmentRole
 from ..event_loop import EventLoop
@@ -17,6 +18,20 @@ from ..rollout.base import Choose, Rollout
 from ..types import Group, Task
 from .dynamic_sampling import Refill
 from .rounds import Round, Rounds
+
+
+class Collects(Protocol):
+    """Hands out the scored groups of each step."""
+
+    def collect(
+        self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
+    ) -> list[Group]:
+        """The groups of the next step. For the arguments see `Collector`."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last `collect`."""
+        ...
 
 
 @dataclass

@@ -24,7 +24,7 @@ from ..reference.base import Reference
 from ..sync.base import WeightSync
 from ..trainer.base import TrainerRole
 from ..types import Group, Task
-from .collector import Collector
+from .collector import Collects
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Controller:
         steps_done: steps done so far.
     """
 
-    collector: Collector
+    collector: Collects
     reference: Reference
     algorithm: Algorithm
     trainer: TrainerRole

@@ -111,7 +111,7 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
             " score whole answers. Use another advantage, or use Python and an environment that"
             " returns Reward.steps"
         )
-    if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.sync.kind == "shared":
+    if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.samples_current:
         raise UserError(
             "algorithm.entropy_rule = 'kl-cov' has no effect with one update per step: the"
             " policy still equals the sampler. Set algorithm.minibatches or algorithm.epochs"
@@ -128,7 +128,7 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
             f" ({row.advantage}). Use 'own' or 'policy'"
         )
     exact = recipe.run.precision == "float32" and not recipe.quantised_sampling
-    _check_correction(row, same_weights=exact and recipe.sync.kind == "shared")
+    _check_correction(row, same_weights=exact and recipe.samples_current)
     check_recomputed(recipe, row)
     _check_reference(recipe.reference, row, evaluates=recipe.eval.every > 0)
 
@@ -290,7 +290,8 @@ def _check_correction(row: Method, *, same_weights: bool) -> None:
         raise UserError(
             f"algorithm.correction = '{rule}' has no effect: it corrects for samples from older"
             " or quantised weights, but engine and trainer share their weights in float32"
-            " (sync.kind = 'shared'). Use sync.kind = 'copy' with sync.every > 1, or remove it"
+            " (sync.kind = 'shared'). Use rollout.staleness > 0, or sync.kind = 'copy' with"
+            " sync.every > 1, or remove it"
         )
 
 

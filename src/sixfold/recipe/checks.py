@@ -45,7 +45,7 @@ def check_lora(recipe: Recipe, method: Method) -> None:
             f" the sampler merged weights of its own: set {setting} = '{remedy}', or"
             " model.lora.base = 'bfloat16'"
         )
-    if lora.dora and recipe.sync.kind == "shared" and recipe.rollout.backend.kind == "engine":
+    if lora.dora and not recipe.samples_apart:
         raise UserError(
             "model.lora.dora = true rescales the weights of the base, so the engine needs merged"
             " weights of its own: set sync.kind = 'copy'"
@@ -65,12 +65,14 @@ def check_sections(recipe: Recipe, method: Method) -> None:
         UserError: names the setting and the remedy.
     """
     rank, precision = recipe.model.lora.rank, recipe.run.precision
+    lora = rank if recipe.sync.kind == "shared" else 0
     _check_eval(recipe.eval)
     _check_keep_best(recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
-    _check_graphs(recipe)
+    _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
+    _check_placement(recipe, method)
     _check_precision(recipe.trainer, rank, precision)
     _check_reference(recipe.reference, rank, precision)
 
@@ -91,21 +93,28 @@ def _check_keep_best(kept: int, config: EvalConfig, data: DataConfig) -> None:
         )
 
 
-def _check_graphs(recipe: Recipe) -> None:
-    """Refuse CUDA graphs where every decode step would run without them."""
-    if recipe.engine.cuda_graphs != "on" or recipe.rollout.backend.kind != "engine":
+def _check_graphs(engine: EngineConfig, rollout: RolloutConfig, routing: str, lora: int) -> None:
+    """Refuse CUDA graphs where every decode step would run without them.
+
+    Args:
+        engine: settings of the engine.
+        rollout: says who samples.
+        routing: `moe.routing`.
+        lora: rank of an adapter that the engine adds. 0: there is none.
+    """
+    if engine.cuda_graphs != "on" or rollout.backend.kind != "engine":
         return
-    if recipe.moe.routing != "free":
+    if routing != "free":
         raise UserError(
-            "engine.cuda_graphs = 'on' has no effect with moe.routing ="
-            f" '{recipe.moe.routing}': a captured forward pass cannot record the experts of its"
-            " tokens. Use engine.cuda_graphs = 'auto', or moe.routing = 'free'"
+            f"engine.cuda_graphs = 'on' has no effect with moe.routing = '{routing}': a captured"
+            " forward pass cannot record the experts of its tokens. Use engine.cuda_graphs ="
+            " 'auto', or moe.routing = 'free'"
         )
-    if recipe.model.lora.rank and recipe.sync.kind == "shared":
+    if lora:
         raise UserError(
-            "engine.cuda_graphs = 'on' has no effect with model.lora.rank ="
-            f" {recipe.model.lora.rank}: the engine adds the adapter without graphs. Use"
-            " engine.cuda_graphs = 'auto', or sync.kind = 'copy', which merges the adapter"
+            f"engine.cuda_graphs = 'on' has no effect with model.lora.rank = {lora}: the engine"
+            " adds the adapter without graphs. Use engine.cuda_graphs = 'auto', or sync.kind ="
+            " 'copy', which merges the adapter"
         )
 
 
@@ -180,6 +189,46 @@ def _check_backend(recipe: Recipe) -> None:
             " which tokens it kept, so the trainer cannot score them. Switch them off, or use"
             " rollout.backend.kind = 'engine'"
         )
+
+
+def _check_placement(recipe: Recipe, method: Method) -> None:
+    """Refuse settings that samplers with weights of their own do not support."""
+    rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
+    own = "the samplers have weights of their own, which they get after every step"
+    early = "groups start before the rewards of others are known"
+    draft, nf4 = engine.speculation.kind == "draft", recipe.model.lora.base == "nf4"
+    apart: list[Needed] = [
+        ("sync.kind", recipe.sync.kind, "shared", own),
+        ("engine.kv_dtype", engine.kv_dtype, "auto", own),
+        ("engine.release_kv", engine.release_kv, False, "they keep their memory"),
+        ("rollout.backend.kind", rollout.backend.kind, "engine", "they run the embedded engine"),
+        *[("model.lora.base", "nf4", "bfloat16", f"{own}, merged")] * nf4,
+    ]
+    in_processes: list[Needed] = [
+        ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
+        *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
+    ]
+    ahead: list[Needed] = [
+        ("algorithm.dynamic_sampling", method.dynamic_sampling, 0, early),
+        ("environment.agent.command", agent.command, "", "steps of an agent do not overlap"),
+        *[("algorithm.name", method.name, "grpo", "it needs a greedy sample of every group")]
+        * method.needs_greedy,
+    ]
+    processes = recipe.placement.kind == "processes"
+    for applies, where, needed in (
+        (processes, "placement.kind = 'processes'", [*apart, *in_processes]),
+        (rollout.staleness > 0, f"rollout.staleness = {rollout.staleness}", [*apart, *ahead]),
+    ):
+        for key, value, only, why in needed if applies else ():
+            if value != only:
+                raise UserError(
+                    f"{where} does not work with {key} = {toml_literal(value)}: {why}. Set {key} ="
+                    f" {toml_literal(only)}, or remove {where.partition(' ')[0]}"
+                )
+
+
+Needed = tuple[str, object, object, str]
+"""A setting, its value, the only value that works, and why."""
 
 
 def _only_embedded(engine: EngineConfig, routing: str) -> list[tuple[str, object, object]]:

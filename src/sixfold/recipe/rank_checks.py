@@ -78,6 +78,12 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | float, str]]:
         ),
         "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine", beside),
         "sync.kind": (recipe.sync.kind != "shared", "shared", beside),
+        "placement.kind": (recipe.placement.kind != "local", "local", beside),
+        "rollout.staleness": (
+            recipe.rollout.staleness > 0,
+            0,
+            "the ranks train the same groups at the same time",
+        ),
         "reference.placement": (
             reference.placement == "worker",
             "inline",

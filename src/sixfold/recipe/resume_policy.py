@@ -36,6 +36,7 @@ FIXED: dict[str, str] = {
     "reference.precision": "the checkpoint contains a reference in this precision",
     "reference.path": "the finished steps used this reference model",
     "sync": SAMPLER,
+    "rollout.staleness": "it decides whether the checkpoint says which groups are trained",
     "pretrain": "the windows and learning rates of the finished steps come from it",
     "sft": SFT,
 }
@@ -58,6 +59,7 @@ FREE: dict[str, str] = {
     "eval": "takes effect from the next evaluation",
     "checkpoint": "takes effect from the next step",
     "log": "takes effect from the next step",
+    "placement": "takes effect at once: samplers get the checkpoint's weights",
     "parallel": "weights and optimizer state are sharded anew",
 }
 """Setting or section -> effect of a change. A setting takes precedence over its section.

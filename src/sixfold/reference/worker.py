@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..batch import Batch, KeptSets
-from ..model.attention import NAME, register
+from ..model.empty import Architecture, copy_buffers
 from ..model.half_weights import store_in_bfloat16
 from ..processes.program import Requests
 from ..trainer.logprobs import Scoring, score_batch
@@ -35,11 +34,9 @@ class Setup:
     """The model to build, and how it scores.
 
     Attributes:
-        architecture: class name of the parent's model.
-        config: configuration of the Hugging Face model, as JSON.
+        architecture: that of the parent's model.
         weights: file descriptor of the shared tensors.
         places: their locations in it.
-        parameters: names of the parameters, in order.
         device: device of the model.
         threads: CPU threads.
         temperature: sampling temperature.
@@ -49,11 +46,9 @@ class Setup:
         share_prefix: whether completions of one group share one computed prompt.
     """
 
-    architecture: str
-    config: dict[str, Any]
+    architecture: Architecture
     weights: int
     places: list[Place]
-    parameters: list[str]
     device: str
     threads: int
     temperature: float
@@ -69,7 +64,13 @@ class Setup:
     def from_bytes(cls, data: bytes) -> Setup:
         """The inverse of `to_bytes`."""
         record = json.loads(data)
-        return cls(**{**record, "places": [Place(*place) for place in record["places"]]})
+        return cls(
+            **{
+                **record,
+                "architecture": Architecture(**record["architecture"]),
+                "places": [Place(*place) for place in record["places"]],
+            }
+        )
 
 
 class Scorer:
@@ -79,10 +80,11 @@ class Scorer:
         torch.set_num_threads(setup.threads)
         self._setup = setup
         self._shared = map_tensors(setup.weights, setup.places)
-        self._model = _build(setup).to(setup.device)  # type: ignore[arg-type]
-        for name, buffer in self._model.named_buffers():
-            if name in self._shared:
-                buffer.copy_(self._shared[name])
+        self._model = setup.architecture.build(
+            "reference.placement = 'inline', which builds no second model"
+        )
+        self._model.to(setup.device)  # type: ignore[arg-type]
+        copy_buffers(self._model, self._shared)
         self._scoring = Scoring(
             setup.temperature, setup.chunk, DTYPES[setup.autocast] if setup.autocast else None
         )
@@ -106,25 +108,6 @@ class Scorer:
         return score_batch(
             self._model, batch, self._scoring, self._setup.max_tokens, self._setup.share_prefix
         ).cpu()
-
-
-def _build(setup: Setup) -> PreTrainedModel:
-    """Build the architecture with random weights.
-
-    Raises:
-        ValueError: if its class or parameters differ from those of the parent's model.
-    """
-    register()
-    config = AutoConfig.for_model(**setup.config)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    names = [name for name, _ in model.named_parameters()]
-    if type(model).__name__ != setup.architecture or names != setup.parameters:
-        raise ValueError(
-            f"{setup.architecture} cannot be built from its configuration: set reference.placement"
-            " = 'inline', which builds no second model"
-        )
-    model.set_attn_implementation(NAME)
-    return model.requires_grad_(False).eval()
 
 
 def serve(requests: Requests) -> None:

@@ -10,7 +10,6 @@ that it was given. The process ends when the run ends, for any reason (`processe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch, collate
 from ..errors import RunFailed
+from ..model.empty import Architecture
 from ..processes.child import Child, ChildEnded, ChildSilent, RequestFailed
 from ..processes.deadline import Deadline
 from ..trainer.logprobs import Scoring
@@ -74,11 +74,9 @@ class WorkerReference(FrozenWeights):
         shared = map_tensors(self._file.fileno(), places)
         super().__init__({name: shared[name] for name in parameters})
         setup = Setup(
-            architecture=type(policy).__name__,
-            config=json.loads(policy.config.to_json_string(use_diff=False)),
+            architecture=Architecture.of(policy),
             weights=self._file.fileno(),
             places=places,
-            parameters=list(parameters),
             device=str(next(policy.parameters()).device),
             threads=threads,
             temperature=scoring.temperature,

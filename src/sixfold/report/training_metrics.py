@@ -289,6 +289,39 @@ WEIGHT_SYNC = (
     ),
 )
 
+ASYNCHRONOUS = (
+    Metric(
+        "async/age_mean",
+        "steps",
+        "age of the groups of the step; only with rollout.staleness > 0, as all in this list",
+        "mean over groups of the steps that have ended between the start of a group and this step",
+    ),
+    Metric(
+        "async/age_max",
+        "steps",
+        "age of the oldest group; the bound is in docs/topologies.md",
+        "largest of the ages",
+    ),
+    Metric(
+        "async/mixed_frac",
+        "share",
+        "trajectories that new weights reached while they were sampled",
+        "trajectories with tokens of more than one version / trajectories",
+    ),
+    Metric(
+        "async/running",
+        "count",
+        "groups that are being sampled or scored",
+        "groups that have started and not finished, when the step takes its groups",
+    ),
+    Metric(
+        "async/buffered",
+        "count",
+        "finished groups that wait for a later step",
+        "finished groups that the step leaves",
+    ),
+)
+
 CUSTOM = (
     Metric(
         "custom/*",
@@ -307,5 +340,6 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Engine against trainer": MISMATCH,
     "Experts (mixture-of-experts models only)": EXPERTS,
     "Weight sync": WEIGHT_SYNC,
+    "Asynchronous sampling": ASYNCHRONOUS,
     "Custom algorithms": CUSTOM,
 }

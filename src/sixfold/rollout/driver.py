@@ -36,6 +36,8 @@ class Driver:
         whole: True: groups contain all trajectories of an episode (`Played.more`). False: only the
             first.
         branching: where samples of a task diverge, if they share their first turns.
+        overlapping: calls of `play` overlap. The generator never sleeps then, and the caller
+            measures it.
 
     Raises:
         ValueError: if the samples cannot be divided among trunks, or the player plays no
@@ -50,6 +52,7 @@ class Driver:
         branching: Branching | None = None,
         *,
         whole: bool = True,
+        overlapping: bool = False,
     ) -> None:
         branching = branching or Branching()
         if samples % branching.count:
@@ -63,6 +66,7 @@ class Driver:
         self.samples = samples
         self.branching = branching
         self.whole = whole
+        self.overlapping = overlapping
         self._stats: dict[str, float] = {}
 
     @property
@@ -91,7 +95,8 @@ class Driver:
         if len({t.id for t in tasks}) != len(tasks):
             raise ValueError("play: a task id is repeated. Give every task a different id")
         step = _Step(self, tasks, replace(self.params, seed=seed), scorer, choose)
-        await self.player.meter.begin()
+        if not self.overlapping:
+            await self.player.meter.begin()
         prompts = self.player.renderer.encode_all(tasks)
         # All groups start now, in order: their requests then reach the engine together, in order.
         groups = [
@@ -103,6 +108,8 @@ class Driver:
             for group in asyncio.as_completed(groups):
                 yield await group
             await sampled
+            if self.overlapping:
+                return
             # In task order: the sums of floats must not depend on which group ended first.
             done = [group.result() for group in groups]
             self._stats = self.player.meter.metrics(done, len(tasks) * self.samples, step.ended)
@@ -116,8 +123,9 @@ class Driver:
     async def _last_token(self, step: _Step, on_sampled: Callable[[], None]) -> None:
         """Wait for the end of the last episode."""
         await step.sampled.wait()
-        await self.player.meter.end()
-        await self.player.generator.sleep()
+        if not self.overlapping:
+            await self.player.meter.end()
+            await self.player.generator.sleep()
         on_sampled()
 
 

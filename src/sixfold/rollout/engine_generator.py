@@ -152,11 +152,19 @@ class EngineGenerator:
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         """Replace all weights, between two engine steps. See `Generator.load`.
 
+        The current version is accepted while no request runs: in supervised training, weights
+        change without a new version.
+
         Raises:
-            ValueError: if the tensors do not fit, or the version is not greater. The old weights
-                stay in use.
+            ValueError: if the tensors do not fit. The old weights stay in use.
+            RuntimeError: if the version decreases.
         """
-        return await self._guard.outcome(self._thread.load(weights, version))
+
+        def load(engine: Engine) -> int:
+            engine.load_weights(weights, version)
+            return len(engine.scheduler.running)
+
+        return await self.call(load)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function(engine)` in the engine's thread between two steps.

@@ -67,6 +67,28 @@ class ReplyMeter:
         return rollout_metrics(groups, self.seconds, computed, self.reused, self.sampled, started)
 
 
+class RunningMeter(ReplyMeter):
+    """Meter of rollouts that overlap: it measures from one `since_last` to the next.
+
+    Args:
+        samples: samples that are started per group.
+    """
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self._samples = samples
+        self._began = time.perf_counter()
+
+    def since_last(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Metrics of the replies since the last call, and of groups that have ended."""
+        self.seconds, self._began = time.perf_counter() - self._began, time.perf_counter()
+        metrics = self.metrics(groups, len(groups) * self._samples, 0)
+        # Replies of groups that still run are counted, so the difference is not what was dropped.
+        del metrics["rollout/dropped_tokens"]
+        self.prompt_tokens = self.reused = self.sampled = 0
+        return metrics
+
+
 class EngineMeter:
     """Meter of the engine in this process: it reads the engine's counters.
 

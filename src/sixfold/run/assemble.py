@@ -22,7 +22,7 @@ from ..environment.episode import MakeEpisode
 from ..environment.resource import Resource
 from ..environment.tools.episode import Equipped
 from ..errors import UserError
-from ..event_loop import EventLoop
+from ..event_loop import BackgroundLoop, EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..model.device import prepare_device, resolve_device
 from ..model.half_weights import store_in_bfloat16
@@ -185,16 +185,20 @@ class Assembly:
         """Plays the episodes of training and evaluation."""
         return self.agent or self.player
 
-    def rollout(self, samples: int = 0) -> Rollout:
+    def rollout(self, samples: int = 0, overlapping: Player | None = None) -> Rollout:
         """Rollout role for training, with the recipe's temperature and truncation.
 
         Args:
             samples: episodes per task. 0: K.
+            overlapping: player of calls that overlap. None: there is one call at a time.
         """
         r = self.recipe.rollout
         params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
         branching = Branching(r.branches, r.branch_turn)
-        return self._shared(Driver(self.plays, params, samples or r.samples_per_prompt, branching))
+        samples = samples or r.samples_per_prompt
+        if overlapping:
+            return Driver(overlapping, params, samples, branching, overlapping=True)
+        return self._shared(Driver(self.plays, params, samples, branching))
 
     def evaluator(self) -> Rollout:
         """Rollout role for held-out evaluation."""
@@ -239,8 +243,7 @@ class Assembly:
         self.ending.close()
         if self.strict:
             self.strict.close()
-        _close(self.environment, self.judge)
-        self.loop.close()
+        _close(self.environment, self.judge, self.loop)
 
 
 def assemble(
@@ -285,15 +288,13 @@ def assemble(
             seed=recipe.run.seed,
             rewards=task_rewards(recipe.environment, recipe.eval.strict, reward),
         )
-    source = (
-        recipe.model.model_copy(update={"path": model_path, "revision": ""})
-        if model_path
-        else recipe.model
-    )
+    placed = {"path": model_path, "revision": ""} if model_path else {}
+    source = recipe.model.model_copy(update=placed)
     judge = recipe_judge(recipe, reward, ranks.size)
     environment = recipe_environment(recipe.environment, recipe.eval, reward, judge, prints)
+    loop = BackgroundLoop() if recipe.rollout.staleness else EventLoop()
     with ExitStack() as on_failure:
-        on_failure.callback(_close, environment, judge)
+        on_failure.callback(_close, environment, judge, loop)
         ending = on_failure.enter_context(ExitStack())
         made = recipe_episode(recipe.environment, episode, ending)
         if made:
@@ -316,7 +317,7 @@ def assemble(
         tasks.notes += [*policy.notes, *(judge.notes(recipe.model.path) if judge else ())]
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         engine, sync, shards = engine_and_sync(
-            recipe, policy, renderer, longest, autocast, ending, tasks.notes, generator, ranks
+            recipe, policy, renderer, longest, autocast, ending, tasks.notes, loop, generator, ranks
         )
         tasks.notes += _kernel_notes(engine, device, autocast)
         player = _player(recipe, policy, renderer, engine, longest, made)
@@ -330,7 +331,7 @@ def assemble(
         engine=engine,
         player=player,
         environment=environment,
-        loop=EventLoop(),
+        loop=loop,
         scoring=scoring,
         sync=sync,
         device=device,
@@ -344,11 +345,12 @@ def assemble(
     )
 
 
-def _close(environment: Environment, judge: Resource | None) -> None:
-    """End the reward processes, and the judge after all who ask it."""
+def _close(environment: Environment, judge: Resource | None, loop: EventLoop) -> None:
+    """End the reward processes, the judge after all who ask it, and then the event loop."""
     environment.close()
     if judge:
         judge.close()
+    loop.close()
 
 
 def _kernel_notes(

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..errors import UserError
+
 # PyTorch's CPU allocator, CUDA libraries and the driver raise a RuntimeError with these words.
 _WORDS = (
     "out of memory",
@@ -48,6 +50,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True if the error means that the memory of a device or of the host is used up."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    if isinstance(error, UserError):  # it has words of its own, for example about a lost process
+        return False
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
 
 

@@ -24,7 +24,7 @@ from ..rollout.generator import Generator, wait_for
 from ..sizing.kv_cache import whole_blocks
 from ..sizing.model_size import cached_numbers, model_size
 from ..sync.sync import SyncError
-from ..sync.versioned import VersionedSync
+from ..sync.versioned import VersionedSync, Wait
 from ..trainer.parity import parity_limits
 from .kv_size import reserved_bytes, text_config
 
@@ -39,6 +39,7 @@ def start_remote_engine(
     renderer: Renderer,
     longest: int,
     ending: ExitStack,
+    wait: Wait = wait_for,
 ) -> tuple[Generator, VersionedSync]:
     """Create the engine and its weight sync, and check that it computes what the policy computes.
 
@@ -49,6 +50,7 @@ def start_remote_engine(
         renderer: decodes completions.
         longest: longest sequence, in tokens.
         ending: receives the callback that ends the engine.
+        wait: runs a coroutine of the engine to its end.
 
     Raises:
         UserError: if the engine is not available, or if its log-probs differ.
@@ -59,11 +61,11 @@ def start_remote_engine(
     engine: Generator
     if backend.kind == "sglang":
         engine = sglang = SglangServer(backend.url, config, dtype, renderer)
-        wait_for(sglang.check())
+        wait(sglang.check())
     elif backend.kind == "sixfold":
         key = os.environ.get(KEY_VARIABLE, "")
         engine = server = SixfoldServer(backend.url, config, policy.tokenizer, key)
-        wait_for(server.connect())
+        wait(server.connect())
     else:
         engine = VllmProcess(
             config,
@@ -79,7 +81,7 @@ def start_remote_engine(
         )
     ending.callback(engine.close)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
-    sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest, policy.lora)
+    sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest, policy.lora, wait)
     try:
         sync.refresh()
     except SyncError as error:

@@ -9,6 +9,9 @@ from ..algorithm.base import Algorithm
 from ..batch import Metrics
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
+from ..checkpointable import WithoutTensors
+from ..controller.asynchronous import AdmittingSync
+from ..controller.collector import Collects
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
@@ -16,8 +19,10 @@ from ..errors import UserError
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
+from ..sync.base import WeightSync
 from ..sync.measured import MeasuredSync
 from .assemble import Assembly
+from .asynchronous import async_collector, ledger_of
 from .context import RunContext
 from .inputs import Inputs
 from .monitors import Monitors
@@ -91,8 +96,12 @@ class RlStage(TrainingStage):
     def __init__(
         self, context: RunContext, assembly: Assembly, monitors: Monitors, roles: TrainableRoles
     ) -> None:
-        super().__init__(context, assembly, monitors, roles.policy, roles.components())
+        components = roles.components()
+        if ledger := ledger_of(assembly):
+            components["ledger"] = WithoutTensors(ledger)
+        super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
+        self._ledger = ledger
 
     @property
     def version(self) -> int:
@@ -139,12 +148,19 @@ class RlStage(TrainingStage):
     def _controller(self, log: RolloutLog, sync: MeasuredSync) -> Controller:
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
+        collector: Collects
+        after: WeightSync = sync
+        if self._ledger:
+            collector = running = async_collector(assembly, self._ledger)
+            after = AdmittingSync(sync, running)
+        else:
+            collector = training_collector(assembly, roles.method)
         return Controller(
-            collector=training_collector(assembly, roles.method),
+            collector=collector,
             reference=roles.scorers,
             algorithm=roles.algorithm,
             trainer=roles.trainer,
-            sync=sync,
+            sync=after,
             tasks=task_stream(
                 tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, tasks.weights
             ),

@@ -14,24 +14,30 @@ from ..engine.engine import Engine
 from ..engine.routes import RecordedModel
 from ..engine.speculative import Speculation
 from ..errors import UserError
+from ..event_loop import EventLoop
 from ..model.causal_lm import CausalLM
 from ..model.loading import Policy
+from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import MoeConfig, ParallelConfig, Preemption, Recipe, SyncConfig
+from ..recipe.schema import MoeConfig, ParallelConfig, ProcessPlacement, Recipe, SyncConfig
 from ..recipe.schema import Speculation as SpeculationConfig
 from ..renderer.renderer import Renderer
 from ..report.numbers import percent
+from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
 from ..sync.adapter import AdapterSync
 from ..sync.quantise import quantised_share
 from ..sync.sync import CopySync, GatheredSync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import PolicyRoot
+from ..trainer.parity import parity_limits
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards, shard_policy
 from ..trainer.whole_weights import WholeWeights
+from .embedded import embedded_engine
 from .kv_size import kv_tokens
 from .remote_engine import start_remote_engine
+from .samplers import start_samplers
 from .sampling_model import load_draft
 
 Sync = SharedSync | AdapterSync | CopySync | VersionedSync | GatheredSync
@@ -46,6 +52,7 @@ def engine_and_sync(
     autocast: torch.dtype | None,
     ending: ExitStack,
     notes: list[str],
+    loop: EventLoop,
     generator: Generator | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Engine | Generator, Sync, Shards | None]:
@@ -59,6 +66,7 @@ def engine_and_sync(
         autocast: dtype of the forward passes. None: the dtype of the weights.
         ending: receives the callback that ends an engine in another process.
         notes: receives messages for the user.
+        loop: event loop in which generators are used.
         generator: replaces the recipe's engine, and is never synced.
         ranks: the ranks of the run.
 
@@ -66,11 +74,31 @@ def engine_and_sync(
         The engine, its sync, and the sharded policy, or None with one rank.
     """
     if generator is not None:
-        sync = VersionedSync(policy.model, generator, 1, math.inf, longest)
+        sync = VersionedSync(policy.model, generator, 1, math.inf, longest, wait=loop.run)
         return generator, sync, None
     if recipe.rollout.backend.kind != "engine":
-        backend = recipe.rollout.backend
-        return *start_remote_engine(recipe, backend, policy, renderer, longest, ending), None
+        backend, wait = recipe.rollout.backend, loop.run
+        remote = start_remote_engine(recipe, backend, policy, renderer, longest, ending, wait)
+        return *remote, None
+    if recipe.engines_apart:
+        if isinstance(recipe.placement, ProcessPlacement):
+            tokens = recipe.engine.kv_tokens or kv_tokens(recipe, policy, longest, notes, None)
+            settings = recipe.placement, recipe.engine, tokens
+            silence_s = recipe.run.silence_s
+            generator = start_samplers(*settings, policy, renderer, autocast, silence_s)
+        else:
+            # The engine's thread and the trainer compute at the same time, with half of the cores.
+            torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+            engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
+            deadline = Deadline("the engine", recipe.run.silence_s)
+            generator = EngineGenerator(engine, renderer, deadline=deadline)
+        ending.callback(generator.close)
+        limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
+        named = VersionedSync(
+            policy.model, generator, 1, limit, longest, policy.lora, loop.run, renames=False
+        )
+        named.refresh()
+        return generator, named, None
     own = ranks.size > 1 and policy.lora is None
     engine = make_engine(recipe, policy, longest, autocast, notes, own=own)
     shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
@@ -157,27 +185,14 @@ def make_engine(
         model = copy.deepcopy(model).requires_grad_(False)
     speculation, draft = _speculation(config.speculation, recipe.run.precision, policy, longest)
     routing = make_routing(model, recipe.moe) if recipe.moe.routing != "free" else None
-    return Engine(
+    return embedded_engine(
         CausalLM(model) if routing is None else RecordedModel(CausalLM(model), routing.routers),
-        kv_tokens=config.kv_tokens
+        config,
+        config.kv_tokens
         or kv_tokens(recipe, policy, longest, notes if notes is not None else [], draft),
-        block_size=config.block_size,
-        max_running=config.max_running,
-        prefill_tokens=config.prefill_tokens_per_step,
-        prefix_cache=config.prefix_cache,
-        chunked_prefill=config.chunked_prefill,
-        preemption=config.preemption.kind,
-        host_tokens=_host_tokens(config.preemption),
-        kv_dtype=config.kv_dtype,
-        autocast=autocast,
-        speculation=speculation,
-        cuda_graphs={"auto": None, "on": True, "off": False}[config.cuda_graphs],
+        autocast,
+        speculation,
     )
-
-
-def _host_tokens(config: Preemption) -> int | None:
-    """Tokens in host memory. None: as many as the KV cache."""
-    return (config.host_tokens or None) if config.kind == "swap" else None
 
 
 def _speculation(

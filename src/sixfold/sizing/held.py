@@ -241,6 +241,10 @@ def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
     width = recipe.run.product_bytes
     if recipe.rollout.backend.kind == "engine":
         parts += _engine_copies(held, width, recipe.engine, recipe.sync)
+    if recipe.engines_apart:
+        count = getattr(recipe.placement, "samplers", 1)
+        says = f"{count} x a copy of the weights: placement, or rollout.staleness > 0"
+        parts.append(Part("samplers", count * held.stored, says, early=True))
     if held.draft is not None:
         says = f"{width} bytes per parameter"
         parts.append(Part("draft model", width * held.draft, says, early=True))

@@ -7,9 +7,9 @@ stamps tokens with its version, which shows that the version arrived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,17 @@ from .base import AdaptedPolicy
 from .measured import StagedWeights
 from .sync import PeriodicSync, SyncError, finite_weights
 
+T = TypeVar("T")
+
 PROBE_TOKENS = 32
+
+
+class Wait(Protocol):
+    """Runs a coroutine to its end."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T:
+        """Result of the coroutine."""
+        ...
 
 
 class VersionedSync(PeriodicSync[Generator]):
@@ -34,6 +44,8 @@ class VersionedSync(PeriodicSync[Generator]):
         engine: engine in another process.
         limit: largest mean difference of the probe's log-probs, in nats.
         longest: longest sequence that the engine accepts, in tokens.
+        wait: runs a coroutine of the engine to its end.
+        renames: the engine expects the names of a checkpoint. False: those of the trainer's module.
     """
 
     def __init__(
@@ -44,8 +56,12 @@ class VersionedSync(PeriodicSync[Generator]):
         limit: float,
         longest: int,
         lora: AdaptedPolicy | None = None,
+        wait: Wait = wait_for,
+        renames: bool = True,
     ) -> None:
         super().__init__(trainer, engine, every, lora)
+        self._wait = wait
+        self._renames = renames
         self._limit = limit
         self._probe = _probe(
             int(trainer.config.get_text_config().vocab_size), min(PROBE_TOKENS, longest - 1)
@@ -106,8 +122,8 @@ class VersionedSync(PeriodicSync[Generator]):
 
     def _load(self, weights: Mapping[str, Tensor], version: int) -> None:
         with stage("reshard"):
-            given = self._checkpoint_form(weights)
-            wait_for(self._engine.load(given, version))
+            given = self._checkpoint_form(weights) if self._renames else weights
+            self._wait(self._engine.load(given, version))
 
     def _checkpoint_form(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rename the trainer's weights to checkpoint names.
@@ -133,7 +149,7 @@ class VersionedSync(PeriodicSync[Generator]):
         tokens = torch.tensor([self._probe], device=self._trainer.device)
         logits = self._trainer(tokens, use_cache=False).logits[0, :-1].float()
         ours = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].cpu()
-        theirs = torch.tensor(wait_for(self._score()))
+        theirs = torch.tensor(self._wait(self._score()))
         gap = float((theirs - ours).abs().mean())
         if not gap <= self._limit:
             raise SyncError(

@@ -11,6 +11,7 @@ from .algorithm import algorithm_facts, critic_facts
 from .fact import Fact
 from .memory import memory_lines
 from .model import model_facts
+from .placement import placement_facts
 from .rollout import rollout_facts, sampling_facts
 from .stages import whole_stage, with_artifacts
 from .tasks import eval_facts, reward_facts, task_facts
@@ -59,6 +60,7 @@ def facts(plan: Plan) -> list[Fact]:
         *model_facts(plan),
         *task_facts(plan),
         *rollout_facts(plan),
+        *placement_facts(plan),
         *algorithm_facts(plan),
         *critic_facts(plan),
         *sampling_facts(plan),

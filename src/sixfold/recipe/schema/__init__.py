@@ -17,6 +17,7 @@ from .environment import AgentConfig, EnvironmentConfig
 from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
+from .placement import LocalPlacement, Placement, ProcessPlacement
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .pretrain import PretrainConfig
 from .recipe import Recipe
@@ -46,6 +47,7 @@ __all__ = [
     "EnvironmentConfig",
     "EvalConfig",
     "GymConfig",
+    "LocalPlacement",
     "LogConfig",
     "LoraConfig",
     "MixConfig",
@@ -55,8 +57,10 @@ __all__ = [
     "NoPreemption",
     "NoSpeculation",
     "ParallelConfig",
+    "Placement",
     "Preemption",
     "PretrainConfig",
+    "ProcessPlacement",
     "Recipe",
     "RecomputePreemption",
     "ReferenceConfig",

@@ -15,6 +15,7 @@ from .judge import REWARDS as JUDGE_REWARDS
 from .model import ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
+from .placement import LocalPlacement, Placement
 from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
@@ -54,6 +55,11 @@ class Recipe(Section):
     sft: SftConfig = SftConfig()
     sample: SampleConfig = SampleConfig()
     parallel: ParallelConfig = ParallelConfig()
+    placement: Placement = knob(
+        LocalPlacement(),
+        "where samplers run: local (in the trainer's process), or in processes of their own",
+        discriminator="kind",
+    )
     sync: SyncConfig = knob(
         SharedSyncConfig(),
         "how new weights reach the engine: shared (one module), copy, or a copy with weights"
@@ -68,6 +74,22 @@ class Recipe(Section):
     def quantised_sampling(self) -> bool:
         """True if the engine's log-probs differ from the policy's because of quantisation."""
         return self.sync.quantised or self.engine.kv_dtype == "int8"
+
+    @property
+    def engines_apart(self) -> bool:
+        """True if [placement] gives the samplers weights of their own."""
+        return self.placement.kind == "processes" or self.rollout.staleness > 0
+
+    @property
+    def samples_apart(self) -> bool:
+        """True if the sampler's weights are not those in the trainer's memory."""
+        outside = self.rollout.backend.kind != "engine"
+        return self.engines_apart or outside or self.sync.kind != "shared"
+
+    @property
+    def samples_current(self) -> bool:
+        """True if samples come from the weights that they train."""
+        return self.sync.kind == "shared" and not self.rollout.staleness
 
     @property
     def full_sft(self) -> bool:

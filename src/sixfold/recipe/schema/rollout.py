@@ -43,6 +43,20 @@ class RolloutConfig(Section):
         " observation with Observation.branch)",
         ge=0,
     )
+    staleness: int = knob(
+        0,
+        "steps by which the weights that sample may be older than those that train; above 0,"
+        " sampling goes on while the trainer trains",
+        ge=0,
+        le=64,
+    )
+    window: Real = knob(
+        0.3,
+        "with staleness > 0: share of the started groups, from the oldest on, of which a step takes"
+        " the finished ones (0: always the oldest groups)",
+        ge=0,
+        le=1,
+    )
     temperature: Real = knob(
         1.0, "sampling temperature; log-probs are computed at the same temperature", ge=1e-20
     )

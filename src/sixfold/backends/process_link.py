@@ -1,8 +1,8 @@
-"""Concurrent requests to vLLM's process, in a thread of their own.
+"""Concurrent requests to a process that samples, in a thread of their own.
 
-A request is a JSON object with a number. The process sends any number of replies, as notes with the
-same number (`vllm_worker.py`). The thread is the only one that uses the pipe, so a full pipe or a
-slow engine step never blocks an event loop.
+A request is a table with a number. The process sends any number of replies, as notes with the same
+number (`vllm_worker.py`, `sampler_worker.py`). The thread is the only one that uses the pipe, so a
+full pipe or a slow engine step never blocks an event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from queue import SimpleQueue
@@ -23,6 +23,14 @@ from ..processes.child import Child, ChildError, ChildSilent
 from ..rollout.generator import GeneratorClosed
 
 _READ_BYTES = 4096
+
+
+Encode = Callable[[Sequence[Mapping[str, Any]]], list[bytes]]
+
+
+def json_messages(requests: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """One JSON message for each request."""
+    return [json.dumps(request).encode() for request in requests]
 
 
 class Call:
@@ -68,31 +76,44 @@ class Call:
 class Link:
     """Sends requests to a child and delivers the replies.
 
+    Requests that one iteration of the event loop makes are encoded together.
+
     Args:
+        name: what the process is, for messages.
         child: the process. It has answered all requests so far.
         patience: longest time without a message while a request is open, in seconds.
         told: converts the end of the process to the error that callers get.
+        encode: converts requests to messages.
+        decode: converts a message to a reply.
     """
 
     def __init__(
         self,
+        name: str,
         child: Child,
         patience: Callable[[], float],
         told: Callable[[ChildError], GeneratorClosed],
+        encode: Encode = json_messages,
+        decode: Callable[[bytes], dict[str, Any]] = json.loads,
     ) -> None:
+        self._name = name
+        self._encode = encode
+        self._decode = decode
         self._child = child
         self._patience = patience
         self._told = told
         self._numbers = count()
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
+        self._made: list[Mapping[str, Any]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._posts: SimpleQueue[bytes] = SimpleQueue()
         self._lost: GeneratorClosed | None = None
         self._closing = False
         self._last = 0.0  # when the last message arrived, or the first open request was made
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
-        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{name} link", daemon=True)
         self._thread.start()
 
     @asynccontextmanager
@@ -140,11 +161,24 @@ class Link:
         if self._lost is not None:
             raise _again(self._lost)
         if self._closing:
-            raise GeneratorClosed("vLLM has been closed")
+            raise self._closed()
+
+    def _closed(self) -> GeneratorClosed:
+        return GeneratorClosed(f"{self._name} has been closed")
 
     def _post(self, request: Mapping[str, Any]) -> None:
-        self._posts.put(json.dumps(request).encode())
-        self._wake_up()
+        loop = asyncio.get_running_loop()
+        if not self._made or self._loop is not loop:  # an earlier event loop may have ended
+            self._loop = loop
+            loop.call_soon(self._post_all)
+        self._made.append(request)
+
+    def _post_all(self) -> None:
+        made, self._made = self._made, []
+        for message in self._encode(made):
+            self._posts.put(message)
+        if not self._closing:
+            self._wake_up()
 
     def _wake_up(self) -> None:
         with suppress(BlockingIOError):  # the pipe is full, so the thread wakes up anyway
@@ -152,7 +186,7 @@ class Link:
 
     def _run(self) -> None:
         """The thread: exchange messages until the process ends or `close` is called."""
-        lost = GeneratorClosed("vLLM has been closed")
+        lost = self._closed()
         try:
             self._exchange()
         except ChildError as error:
@@ -185,7 +219,7 @@ class Link:
                 self._last = time.monotonic()
                 for message in self._child.arrived():
                     if message.body:  # otherwise it is a heartbeat
-                        self._deliver(json.loads(message.body))
+                        self._deliver(self._decode(message.body))
             if self._wait_ms() == 0:
                 raise ChildSilent(f"no sign of life for {self._patience():g} s")
 

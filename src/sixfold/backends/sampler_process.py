@@ -1,0 +1,118 @@
+"""A process with the embedded engine: the parent's side of `run/sampler_worker.py`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, last_lines
+from ..rollout.generator import EngineLost, Sampled, SampleKey
+from ..types import SamplingParams
+from .process_link import Link
+
+
+class SamplerProcess:
+    """A process that samples. It starts at once; `ready` waits for it.
+
+    Args:
+        number: its number, for messages.
+        program: module that it runs.
+        setup: its first request: the engine that it builds.
+        threads: its CPU threads.
+        silence_s: longest time without a heartbeat, in seconds.
+
+    Attributes:
+        version: version of its weights; -1 before the first `load_file`.
+        file: the file with these weights.
+        child: the process.
+    """
+
+    def __init__(
+        self, number: int, program: str, setup: object, threads: int, silence_s: float
+    ) -> None:
+        self.version, self.file = -1, ""
+        self._name = f"sampler {number}"
+        self._silence_s = silence_s
+        self.child = Child(
+            program,
+            environment={"OMP_NUM_THREADS": str(threads)},
+            keeps_output=True,
+        )
+        self._setup: bytes | None = pickle.dumps(setup)
+        self._link: Link | None = None
+
+    def ready(self) -> None:
+        """Wait until the engine is built.
+
+        Raises:
+            EngineLost: it was not.
+        """
+        if self._link is not None or self._setup is None:
+            return
+        setup, self._setup = self._setup, None
+        try:
+            self.child.send(setup, self._silence_s)
+            self.child.receive(self._silence_s)
+        except ChildError as error:
+            self.child.close(grace_s=0.0)
+            raise self._lost(error) from error
+        self._link = Link(
+            self._name,
+            self.child,
+            lambda: self._silence_s,
+            self._lost,
+            lambda requests: [pickle.dumps(list(requests))],
+            pickle.loads,
+        )
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """As `Generator.generate`. Calls of one iteration of the event loop arrive together."""
+        request = {
+            "tokens": list(tokens),
+            "params": params,
+            "key": key,
+            "stops": tuple(stops),
+            "priority": priority,
+        }
+        sampled: Sampled = (await self._ask("generate", request))["sampled"]
+        return sampled
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        request = {"tokens": list(tokens), "temperature": temperature}
+        return list((await self._ask("score", request))["logp"])
+
+    async def load_file(self, path: str, version: int) -> int:
+        """As `Generator.load`, of a safetensors file with the names of the policy's parameters."""
+        running = (await self._ask("load", {"path": path, "version": version}))["running"]
+        self.version, self.file = version, path
+        return int(running)
+
+    def close(self) -> None:
+        """End the process. Calls that are waiting raise GeneratorClosed."""
+        if self._link is None:
+            self.child.close(grace_s=0.0)
+        else:
+            self._link.close()
+
+    async def _ask(self, do: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._link is None:
+            raise RuntimeError(f"{self._name} is not ready")
+        async with self._link.call({"do": do, **request}) as call:
+            return await call.reply()
+
+    def _lost(self, error: ChildError) -> EngineLost:
+        last = f"Its last output:\n{self.child.last_words()}"
+        if isinstance(error, ChildEnded):
+            return EngineLost(f"the process of {self._name} {error}. {last}")
+        if isinstance(error, ChildSilent):
+            return EngineLost(f"the process of {self._name}: {error}. {last}")
+        return EngineLost(f"{self._name} failed:\n{last_lines(str(error))}")

@@ -1,0 +1,205 @@
+"""Several processes that sample, behind one `Generator`.
+
+All calls of a task go to the process that has its prompt in its cache. A process that ends or hangs
+is replaced: the new one gets the weights of the last sync, and the calls of the old one are sampled
+again there. Noise depends on the task, the sample and the position alone, so the tokens are those
+that the lost process would have sampled from the same weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
+from ..types import SamplingParams
+from .sampler_process import SamplerProcess
+from .weight_files import MODEL_FILE, weights_folder
+
+REMEMBERED = 4096
+"""Tasks whose process is remembered after their last call ended."""
+
+
+@dataclass(eq=False)
+class Place:
+    """Place of one process.
+
+    Attributes:
+        number: its number.
+        process: the process that has it now.
+        calls: calls that are open.
+        lock: held while the process is replaced or gets weights.
+    """
+
+    number: int
+    process: SamplerProcess
+    calls: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Samplers:
+    """Processes that sample from the same weights.
+
+    Args:
+        start: starts the process with a number, without waiting for it.
+        count: number of processes.
+        restarts: times that a process is replaced before its loss ends the run.
+        say: gets a line about each replacement.
+
+    Attributes:
+        version: version of the weights; -1 before the first `load`.
+        replaced: number of processes that were replaced.
+        places: the processes.
+
+    Raises:
+        EngineLost: if a process does not start.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], SamplerProcess],
+        count: int,
+        restarts: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.version = -1
+        self.replaced = 0
+        self._start = start
+        self._restarts = restarts
+        self._say = say
+        self._closed = False
+        self._weights = ExitStack()
+        self._file = ""
+        self._affine: OrderedDict[tuple[int, str], Place] = OrderedDict()
+        with ExitStack() as on_failure:
+            processes = [start(number) for number in range(count)]
+            for process in processes:
+                on_failure.callback(process.close)
+            for process in processes:
+                process.ready()
+            on_failure.pop_all()
+        self.places = [Place(number, process) for number, process in enumerate(processes)]
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """As `Generator.generate`.
+
+        Raises:
+            EngineLost: if processes were lost more often than they are replaced.
+        """
+        place = self._place((params.seed, key.name))
+        place.calls += 1
+        try:
+            while True:
+                process = place.process
+                try:
+                    return await process.generate(
+                        tokens, params, key, stops=stops, priority=priority
+                    )
+                except EngineLost as error:
+                    await self._replace(place, process, error)
+        finally:
+            place.calls -= 1
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """As `Generator.score`, asked of all processes.
+
+        Raises:
+            RuntimeError: if they do not give the same numbers.
+        """
+        found = await asyncio.gather(*(self._score(p, tokens, temperature) for p in self.places))
+        for place, other in zip(self.places, found, strict=True):
+            if other != found[0]:
+                raise RuntimeError(f"sampler {place.number} has other weights than sampler 0")
+        return found[0]
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
+        """As `Generator.load`, of weights named as the policy's parameters.
+
+        The file stays until the next call: a new process reads it.
+        """
+        kept, self._weights = self._weights, ExitStack()
+        with kept:
+            folder, _ = self._weights.enter_context(
+                weights_folder(weights, torch.float32, in_memory=True)
+            )
+            self._file, self.version = str(folder / MODEL_FILE), version
+            running = await asyncio.gather(*(self._hand_over(place) for place in self.places))
+        return sum(running)
+
+    async def sleep(self) -> None:
+        """Does nothing: the processes keep their memory."""
+
+    def close(self) -> None:
+        """End all processes. A second call does nothing."""
+        self._closed = True
+        for place in self.places:
+            place.process.close()
+        self._weights.close()
+
+    def _place(self, task: tuple[int, str]) -> Place:
+        """The process of a task: that of its earlier calls, else the one with the fewest calls."""
+        place = self._affine.pop(task, None) or min(self.places, key=lambda p: p.calls)
+        self._affine[task] = place
+        if len(self._affine) > REMEMBERED:
+            self._affine.popitem(last=False)
+        return place
+
+    async def _score(self, place: Place, tokens: Sequence[int], temperature: float) -> list[float]:
+        while True:
+            process = place.process
+            try:
+                return await process.score(tokens, temperature)
+            except EngineLost as error:
+                await self._replace(place, process, error)
+
+    async def _hand_over(self, place: Place) -> int:
+        """Give the current weights to one process."""
+        async with place.lock:
+            process = place.process
+            if process.file == self._file:  # it was replaced meanwhile
+                return 0
+            try:
+                return await process.load_file(self._file, self.version)
+            except EngineLost as error:
+                lost = error
+        await self._replace(place, process, lost)
+        return 0
+
+    async def _replace(self, place: Place, lost: SamplerProcess, error: EngineLost) -> None:
+        """Start a new process in place of a lost one, unless that has been done.
+
+        Raises:
+            EngineLost: if it may not be replaced any more.
+        """
+        async with place.lock:
+            if place.process is not lost:
+                return
+            if self._closed:
+                raise GeneratorClosed("the samplers have been closed")
+            if self.replaced == self._restarts:
+                raise EngineLost(
+                    f"{error}\n{self.replaced} processes have been replaced, and"
+                    f" placement.restarts = {self._restarts}. Continue with --resume"
+                )
+            self.replaced += 1
+            self._say(f"{error}\nIt is replaced, and its requests are sampled again")
+            await asyncio.to_thread(lost.close)
+            process = self._start(place.number)
+            place.process = process  # so that `close` ends it
+            await asyncio.to_thread(process.ready)
+            if self._file:
+                await process.load_file(self._file, self.version)

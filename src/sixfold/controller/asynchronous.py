@@ -1,0 +1,188 @@
+"""A collector whose rollout goes on while the trainer trains.
+
+Groups of later steps start as soon as the ledger (`ledger.py`) admits them, each with the task and
+the noise that it has in a synchronous run. A step takes finished groups out of the ledger's window.
+New weights reach the sampler while sequences run: their later tokens come from the new weights, and
+every token carries the version that sampled it. The loss corrects for that, if the recipe says so.
+
+A failure of a rollout or a check ends the run at the next `collect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..environment.base import EnvironmentRole, Scorer
+from ..event_loop import EventLoop
+from ..rollout.base import Choose, Rollout, groups_in_order
+from ..sync.base import WeightSync
+from ..types import Group, Task
+from .ledger import Ledger
+from .rounds import StaleGroup
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A scored group that waits for its step.
+
+    Attributes:
+        group: the group.
+        begun: steps that had ended when it started.
+    """
+
+    group: Group
+    begun: int
+
+
+@dataclass
+class AsyncCollector:
+    """Collects the groups of a step while those of later steps are sampled.
+
+    Attributes:
+        rollout: plays the episodes. Its calls overlap.
+        environment: scores them.
+        loop: runs the episodes, in a thread of its own.
+        ledger: says which groups may start and which may be trained.
+        tasks: maps a step number to the tasks of the step.
+        seed: maps a step number to its sampling seed.
+        measure: metrics of the sampling since the last call, for the groups of a step.
+        choose: dynamic K, or None.
+    """
+
+    rollout: Rollout
+    environment: EnvironmentRole
+    loop: EventLoop
+    ledger: Ledger
+    tasks: Callable[[int], Sequence[Task]]
+    seed: Callable[[int], int]
+    measure: Callable[[Sequence[Group]], dict[str, float]]
+    choose: Choose | None = None
+    _playing: set[asyncio.Task[None]] = field(default_factory=set)
+    _scorers: dict[int, Scorer] = field(default_factory=dict)
+    _finished: dict[int, _Finished] = field(default_factory=dict)
+    _taken: list[int] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _failure: Exception | None = None
+    _stats: dict[str, float] = field(default_factory=dict)
+
+    def collect(
+        self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
+    ) -> list[Group]:
+        """The groups of the next step, in the order of their numbers.
+
+        Args:
+            tasks: tasks of the step. With a window, groups of later tasks may come first.
+            seed: seed of the step.
+            on_phase: called with "rollout" as the wait for them starts.
+        """
+        on_phase("rollout")
+        return self.loop.run(self._collect())
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last `collect`."""
+        return self._stats
+
+    def trained(self) -> None:
+        """The groups of the last `collect` are trained, and the sampler has the new weights."""
+        self.loop.run(self._trained())
+
+    async def _trained(self) -> None:
+        self.ledger.train(self._taken)
+        for number in self._taken:
+            del self._finished[number]
+        self._taken = []
+        self._admit()
+
+    async def _collect(self) -> list[Group]:
+        began = time.perf_counter()
+        self._admit()
+        while (chosen := self.ledger.choose(self._finished)) is None:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        self._taken = chosen
+        found = [self._finished[number] for number in chosen]
+        groups = [one.group for one in found]
+        self._check_age(found)
+        self._stats = self._metrics(found) | {
+            "time/rollout_s": time.perf_counter() - began,
+            "time/environment_s": 0.0,
+        }
+        return groups
+
+    @property
+    def _ended(self) -> int:
+        """Steps that have ended."""
+        return self.ledger.trained // self.ledger.per_step
+
+    def _admit(self) -> None:
+        for number in self.ledger.admit():
+            step, index = number // self.ledger.per_step + 1, number % self.ledger.per_step
+            task, seed = self.tasks(step)[index], self.seed(step)
+            play = self._play(number, task, seed, self._scorer(step), self._ended)
+            playing = asyncio.create_task(play)
+            self._playing.add(playing)
+            playing.add_done_callback(self._playing.discard)
+
+    async def _play(self, number: int, task: Task, seed: int, scorer: Scorer, begun: int) -> None:
+        """Sample and score one group. begun: steps that had ended when it started."""
+        try:
+            stream = self.rollout.play([task], seed, scorer, self.choose)
+            (group,) = await groups_in_order(stream, [task])
+            self._finished[number] = _Finished(group, begun)
+        except Exception as error:  # noqa: BLE001  raised by `collect`
+            self._failure = self._failure or error
+        self._changed.set()
+
+    def _scorer(self, step: int) -> Scorer:
+        """Scorer of the groups of one step of the task stream, which share an error budget."""
+        if step not in self._scorers:
+            expected = self.ledger.per_step * self.rollout.samples
+            self._scorers[step] = self.environment.scorer(expected)
+            oldest = min(self.ledger.admitted) // self.ledger.per_step + 1
+            for old in [s for s in self._scorers if s < oldest]:
+                del self._scorers[old]
+        return self._scorers[step]
+
+    def _check_age(self, found: Sequence[_Finished]) -> None:
+        for one in found:
+            if (age := self._ended - one.begun) > self.ledger.largest_age:
+                raise StaleGroup(
+                    f"task {one.group.task.id} was started {age} steps ago, but the bound is"
+                    f" {self.ledger.largest_age}"
+                )
+
+    def _metrics(self, found: Sequence[_Finished]) -> dict[str, float]:
+        groups = [one.group for one in found]
+        ages = [self._ended - one.begun for one in found]
+        trajectories = [t for group in groups for t in group.trajectories]
+        mixed = sum(len({v for v in t.version if v >= 0}) > 1 for t in trajectories)
+        return self.measure(groups) | {
+            "async/age_mean": sum(ages) / len(ages),
+            "async/age_max": float(max(ages)),
+            "async/mixed_frac": mixed / max(1, len(trajectories)),
+            "async/running": float(len(self.ledger.admitted) - len(self._finished)),
+            "async/buffered": float(len(self._finished) - len(found)),
+        }
+
+
+@dataclass
+class AdmittingSync:
+    """Weight sync after which a collector may start new groups.
+
+    Attributes:
+        inner: passes the weights to the sampler.
+        collector: is told that its step has been trained.
+    """
+
+    inner: WeightSync
+    collector: AsyncCollector
+
+    def sync(self, version: int) -> None:
+        """As `WeightSync.sync`."""
+        self.inner.sync(version)
+        self.collector.trained()

@@ -1,0 +1,62 @@
+"""Explain where samplers run, what flows between them and the trainer, and how old samples get."""
+
+from __future__ import annotations
+
+from ...staleness import largest_age, window_groups
+from ..plan import Plan
+from ..schema import ProcessPlacement
+from .fact import UNKNOWN, Fact, bytes_text
+
+TOKEN_BYTES = 16
+"""A sampled token between processes: its id, its log-prob and its version, pickled."""
+
+
+def placement_facts(plan: Plan) -> list[Fact]:
+    """Empty if the trainer samples itself, between its updates."""
+    placement, rollout = plan.recipe.placement, plan.recipe.rollout
+    facts = []
+    if isinstance(placement, ProcessPlacement):
+        who = f"{placement.samplers} process{'es' if placement.samplers > 1 else ''}"
+        facts += [
+            Fact(
+                "placement",
+                f"the trainer's process, and {who} with an engine and a copy of the weights each,"
+                f" {placement.threads} CPU thread{'s' if placement.threads > 1 else ''} each;"
+                " rewards and tools run beside the trainer",
+                "placement.kind = processes; every task stays with one process",
+            ),
+            Fact("flows", _flows(plan, placement.samplers), "loopback only: pipes and /dev/shm"),
+        ]
+    elif rollout.staleness:
+        facts += [
+            Fact(
+                "placement",
+                "the engine has a copy of the weights and a thread in the trainer's process; each"
+                " computes with half of the CPU threads",
+                "placement.kind = local with rollout.staleness > 0",
+            )
+        ]
+    if rollout.staleness:
+        per_step, bound = rollout.prompts_per_step, rollout.staleness
+        window = window_groups(per_step, bound, rollout.window)
+        facts += [
+            Fact(
+                "staleness",
+                f"at most {(bound + 1) * per_step} groups are open, a step takes finished ones"
+                f" among the {window} oldest, so a group is at most"
+                f" {largest_age(per_step, bound, window)} steps old when it is trained",
+                "staleness + ceil((window - 1) / prompts_per_step), see docs/topologies.md",
+            )
+        ]
+    return facts
+
+
+def _flows(plan: Plan, samplers: int) -> str:
+    size = plan.model.size
+    weights = UNKNOWN if size is None else bytes_text(4 * size.parameters)
+    tokens = plan.trajectories * plan.recipe.episode_tokens
+    return (
+        f"after every step {weights} of weights, read by {samplers}; at most"
+        f" {bytes_text(TOKEN_BYTES * tokens)} of samples a step ({plan.trajectories} trajectories"
+        f" of {plan.recipe.episode_tokens} tokens)"
+    )

@@ -1,0 +1,163 @@
+"""Samplers apart from the trainer: the same run where it must be the same, and nothing lost or
+trained twice where it runs ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.backends.samplers import Samplers
+from sixfold.controller.asynchronous import AsyncCollector
+from sixfold.errors import UserError
+from sixfold.recipe.toml import parse_recipe
+from sixfold.report.rollouts import read_rollouts
+from sixfold.run.start import train_run
+from sixfold.types import Task
+
+from ..forked_programs import OF_A_RUN, fork_programs
+from ..gate.gate import untimed
+from .processes import metrics, tiny_recipe
+
+SETTINGS: dict[str, Any] = dict(
+    run__steps=4, checkpoint__every=2, sft__steps=2,
+    # With heads of 8, the last bit of a log-prob depends on the number of rows of a step.
+    model__scratch__head_dim=16,
+)  # fmt: skip
+PROCESSES: dict[str, Any] = dict(placement__kind="processes", placement__samplers=2)
+AHEAD: dict[str, Any] = dict(rollout__staleness=2)
+
+
+def length(completion: str, task: Task) -> float:
+    """A reward that random completions differ in."""
+    return len(completion) / 12
+
+
+def run(folder: Path, name: str, resume: bool = False, **more: Any) -> Path:
+    flags = tiny_recipe(folder, **{**SETTINGS, **more})
+    recipe = parse_recipe(f"run.name = '{name}'", "test", flags)
+    assert train_run(recipe, resume=folder / name if resume else None, reward=length) == 0
+    return folder / name
+
+
+def bits(folder: Path) -> dict[str, Any]:
+    """What two equal runs share: the last weights, every trajectory, every metric of training."""
+    newest = sorted(folder.glob("checkpoints/step-*"))[-1]
+    kept = ("train/", "reward/", "mismatch/", "heldout/", "rollout/length")
+    return {
+        "weights": [file.read_bytes() for file in sorted(newest.glob("model/*.safetensors"))],
+        "rollouts": [untimed(read_rollouts(file)) for file in sorted(folder.glob("rollouts/*"))],
+        "metrics": [
+            {key: value for key, value in line.items() if key.startswith(kept)}
+            for line in untimed(metrics(folder))
+        ],
+    }
+
+
+def trained(folder: Path) -> list[str]:
+    """Task ids of the trained groups, in order."""
+    files = sorted(folder.glob("rollouts/*"))
+    return [row["task_id"] for file in files for row in read_rollouts(file) if row["sample"] == 0]
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_programs(monkeypatch, targets=OF_A_RUN)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": dict(algorithm__name="ppo"),
+    "lora": dict(model__lora__rank=2),
+    "truncated": dict(rollout__top_k=20, rollout__temperature=0.9, rollout__stop="['1']"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_compute_what_one_process_does(tmp_path: Path, kind: str) -> None:
+    """R-189: the same tokens, the same training, the same weights."""
+    # A process has merged weights. So has the engine here with a copy of its own.
+    merged: dict[str, Any] = dict(sync__kind="copy") if kind == "lora" else {}
+    here = run(tmp_path, "here", **KINDS[kind], **merged)
+    there = run(tmp_path, "there", **KINDS[kind], **PROCESSES)
+    assert bits(there) == bits(here)
+
+
+@pytest.mark.parametrize("placement", ["local", "processes"])
+def test_a_run_ahead_trains_every_group_once(tmp_path: Path, placement: str) -> None:
+    """R-190: all groups of the task stream, none older than the bound, in any order of ending."""
+    where = PROCESSES if placement == "processes" else {}
+    ahead = run(tmp_path, "ahead", run__steps=6, **AHEAD, **where)
+    here = run(tmp_path, "here", run__steps=6)
+    assert sorted(trained(ahead)) == sorted(trained(here))
+    lines = metrics(ahead)
+    assert max(line["async/age_max"] for line in lines) <= 3
+    assert lines[0]["async/age_max"] == 0
+
+
+@pytest.mark.parametrize("placement", ["local", "processes"])
+def test_a_resumed_run_ahead_trains_every_group_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+) -> None:
+    """Groups that were open at the end of the first process start again in the second."""
+    settings = dict(run__steps=6, **AHEAD, **(PROCESSES if placement == "processes" else {}))
+    collect, calls = AsyncCollector.collect, 0
+
+    def stopping(self: AsyncCollector, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            assert len(self.ledger.admitted) == 12
+            raise RuntimeError("stopped")
+        return collect(self, *given)
+
+    monkeypatch.setattr(AsyncCollector, "collect", stopping)
+    with pytest.raises(RuntimeError, match="stopped"):
+        run(tmp_path, "run", **settings)
+    stopped = run(tmp_path, "run", resume=True, **settings)
+    assert sorted(trained(stopped)) == sorted(trained(run(tmp_path, "here", run__steps=6)))
+    assert [line["step"] for line in metrics(stopped)] == [1, 2, 3, 4, 5, 6]
+    assert max(line["async/age_max"] for line in metrics(stopped)) <= 3
+
+
+@pytest.mark.parametrize("settings", [{}, AHEAD])
+def test_a_sampler_that_dies_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Its requests are sampled again, with the same tokens where all weights are current."""
+    asked = 0
+    generate = Samplers.generate
+
+    async def killing(self: Samplers, *given: Any, **more: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked in (40, 70):  # while others of the same step run
+            os.kill(self.places[asked // 70].process.child.pid, signal.SIGKILL)
+        return await generate(self, *given, **more)
+
+    whole = run(tmp_path, "whole", **settings, **PROCESSES)
+    monkeypatch.setattr(Samplers, "generate", killing)
+    struck = run(tmp_path, "struck", **settings, **PROCESSES)
+    assert asked > 70
+    assert sorted(trained(struck)) == sorted(trained(whole))
+    if not settings:
+        assert bits(struck) == bits(whole)
+
+
+def test_a_sampler_that_keeps_dying_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = Samplers.generate
+
+    async def killing(self: Samplers, *given: Any, **more: Any) -> Any:
+        os.kill(self.places[0].process.child.pid, signal.SIGKILL)
+        return await generate(self, *given, **more)
+
+    monkeypatch.setattr(Samplers, "generate", killing)
+    more = dict(placement__samplers=1, placement__restarts=2)
+    with pytest.raises(UserError, match=r"(?s)was killed by SIGKILL.*placement.restarts = 2"):
+        run(tmp_path, "run", **{**PROCESSES, **more})
