@@ -30,6 +30,7 @@ def prepare_for_file(
         The tensors by name, and for every further name of a tied tensor the name it is stored
         under.
     """
+    weights = dict(weights)  # all at once: the address of a tensor that was freed is used again
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     tied: dict[str, str] = {}
     for name, tensor in weights.items():
