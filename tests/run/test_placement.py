@@ -161,3 +161,25 @@ def test_a_sampler_that_keeps_dying_ends_the_run(
     more = dict(placement__samplers=1, placement__restarts=2)
     with pytest.raises(UserError, match=r"(?s)was killed by SIGKILL.*placement.restarts = 2"):
         run(tmp_path, "run", **{**PROCESSES, **more})
+
+
+@pytest.mark.parametrize("placement", ["local", "processes"])
+def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str) -> None:
+    """Whatever the timing was: new weights reached sequences in flight, at any token."""
+    where = PROCESSES if placement == "processes" else {}
+    # Few sequences run at a time, so groups end one after another, while others have begun.
+    more = dict(
+        run__steps=6, rollout__max_new_tokens=50, rollout__window=1.0, checkpoint__every=6,
+        engine__max_running=3, trainer__learning_rate=0.01,
+    )  # fmt: skip
+    flags = tiny_recipe(tmp_path, **{**SETTINGS, **more, **AHEAD, **where})
+    recipe = parse_recipe("run.name = 'ahead'", "test", flags)
+    assert train_run(recipe, reward=length) == 0
+    ahead = tmp_path / "ahead"
+    assert max(line["async/mixed_frac"] for line in metrics(ahead)) > 0
+    again = recipe.with_settings({"run.name": "again", "engine.max_running": 64})
+    assert train_run(again, reward=length, replayed=ahead / "schedule.jsonl") == 0
+    assert bits(tmp_path / "again") == bits(ahead)
+    assert (tmp_path / "again" / "schedule.jsonl").read_text() == (
+        ahead / "schedule.jsonl"
+    ).read_text()

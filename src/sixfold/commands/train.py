@@ -16,6 +16,7 @@ from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
 from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
+from ..report.replay_verdict import replay_verdict
 from ..run.recipe_environment import check_names
 from ..stages.plans import stage_plans
 
@@ -28,6 +29,12 @@ class Options:
     resume: str | None = option(
         "continue a run from its newest checkpoint, with its recipe; settings may be added",
         metavar="RUN",
+    )
+    replay_schedule: str | None = option(
+        "make an asynchronous run again, with its recipe: the same groups in the same steps, every"
+        " token from the same version of the weights; in one process, as NAME-replay",
+        metavar="RUN",
+        either="stages",
     )
     overwrite: bool = option(OVERWRITE_HELP, False)
     only: str = option(
@@ -56,6 +63,8 @@ PARSER = VerbParser(
 def run(arguments: Sequence[str]) -> int:
     """Check what can be checked without torch, and train."""
     given = PARSER.parse(arguments)
+    if given.replay_schedule is not None:
+        return _replay(given, given.replay_schedule)
     if given.resume is None and given.recipe is not None:
         return start(load_staged(given.recipe, given.settings), given)
     if given.resume is None or given.recipe is not None:
@@ -80,6 +89,43 @@ def run(arguments: Sequence[str]) -> int:
             f" {whole}"
         )
     return start(load_staged(str(folder / "recipe.toml"), given.settings), given, resume=folder)
+
+
+def _replay(given: Options, name: str) -> int:
+    """Make an asynchronous run again, and compare the weights.
+
+    Raises:
+        UserError: if there is nothing to replay, or the replay differs from the recorded run.
+    """
+    if given.resume is not None or given.recipe is not None:
+        raise UserError(
+            "sixfold train: --replay-schedule RUN has the recipe of the run: leave out the recipe"
+            " and --resume"
+        )
+    recorded = RunFolder(run_folder(name))
+    recipe = load_staged(str(recorded.recipe), given.settings).base
+    if recipe.rollout.oversample:
+        raise UserError(
+            f"{recorded.path} has rollout.oversample = {recipe.rollout.oversample}: its schedule"
+            " lacks the samples that were aborted, so it cannot be replayed"
+        )
+    samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    settings: dict[str, object] = {
+        # Sequences that wait for later weights must not block others.
+        "engine.max_running": samples * (recipe.rollout.staleness + 2),
+        "engine.kv_tokens": 0,
+    }
+    if recipe.run.name == recorded.path.name:
+        settings["run.name"] = f"{recorded.path.name}-replay"
+    recipe = with_model_folders(recipe.with_settings(settings))
+    make_plan(recipe)
+    check_names(recipe.environment, recipe.eval)
+    from ..run.start import train_run
+
+    code = train_run(recipe, overwrite=given.overwrite, replayed=recorded.schedule)
+    if code == 0:
+        print(replay_verdict(recorded, RunFolder(Path(recipe.run.dir) / recipe.run.name)))
+    return code
 
 
 def start(

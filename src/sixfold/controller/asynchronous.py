@@ -20,8 +20,8 @@ from ..event_loop import EventLoop
 from ..rollout.base import Choose, Rollout, groups_in_order
 from ..sync.base import WeightSync
 from ..types import Group, Task
-from .ledger import Ledger
 from .rounds import StaleGroup
+from .schedule import Admits, ScheduledGroup
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,20 @@ class AsyncCollector:
         seed: maps a step number to its sampling seed.
         measure: metrics of the sampling since the last call, for the groups of a step.
         choose: dynamic K, or None.
+        on_finished: called with the number of every finished group. It may raise.
+        scheduled: how the groups of the last step were sampled.
     """
 
     rollout: Rollout
     environment: EnvironmentRole
     loop: EventLoop
-    ledger: Ledger
+    ledger: Admits
     tasks: Callable[[int], Sequence[Task]]
     seed: Callable[[int], int]
     measure: Callable[[Sequence[Group]], dict[str, float]]
     choose: Choose | None = None
+    on_finished: Callable[[int, Group], None] = lambda number, group: None
+    scheduled: list[ScheduledGroup] = field(default_factory=list)
     _playing: set[asyncio.Task[None]] = field(default_factory=set)
     _scorers: dict[int, Scorer] = field(default_factory=dict)
     _finished: dict[int, _Finished] = field(default_factory=dict)
@@ -108,6 +112,10 @@ class AsyncCollector:
         found = [self._finished[number] for number in chosen]
         groups = [one.group for one in found]
         self._check_age(found)
+        self.scheduled = [
+            ScheduledGroup.of(number, one.begun, one.group)
+            for number, one in zip(chosen, found, strict=True)
+        ]
         self._stats = self._metrics(found) | {
             "time/rollout_s": time.perf_counter() - began,
             "time/environment_s": 0.0,
@@ -119,11 +127,16 @@ class AsyncCollector:
         """Steps that have ended."""
         return self.ledger.trained // self.ledger.per_step
 
+    def group(self, number: int) -> tuple[Task, int]:
+        """Task of the group with this number, and the seed of its step."""
+        step, index = number // self.ledger.per_step + 1, number % self.ledger.per_step
+        return self.tasks(step)[index], self.seed(step)
+
     def _admit(self) -> None:
         for number in self.ledger.admit():
-            step, index = number // self.ledger.per_step + 1, number % self.ledger.per_step
-            task, seed = self.tasks(step)[index], self.seed(step)
-            play = self._play(number, task, seed, self._scorer(step), self._ended)
+            task, seed = self.group(number)
+            scorer = self._scorer(number // self.ledger.per_step)
+            play = self._play(number, task, seed, scorer, self._ended)
             playing = asyncio.create_task(play)
             self._playing.add(playing)
             playing.add_done_callback(self._playing.discard)
@@ -133,17 +146,22 @@ class AsyncCollector:
         try:
             stream = self.rollout.play([task], seed, scorer, self.choose)
             (group,) = await groups_in_order(stream, [task])
+            self.on_finished(number, group)
             self._finished[number] = _Finished(group, begun)
         except Exception as error:  # noqa: BLE001  raised by `collect`
             self._failure = self._failure or error
         self._changed.set()
 
     def _scorer(self, step: int) -> Scorer:
-        """Scorer of the groups of one step of the task stream, which share an error budget."""
+        """Scorer of the groups of one step of the task stream, which share an error budget.
+
+        Args:
+            step: the step, counted from 0.
+        """
         if step not in self._scorers:
             expected = self.ledger.per_step * self.rollout.samples
             self._scorers[step] = self.environment.scorer(expected)
-            oldest = min(self.ledger.admitted) // self.ledger.per_step + 1
+            oldest = min(self.ledger.admitted) // self.ledger.per_step
             for old in [s for s in self._scorers if s < oldest]:
                 del self._scorers[old]
         return self._scorers[step]

@@ -7,7 +7,8 @@ They do not depend on the other sequences, the order of arrival, the batch size 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -132,6 +133,7 @@ class Engine:
         adapter: str | None = None,
         constraint: Constraint | None = None,
         origin: int | None = None,
+        due: Mapping[int, Many[int]] | None = None,
     ) -> Request:
         """Queue one prompt.
 
@@ -146,6 +148,8 @@ class Engine:
             origin: position whose token has the first noise: the prompt's length in the first turn
                 of an episode. Later turns keep it, and so draw fresh noise. None: this prompt's
                 length.
+            due: by sample, the weight version that must sample each token. A sequence waits for
+                weights that are not loaded yet. None: tokens use the current weights.
 
         Raises:
             ValueError: for an empty prompt, `max_tokens` below 1, no samples, an origin beyond the
@@ -177,6 +181,7 @@ class Engine:
             adapter=loaded,
             constraint=constraint,
             origin=origin,
+            due=due or {},
         )
         self.scheduler.add(request)
         return request
@@ -237,7 +242,7 @@ class Engine:
             The sequences that ended in this step.
         """
         with on_device(self._device):
-            work = self.scheduler.schedule()
+            work = self.scheduler.schedule(self.version)
             if self.speculator is not None:
                 return self._speculate(work, self.speculator)
             forwards = self._forward(work)

@@ -116,6 +116,8 @@ class Scheduler:
     stats: EngineStats = field(default_factory=EngineStats)
     waiting: list[Ticket] = field(default_factory=list, init=False)
     running: list[Sequence] = field(default_factory=list, init=False)
+    holds: bool = field(default=False, init=False)
+    """True once a request names the weights of its tokens."""
     revision: int = field(default=0, init=False)
     _arrivals: int = field(default=0, init=False)
     _slots: int = field(default=0, init=False)
@@ -139,11 +141,16 @@ class Scheduler:
                 f"engine.kv_tokens: a sequence of {request.limit} tokens needs {worst} blocks,"
                 f" but the KV cache has {self.blocks.count}. Raise engine.kv_tokens"
             )
+        self.holds |= bool(request.due)
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         self._queue(Ticket(request, request.prompt))
 
-    def schedule(self) -> ScheduledStep:
-        """Plan one step. A prompt is computed once for all of its samples."""
+    def schedule(self, version: int = 0) -> ScheduledStep:
+        """Plan one step. A prompt is computed once for all of its samples.
+
+        Args:
+            version: version of the weights. A sequence whose next token needs a later one is held.
+        """
         work = ScheduledStep(self.prefill_tokens, host_slots=self.host.count)
         if not self.running:
             self._slots = 0  # the padded batch, if there was one, has ended
@@ -161,6 +168,9 @@ class Scheduler:
                     )
         if self.chunked or not work.admits:
             work.decoding = self.running.copy()
+            if self.holds:
+                work.decoding = [s for s in self.running if s.needs <= version]
+                self.revision += 1  # the rows change although no block table does
             self._slots = 0 if self.continuous else max(self._slots, len(self.running))
         work.slots = max(len(work.decoding), self._slots)
         work.revision = self.revision

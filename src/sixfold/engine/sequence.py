@@ -9,6 +9,7 @@ Invariant of a ticket: 0 <= computed <= tokens. Sampling starts or resumes when 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -62,6 +63,8 @@ class Request:
         constraint: which tokens may be sampled; None for all.
         origin: position that has the first noise of (seed, key, sample). The token at position p
             is drawn with noise p - origin. None: the prompt's length.
+        due: by sample, the weight version that must sample each completion token. Samples that are
+            not in it use the current weights.
     """
 
     key: str
@@ -77,6 +80,7 @@ class Request:
     adapter: LoadedAdapter | None = None
     constraint: Constraint | None = None
     origin: int | None = None
+    due: Mapping[int, Many[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.count = self.unfinished = len(self.samples)
@@ -145,6 +149,12 @@ class Sequence:
     def length(self) -> int:
         """Number of tokens so far, including the prompt."""
         return len(self.tokens)
+
+    @property
+    def needs(self) -> int:
+        """Weight version that must sample the next token. 0: any version may."""
+        due = self.request.due.get(self.sample, ())
+        return due[len(self.logp)] if len(self.logp) < len(due) else 0
 
     def cut(self, length: int) -> None:
         """Discard the tokens from position `length` on. Only for a sequence that ends here."""

@@ -91,6 +91,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def schedule(self) -> Path:
+        """Schedule of an asynchronous run, one JSON line per step (`controller/schedule.py`)."""
+        return self.path / "schedule.jsonl"
+
+    @property
     def rollouts(self) -> Path:
         """Directory of the trajectories, one file per step."""
         return self.path / "rollouts"

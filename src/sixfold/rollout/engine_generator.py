@@ -34,6 +34,7 @@ class _Call:
         stops: stop strings.
         priority: larger values are served first.
         result: set when the completion has ended.
+        due: weight version that must sample each token. Empty: the current one.
         job: the job that samples it, once it is submitted.
         choice: index of the choice in the job.
     """
@@ -44,6 +45,7 @@ class _Call:
     stops: tuple[str, ...]
     priority: int
     result: asyncio.Future[Sampled]
+    due: Sequence[int] = ()
     job: Job | None = None
     choice: int = 0
 
@@ -108,13 +110,21 @@ class EngineGenerator:
         *,
         stops: Sequence[str] = (),
         priority: int = 0,
+        due: Sequence[int] = (),
     ) -> Sampled:
+        """As `Generator.generate`.
+
+        Args:
+            tokens: as there, as are `params`, `key`, `stops` and `priority`.
+            due: weight version that must sample each token (`Engine.add`). Empty: the current one.
+        """
         if params.max_tokens < 1:
             raise ValueError(f"max_tokens = {params.max_tokens} must be at least 1")
         if stops and not self._decodes:
             raise ValueError(f"stops = {list(stops)} need a generator with a renderer")
         loop = asyncio.get_running_loop()
         call = _Call(tuple(tokens), params, key, tuple(stops), priority, loop.create_future())
+        call.due = due
         if self._loop is not loop:  # calls that an earlier event loop left behind
             self._loop, self._calls = loop, []
         if not self._calls:
@@ -221,6 +231,7 @@ def _job(calls: Sequence[_Call]) -> Job:
         first.stops,
         origin=first.key.origin,
         priority=first.priority,
+        due={call.key.sample: call.due for call in calls if call.due},
     )
     for choice, call in enumerate(calls):
         call.job, call.choice = job, choice

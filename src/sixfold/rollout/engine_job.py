@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..engine.scoring import PromptScore
@@ -79,6 +79,7 @@ class Job:
         priority: larger values leave the queue first.
         record: called in the engine's thread with every choice that ends or is aborted, before its
             last delta is sent. A RecordError is sent instead of the delta. None for no record.
+        due: by sample, the weight version that must sample each token (`Engine.add`).
         scores: the log-probs of the prompts. Set before the first delta arrives.
         requests: the engine's requests, one per prompt.
         loop: the event loop that submitted the job.
@@ -98,6 +99,7 @@ class Job:
     scored: bool = False
     priority: int = 0
     record: Record | None = None
+    due: Mapping[int, Sequence[int]] = field(default_factory=dict)
     scores: list[PromptScore] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     loop: asyncio.AbstractEventLoop | None = None

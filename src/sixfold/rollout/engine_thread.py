@@ -41,6 +41,8 @@ USAGE_SECONDS = 0.05
 """Largest age of `EngineThread.usage` in a busy engine, in seconds. Measuring it takes up to 1 % of
 a step.
 """
+HELD_S = 0.001
+"""Pause of an engine whose step sampled nothing, because tokens are due for other weights."""
 EXIT_SECONDS = 10.0
 """Longest wait for the last step when the interpreter exits."""
 
@@ -305,6 +307,7 @@ class EngineThread:
                         adapter=job.adapter,
                         constraint=job.constraint,
                         origin=job.origin,
+                        due=job.due,
                     )
                     self._arriving -= 1
             except ValueError as error:  # the request can never run
@@ -339,7 +342,10 @@ class EngineThread:
     def _step(self) -> None:
         sampled = self.engine.stats.decoded_tokens
         finished = self.engine.step()
-        self.rate.add(self.engine.stats.decoded_tokens - sampled)
+        sampled = self.engine.stats.decoded_tokens - sampled
+        self.rate.add(sampled)
+        if not sampled and self.engine.scheduler.holds:
+            time.sleep(HELD_S)  # every sequence may wait for other weights
         ended: list[Delta] = []
         for sequence in finished:
             choice = self._choices[sequence.request, sequence.sample]

@@ -259,6 +259,7 @@ def assemble(
     prints: Prints | None = None,
     texts: Iterable[str] | None = None,
     before_model: Callable[[], None] | None = None,
+    replaying: bool = False,
 ) -> Assembly:
     """Load the model and the tasks, and create the engine and the environment.
 
@@ -275,6 +276,7 @@ def assemble(
         prints: gets what rewards print. None: it goes to the terminal. The caller closes it.
         texts: texts of which the tokenizer of a model from scratch is trained.
         before_model: called when tasks, rewards and environment are found to be right.
+        replaying: the samplers will follow a recorded schedule.
 
     Raises:
         UserError: for a missing device, model or dataset, or if prompts do not fit.
@@ -316,9 +318,8 @@ def assemble(
         scoring = _scoring(recipe.rollout.temperature, recipe.trainer, autocast)
         tasks.notes += [*policy.notes, *(judge.notes(recipe.model.path) if judge else ())]
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
-        engine, sync, shards = engine_and_sync(
-            recipe, policy, renderer, longest, autocast, ending, tasks.notes, loop, generator, ranks
-        )
+        given = recipe, policy, renderer, longest, autocast, ending, tasks.notes, loop, generator
+        engine, sync, shards = engine_and_sync(*given, ranks, replaying)
         tasks.notes += _kernel_notes(engine, device, autocast)
         player = _player(recipe, policy, renderer, engine, longest, made)
         agent = _agent(recipe.environment.agent, policy, player)

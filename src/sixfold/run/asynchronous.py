@@ -1,38 +1,55 @@
-"""The parts of an asynchronous run: its ledger and its collector."""
+"""The parts of an asynchronous run, recorded or replayed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from ..controller.asynchronous import AsyncCollector
 from ..controller.ledger import Ledger
 from ..controller.oversample import DynamicK
+from ..controller.schedule import Admits, ReplayLedger, ScheduledGroup
 from ..controller.stream import step_seed, task_stream
 from ..rollout.meter import RunningMeter
+from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
+from ..types import Group
 from .assemble import Assembly
 
+Schedule = Sequence[Sequence[ScheduledGroup]]
+"""Groups of every step of a recorded run."""
 
-def ledger_of(assembly: Assembly) -> Ledger | None:
+
+def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | None:
     """The ledger of an asynchronous run. None: a step samples its own groups."""
     recipe, rollout = assembly.recipe, assembly.recipe.rollout
     if not rollout.staleness:
         return None
     per_step = min(rollout.prompts_per_step, len(assembly.tasks.train))
+    if schedule is not None:
+        return ReplayLedger(schedule, per_step)
     window = window_groups(per_step, rollout.staleness, rollout.window)
     return Ledger(per_step, rollout.staleness, window, recipe.run.steps)
 
 
-def async_collector(assembly: Assembly, ledger: Ledger) -> AsyncCollector:
-    """Collector of the groups that train, with a stream of tasks and a player of its own."""
+def async_collector(
+    assembly: Assembly, ledger: Admits, schedule: Schedule | None
+) -> AsyncCollector:
+    """Collector of the groups that train, with a stream of tasks and a player of its own.
+
+    Args:
+        assembly: model, tasks and settings.
+        ledger: that of the run.
+        schedule: the schedule to replay, or None.
+    """
     recipe, tasks = assembly.recipe, assembly.tasks
     config, seed = recipe.rollout, recipe.run.seed
     meter = RunningMeter(config.oversample or config.samples_per_prompt)
     player = replace(assembly.player)
     player.meter = meter
     stream = task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights)
-    return AsyncCollector(
+    collector = AsyncCollector(
         rollout=assembly.rollout(config.oversample, overlapping=player),
         environment=assembly.environment,
         loop=assembly.loop,
@@ -44,3 +61,30 @@ def async_collector(assembly: Assembly, ledger: Ledger) -> AsyncCollector:
             DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
         ),
     )
+    if schedule is not None:
+        assert isinstance(player.generator, ScheduledGenerator)
+        _follow(collector, player.generator, schedule)
+    return collector
+
+
+def _follow(collector: AsyncCollector, generator: ScheduledGenerator, schedule: Schedule) -> None:
+    """Make a collector and its generator follow a schedule."""
+    groups = {group.number: group for step in schedule for group in step}
+    names = {number: collector.group(number) for number in groups}
+    generator.follow(
+        {
+            (seed, task.id, sample): versions
+            for number, (task, seed) in names.items()
+            for sample, versions in groups[number].versions.items()
+        }
+    )
+
+    def check(number: int, group: Group) -> None:
+        recorded = groups[number].versions
+        played = ScheduledGroup.of(number, 0, group).versions
+        for sample in recorded.keys() | played.keys():
+            if recorded.get(sample) != played.get(sample):
+                generator.failure = diverged(group.task.id, sample)
+                raise generator.failure
+
+    collector.on_finished = check

@@ -11,7 +11,6 @@ from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpointable import WithoutTensors
 from ..controller.asynchronous import AdmittingSync
-from ..controller.collector import Collects
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
@@ -19,10 +18,9 @@ from ..errors import UserError
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
-from ..sync.base import WeightSync
 from ..sync.measured import MeasuredSync
 from .assemble import Assembly
-from .asynchronous import async_collector, ledger_of
+from .asynchronous import Schedule, async_collector, ledger_of
 from .context import RunContext
 from .inputs import Inputs
 from .monitors import Monitors
@@ -42,6 +40,7 @@ class RlWork(Work):
         algorithm: replaces the recipe's algorithm.
         stop_after: stage after which the run ends.
         words: rewrites a line that names command-line flags for the caller's interface.
+        schedule: the schedule of an asynchronous run to replay, or None.
     """
 
     predicted = True
@@ -52,11 +51,13 @@ class RlWork(Work):
         algorithm: Algorithm | None = None,
         stop_after: Literal["sft"] | None = None,
         words: Callable[[str], str] = str,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__(method_of(recipe.algorithm, algorithm))
         self.algorithm = algorithm
         self.steps = stop_after != "sft"
         self.words = words
+        self.schedule = schedule
         # Check here: a plan has checked the recipe's method, but not the caller's.
         check_recomputed(recipe, self.method)
         if recipe.sft.epochs:
@@ -78,7 +79,7 @@ class RlWork(Work):
 
     def stage(self, context: RunContext, assembly: Assembly, monitors: Monitors) -> RlStage:
         roles = build_roles(assembly, self.algorithm, self._teacher)
-        return RlStage(context, assembly, monitors, roles)
+        return RlStage(context, assembly, monitors, roles, self.schedule)
 
 
 class RlStage(TrainingStage):
@@ -89,19 +90,25 @@ class RlStage(TrainingStage):
         assembly: model, tasks and settings.
         monitors: watch the metrics.
         roles: roles that are trained or saved.
+        schedule: the schedule of an asynchronous run to replay, or None.
     """
 
     name = "RL"
 
     def __init__(
-        self, context: RunContext, assembly: Assembly, monitors: Monitors, roles: TrainableRoles
+        self,
+        context: RunContext,
+        assembly: Assembly,
+        monitors: Monitors,
+        roles: TrainableRoles,
+        schedule: Schedule | None = None,
     ) -> None:
         components = roles.components()
-        if ledger := ledger_of(assembly):
+        if ledger := ledger_of(assembly, schedule):
             components["ledger"] = WithoutTensors(ledger)
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
-        self._ledger = ledger
+        self._running = async_collector(assembly, ledger, schedule) if ledger else None
 
     @property
     def version(self) -> int:
@@ -117,6 +124,7 @@ class RlStage(TrainingStage):
             self._roles,
             self._last,
             sync,
+            (lambda: running.scheduled) if (running := self._running) else None,
         )
         return self._controller(log, sync), log
 
@@ -148,13 +156,8 @@ class RlStage(TrainingStage):
     def _controller(self, log: RolloutLog, sync: MeasuredSync) -> Controller:
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
-        collector: Collects
-        after: WeightSync = sync
-        if self._ledger:
-            collector = running = async_collector(assembly, self._ledger)
-            after = AdmittingSync(sync, running)
-        else:
-            collector = training_collector(assembly, roles.method)
+        collector = self._running or training_collector(assembly, roles.method)
+        after = AdmittingSync(sync, self._running) if self._running else sync
         return Controller(
             collector=collector,
             reference=roles.scorers,

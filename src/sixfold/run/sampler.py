@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -19,12 +20,20 @@ from ..model.causal_lm import CausalLM
 from ..model.loading import Policy
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import MoeConfig, ParallelConfig, ProcessPlacement, Recipe, SyncConfig
+from ..recipe.schema import (
+    MoeConfig,
+    ParallelConfig,
+    Placement,
+    ProcessPlacement,
+    Recipe,
+    SyncConfig,
+)
 from ..recipe.schema import Speculation as SpeculationConfig
 from ..renderer.renderer import Renderer
 from ..report.numbers import percent
 from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
+from ..rollout.scheduled import ScheduledGenerator
 from ..sync.adapter import AdapterSync
 from ..sync.quantise import quantised_share
 from ..sync.sync import CopySync, GatheredSync, SharedSync
@@ -55,6 +64,7 @@ def engine_and_sync(
     loop: EventLoop,
     generator: Generator | None = None,
     ranks: Ranks = ALONE,
+    replaying: bool = False,
 ) -> tuple[Engine | Generator, Sync, Shards | None]:
     """Create the engine and its weight sync. With several ranks, shard the policy.
 
@@ -69,6 +79,7 @@ def engine_and_sync(
         loop: event loop in which generators are used.
         generator: replaces the recipe's engine, and is never synced.
         ranks: the ranks of the run.
+        replaying: the sampler will follow a recorded schedule.
 
     Returns:
         The engine, its sync, and the sharded policy, or None with one rank.
@@ -81,24 +92,26 @@ def engine_and_sync(
         remote = start_remote_engine(recipe, backend, policy, renderer, longest, ending, wait)
         return *remote, None
     if recipe.engines_apart:
-        if isinstance(recipe.placement, ProcessPlacement):
+        placement, silence_s = recipe.placement, recipe.run.silence_s
+        apart: Generator
+        if isinstance(placement, ProcessPlacement) and not replaying:
             tokens = recipe.engine.kv_tokens or kv_tokens(recipe, policy, longest, notes, None)
-            settings = recipe.placement, recipe.engine, tokens
-            silence_s = recipe.run.silence_s
-            generator = start_samplers(*settings, policy, renderer, autocast, silence_s)
+            settings = placement, recipe.engine, tokens
+            apart = start_samplers(*settings, policy, renderer, autocast, silence_s)
         else:
-            # The engine's thread and the trainer compute at the same time, with half of the cores.
-            torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-            engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
-            deadline = Deadline("the engine", recipe.run.silence_s)
-            generator = EngineGenerator(engine, renderer, deadline=deadline)
-        ending.callback(generator.close)
+            with _engine_threads(placement):
+                engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
+                deadline = Deadline("the engine", silence_s)
+                apart = local = EngineGenerator(engine, renderer, deadline=deadline)
+            if replaying:
+                apart = ScheduledGenerator(local)
+        ending.callback(apart.close)
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
         named = VersionedSync(
-            policy.model, generator, 1, limit, longest, policy.lora, loop.run, renames=False
+            policy.model, apart, 1, limit, longest, policy.lora, loop.run, renames=False
         )
         named.refresh()
-        return generator, named, None
+        return apart, named, None
     own = ranks.size > 1 and policy.lora is None
     engine = make_engine(recipe, policy, longest, autocast, notes, own=own)
     shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
@@ -106,6 +119,23 @@ def engine_and_sync(
         weights = partial(WholeWeights, policy.model)
         return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
     return engine, _sync(recipe.sync, policy, engine, notes), shards
+
+
+@contextmanager
+def _engine_threads(placement: Placement) -> Iterator[None]:
+    """Context that makes an engine in this process with the CPU threads of a sampler.
+
+    Without processes, the engine and the trainer compute at the same time: each gets half of the
+    threads. A replay of processes has as many threads as each of them.
+    """
+    if isinstance(placement, ProcessPlacement):
+        before = torch.get_num_threads()
+        torch.set_num_threads(placement.threads)
+        yield
+        torch.set_num_threads(before)
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+        yield
 
 
 def sharded_policy(

@@ -24,6 +24,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.saver import Saver
 from ..checkpoint.state import RunState
 from ..checks.prints import Prints
+from ..controller.schedule import read_schedule
 from ..data.task_set import TaskSet, given_tasks
 from ..environment.episode import MakeEpisode
 from ..files.durable import write_text_atomic
@@ -64,11 +65,13 @@ class Given:
         reward: replaces the recipe's rewards.
         environment: the environment that `environment.episode` names. None: load it.
         tasks: replace the recipe's dataset.
+        replaying: the samplers follow a recorded schedule.
     """
 
     reward: Callable[..., Any] | None = None
     environment: MakeEpisode | None = None
     tasks: TaskSet | None = None
+    replaying: bool = False
 
 
 def train_run(
@@ -83,6 +86,7 @@ def train_run(
     tasks: Iterable[Task] | None = None,
     heldout: Iterable[Task] = (),
     words: Callable[[str], str] = str,
+    replayed: Path | None = None,
 ) -> int:
     """Run a recipe without stages, or resume an earlier run.
 
@@ -97,6 +101,7 @@ def train_run(
         tasks: replace the recipe's dataset.
         heldout: held-out tasks, used with `tasks`.
         words: rewrites a line that names command-line flags for the caller's interface.
+        replayed: `schedule.jsonl` of an asynchronous run, which is made again. None: a new run.
 
     Returns:
         The exit code: 0, or 130 / 143 if stopped by a signal.
@@ -104,8 +109,10 @@ def train_run(
     Raises:
         UserError: for an error that the user can fix.
     """
-    work = RlWork(recipe, algorithm, stop_after, words)
-    given = Given(reward, environment, None if tasks is None else given_tasks(tasks, heldout))
+    schedule = None if replayed is None else read_schedule(replayed)
+    work = RlWork(recipe, algorithm, stop_after, words, schedule)
+    own_tasks = None if tasks is None else given_tasks(tasks, heldout)
+    given = Given(reward, environment, own_tasks, replaying=schedule is not None)
     ranks = connected_ranks(recipe.run, recipe.parallel)
     return run_work(recipe, work, ranks, resume=resume, overwrite=overwrite, given=given)
 
@@ -184,6 +191,7 @@ def run_work(
                 texts=work.texts,
                 # Mistakes of the recipe come first: they remain under another name of the run.
                 before_model=None if resume or ranks.rank else free,
+                replaying=given.replaying,
             )
             stack.callback(assembly.close)
             work.load(assembly)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,9 +12,11 @@ import torch
 
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
+from ..controller.schedule import ScheduledGroup
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..evaluation.statistics import task_means
+from ..files.appended import AppendedFile
 from ..ranks import together
 from ..recipe.dump import flat
 from ..report.outputs import Loggers
@@ -122,6 +125,7 @@ class RolloutLog(StepLog):
         roles: trainer and reference, for their metrics.
         last: keeps the state at the end of the last step.
         sync: weight sync of the run, measured.
+        scheduled: how the groups of the step were sampled. None: at the step.
     """
 
     def __init__(
@@ -133,11 +137,20 @@ class RolloutLog(StepLog):
         roles: TrainableRoles,
         last: LastStep,
         sync: MeasuredSync,
+        scheduled: Callable[[], Sequence[ScheduledGroup]] | None = None,
     ) -> None:
         super().__init__(context, assembly, monitors, first_step)
+        self._scheduled = scheduled
+        self._schedule = AppendedFile(context.folder.schedule, context.warn) if scheduled else None
         self._roles = roles
         self._last = last
         self._sync = sync
+
+    def close(self) -> None:
+        """As `StepLog.close`."""
+        super().close()
+        if self._schedule:
+            self._schedule.close()
 
     def log(self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
@@ -200,6 +213,10 @@ class RolloutLog(StepLog):
                 f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"
                 f" after {metrics['dynamic/rounds']:.0f} rounds"
             )
+        if self._scheduled and self._schedule:
+            recorded = [group.to_record() for group in self._scheduled()]
+            line = json.dumps({"step": step, "groups": recorded}) + "\n"
+            self._schedule.append(line.encode())
         if log.rollouts_every and step % log.rollouts_every == 0:
             write_rollouts(
                 context.folder.rollout_file(step),
