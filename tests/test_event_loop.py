@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 import time
 
@@ -42,3 +43,48 @@ def test_waiting_is_not_reported_and_no_thread_is_left(caplog: pytest.LogCapture
     loop.close()
     assert not caplog.records
     assert not [t for t in threading.enumerate() if t.name == "event-loop-watch"]
+
+
+def test_tasks_of_a_loop_in_the_background_go_on_between_calls() -> None:
+    loop, count = event_loop.BackgroundLoop(), 0
+
+    async def counting() -> None:
+        nonlocal count
+        while True:
+            count += 1
+            await asyncio.sleep(0)
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(counting())
+
+    task = loop.run(begin())
+    seen = count
+    while count <= seen:
+        time.sleep(0.001)
+    loop.close()
+    assert task.cancelled()
+    loop.close()
+    assert not [t for t in threading.enumerate() if t.name == "event-loop"]
+
+
+def test_an_interrupt_ends_the_tasks_of_a_loop_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, freed = event_loop.BackgroundLoop(), []
+
+    async def waiting() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            freed.append(True)
+
+    async def begin() -> None:
+        other = asyncio.create_task(waiting())
+        await asyncio.sleep(0)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        await other
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(begin())
+    assert freed == [True]
+    loop.close()

@@ -20,6 +20,8 @@ def check(flags: list[str], ranks: int = 2) -> None:
     [
         ("sync.kind", "copy", "'shared'"),
         ("rollout.backend.kind", "vllm", "'engine'"),
+        ("placement.kind", "processes", "'local'"),
+        ("rollout.staleness", "1", "0"),
         ("reference.placement", "worker", "'inline'"),
         ("reference.offload", "true", "false"),
         ("trainer.weights", "bfloat16", "'float32'"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSglang
 from generator_subjects import Make, Subject, other_weights, slow_down
+from tests.forked_programs import fork_programs
 from tests.server.serving import running
 from vllm_processes import ARGUMENTS, use_fake, weights
 
@@ -26,9 +28,10 @@ from sixfold.backends.sixfold_server import SixfoldServer
 from sixfold.backends.vllm_process import VllmProcess, vllm_config
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy, load_policy
-from sixfold.recipe.schema import ModelConfig, ScratchConfig
+from sixfold.recipe.schema import EngineConfig, ModelConfig, ProcessPlacement, ScratchConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import wait_for
+from sixfold.run.samplers import start_samplers
 
 CONTEXT = 4096
 VLLM_PYTHON = os.environ.get("SIXFOLD_VLLM_PYTHON", "")
@@ -164,6 +167,43 @@ def sixfold(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
     )
 
 
+def processes(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+    """Two processes with engines, of which none is replaced."""
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    with pytest.MonkeyPatch.context() as patch:
+        fork_programs(patch)
+        generator = start_samplers(
+            # A narrow engine is that of the test of priorities, which are those of one queue.
+            ProcessPlacement(samplers=2 if max_running > 1 else 1, restarts=0),
+            EngineConfig(max_running=max_running),
+            CONTEXT,
+            policy,
+            renderer,
+            None,
+            60.0,
+        )
+    ending.callback(generator.close)
+    wait_for(generator.load(dict(policy.model.named_parameters()), 0))
+
+    def fail() -> None:
+        for place in generator.places:
+            os.kill(place.process.child.pid, signal.SIGKILL)
+
+    return Subject(
+        generator,
+        renderer,
+        CONTEXT,
+        lambda: tuple(place.calls for place in generator.places),
+        fail,
+        other_weights(policy),
+        {
+            "test_weights_change_under_running_calls": (
+                "a call may reach the engine after the weights; tests/run/test_placement.py"
+            ),
+        },
+    )
+
+
 def named_twice(policy: Policy) -> Mapping[str, Any]:
     """`other_weights`, with tied weights under each of their names."""
     made = other_weights(policy)
@@ -176,6 +216,7 @@ OUTSIDE: Mapping[str, Any] = {
     "vllm": partial(kept, vllm),
     "sglang": partial(kept, sglang),
     "sixfold": partial(kept, sixfold),
+    "processes": partial(kept, processes),
     **({"real vllm": partial(kept, real_vllm)} if VLLM_PYTHON else {}),
 }
 """Name -> context manager, as in `GENERATORS`."""

@@ -4,6 +4,7 @@ trained twice where it runs ahead.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -16,6 +17,7 @@ from sixfold.controller.asynchronous import AsyncCollector
 from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
+from sixfold.rollout.scheduled import ReplayDiverged
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -183,3 +185,32 @@ def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str)
     assert (tmp_path / "again" / "schedule.jsonl").read_text() == (
         ahead / "schedule.jsonl"
     ).read_text()
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer"])
+def test_a_replay_that_differs_ends_with_the_reason(tmp_path: Path, change: str) -> None:
+    """It waits for no token that does not come."""
+    ahead = run(tmp_path, "ahead", **AHEAD)
+    file = ahead / "schedule.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    runs = lines[1]["groups"][0]["versions"][0][1]
+    runs[-1][1] += 1 if change == "longer" else -1
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = tiny_recipe(tmp_path, **SETTINGS, **AHEAD)
+    recipe = parse_recipe("run.name = 'again'", "test", flags)
+    with pytest.raises(ReplayDiverged, match=r"task .*, sample 0, differs from the recorded run"):
+        train_run(recipe, reward=length, replayed=file)
+
+
+def test_a_run_ahead_is_evaluated_before_its_first_update(tmp_path: Path) -> None:
+    """While only the critic learns, the weights keep version 0 and samples are in flight."""
+    more: dict[str, Any] = dict(algorithm__name="ppo", critic__warmup_steps=3, eval__every=1)
+    ahead = run(tmp_path, "ahead", **AHEAD, **more)
+    assert [line["sync/version"] > 0 for line in metrics(ahead)] == [False] * 3 + [True]
+    assert all("heldout/accuracy" in line for line in metrics(ahead))
+
+
+def test_other_steps_are_refused_on_resume(tmp_path: Path) -> None:
+    run(tmp_path, "run", **AHEAD)
+    with pytest.raises(UserError, match=r"steps of 4 prompts.*steps of 3.*prompts_per_step"):
+        run(tmp_path, "run", resume=True, **AHEAD, run__steps=8, rollout__prompts_per_step=3)

@@ -107,8 +107,8 @@ ALLOWED = {
         *("trainer", "version"),
     },
     "controller": {
-        *("algorithm", "batch", "environment", "event_loop", "reference", "rollout", "seeds"),
-        *("staleness", "sync", "trainer", "types"),
+        *("algorithm", "batch", "environment", "errors", "event_loop", "reference", "rollout"),
+        *("seeds", "staleness", "sync", "trainer", "types"),
     },
 }
 """Package or leaf module of the core -> the modules of the core that it may import besides itself.

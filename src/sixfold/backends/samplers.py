@@ -35,12 +35,22 @@ class Place:
         process: the process that has it now.
         calls: calls that are open.
         lock: held while the process is replaced or gets weights.
+        ready: set unless the process is being replaced.
     """
 
     number: int
     process: SamplerProcess
     calls: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.ready.set()
+
+    async def current(self) -> SamplerProcess:
+        """The process, once it is ready."""
+        await self.ready.wait()
+        return self.process
 
 
 class Samplers:
@@ -104,7 +114,7 @@ class Samplers:
         place.calls += 1
         try:
             while True:
-                process = place.process
+                process = await place.current()
                 try:
                     return await process.generate(
                         tokens, params, key, stops=stops, priority=priority
@@ -129,16 +139,29 @@ class Samplers:
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         """As `Generator.load`, of weights named as the policy's parameters.
 
-        The file stays until the next call: a new process reads it.
+        Their file stays until the next call: a process that replaces another reads it. Version 0 is
+        accepted again, as in `EngineGenerator.load`.
+
+        Raises:
+            ValueError: if the tensors do not fit, or the version is not greater. The old weights
+                stay in use.
         """
-        kept, self._weights = self._weights, ExitStack()
-        with kept:
-            folder, _ = self._weights.enter_context(
-                weights_folder(weights, torch.float32, in_memory=True)
-            )
+        if version < self.version or version == self.version != 0:
+            raise ValueError(f"version = {version} must be greater than {self.version}")
+        before = self._file, self.version
+        with ExitStack() as files:
+            given = weights_folder(weights, torch.float32, in_memory=True)
+            folder, _ = files.enter_context(given)
             self._file, self.version = str(folder / MODEL_FILE), version
-            running = await asyncio.gather(*(self._hand_over(place) for place in self.places))
-        return sum(running)
+            handed = [self._hand_over(place) for place in self.places]
+            found = await asyncio.gather(*handed, return_exceptions=True)
+            for one in found:
+                if isinstance(one, BaseException):
+                    self._file, self.version = before
+                    raise one
+            self._weights.close()
+            self._weights = files.pop_all()
+        return sum(one for one in found if isinstance(one, int))
 
     async def sleep(self) -> None:
         """Does nothing: the processes keep their memory."""
@@ -160,7 +183,7 @@ class Samplers:
 
     async def _score(self, place: Place, tokens: Sequence[int], temperature: float) -> list[float]:
         while True:
-            process = place.process
+            process = await place.current()
             try:
                 return await process.score(tokens, temperature)
             except EngineLost as error:
@@ -188,8 +211,6 @@ class Samplers:
         async with place.lock:
             if place.process is not lost:
                 return
-            if self._closed:
-                raise GeneratorClosed("the samplers have been closed")
             if self.replaced == self._restarts:
                 raise EngineLost(
                     f"{error}\n{self.replaced} processes have been replaced, and"
@@ -197,9 +218,17 @@ class Samplers:
                 )
             self.replaced += 1
             self._say(f"{error}\nIt is replaced, and its requests are sampled again")
-            await asyncio.to_thread(lost.close)
-            process = self._start(place.number)
-            place.process = process  # so that `close` ends it
-            await asyncio.to_thread(process.ready)
-            if self._file:
-                await process.load_file(self._file, self.version)
+            place.ready.clear()
+            try:
+                await self._start_again(place)
+            finally:
+                place.ready.set()
+
+    async def _start_again(self, place: Place) -> None:
+        await asyncio.to_thread(place.process.close)
+        if self._closed:
+            raise GeneratorClosed("the samplers have been closed")
+        place.process = self._start(place.number)  # at once, so that `close` ends it
+        await asyncio.to_thread(place.process.ready)
+        if self._file:
+            await place.process.load_file(self._file, self.version)

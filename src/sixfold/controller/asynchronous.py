@@ -93,6 +93,15 @@ class AsyncCollector:
         """The groups of the last `collect` are trained, and the sampler has the new weights."""
         self.loop.run(self._trained())
 
+    def stop(self) -> None:
+        """End the groups that still run: no step will take them."""
+        self.loop.run(self._stop())
+
+    async def _stop(self) -> None:
+        for playing in (running := [*self._playing]):
+            playing.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     async def _trained(self) -> None:
         self.ledger.train(self._taken)
         for number in self._taken:
@@ -103,8 +112,8 @@ class AsyncCollector:
     async def _collect(self) -> list[Group]:
         began = time.perf_counter()
         self._admit()
-        while (chosen := self.ledger.choose(self._finished)) is None:
-            if self._failure is not None:
+        while self._failure or (chosen := self.ledger.choose(self._finished)) is None:
+            if self._failure:
                 raise self._failure
             self._changed.clear()
             await self._changed.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from ..errors import UserError
 from ..staleness import largest_age
 
 
@@ -89,9 +90,15 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """The trained groups. Open ones start again after a resume."""
-        return {"low": self._low, "ahead": sorted(self._ahead)}
+        return {"per_step": self.per_step, "low": self._low, "ahead": sorted(self._ahead)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the trained groups; no group is open then."""
+        if state["per_step"] != self.per_step:
+            raise UserError(
+                f"the run has trained groups of steps of {state['per_step']} prompts, so their"
+                f" number is not that of steps of {self.per_step}. With rollout.staleness > 0, a"
+                " resume cannot change rollout.prompts_per_step"
+            )
         low, ahead = state["low"], set(state["ahead"])
         self._low, self._ahead, self._next, self.admitted = low, ahead, low, []

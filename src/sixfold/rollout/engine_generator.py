@@ -16,7 +16,7 @@ from ..renderer.renderer import Renderer
 from ..types import SamplingParams
 from .engine_guard import EngineGuard
 from .engine_job import Delta, Job
-from .engine_thread import EngineThread
+from .engine_thread import EngineThread, load_newer
 from .generator import GeneratorClosed, Sampled, SampleKey
 from .thread_settings import release_workers
 
@@ -162,16 +162,19 @@ class EngineGenerator:
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         """Replace all weights, between two engine steps. See `Generator.load`.
 
-        The current version is accepted while no request runs: in supervised training, weights
+        Version 0 is accepted again while no request runs: before the first step of RL, weights
         change without a new version.
 
         Raises:
-            ValueError: if the tensors do not fit. The old weights stay in use.
-            RuntimeError: if the version decreases.
+            ValueError: if the tensors do not fit, or the version is not greater. The old weights
+                stay in use.
         """
 
         def load(engine: Engine) -> int:
-            engine.load_weights(weights, version)
+            if version == engine.version == 0 and not engine.busy:
+                engine.load_weights(weights, version)
+            else:
+                load_newer(weights, version, engine)
             return len(engine.scheduler.running)
 
         return await self.call(load)

@@ -180,7 +180,7 @@ class EngineThread:
         Raises:
             GeneratorClosed: after `close`, or after a failure of the engine.
         """
-        return self.call(partial(_load, tensors, version))
+        return self.call(partial(load_newer, tensors, version))
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Run `function(engine)` in the engine's thread, between two steps.
@@ -457,7 +457,12 @@ class EngineThread:
         self._outgoing = {}
 
 
-def _load(tensors: NamedTensors, version: int, engine: Engine) -> int:
+def load_newer(tensors: NamedTensors, version: int, engine: Engine) -> int:
+    """Load weights of a greater version. Returns the number of sequences that go on with them.
+
+    Raises:
+        VersionNotGreater: if it is not greater. The old weights stay in use.
+    """
     if version <= engine.version:
         raise VersionNotGreater(
             f"version = {version} must be greater than the version of the current weights,"

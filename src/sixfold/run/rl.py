@@ -150,6 +150,8 @@ class RlStage(TrainingStage):
             )
 
     def ended(self) -> None:
+        if self._running:
+            self._running.stop()
         if self._roles.critic:
             self._roles.critic.save(self._context.folder.path / "critic")
 

@@ -86,7 +86,7 @@ class VersionedSync(PeriodicSync[Generator]):
             version: version of the policy's weights.
         """
         before, held = self._engine.version, self._handed
-        if version == before > 0:
+        if version == before and (before > 0 or self.waited):  # no update since it got them
             yield
             return
         self._hand_over(version)

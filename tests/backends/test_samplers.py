@@ -1,0 +1,179 @@
+"""Several sampling processes behind one generator: who samples, and what becomes of lost ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from sixfold.backends.samplers import Samplers
+from sixfold.rollout.generator import EngineLost, Sampled, SampleKey
+from sixfold.types import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=2, seed=1)
+WEIGHTS = {"w": torch.zeros(1)}
+
+
+class FakeProcess:
+    """A process that answers at once, unless it is lost.
+
+    Attributes:
+        loads: (file, version) of every load.
+        asked: names of the tasks.
+    """
+
+    def __init__(self, number: int, log: list[FakeProcess]) -> None:
+        self.number, self.log = number, log
+        self.version, self.file = -1, ""
+        self.lost = self.is_ready = self.closed = False
+        self.loads: list[tuple[str, int]] = []
+        self.asked: list[str] = []
+        self.answer = asyncio.Event()
+        self.answer.set()
+        log.append(self)
+
+    def ready(self) -> None:
+        self.is_ready = True
+
+    async def generate(
+        self, tokens: Sequence[int], params: SamplingParams, key: SampleKey, **more: Any
+    ) -> Sampled:
+        assert self.is_ready, "asked before it was ready"
+        self.asked.append(key.name)
+        await self.answer.wait()
+        self._check()
+        return Sampled([7, 7], [-1.0, -1.0], [self.version] * 2, "length", 0, 0.0)
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        self._check()
+        return [float(self.version)]
+
+    async def load_file(self, path: str, version: int) -> int:
+        self._check()
+        self.loads.append((path, version))
+        self.file, self.version = path, version
+        return 1
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check(self) -> None:
+        if self.lost:
+            raise EngineLost(f"sampler {self.number} is gone")
+
+
+def samplers(log: list[FakeProcess], count: int = 2, restarts: int = 1) -> Samplers:
+    made: Any = lambda number: FakeProcess(number, log)  # noqa: E731
+    return Samplers(made, count, restarts, lambda line: None)
+
+
+def test_a_task_stays_where_its_prompt_is_cached() -> None:
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        pool = samplers(log)
+        await pool.load(WEIGHTS, 0)
+        log[0].answer.clear()
+        waiting = asyncio.create_task(pool.generate([1], PARAMS, SampleKey("a")))
+        await asyncio.sleep(0)
+        await pool.generate([1], PARAMS, SampleKey("b", 0))  # the other has no open call
+        log[0].answer.set()
+        await waiting
+        for name in "abab":
+            await pool.generate([1], PARAMS, SampleKey(name, 3))
+
+    asyncio.run(play())
+    assert [set(process.asked) for process in log] == [{"a"}, {"b"}]
+
+
+def test_calls_wait_for_the_process_that_replaces_a_lost_one() -> None:
+    """The new process gets the weights of the last sync before its first request."""
+    log: list[FakeProcess] = []
+
+    async def play() -> list[Sampled]:
+        pool = samplers(log, count=1)
+        await pool.load(WEIGHTS, 3)
+        log[0].lost = True
+        calls = [pool.generate([1], PARAMS, SampleKey(f"t{i}")) for i in range(3)]
+        late = asyncio.create_task(asyncio.sleep(0))
+        found = asyncio.gather(*calls)
+        await late
+        more = await pool.generate([1], PARAMS, SampleKey("late"))
+        assert pool.replaced == 1
+        return [*(await found), more]
+
+    found = asyncio.run(play())
+    assert [process.closed for process in log] == [True, False]
+    assert log[1].loads == log[0].loads
+    assert [one.version for one in found] == [[3, 3]] * 4
+
+
+def test_a_process_lost_during_a_load_gets_the_new_weights_once() -> None:
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        pool = samplers(log)
+        await pool.load(WEIGHTS, 1)
+        log[1].lost = True
+        await pool.load(WEIGHTS, 2)
+        assert [place.process.version for place in pool.places] == [2, 2]
+        assert len(log[2].loads) == 1 and log[2].loads[0] == log[0].loads[-1]
+        pool.close()
+
+    asyncio.run(play())
+
+
+def test_the_last_loss_is_named() -> None:
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        pool = samplers(log, restarts=1)
+        for process in log:
+            process.lost = True
+        with pytest.raises(EngineLost, match=r"(?s)is gone.*placement.restarts = 1.*--resume"):
+            await asyncio.gather(*(pool.generate([1], PARAMS, SampleKey(n)) for n in "ab"))
+
+    asyncio.run(play())
+
+
+def test_samplers_with_different_weights_are_found() -> None:
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        pool = samplers(log, count=3)
+        await pool.load(WEIGHTS, 1)
+        assert await pool.score([1, 2]) == [1.0]
+        log[2].version = 0
+        with pytest.raises(RuntimeError, match="sampler 2 has other weights than sampler 0"):
+            await pool.score([1, 2])
+
+    asyncio.run(play())
+
+
+def test_refused_weights_leave_the_old_ones() -> None:
+    """Of an older version, or of tensors that a process refuses."""
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        pool = samplers(log, count=1)
+        await pool.load(WEIGHTS, 4)
+        file = log[0].file
+
+        async def refuse(path: str, version: int) -> int:
+            raise ValueError("weight 'w' has shape [1]")
+
+        for version in (3, 4):
+            with pytest.raises(ValueError, match=f"version = {version} must be greater than 4"):
+                await pool.load(WEIGHTS, version)
+        log[0].load_file = refuse  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match="has shape"):
+            await pool.load(WEIGHTS, 5)
+        assert pool.version == 4
+        log[0].lost = True
+        await pool.generate([1], PARAMS, SampleKey("a"))
+        assert log[1].loads == [(file, 4)]
+
+    asyncio.run(play())
