@@ -51,6 +51,9 @@ class EventLoop:
                 self._loop.call_soon_threadsafe(self._cancel_all)
                 raise
 
+    def stop(self) -> None:
+        """Let no task run between calls of `run` from now on."""
+
     def close(self) -> None:
         """Cancel all remaining tasks and close the loop. A second call does nothing."""
         if self._loop.is_closed():
@@ -107,6 +110,8 @@ class BackgroundLoop(EventLoop):
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            return super().run(coroutine)
         done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return done.result()
@@ -114,11 +119,17 @@ class BackgroundLoop(EventLoop):
             asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result()
             raise
 
-    def close(self) -> None:
-        """Cancel all remaining tasks and end the thread. A second call does nothing."""
+    def stop(self) -> None:
+        """Cancel all tasks and end the thread. Later coroutines run as in an `EventLoop`."""
         if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+
+    def close(self) -> None:
+        """Cancel all remaining tasks and close the loop. A second call does nothing."""
+        self.stop()
+        super().close()
 
     async def _end_tasks(self) -> None:
         if tasks := self._cancel_all():
@@ -128,7 +139,6 @@ class BackgroundLoop(EventLoop):
         asyncio.set_event_loop(self._loop)
         with _watch(self._loop):
             self._loop.run_forever()
-        self._end()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

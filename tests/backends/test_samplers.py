@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sixfold.backends.process_link import Call
 from sixfold.backends.samplers import Samplers
 from sixfold.rollout.generator import EngineLost, Sampled, SampleKey
 from sixfold.types import SamplingParams
@@ -175,5 +176,36 @@ def test_refused_weights_leave_the_old_ones() -> None:
         log[0].lost = True
         await pool.generate([1], PARAMS, SampleKey("a"))
         assert log[1].loads == [(file, 4)]
+
+    asyncio.run(play())
+
+
+def test_an_abort_of_a_call_that_has_just_ended_waits_for_nothing() -> None:
+    """The answer was on its way when the abort arrived: no other reply will come."""
+
+    async def play() -> None:
+        call = Call(1)
+        call.put({"id": 1, "last": True, "sampled": None})
+        async with asyncio.timeout(10):
+            await call.aborted()
+
+    asyncio.run(play())
+
+
+def test_a_replacement_that_is_lost_too_is_replaced() -> None:
+    log: list[FakeProcess] = []
+
+    def start(number: int) -> FakeProcess:
+        process = FakeProcess(number, log)
+        process.lost = len(log) in (2, 3)  # the first two replacements
+        return process
+
+    async def play() -> None:
+        made: Any = start
+        pool = Samplers(made, 1, 3, lambda line: None)
+        await pool.load(WEIGHTS, 1)
+        log[0].lost = True
+        sampled = await pool.generate([1], PARAMS, SampleKey("a"))
+        assert sampled.version == [1, 1] and pool.replaced == 3
 
     asyncio.run(play())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.controller.mixture import MixtureStream, weighted_order
+from sixfold.controller.mixture import MixtureStream, too_small, weighted_order
 from sixfold.controller.stream import TaskStream, task_stream
 from sixfold.types import Task
 
@@ -108,3 +108,11 @@ def test_further_tasks_are_drawn_by_weight_whatever_the_sizes() -> None:
     assert sorted(whole) == list(range(1100)) and whole[:50] == weighted_order(
         tasks, 50, "0", {"a": 1, "b": 3}
     )
+
+
+def test_a_source_with_too_few_tasks_for_its_share_is_named() -> None:
+    """A step of an asynchronous run must have as many groups as every other."""
+    tasks, weights = _tasks(a=5, b=9), {"a": 1.0, "b": 1.0, "c": 3.0}
+    assert too_small(tasks, 10, weights) == ""
+    assert too_small(tasks, 11, weights) == "a"  # 5.5 is rounded up in some steps
+    assert too_small(tasks, 99, {}) == ""

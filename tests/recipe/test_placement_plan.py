@@ -72,7 +72,7 @@ def test_settings_of_a_shared_engine_are_refused(
     ("where", "flags", "why"),
     [
         (AHEAD, ["--algorithm.name=dapo"], "algorithm.dynamic_sampling.*rewards of others"),
-        (AHEAD, ["--algorithm.name=remax"], 'algorithm.name = "remax".*greedy'),
+        (AHEAD, ["--algorithm.name=remax"], 'algorithm.advantage = "greedy_baseline".*greedy'),
         (AHEAD, ["--environment.agent.command=true"], "environment.agent.command"),
         (
             PROCESSES,
@@ -95,3 +95,9 @@ def test_a_correction_has_an_effect_on_older_samples() -> None:
     with pytest.raises(UserError, match="no effect"):  # the processes have the current weights
         make_plan(load_recipe("demo", [*correction, *PROCESSES]))
     make_plan(load_recipe("demo", [*correction, *AHEAD]))
+
+
+def test_a_window_without_staleness_is_refused() -> None:
+    with pytest.raises(UserError, match=r"rollout.window = 0.5 has no effect"):
+        make_plan(load_recipe("demo", ["--rollout.window=0.5"]))
+    make_plan(load_recipe("demo", ["--rollout.window=0.5", *AHEAD]))

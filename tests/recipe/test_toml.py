@@ -559,6 +559,7 @@ _TIED = {
     "sample.threshold",
     "pretrain.window",
     "data.arithmetic.min_terms",
+    "rollout.window",
 }
 
 

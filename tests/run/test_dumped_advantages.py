@@ -37,3 +37,15 @@ def test_advantages_of_turns_are_dumped_by_token_and_read_back(tmp_path: Path) -
     assert [r["advantage"] for r in read_rollouts(path)] == [*found[0], *found[1]]
     again = read_step(path, {"t": task, "u": other})
     assert [a[:2] for a in again.advantages] == [[0.25, 0.75], [-1.0]]
+
+
+def test_two_groups_of_one_task_stay_two_groups(tmp_path: Path) -> None:
+    """A step of an asynchronous run may hold a task of this epoch and of the next."""
+    task = Task("t", "2+2=", "4")
+    rows = [from_mask("t", k % 2, [5], 1, [False], reward=Reward(0.5)) for k in range(4)]
+    groups = [Group(task, rows[:2]), Group(task, rows[2:])]
+    path = tmp_path / "step-000001.jsonl.zst"
+    write_rollouts(path, groups, [[0.0, 1.0], [2.0, 3.0]])
+    again = read_step(path, {"t": task})
+    assert [len(group.trajectories) for group in again.groups] == [2, 2]
+    assert again.advantages == [[0.0, 1.0], [2.0, 3.0]]

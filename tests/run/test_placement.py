@@ -7,16 +7,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.backends.samplers import Samplers
+from sixfold.commands import train
 from sixfold.controller.asynchronous import AsyncCollector
 from sixfold.errors import UserError
+from sixfold.model.empty import Architecture
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
+from sixfold.rollout.generator import EngineLost
 from sixfold.rollout.scheduled import ReplayDiverged
 from sixfold.run.start import train_run
 from sixfold.types import Task
@@ -75,6 +82,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": dict(algorithm__name="ppo"),
     "lora": dict(model__lora__rank=2),
+    "oversample": dict(rollout__oversample=6),
     "truncated": dict(rollout__top_k=20, rollout__temperature=0.9, rollout__stop="['1']"),
 }
 
@@ -96,6 +104,7 @@ def test_a_run_ahead_trains_every_group_once(tmp_path: Path, placement: str) -> 
     ahead = run(tmp_path, "ahead", run__steps=6, **AHEAD, **where)
     here = run(tmp_path, "here", run__steps=6)
     assert sorted(trained(ahead)) == sorted(trained(here))
+    assert torch.get_num_threads() == 1
     lines = metrics(ahead)
     assert max(line["async/age_max"] for line in lines) <= 3
     assert lines[0]["async/age_max"] == 0
@@ -214,3 +223,53 @@ def test_other_steps_are_refused_on_resume(tmp_path: Path) -> None:
     run(tmp_path, "run", **AHEAD)
     with pytest.raises(UserError, match=r"steps of 4 prompts.*steps of 3.*prompts_per_step"):
         run(tmp_path, "run", resume=True, **AHEAD, run__steps=8, rollout__prompts_per_step=3)
+
+
+def test_threads_are_shared_only_while_a_run_is_ahead(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        run(tmp_path, "ahead", **AHEAD, run__threads=2, run__steps=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_process_that_does_not_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Architecture.of
+    monkeypatch.setattr(
+        Architecture, "of", lambda model: replace(of(model), parameters=["another"])
+    )
+    with pytest.raises(EngineLost, match=r"(?s)sampler 0 failed.*set placement.kind = 'local'"):
+        run(tmp_path, "run", **PROCESSES)
+
+
+def test_an_algorithm_of_python_that_needs_whole_steps_is_refused(tmp_path: Path) -> None:
+    flags = tiny_recipe(tmp_path, **SETTINGS, **AHEAD)
+    recipe = parse_recipe("run.name = 'run'", "test", flags)
+    for name, why in (("dapo", "dynamic_sampling"), ("remax", "no greedy samples")):
+        with pytest.raises(UserError, match=why):
+            train_run(recipe, reward=length, algorithm=make_algorithm(ZOO[name], 12))
+
+
+def test_a_replay_is_made_again_and_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a user does: the name, the verdict, and what is refused."""
+    monkeypatch.chdir(tmp_path)
+    flags = tiny_recipe(Path("runs"), **SETTINGS, **AHEAD)
+    train_run(parse_recipe("run.name = 'ahead'", "test", flags))
+    assert train.run(["--replay-schedule", "runs/ahead"]) == 0
+    assert "step-000004 has the weights of" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"is a replay of .*ahead.*not resumed"):
+        train.run(["--resume", "runs/ahead-replay"])
+    with pytest.raises(UserError, match="is the recorded run itself"):
+        train.run(["--replay-schedule", "runs/ahead", "--run.name", "ahead"])
+    with pytest.raises(UserError, match="leave out the recipe"):
+        train.run(["demo", "--replay-schedule", "runs/ahead"])
+    with pytest.raises(UserError, match=r"has rollout.oversample = 6.*cannot be replayed"):
+        train.run(["--replay-schedule", "runs/ahead", "--rollout.oversample", "6"])
+    Path("runs/ahead/schedule.jsonl").unlink()
+    with pytest.raises(UserError, match=r"only a run with rollout.staleness > 0 records"):
+        train.run(["--replay-schedule", "runs/ahead", "--run.name", "other"])

@@ -65,7 +65,7 @@ class Call:
     async def aborted(self) -> None:
         """Wait until the process has aborted the request."""
         while not isinstance(item := await self._inbox.get(), Exception):
-            if item.get("aborted"):
+            if item.get("aborted") or item["last"]:  # it may have ended before the abort arrived
                 return
 
     def put(self, item: dict[str, Any] | Exception) -> None:
@@ -177,8 +177,9 @@ class Link:
         made, self._made = self._made, []
         for message in self._encode(made):
             self._posts.put(message)
-        if not self._closing:
-            self._wake_up()
+        with self._lock:
+            if not self._closing:
+                self._wake_up()
 
     def _wake_up(self) -> None:
         with suppress(BlockingIOError):  # the pipe is full, so the thread wakes up anyway

@@ -55,8 +55,9 @@ class SamplerProcess:
             self.child.send(setup, self._silence_s)
             self.child.receive(self._silence_s)
         except ChildError as error:
+            lost = self._lost(error)  # before `close`: it reads the last output
             self.child.close(grace_s=0.0)
-            raise self._lost(error) from error
+            raise lost from error
         self._link = Link(
             self._name,
             self.child,

@@ -23,7 +23,7 @@ from .sampler_process import SamplerProcess
 from .weight_files import MODEL_FILE, weights_folder
 
 REMEMBERED = 4096
-"""Tasks whose process is remembered after their last call ended."""
+"""Tasks whose process is remembered: those that were last asked for."""
 
 
 @dataclass(eq=False)
@@ -144,7 +144,7 @@ class Samplers:
 
         Raises:
             ValueError: if the tensors do not fit, or the version is not greater. The old weights
-                stay in use.
+                stay in use: all processes check the same tensors in the same way.
         """
         if version < self.version or version == self.version != 0:
             raise ValueError(f"version = {version} must be greater than {self.version}")
@@ -211,16 +211,20 @@ class Samplers:
         async with place.lock:
             if place.process is not lost:
                 return
-            if self.replaced == self._restarts:
-                raise EngineLost(
-                    f"{error}\n{self.replaced} processes have been replaced, and"
-                    f" placement.restarts = {self._restarts}. Continue with --resume"
-                )
-            self.replaced += 1
-            self._say(f"{error}\nIt is replaced, and its requests are sampled again")
             place.ready.clear()
             try:
-                await self._start_again(place)
+                while True:
+                    if self.replaced == self._restarts:
+                        raise EngineLost(
+                            f"{error}\n{self.replaced} processes have been replaced, and"
+                            f" placement.restarts = {self._restarts}. Continue with --resume"
+                        )
+                    self.replaced += 1
+                    self._say(f"{error}\nIt is replaced, and its requests are sampled again")
+                    try:
+                        return await self._start_again(place)
+                    except EngineLost as again:
+                        error = again
             finally:
                 place.ready.set()
 

@@ -218,7 +218,7 @@ def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
     # Nothing is trained here: sample from the model itself, not from a quantised copy.
     engine = recipe.engine.model_copy(update={"kv_dtype": "auto"})
     source = recipe.model.model_copy(update={"lora": LoraConfig()})  # adapters are merged
-    exact = recipe.model_copy(
+    exact = recipe.with_settings({"rollout.staleness": 0}).model_copy(
         update={"sync": SharedSyncConfig(), "engine": engine, "model": source}
     )
     from ..run.assemble import assemble

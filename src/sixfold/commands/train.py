@@ -10,10 +10,12 @@ from typing import Literal
 
 from ..checkpoint.model_source import with_model_folders
 from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option, run_folder
+from ..controller.schedule import ScheduleEnds
 from ..errors import UserError
 from ..files.folder import RunFolder, recover
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
+from ..recipe.schema import EngineConfig, NoSpeculation, RolloutConfig
 from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
 from ..report.replay_verdict import replay_verdict
@@ -102,30 +104,68 @@ def _replay(given: Options, name: str) -> int:
             "sixfold train: --replay-schedule RUN has the recipe of the run: leave out the recipe"
             " and --resume"
         )
-    recorded = RunFolder(run_folder(name))
-    recipe = load_staged(str(recorded.recipe), given.settings).base
-    if recipe.rollout.oversample:
+    recorded = RunFolder(run_folder(name).resolve())
+    staged = load_staged(str(recorded.recipe), given.settings)
+    if staged.stages or recorded.whole != recorded.path:
         raise UserError(
-            f"{recorded.path} has rollout.oversample = {recipe.rollout.oversample}: its schedule"
-            " lacks the samples that were aborted, so it cannot be replayed"
+            f"{recorded.path} belongs to a recipe with stages, which is not replayed. A run without"
+            " stages is"
         )
-    samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    settings: dict[str, object] = {
-        # Sequences that wait for later weights must not block others.
-        "engine.max_running": samples * (recipe.rollout.staleness + 2),
-        "engine.kv_tokens": 0,
-    }
-    if recipe.run.name == recorded.path.name:
+    recipe = staged.base
+    settings = _settings_of_replay(recipe.rollout, recipe.engine, recorded.path)
+    if not any(word.partition("=")[0] == "--run.name" for word in given.settings):
         settings["run.name"] = f"{recorded.path.name}-replay"
     recipe = with_model_folders(recipe.with_settings(settings))
+    replay = RunFolder((Path(recipe.run.dir) / recipe.run.name).resolve())
+    if replay.path == recorded.path:
+        raise UserError(f"--run.name {recipe.run.name} is the recorded run itself: give another")
     make_plan(recipe)
     check_names(recipe.environment, recipe.eval)
     from ..run.start import train_run
 
-    code = train_run(recipe, overwrite=given.overwrite, replayed=recorded.schedule)
+    try:
+        code = train_run(recipe, overwrite=given.overwrite, replayed=recorded.schedule)
+    except ScheduleEnds as end:
+        print(end)
+        code = 0
     if code == 0:
-        print(replay_verdict(recorded, RunFolder(Path(recipe.run.dir) / recipe.run.name)))
+        print(replay_verdict(recorded, replay))
     return code
+
+
+def _settings_of_replay(
+    rollout: RolloutConfig, engine: EngineConfig, folder: Path
+) -> dict[str, object]:
+    """Settings that a replay changes.
+
+    Args:
+        rollout: settings of the recorded run.
+        engine: likewise.
+        folder: folder of the recorded run.
+
+    Raises:
+        UserError: if the run cannot be replayed.
+    """
+    for key, value, only, why in (
+        ("rollout.oversample", rollout.oversample, 0, "samples that were aborted"),
+        ("rollout.branches", rollout.branches, 1, "who sampled the shared turns"),
+        ("engine.preemption.kind", engine.preemption.kind, "none", "keys that were computed again"),
+        *[("engine.speculation.kind", "draft", "none", "what the draft model proposed")]
+        * (engine.speculation.kind == "draft"),
+    ):
+        if value != only:
+            raise UserError(
+                f"{folder} has {key} = {value!r}, and its schedule does not say {why}: it cannot be"
+                " replayed"
+            )
+    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    return {
+        # Sequences that wait for later weights must not block others.
+        "engine.max_running": samples * (rollout.staleness + 2),
+        "engine.kv_tokens": 0,
+        "engine.speculation": NoSpeculation(),  # n-grams propose the same tokens
+        "run.max_minutes": 0.0,
+    }
 
 
 def start(

@@ -51,6 +51,7 @@ class AsyncCollector:
         measure: metrics of the sampling since the last call, for the groups of a step.
         choose: dynamic K, or None.
         on_finished: called with the number of every finished group. It may raise.
+        on_failure: called with the error of a group.
         scheduled: how the groups of the last step were sampled.
     """
 
@@ -63,6 +64,7 @@ class AsyncCollector:
     measure: Callable[[Sequence[Group]], dict[str, float]]
     choose: Choose | None = None
     on_finished: Callable[[int, Group], None] = lambda number, group: None
+    on_failure: Callable[[Exception], None] = lambda error: None
     scheduled: list[ScheduledGroup] = field(default_factory=list)
     _playing: set[asyncio.Task[None]] = field(default_factory=set)
     _scorers: dict[int, Scorer] = field(default_factory=dict)
@@ -159,6 +161,7 @@ class AsyncCollector:
             self._finished[number] = _Finished(group, begun)
         except Exception as error:  # noqa: BLE001  raised by `collect`
             self._failure = self._failure or error
+            self.on_failure(error)
         self._changed.set()
 
     def _scorer(self, step: int) -> Scorer:

@@ -150,6 +150,15 @@ def weighted_order(
     return sorted(range(len(tasks)), key=keys.__getitem__, reverse=True)[:count]
 
 
+def too_small(tasks: Iterable[Task], per_step: int, weights: Mapping[str, float]) -> str:
+    """Name of a source with fewer tasks than its share of a step, rounded up. "": there is none."""
+    if not weights:
+        return ""
+    found = _by_source(tasks, weights)
+    total = sum(weights[name] for name in found)
+    return next((n for n in found if len(found[n]) < math.ceil(per_step * weights[n] / total)), "")
+
+
 def _by_source(tasks: Iterable[Task], weights: Mapping[str, float]) -> dict[str, list[Task]]:
     """Tasks by source, in the order of `weights`. Sources without tasks are left out.
 

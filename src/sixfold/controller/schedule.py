@@ -124,7 +124,7 @@ def read_schedule(file: Path) -> list[list[ScheduledGroup]]:
             record = json.loads(line)
             groups = [ScheduledGroup.from_record(group) for group in record["groups"]]
             if record["step"] != number:
-                raise ValueError(f"step {record['step']}, expected {number}")
+                raise ValueError(f"step {number} is missing")
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file}, line {number}: not a step of a schedule: {error}") from error
         steps.append(groups)

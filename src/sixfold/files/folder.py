@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "schedule.jsonl"
 
     @property
+    def replay_of(self) -> Path:
+        """Path of the schedule that the run replays. Only in a replay."""
+        return self.path / "replay_of"
+
+    @property
     def rollouts(self) -> Path:
         """Directory of the trajectories, one file per step."""
         return self.path / "rollouts"

@@ -65,14 +65,14 @@ def check_sections(recipe: Recipe, method: Method) -> None:
         UserError: names the setting and the remedy.
     """
     rank, precision = recipe.model.lora.rank, recipe.run.precision
-    lora = rank if recipe.sync.kind == "shared" else 0
+    lora = 0 if recipe.samples_apart else rank
     _check_eval(recipe.eval)
     _check_keep_best(recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
     _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
-    _check_placement(recipe, method)
+    check_placement(recipe, method)
     _check_precision(recipe.trainer, rank, precision)
     _check_reference(recipe.reference, rank, precision)
 
@@ -191,8 +191,12 @@ def _check_backend(recipe: Recipe) -> None:
         )
 
 
-def _check_placement(recipe: Recipe, method: Method) -> None:
-    """Refuse settings that samplers with weights of their own do not support."""
+def check_placement(recipe: Recipe, method: Method) -> None:
+    """Refuse settings that samplers with weights of their own do not support.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
     rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
     own = "the samplers have weights of their own, which they get after every step"
     early = "groups start before the rewards of others are known"
@@ -211,10 +215,15 @@ def _check_placement(recipe: Recipe, method: Method) -> None:
     ahead: list[Needed] = [
         ("algorithm.dynamic_sampling", method.dynamic_sampling, 0, early),
         ("environment.agent.command", agent.command, "", "steps of an agent do not overlap"),
-        *[("algorithm.name", method.name, "grpo", "it needs a greedy sample of every group")]
+        *[("algorithm.advantage", method.advantage, "group_zscore", "no greedy samples are drawn")]
         * method.needs_greedy,
     ]
     processes = recipe.placement.kind == "processes"
+    if not rollout.staleness and rollout.window != RolloutConfig().window:
+        raise UserError(
+            f"rollout.window = {rollout.window:g} has no effect with rollout.staleness = 0. Remove"
+            " it, or set rollout.staleness"
+        )
     for applies, where, needed in (
         (processes, "placement.kind = 'processes'", [*apart, *in_processes]),
         (rollout.staleness > 0, f"rollout.staleness = {rollout.staleness}", [*apart, *ahead]),

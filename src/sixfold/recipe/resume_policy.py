@@ -36,6 +36,7 @@ FIXED: dict[str, str] = {
     "reference.precision": "the checkpoint contains a reference in this precision",
     "reference.path": "the finished steps used this reference model",
     "sync": SAMPLER,
+    "placement.kind": SAMPLER,
     "rollout.staleness": "it decides whether the checkpoint says which groups are trained",
     "pretrain": "the windows and learning rates of the finished steps come from it",
     "sft": SFT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -43,8 +43,7 @@ def read_step(path: Path, tasks: Mapping[str, Task]) -> RecordedStep:
     groups: list[Group] = []
     advantages: list[list[float]] = []
     changed: list[str] = []
-    for task_id, lines in groupby(read_rollouts(path), key=lambda record: record["task_id"]):
-        records = list(lines)
+    for task_id, records in _groups(read_rollouts(path)):
         if task_id not in tasks:
             raise UserError(
                 f"task '{task_id}' of {path.name} is not among the training tasks: the dataset has"
@@ -64,6 +63,21 @@ def read_step(path: Path, tasks: Mapping[str, Task]) -> RecordedStep:
         f" '{''.join(changed[:1])}'"
     )
     return RecordedStep(groups, advantages, (note,) if changed else ())
+
+
+def _groups(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Task and records of each group. Samples ascend within a group.
+
+    A step of an asynchronous run may hold two groups of one task.
+    """
+    for task_id, same in groupby(lines, key=lambda record: record["task_id"]):
+        records: list[dict[str, Any]] = []
+        for record in same:
+            if records and record["sample"] <= records[-1]["sample"]:
+                yield task_id, records
+                records = []
+            records.append(record)
+        yield task_id, records
 
 
 def replayable(recorded: set[int], checkpoints: Sequence[int]) -> list[int]:

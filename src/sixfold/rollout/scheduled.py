@@ -62,13 +62,14 @@ class ScheduledGenerator:
         inner: samples.
 
     Attributes:
-        failure: set by the caller when a trajectory has ended too early. `load` raises it.
+        failure: set by the caller when a trajectory has failed or differs. `load` raises it then,
+            instead of waiting for tokens that do not come.
     """
 
     def __init__(self, inner: EngineGenerator) -> None:
         self._inner = inner
         self._parts: dict[Trajectory, _Part] = {}
-        self.failure: ReplayDiverged | None = None
+        self.failure: Exception | None = None
         self._loaded = asyncio.Event()
 
     @property

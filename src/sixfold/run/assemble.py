@@ -150,8 +150,8 @@ class Assembly:
 
     @property
     def remote(self) -> bool:
-        """True if the engine runs in another process."""
-        return not isinstance(self.engine, Engine)
+        """True if a program that is not ours samples: its numbers may differ more."""
+        return not (isinstance(self.engine, Engine) or self.recipe.engines_apart)
 
     @property
     def whole_policy(self) -> Policy:
@@ -237,6 +237,7 @@ class Assembly:
 
     def close(self) -> None:
         """End the engine and the worker processes, and close the resources in `ending`."""
+        self.loop.stop()  # first: episodes in the background would use what is closed
         if self.agent:
             self.loop.run(self.agent.close())
         self.player.generator.close()

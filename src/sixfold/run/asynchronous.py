@@ -8,9 +8,11 @@ from functools import lru_cache
 
 from ..controller.asynchronous import AsyncCollector
 from ..controller.ledger import Ledger
+from ..controller.mixture import too_small
 from ..controller.oversample import DynamicK
 from ..controller.schedule import Admits, ReplayLedger, ScheduledGroup
 from ..controller.stream import step_seed, task_stream
+from ..errors import UserError
 from ..rollout.meter import RunningMeter
 from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
@@ -26,7 +28,14 @@ def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | None:
     recipe, rollout = assembly.recipe, assembly.recipe.rollout
     if not rollout.staleness:
         return None
-    per_step = min(rollout.prompts_per_step, len(assembly.tasks.train))
+    tasks = assembly.tasks
+    per_step = min(rollout.prompts_per_step, len(tasks.train))
+    if small := too_small(tasks.train, rollout.prompts_per_step, tasks.weights):
+        raise UserError(
+            f"source '{small}' has fewer tasks than its share of a step, so steps would differ in"
+            f" size. That does not work with rollout.staleness = {rollout.staleness}: lower its"
+            " weight or rollout.prompts_per_step"
+        )
     if schedule is not None:
         return ReplayLedger(schedule, per_step)
     window = window_groups(per_step, rollout.staleness, rollout.window)
@@ -84,7 +93,9 @@ def _follow(collector: AsyncCollector, generator: ScheduledGenerator, schedule: 
         played = ScheduledGroup.of(number, 0, group).versions
         for sample in recorded.keys() | played.keys():
             if recorded.get(sample) != played.get(sample):
-                generator.failure = diverged(group.task.id, sample)
-                raise generator.failure
+                raise diverged(group.task.id, sample)
 
-    collector.on_finished = check
+    def fail(error: Exception) -> None:
+        generator.failure = error
+
+    collector.on_finished, collector.on_failure = check, fail

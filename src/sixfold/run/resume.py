@@ -33,6 +33,11 @@ def find_checkpoint(
         UserError: if no checkpoint is usable although steps were done, if a setting differs that
             cannot change, or if the run has done more steps than requested.
     """
+    if run.replay_of.is_file():
+        raise UserError(
+            f"{run.path} is a replay of {run.replay_of.read_text().strip()}: it is made again with"
+            " --replay-schedule and --overwrite, not resumed"
+        )
     checkpoint, warnings = load_newest(run.checkpoints)
     for warning in warnings:
         say(warning)

@@ -16,6 +16,7 @@ from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
 from ..errors import UserError
 from ..recipe.algorithm_plan import check_recomputed
+from ..recipe.checks import check_placement
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
 from ..sync.measured import MeasuredSync
@@ -44,6 +45,7 @@ class RlWork(Work):
     """
 
     predicted = True
+    ahead = True
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class RlWork(Work):
         self.schedule = schedule
         # Check here: a plan has checked the recipe's method, but not the caller's.
         check_recomputed(recipe, self.method)
+        check_placement(recipe, self.method)
         if recipe.sft.epochs:
             raise UserError(
                 f"sft.epochs = {recipe.sft.epochs} counts passes of a stage of kind sft, and this"

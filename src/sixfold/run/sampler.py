@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -20,14 +19,7 @@ from ..model.causal_lm import CausalLM
 from ..model.loading import Policy
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import (
-    MoeConfig,
-    ParallelConfig,
-    Placement,
-    ProcessPlacement,
-    Recipe,
-    SyncConfig,
-)
+from ..recipe.schema import MoeConfig, ParallelConfig, ProcessPlacement, Recipe, SyncConfig
 from ..recipe.schema import Speculation as SpeculationConfig
 from ..renderer.renderer import Renderer
 from ..report.numbers import percent
@@ -95,16 +87,27 @@ def engine_and_sync(
         placement, silence_s = recipe.placement, recipe.run.silence_s
         apart: Generator
         if isinstance(placement, ProcessPlacement) and not replaying:
-            tokens = recipe.engine.kv_tokens or kv_tokens(recipe, policy, longest, notes, None)
+            tokens = recipe.engine.kv_tokens
+            if not tokens and policy.model.device.type != "cpu":
+                raise UserError(
+                    "placement.kind = 'processes' on a GPU needs engine.kv_tokens: the processes"
+                    " share its memory, and each holds the weights once more"
+                )
+            tokens = tokens or kv_tokens(recipe, policy, longest, notes, None)
             settings = placement, recipe.engine, tokens
             apart = start_samplers(*settings, policy, renderer, autocast, silence_s)
         else:
-            with _engine_threads(placement):
-                engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
-                deadline = Deadline("the engine", silence_s)
-                apart = local = EngineGenerator(engine, renderer, deadline=deadline)
-            if replaying:
-                apart = ScheduledGenerator(local)
+            threads = torch.get_num_threads()
+            ending.callback(torch.set_num_threads, threads)
+            # Beside the trainer, each computes with half of the threads. A replay has as many as
+            # the recorded run.
+            half = max(1, threads // 2)
+            own = placement.threads if isinstance(placement, ProcessPlacement) else half
+            torch.set_num_threads(own)
+            engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
+            local = EngineGenerator(engine, renderer, deadline=Deadline("the engine", silence_s))
+            torch.set_num_threads(threads if isinstance(placement, ProcessPlacement) else half)
+            apart = ScheduledGenerator(local) if replaying else local
         ending.callback(apart.close)
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
         named = VersionedSync(
@@ -119,23 +122,6 @@ def engine_and_sync(
         weights = partial(WholeWeights, policy.model)
         return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
     return engine, _sync(recipe.sync, policy, engine, notes), shards
-
-
-@contextmanager
-def _engine_threads(placement: Placement) -> Iterator[None]:
-    """Context that makes an engine in this process with the CPU threads of a sampler.
-
-    Without processes, the engine and the trainer compute at the same time: each gets half of the
-    threads. A replay of processes has as many threads as each of them.
-    """
-    if isinstance(placement, ProcessPlacement):
-        before = torch.get_num_threads()
-        torch.set_num_threads(placement.threads)
-        yield
-        torch.set_num_threads(before)
-    else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-        yield
 
 
 def sharded_policy(

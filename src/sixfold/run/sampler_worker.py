@@ -125,12 +125,20 @@ class Server:
     def _receive(self) -> None:
         """Read requests, in a thread: otherwise the parent would wait for the engine."""
         loop = self._failed.get_loop()
-        for body in self._requests:
-            loop.call_soon_threadsafe(self._take, pickle.loads(body))
-        loop.call_soon_threadsafe(self._end)
+        try:
+            for body in self._requests:
+                loop.call_soon_threadsafe(self._take, pickle.loads(body))
+        except Exception as error:  # noqa: BLE001  ends the process, and the parent hears why
+            loop.call_soon_threadsafe(self._end, error)
+        else:
+            loop.call_soon_threadsafe(self._end)
 
-    def _end(self) -> None:
-        if not self._failed.done():
+    def _end(self, error: Exception | None = None) -> None:
+        if self._failed.done():
+            return
+        if error:
+            self._failed.set_exception(error)
+        else:
             self._failed.set_result(None)
 
     def _take(self, requests: list[dict[str, Any]]) -> None:
@@ -148,7 +156,7 @@ class Server:
         if task is None:
             self._reply(number, aborted=True)
         else:
-            task.cancel()
+            task.cancel()  # if it has just ended, its answer is on its way
 
     def _answer(self, number: int, task: asyncio.Task[dict[str, Any]]) -> None:
         del self._tasks[number]
@@ -158,8 +166,8 @@ class Server:
             self._reply(number, **task.result())
         elif isinstance(error, ValueError):  # of this request alone
             self._reply(number, refused=str(error))
-        elif not self._failed.done():
-            self._failed.set_exception(error)
+        elif isinstance(error, Exception):
+            self._end(error)
 
     def _reply(self, number: int, **reply: Any) -> None:
         self._requests.note(pickle.dumps({"id": number, "last": True, **reply}))

@@ -65,13 +65,13 @@ class Given:
         reward: replaces the recipe's rewards.
         environment: the environment that `environment.episode` names. None: load it.
         tasks: replace the recipe's dataset.
-        replaying: the samplers follow a recorded schedule.
+        replayed: the schedule that the samplers follow, or None.
     """
 
     reward: Callable[..., Any] | None = None
     environment: MakeEpisode | None = None
     tasks: TaskSet | None = None
-    replaying: bool = False
+    replayed: Path | None = None
 
 
 def train_run(
@@ -112,7 +112,7 @@ def train_run(
     schedule = None if replayed is None else read_schedule(replayed)
     work = RlWork(recipe, algorithm, stop_after, words, schedule)
     own_tasks = None if tasks is None else given_tasks(tasks, heldout)
-    given = Given(reward, environment, own_tasks, replaying=schedule is not None)
+    given = Given(reward, environment, own_tasks, replayed)
     ranks = connected_ranks(recipe.run, recipe.parallel)
     return run_work(recipe, work, ranks, resume=resume, overwrite=overwrite, given=given)
 
@@ -164,6 +164,8 @@ def run_work(
         check_ranks(recipe, work.method, ranks.size)
         if ranks.rank:
             recipe = recipe.model_copy(update={"log": QUIET})
+        if not work.ahead:
+            recipe = recipe.with_settings({"rollout.staleness": 0})
         if isolation := isolation_note(recipe.environment):
             progress.note(isolation)
         try:
@@ -191,13 +193,15 @@ def run_work(
                 texts=work.texts,
                 # Mistakes of the recipe come first: they remain under another name of the run.
                 before_model=None if resume or ranks.rank else free,
-                replaying=given.replaying,
+                replaying=given.replayed is not None,
             )
             stack.callback(assembly.close)
             work.load(assembly)
             inputs = inputs_of(assembly, given.reward, work.algorithm, work.examples)
             state = _state_of(checkpoint, inputs, progress)
             run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
+            if given.replayed:
+                write_text_atomic(run.replay_of, f"{given.replayed.parent}\n")
             best = BestSteps(recipe.checkpoint.keep_best)
             began = started - state.seconds
             context = _context(run, assembly, inputs, best, state, progress, interrupts, began)

@@ -28,6 +28,7 @@ class Work:
         trains: it trains in steps, whose order `run.start` knows. False: `go` does everything.
         steps: make the steps. False: end before the first.
         predicted: predict the durations of the steps, which are steps of RL.
+        ahead: samples may be drawn while others are trained (`rollout.staleness`).
     """
 
     algorithm: Algorithm | None = None
@@ -37,6 +38,7 @@ class Work:
     trains = True
     steps = True
     predicted = False
+    ahead = False
 
     def __init__(self, method: Method) -> None:
         self.method = method

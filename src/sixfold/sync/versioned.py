@@ -1,6 +1,6 @@
-"""Weight sync to an engine in another process, under checkpoint names and with a version number.
+"""Weight sync to an engine in another process or thread, with a version number.
 
-The engine's memory cannot be inspected: weights may be fused, repacked or on another machine. So
+The engine's memory is not inspected: weights may be fused, repacked or on another machine. So
 outputs are compared: after every sync, engine and trainer score the same fixed sequence. The engine
 stamps tokens with its version, which shows that the version arrived.
 """
@@ -37,11 +37,11 @@ class Wait(Protocol):
 
 
 class VersionedSync(PeriodicSync[Generator]):
-    """Sync for an engine in another process, which gets a copy every `every` steps.
+    """Sync for an engine in another process or thread, which gets a copy every `every` steps.
 
     Args:
         trainer: as for `PeriodicSync`, as are `every` and `lora`.
-        engine: engine in another process.
+        engine: samples from a copy of the weights.
         limit: largest mean difference of the probe's log-probs, in nats.
         longest: longest sequence that the engine accepts, in tokens.
         wait: runs a coroutine of the engine to its end.
