@@ -13,7 +13,7 @@ from sixfold.recipe.explain import explain
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run import kv_size, sampler
+from sixfold.run import embedded, kv_size, sampler
 from sixfold.run.assemble import assemble
 from sixfold.sizing import kv_cache
 
@@ -118,7 +118,7 @@ def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.Monk
         sampler.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
     given: list[bool | None] = []
     monkeypatch.setattr(
-        sampler, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs)
+        embedded, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs)
     )
     for asked in ("auto", "off"):
         sampler.make_engine(recipe(f"--engine.cuda_graphs={asked}"), policy, LONGEST, None)

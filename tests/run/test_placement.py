@@ -87,6 +87,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_compute_what_one_process_does(tmp_path: Path, kind: str) -> None:
     """R-189: the same tokens, the same training, the same weights."""
@@ -97,6 +98,7 @@ def test_processes_compute_what_one_process_does(tmp_path: Path, kind: str) -> N
     assert bits(there) == bits(here)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("placement", ["local", "processes"])
 def test_a_run_ahead_trains_every_group_once(tmp_path: Path, placement: str) -> None:
     """R-190: all groups of the task stream, none older than the bound, in any order of ending."""
@@ -110,6 +112,7 @@ def test_a_run_ahead_trains_every_group_once(tmp_path: Path, placement: str) -> 
     assert lines[0]["async/age_max"] == 0
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("placement", ["local", "processes"])
 def test_a_resumed_run_ahead_trains_every_group_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
@@ -174,6 +177,7 @@ def test_a_sampler_that_keeps_dying_ends_the_run(
         run(tmp_path, "run", **{**PROCESSES, **more})
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("placement", ["local", "processes"])
 def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str) -> None:
     """Whatever the timing was: new weights reached sequences in flight, at any token."""
