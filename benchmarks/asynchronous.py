@@ -113,11 +113,12 @@ def main() -> None:
     for bound, correction in kinds:
         rows = [row for row in found if (row.bound, row.correction) == (bound, correction)]
         tasks = sum(row.tasks for row in rows)
-        low, high = wilson_interval(sum(row.solved * row.tasks for row in rows), tasks)
+        solved = sum(round(row.solved * row.tasks) for row in rows)
+        share, low, high = wilson_interval(solved, tasks)
         speed = fmean(row.steps_a_minute for row in rows)
         print(
             f"| {bound} | {correction or 'none'} | {speed:.1f} | {speed / first:.2f} |"
-            f" {fmean(row.solved for row in rows):.1%} ({low:.1%} to {high:.1%}) |"
+            f" {share:.1%} ({low:.1%} to {high:.1%}) |"
             f" {fmean(row.age for row in rows):.2f} | {fmean(row.mixed for row in rows):.0%} |"
         )
 
