@@ -112,9 +112,8 @@ class BackgroundLoop(EventLoop):
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if not self._thread.is_alive():
             return super().run(coroutine)
-        done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return done.result()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         except KeyboardInterrupt:
             asyncio.run_coroutine_threadsafe(self._end_tasks(), self._loop).result()
             raise

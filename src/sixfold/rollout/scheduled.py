@@ -22,7 +22,7 @@ from .generator import Sampled, SampleKey
 
 POLL_S = 0.002
 
-Trajectory = tuple[int, str, int]
+TrajectoryName = tuple[int, str, int]
 """Seed of the step, task id, sample."""
 
 
@@ -68,7 +68,7 @@ class ScheduledGenerator:
 
     def __init__(self, inner: EngineGenerator) -> None:
         self._inner = inner
-        self._parts: dict[Trajectory, _Part] = {}
+        self._parts: dict[TrajectoryName, _Part] = {}
         self.failure: Exception | None = None
         self._loaded = asyncio.Event()
 
@@ -76,8 +76,12 @@ class ScheduledGenerator:
     def version(self) -> int:
         return self._inner.version
 
-    def follow(self, versions: Mapping[Trajectory, Sequence[int]]) -> None:
-        """Sample these trajectories as they were. versions: of every sampled token."""
+    def follow(self, versions: Mapping[TrajectoryName, Sequence[int]]) -> None:
+        """Replay trajectories.
+
+        Args:
+            versions: for each trajectory, the weight version that sampled each of its tokens.
+        """
         self._parts = {key: _Part(own) for key, own in versions.items()}
 
     async def generate(
@@ -138,7 +142,7 @@ class ScheduledGenerator:
         return waited.keys() <= held
 
 
-def _held(engine: Engine, version: int) -> set[Trajectory]:
+def _held(engine: Engine, version: int) -> set[TrajectoryName]:
     """Trajectories whose sequence waits for this version, or a later one."""
     return {
         (s.request.params.seed, s.request.key, s.sample)

@@ -150,7 +150,7 @@ class Assembly:
 
     @property
     def remote(self) -> bool:
-        """True if a program that is not ours samples: its numbers may differ more."""
+        """True if vLLM or a server samples. Its log-probs may differ more from the trainer's."""
         return not (isinstance(self.engine, Engine) or self.recipe.engines_apart)
 
     @property

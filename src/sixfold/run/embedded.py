@@ -1,4 +1,4 @@
-"""The embedded engine with the settings of [engine], on any module."""
+"""Create the embedded engine from the settings of [engine]."""
 
 from __future__ import annotations
 

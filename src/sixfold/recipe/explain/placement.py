@@ -12,7 +12,7 @@ TOKEN_BYTES = 16
 
 
 def placement_facts(plan: Plan) -> list[Fact]:
-    """Empty if the trainer samples itself, between its updates."""
+    """Facts about samplers apart from the trainer. Empty if there are none."""
     placement, rollout = plan.recipe.placement, plan.recipe.rollout
     facts = []
     if isinstance(placement, ProcessPlacement):

@@ -88,7 +88,7 @@ class Recipe(Section):
 
     @property
     def samples_current(self) -> bool:
-        """True if samples come from the weights that they train."""
+        """True if a step is sampled from the weights that it then updates, not from older ones."""
         return self.sync.kind == "shared" and not self.rollout.staleness
 
     @property
