@@ -23,7 +23,13 @@ CONTEXT.set_forkserver_preload(
         "tests.rank_runs",
         "tests.run.processes",
         "tests.forked_programs",
+        "tests.warmed",
+        "sixfold.environment.arithmetic",
+        "sixfold_planning.planner",
+        "sixfold_planning.predict",
+        "numpy.ctypeslib",
         "peft",
+        "rich._emoji_codes",
         "torchao.optim.subclass_8bit",
     ]
 )
