@@ -119,9 +119,8 @@ def test_every_lane_has_tests_and_every_room_is_there() -> None:
 
 
 INTERPRETERS = (
-    "packages/test_own_package.py::test_a_run_trains_on_its_tasks_in_its_environment",
     "recipes/test_agents_of_the_sdk.py::",
-    "run/test_reference_placements.py::test_the_worker_ends_with_the_run",
+    "run/test_reference_ends.py::test_the_worker_ends_with_the_run",
     "run/test_user_code.py::test_a_run_stops_and_saves_when_its_launcher_is_killed",
 )
 """Tests of whole runs in new interpreters, which need seconds to import torch: up to 10 s."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,16 +107,6 @@ def test_its_names_are_listed_and_suggested(installed: dict[str, str], tmp_path:
     assert refused[0] == 2 and "Did you mean 'even_length'?" in refused[1]
 
 
-@pytest.mark.slow
-def test_a_run_trains_on_its_tasks_in_its_environment(
-    installed: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "e.toml").write_text(
-        'run.name = "e"\ndata.source = "letters"\nenvironment.episode = "echo"\n'
-    )
-    assert "finished: 1 of 1 steps" in said(installed, tmp_path, "train", "e.toml", *TINY.split())
-
-
 @pytest.mark.nightly
 def test_a_run_with_its_rewards_is_resumed(installed: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(
@@ -129,43 +118,75 @@ def test_a_run_with_its_rewards_is_resumed(installed: dict[str, str], tmp_path: 
     assert "has changed" not in resumed and "finished: 2 of 2 steps" in resumed
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("import no_such_library", "No module named 'no_such_library'"),
-        ("raise SystemExit(0)", "SystemExit"),
-        ("def broken(", "SyntaxError"),
-    ],
-)
-def test_a_package_that_cannot_be_imported_is_named(
-    text: str, reason: str, installed: dict[str, str], tmp_path: Path
-) -> None:
-    """Its other names still work, and so do all commands."""
-    shutil.copytree(installed["PYTHONPATH"], tmp_path / "copy")
-    there = {**installed, "PYTHONPATH": str(tmp_path / "copy")}
-    for name in ("my_tasks.py", "my_tasks_verb.py"):
-        (tmp_path / "copy" / name).write_text(text)
-    named = "audit demo --environment.rewards even_length"
-    audit, hello, help, explain = outputs(
-        there, tmp_path, [named, "hello", "--help", "explain demo"]
+BROKEN = {
+    "import no_such_library": "No module named 'no_such_library'",
+    "raise SystemExit(0)": "SystemExit",
+    "def broken(": "SyntaxError",
+}
+"""Text of the modules of a package that cannot be imported, and why."""
+
+
+@pytest.fixture(scope="module")
+def answers(
+    installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[int, str]]:
+    """Exit code and text of commands beside three broken packages and one that repeats a name. One
+    interpreter answers all of them: to import torch takes seconds.
+    """
+    folder = tmp_path_factory.mktemp("others")
+    points = {"other": "[sixfold.rewards]\nloud = other:loud\n"}
+    for number, text in enumerate(BROKEN):
+        points[f"broken-{number}"] = (
+            f"[sixfold.rewards]\nmade_{number} = broken_{number}:made\n"
+            f"[sixfold.verbs]\nhello-{number} = broken_{number}_verb\n"
+        )
+        for name in (f"broken_{number}.py", f"broken_{number}_verb.py"):
+            (folder / name).write_text(text)
+    for name, text in points.items():
+        there = folder / f"{name.replace('-', '_')}-1.dist-info"
+        there.mkdir()
+        (there / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (there / "entry_points.txt").write_text(text)
+    path = f"{installed['PYTHONPATH']}{os.pathsep}{folder}"
+    (folder / "e.toml").write_text(
+        'run.name = "e"\ndata.source = "letters"\nenvironment.episode = "echo"\n'
     )
-    assert audit[0] == 2 and "rewards 'even_length' of the package my-tasks" in audit[1]
-    assert reason in audit[1]
-    assert hello[0] == 2 and "verbs 'hello' of the package my-tasks" in hello[1]
-    assert help[0] == 0 and "  hello" in help[1]
-    assert explain[0] == 0
+    commands = []
+    for number in range(len(BROKEN)):
+        commands += [f"audit demo --environment.rewards made_{number}", f"hello-{number}"]
+    commands += ["audit demo --environment.rewards loud", "--help", "explain demo", "hello you"]
+    commands += [f"train e.toml {TINY}"]
+    found = outputs({**installed, "PYTHONPATH": path}, folder, commands)
+    return dict(zip(commands, found, strict=True))
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_package_that_cannot_be_imported_is_named(
+    text: str, answers: dict[str, tuple[int, str]]
+) -> None:
+    """Other names still work, and so do all commands."""
+    number, reason = list(BROKEN).index(text), BROKEN[text]
+    package = f"of the package broken-{number}"
+    code, said = answers[f"audit demo --environment.rewards made_{number}"]
+    assert code == 2 and f"rewards 'made_{number}' {package}" in said and reason in said
+    code, said = answers[f"hello-{number}"]
+    assert code == 2 and f"verbs 'hello-{number}' {package}" in said and reason in said
+    assert answers["--help"][0] == 0 and f"  hello-{number}" in answers["--help"][1]
+    assert answers["explain demo"][0] == 0 and answers["hello you"] == (0, "hello you\n")
 
 
 def test_a_name_of_two_packages_is_refused_when_it_is_used(
-    installed: dict[str, str], tmp_path: Path
+    answers: dict[str, tuple[int, str]],
 ) -> None:
-    other = tmp_path / "other-1.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    (other / "entry_points.txt").write_text("[sixfold.rewards]\nloud = other:loud\n")
-    there = {**installed, "PYTHONPATH": f"{installed['PYTHONPATH']}{os.pathsep}{tmp_path}"}
-    named = "audit demo --environment.rewards loud"
-    refused, explain = outputs(there, tmp_path, [named, "explain demo"])
-    assert refused[0] == 2 and "rewards 'loud' is registered by" in refused[1]
-    assert "my-tasks" in refused[1] and "other" in refused[1]
-    assert explain[0] == 0
+    code, said = answers["audit demo --environment.rewards loud"]
+    assert code == 2 and "rewards 'loud' is registered by" in said
+    assert "my-tasks" in said and "other" in said
+    assert answers["explain demo"][0] == 0
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_its_tasks_in_its_environment(
+    answers: dict[str, tuple[int, str]],
+) -> None:
+    code, said = answers[f"train e.toml {TINY}"]
+    assert code == 0 and "finished: 1 of 1 steps" in said
