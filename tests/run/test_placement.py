@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +75,29 @@ def trained(folder: Path) -> list[str]:
     return [row["task_id"] for file in files for row in read_rollouts(file) if row["sample"] == 0]
 
 
-@pytest.fixture(autouse=True)
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_programs(monkeypatch, targets=OF_A_RUN)
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        fork_programs(patch, targets=OF_A_RUN)
+        yield
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps in one process, each after the one before."""
+    return run(tmp_path_factory.mktemp("in-turn"), "here", run__steps=6)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps with samplers in processes of their own."""
+    return run(tmp_path_factory.mktemp("apart"), "whole", **PROCESSES)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of a run ahead. Copy it before changing it."""
+    return run(tmp_path_factory.mktemp("recorded"), "ahead", **AHEAD)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -87,25 +109,24 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.mostly_nightly(2)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_compute_what_one_process_does(tmp_path: Path, kind: str) -> None:
+def test_processes_compute_what_one_process_does(tmp_path: Path, apart: Path, kind: str) -> None:
     """R-189: the same tokens, the same training, the same weights."""
     # A process has merged weights. So has the engine here with a copy of its own.
     merged: dict[str, Any] = dict(sync__kind="copy") if kind == "lora" else {}
     here = run(tmp_path, "here", **KINDS[kind], **merged)
-    there = run(tmp_path, "there", **KINDS[kind], **PROCESSES)
+    there = run(tmp_path, "there", **KINDS[kind], **PROCESSES) if KINDS[kind] else apart
     assert bits(there) == bits(here)
 
 
 @pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("placement", ["local", "processes"])
-def test_a_run_ahead_trains_every_group_once(tmp_path: Path, placement: str) -> None:
+def test_a_run_ahead_trains_every_group_once(tmp_path: Path, in_turn: Path, placement: str) -> None:
     """R-190: all groups of the task stream, none older than the bound, in any order of ending."""
     where = PROCESSES if placement == "processes" else {}
     ahead = run(tmp_path, "ahead", run__steps=6, **AHEAD, **where)
-    here = run(tmp_path, "here", run__steps=6)
-    assert sorted(trained(ahead)) == sorted(trained(here))
+    assert sorted(trained(ahead)) == sorted(trained(in_turn))
     assert torch.get_num_threads() == 1
     lines = metrics(ahead)
     assert max(line["async/age_max"] for line in lines) <= 3
@@ -115,7 +136,7 @@ def test_a_run_ahead_trains_every_group_once(tmp_path: Path, placement: str) -> 
 @pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("placement", ["local", "processes"])
 def test_a_resumed_run_ahead_trains_every_group_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: Path, placement: str
 ) -> None:
     """Groups that were open at the end of the first process start again in the second."""
     settings = dict(run__steps=6, **AHEAD, **(PROCESSES if placement == "processes" else {}))
@@ -133,14 +154,14 @@ def test_a_resumed_run_ahead_trains_every_group_once(
     with pytest.raises(RuntimeError, match="stopped"):
         run(tmp_path, "run", **settings)
     stopped = run(tmp_path, "run", resume=True, **settings)
-    assert sorted(trained(stopped)) == sorted(trained(run(tmp_path, "here", run__steps=6)))
+    assert sorted(trained(stopped)) == sorted(trained(in_turn))
     assert [line["step"] for line in metrics(stopped)] == [1, 2, 3, 4, 5, 6]
     assert max(line["async/age_max"] for line in metrics(stopped)) <= 3
 
 
 @pytest.mark.parametrize("settings", [{}, AHEAD])
 def test_a_sampler_that_dies_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Path, settings: dict[str, Any]
 ) -> None:
     """Its requests are sampled again, with the same tokens where all weights are current."""
     asked = 0
@@ -153,13 +174,12 @@ def test_a_sampler_that_dies_is_replaced(
             os.kill(self.places[asked // 70].process.child.pid, signal.SIGKILL)
         return await generate(self, *given, **more)
 
-    whole = run(tmp_path, "whole", **settings, **PROCESSES)
     monkeypatch.setattr(Samplers, "generate", killing)
     struck = run(tmp_path, "struck", **settings, **PROCESSES)
     assert asked > 70
-    assert sorted(trained(struck)) == sorted(trained(whole))
+    assert sorted(trained(struck)) == sorted(trained(apart))
     if not settings:
-        assert bits(struck) == bits(whole)
+        assert bits(struck) == bits(apart)
 
 
 def test_a_sampler_that_keeps_dying_ends_the_run(
@@ -184,7 +204,7 @@ def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str)
     where = PROCESSES if placement == "processes" else {}
     # Few sequences run at a time, so groups end one after another, while others have begun.
     more = dict(
-        run__steps=6, rollout__max_new_tokens=50, rollout__window=1.0, checkpoint__every=6,
+        run__steps=4, rollout__max_new_tokens=50, rollout__window=1.0, checkpoint__every=4,
         engine__max_running=3, trainer__learning_rate=0.01,
     )  # fmt: skip
     flags = tiny_recipe(tmp_path, **{**SETTINGS, **more, **AHEAD, **where})
@@ -201,9 +221,11 @@ def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str)
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer"])
-def test_a_replay_that_differs_ends_with_the_reason(tmp_path: Path, change: str) -> None:
+def test_a_replay_that_differs_ends_with_the_reason(
+    tmp_path: Path, recorded: Path, change: str
+) -> None:
     """It waits for no token that does not come."""
-    ahead = run(tmp_path, "ahead", **AHEAD)
+    ahead = shutil.copytree(recorded, tmp_path / "ahead")
     file = ahead / "schedule.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     runs = lines[1]["groups"][0]["versions"][0][1]
@@ -223,10 +245,10 @@ def test_a_run_ahead_is_evaluated_before_its_first_update(tmp_path: Path) -> Non
     assert all("heldout/accuracy" in line for line in metrics(ahead))
 
 
-def test_other_steps_are_refused_on_resume(tmp_path: Path) -> None:
-    run(tmp_path, "run", **AHEAD)
+def test_other_steps_are_refused_on_resume(tmp_path: Path, recorded: Path) -> None:
+    shutil.copytree(recorded, tmp_path / "ahead")
     with pytest.raises(UserError, match=r"steps of 4 prompts.*steps of 3.*prompts_per_step"):
-        run(tmp_path, "run", resume=True, **AHEAD, run__steps=8, rollout__prompts_per_step=3)
+        run(tmp_path, "ahead", resume=True, **AHEAD, run__steps=8, rollout__prompts_per_step=3)
 
 
 def test_threads_are_shared_only_while_a_run_is_ahead(tmp_path: Path) -> None:

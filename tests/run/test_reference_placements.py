@@ -1,17 +1,14 @@
-"""A run with the reference in each of its places: the same training, exact resumes, and a process
-that ends with the run however that ends.
-"""
+"""A run with the reference in each of its places: the same training and exact resumes."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from sixfold.report.rollouts import read_rollouts
 
 from .processes import metrics, start, tiny_recipe
 
@@ -62,6 +59,10 @@ def test_a_resumed_run_in_any_placement_is_the_inline_run(
         ), file
     assert any(name.startswith("reference/") for name in weights(run, "trainer.safetensors"))
     assert metrics(run) == metrics(inline)
+    for folder in (run, inline):
+        records = read_rollouts(folder / "rollouts" / "step-000006.jsonl.zst")
+        assert {record["reference_version"] for record in records} == {4}
+        assert {(r["policy_version"], r["stale_by_versions"]) for r in records} == {(5, 0)}
     assert any(m.get("train/kl", 0.0) for m in metrics(run)), (
         "the policy never left the reference: nothing was compared"
     )
@@ -71,52 +72,3 @@ def test_a_checkpoint_of_one_placement_is_resumed_in_another(inline: Path, tmp_p
     finish(tmp_path, "run", "fused", 3)
     run = finish(tmp_path, "run", "inline", 6, resume=True)
     assert metrics(run) == metrics(inline)
-
-
-def test_the_worker_ends_with_the_run(tmp_path: Path) -> None:
-    """`tests/reference/test_placements.py` has the same for a run that is killed."""
-    flags = tiny_recipe(
-        tmp_path,
-        run__name="run",
-        run__steps=100_000,
-        reference__placement="worker",
-        log__rollouts_every=0,
-        **SETTINGS,
-    )
-    process = start(flags, tmp_path / "errors", forking=False)
-    wait_until(
-        lambda: (
-            (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 2
-        ),
-        90,
-    )
-    (worker,) = [
-        pid for pid in children(process.pid or 0) if "sixfold.reference.worker" in command(pid)
-    ]
-    os.kill(process.pid or 0, signal.SIGINT)
-    process.join(60)
-    assert process.exitcode == 130, (tmp_path / "errors").read_text()
-    wait_until(lambda: "sixfold.reference.worker" not in command(worker), 10)
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-
-
-def command(pid: int) -> str:
-    """Its command line; empty once it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def wait_until(happened: object, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.05)

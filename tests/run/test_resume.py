@@ -73,39 +73,6 @@ def test_run_killed_at_a_step_equals_the_uninterrupted_run(tmp_path: Path, seed:
     assert [m["step"] for m in metrics(run)] == list(range(1, 9))
 
 
-def test_resume_with_a_reference_is_exact(tmp_path: Path) -> None:
-    flags = tiny_recipe(
-        tmp_path, run__name="a", run__steps=6, algorithm__beta=0.1, reference__reset_every=4
-    )
-    process = start(flags, tmp_path / "errors")
-    process.join(120)
-    half = tiny_recipe(
-        tmp_path, run__name="b", run__steps=3, algorithm__beta=0.1, reference__reset_every=4
-    )
-    for steps, resume in (
-        (half, None),
-        (
-            tiny_recipe(
-                tmp_path, run__name="b", run__steps=6, algorithm__beta=0.1, reference__reset_every=4
-            ),
-            tmp_path / "b",
-        ),
-    ):
-        process = start(steps, tmp_path / "errors", resume=resume)
-        process.join(120)
-        assert process.exitcode == 0, (tmp_path / "errors").read_text()
-    weights = [
-        load_file(tmp_path / name / "checkpoints" / "step-000006" / "model" / "model.safetensors")
-        for name in "ab"
-    ]
-    assert all(weights[0][k].equal(weights[1][k]) for k in weights[0])
-    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
-    for name in "ab":
-        records = read_rollouts(tmp_path / name / "rollouts" / "step-000006.jsonl.zst")
-        assert {record["reference_version"] for record in records} == {4}
-        assert {(r["policy_version"], r["stale_by_versions"]) for r in records} == {(5, 0)}
-
-
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
