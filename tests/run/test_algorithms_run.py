@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from sixfold.report.schema import find
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
-from ..forked_programs import OF_A_RUN, fork_programs
 from . import processes
 from .processes import tiny_recipe
 
@@ -43,12 +43,6 @@ TASKS = [
     for b in range(6)
 ]
 Rewards = Callable[[str, Task], float]
-
-
-@pytest.fixture(autouse=True)
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the processes that check answers. A run is shorter than the start of an interpreter."""
-    fork_programs(monkeypatch, targets=OF_A_RUN)
 
 
 def graded(completion: str, task: Task) -> float:
@@ -126,29 +120,46 @@ def moved(run: Path, first: int, last: int) -> bool:
     return not same(policy(run, first), policy(run, last))
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of two models after SFT: one that solves some sums, and a longer trained one to
-    distil from.
+class Models:
+    """Folders of two models after SFT, each trained when it is first asked for.
+
+    Attributes:
+        folder: where their runs are.
     """
-    folder = tmp_path_factory.mktemp("base")
-    lengths = {"base": 60, "teacher": 150}
-    runs = {
-        name: train(folder, name, stop_after="sft", sft__steps=steps, sft__learning_rate=1e-2)
-        for name, steps in lengths.items()
-    }
-    return {name: str(run / "checkpoints" / "step-000000" / "model") for name, run in runs.items()}
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def base(self) -> str:
+        """It solves some sums."""
+        return self._trained("base", 60)
+
+    @cached_property
+    def teacher(self) -> str:
+        """It is trained longer, to distil from."""
+        return self._trained("teacher", 150)
+
+    def _trained(self, name: str, steps: int) -> str:
+        settings = {"sft__steps": steps, "sft__learning_rate": 1e-2}
+        run = train(self.folder, name, stop_after="sft", **settings)
+        return str(run / "checkpoints" / "step-000000" / "model")
 
 
-def needs(name: str, models: dict[str, str]) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("base"))
+
+
+def needs(name: str, models: Models) -> dict[str, Any]:
     """The settings with which a row of the zoo runs on the base."""
-    teacher = {"reference__path": models["teacher"]} if ZOO[name].needs_teacher else {}
-    return {"model__path": models["base"], "sft__steps": 0, "algorithm__name": name, **teacher}
+    teacher = {"reference__path": models.teacher} if ZOO[name].needs_teacher else {}
+    return {"model__path": models.base, "sft__steps": 0, "algorithm__name": name, **teacher}
 
 
 @pytest.mark.mostly_nightly(10)
 @pytest.mark.parametrize("name", ZOO)
-def test_every_row_trains(name: str, tmp_path: Path, models: dict[str, str]) -> None:
+def test_every_row_trains(name: str, tmp_path: Path, models: Models) -> None:
     run = train(tmp_path, "run", run__steps=3, **needs(name, models))
     steps = metrics(run)
     assert [m["step"] for m in steps] == [1, 2, 3]
@@ -167,9 +178,7 @@ def test_every_row_trains(name: str, tmp_path: Path, models: dict[str, str]) -> 
 
 
 @pytest.mark.slow
-def test_an_entropy_bonus_alone_raises_the_entropy_of_a_run(
-    tmp_path: Path, models: dict[str, str]
-) -> None:
+def test_an_entropy_bonus_alone_raises_the_entropy_of_a_run(tmp_path: Path, models: Models) -> None:
     """All rewards are equal, so the bonus is all that moves the policy: its gradient must have come
     through the trainer.
     """
@@ -234,7 +243,7 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STATEFUL)
 def test_stopped_and_resumed_run_equals_the_uninterrupted_run(
-    case: str, tmp_path: Path, models: dict[str, str]
+    case: str, tmp_path: Path, models: Models
 ) -> None:
     """Stopped after step 2 and resumed to 4: weights, moments, critic, what is steered, and every
     metric, bit for bit.
@@ -268,7 +277,7 @@ def test_stopped_and_resumed_run_equals_the_uninterrupted_run(
 
 
 @pytest.mark.slow
-def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, str]) -> None:
+def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: Models) -> None:
     """Adapted values are restored, but a setting of the recipe is not overruled."""
     settings = needs("grpo", models)
     train(tmp_path, "run", graded, run__steps=2, algorithm__beta=0.1, **settings)
@@ -283,26 +292,26 @@ def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, st
 
 
 @pytest.mark.slow
-def test_the_critic_comes_to_explain_the_returns(tmp_path: Path, models: dict[str, str]) -> None:
-    """A reward that the question decides: V is 0 at first, and after 15 steps knows most of it."""
+def test_the_critic_comes_to_explain_the_returns(tmp_path: Path, models: Models) -> None:
+    """A reward that the question decides: V is 0 at first, and after 12 steps knows most of it."""
     settings = needs("ppo", models) | {
-        "critic__learning_rate": 1e-2,
-        "critic__warmup_steps": 12,
+        "critic__learning_rate": 2e-2,
+        "critic__warmup_steps": 9,
         "trainer__learning_rate": 1e-5,
     }
     shape: dict[str, Any] = {
         "rollout__prompts_per_step": 8,
         "algorithm__epochs": 6,
-        "algorithm__minibatches": 4,
+        "algorithm__minibatches": 2,
         "log__rollouts_every": 0,
     }
-    run = train(tmp_path, "run", by_prompt, run__steps=15, **settings, **shape)
+    run = train(tmp_path, "run", by_prompt, run__steps=12, **settings, **shape)
     explained = [m["critic/explained_variance"] for m in metrics(run)]
     assert explained[0] == 0.0 and sum(explained[-4:]) / 4 > 0.5 > max(explained[:3]), explained
 
 
 @pytest.mark.slow
-def test_equal_returns_leave_nothing_to_explain(tmp_path: Path, models: dict[str, str]) -> None:
+def test_equal_returns_leave_nothing_to_explain(tmp_path: Path, models: Models) -> None:
     """Every reward is 0.5: returns are (A + V), equal up to float32, and the explained variance is
     0, not minus 10^13.
     """
@@ -319,7 +328,7 @@ def test_equal_returns_leave_nothing_to_explain(tmp_path: Path, models: dict[str
 
 @pytest.mark.slow
 def test_the_warm_up_of_the_critic_leaves_the_policy_bit_for_bit(
-    tmp_path: Path, models: dict[str, str]
+    tmp_path: Path, models: Models
 ) -> None:
     run = train(
         tmp_path,
@@ -342,9 +351,7 @@ def test_the_warm_up_of_the_critic_leaves_the_policy_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_the_critic_of_a_run_is_a_transformers_model(
-    tmp_path: Path, models: dict[str, str]
-) -> None:
+def test_the_critic_of_a_run_is_a_transformers_model(tmp_path: Path, models: Models) -> None:
     run = train(tmp_path, "run", run__steps=2, **needs("ppo", models))
     model = AutoModelForTokenClassification.from_pretrained(run / "critic")
     kept = {
@@ -365,9 +372,7 @@ def test_the_critic_of_a_run_is_a_transformers_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["shared", "copy"])
-def test_four_updates_a_step_count_four_versions(
-    sync: str, tmp_path: Path, models: dict[str, str]
-) -> None:
+def test_four_updates_a_step_count_four_versions(sync: str, tmp_path: Path, models: Models) -> None:
     every = {"sync__every": 2} if sync == "copy" else {}
     settings = needs("grpo", models) | {
         "algorithm__epochs": 2,
@@ -388,7 +393,7 @@ def test_four_updates_a_step_count_four_versions(
 
 @pytest.mark.slow
 def test_old_log_probs_stay_and_the_ratio_moves(
-    tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two passes of two updates: each trajectory is seen twice with the same old log-prob, by two
     policies. The first policy is the sampler.
@@ -421,7 +426,7 @@ def test_old_log_probs_stay_and_the_ratio_moves(
 
 @pytest.mark.slow
 def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
-    tmp_path: Path, models: dict[str, str]
+    tmp_path: Path, models: Models
 ) -> None:
     """Advantages of a run on two rewards, from the parts in its rollout dump: z-scores in the group
     plus a quarter of those of the second reward, over their std in the step.
@@ -436,7 +441,7 @@ def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
     recipe = parse_recipe(
         'run.name = "run"',
         "test",
-        tiny_recipe(tmp_path, model__path=models["base"], sft__steps=0, **settings, **flags),
+        tiny_recipe(tmp_path, model__path=models.base, sft__steps=0, **settings, **flags),
     )
     assert train_run(recipe) == 0
     records = read_rollouts(RunFolder(tmp_path / "run").rollout_file(1))
@@ -456,9 +461,7 @@ def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
 
 
 @pytest.mark.slow
-def test_remax_runs_with_dynamic_sampling_and_dynamic_k(
-    tmp_path: Path, models: dict[str, str]
-) -> None:
+def test_remax_runs_with_dynamic_sampling_and_dynamic_k(tmp_path: Path, models: Models) -> None:
     settings = needs("remax", models) | {
         "algorithm__dynamic_sampling": 2,
         "rollout__oversample": 6,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -20,13 +19,11 @@ from safetensors.torch import load_file
 
 from sixfold.checkpoint.checkpoint import load_checkpoint
 from sixfold.checkpoint.listing import list_checkpoints
-from sixfold.cli import main
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.files import durable
 from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.driver import Driver
-from sixfold.run.out_of_memory import free_memory_of
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -34,6 +31,7 @@ from .processes import metrics, tiny_recipe
 
 STEPS = 5
 NAN = float("nan")
+TRAINER = "sixfold.trainer.trainer.Trainer"
 SETTINGS: dict[str, Any] = {
     "run__name": "r",
     "run__steps": STEPS,
@@ -112,100 +110,6 @@ def raises(error: BaseException) -> Callable[[], None]:
         raise error
 
     return action
-
-
-OUT_OF_MEMORY = [
-    torch.OutOfMemoryError("CUDA out of memory"),
-    MemoryError(),
-    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
-]
-TRAINER = "sixfold.trainer.trainer.Trainer"
-PLACES = [
-    # where, number of the call, checkpoint that is left, phase, a setting that is named
-    (f"{TRAINER}._accumulate", 3, "sft-000002", "SFT", "trainer.max_tokens_per_microbatch"),
-    (
-        "sixfold.rollout.driver.Driver.play",
-        1,
-        "sft-000004",
-        "pre-flight",
-        "engine.kv_tokens",
-    ),
-    (f"{TRAINER}._accumulate", 7, "step-000002", "trainer", "trainer.activation_checkpointing"),
-    ("sixfold.controller.loop.collate", 4, "step-000003", "batch", "trainer.logprob_chunk"),
-    (
-        "sixfold.rollout.driver.Driver.play",
-        5,
-        "step-000002",
-        "evaluation",
-        "rollout.max_new_tokens",
-    ),
-]
-
-
-CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [
-    (PLACES[2], error) for error in OUT_OF_MEMORY[1:]
-]
-
-
-@pytest.mark.mostly_nightly(3)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "error"),
-    CASES,
-    ids=[f"{place[3]} {place[2]} {type(error).__name__}" for place, error in CASES],
-)
-def test_out_of_memory_leaves_the_last_step(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    whole: Path,
-    place: tuple[str, int, str, str, str],
-    error: Exception,
-) -> None:
-    where, number, left, phase, setting = place
-    with at_call(monkeypatch, where, number, raises(error)), pytest.raises(RunFailed) as failed:
-        train(tmp_path)
-    said = str(failed.value)
-    assert (
-        said.startswith(f"out of memory in {phase}: lower ")
-        and setting in said
-        and f"The last good state is {left}" in said
-    )
-    assert newest(tmp_path / "r") == left
-    assert_goes_on_exactly(tmp_path, whole)
-
-
-@pytest.mark.slow
-def test_out_of_memory_in_the_middle_of_an_update_falls_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
-) -> None:
-    """Some weights may be new and some old: nothing of this moment may be saved."""
-    with (
-        at_call(monkeypatch, "torch.optim.AdamW.step", 7, raises(torch.OutOfMemoryError("x"))),
-        pytest.raises(RunFailed, match=r"step-000000"),
-    ):
-        train(tmp_path)
-    assert_goes_on_exactly(tmp_path, whole)
-
-
-def test_out_of_memory_while_the_model_loads_names_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, raises(MemoryError())),
-        pytest.raises(RunFailed, match=r"model\.path"),
-    ):
-        train(tmp_path)
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.slow
-def test_the_command_line_exits_3_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "r.toml").write_text('run.name = "r"\n')
-    with at_call(monkeypatch, f"{TRAINER}._accumulate", 1, raises(MemoryError())):
-        assert main(["train", str(tmp_path / "r.toml"), *tiny_recipe(tmp_path, **SETTINGS)]) == 3
-    assert "sixfold: error: out of memory in SFT" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -370,88 +274,6 @@ def test_a_full_disk_is_the_error_if_it_refuses_the_checkpoint_too(
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-INTERRUPTED = [
-    (f"{TRAINER}._accumulate", 2, "sft-000002", "stopped after SFT step 2"),
-    (
-        "sixfold.rollout.driver.Driver.play",
-        1,
-        "sft-000004",
-        "stopped after SFT step 4",
-    ),
-    ("sixfold.engine.engine.Engine.step", 3, "sft-000004", "stopped after SFT step 4"),
-    ("sixfold.controller.loop.collate", 3, "step-000002", "stopped after step 2"),
-    (f"{TRAINER}._accumulate", 7, "step-000003", "stopped after step 3"),
-    (
-        "sixfold.rollout.driver.Driver.play",
-        5,
-        "step-000002",
-        "stopped after step 2",
-    ),
-]
-
-
-@pytest.mark.mostly_nightly(3)
-@pytest.mark.slow
-@pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
-def test_signal_stops_immediately_if_nothing_is_lost(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    whole: Path,
-    where: str,
-    number: int,
-    left: str,
-    said: str,
-) -> None:
-    with at_call(monkeypatch, where, number, interrupt):
-        assert train(tmp_path) == 130
-    assert newest(tmp_path / "r") == left and said in capsys.readouterr().err
-    assert_goes_on_exactly(tmp_path, whole)
-
-
-def test_a_signal_while_the_model_loads_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, interrupt):
-        assert train(tmp_path) == 130
-    assert (
-        not (tmp_path / "r").exists()
-        and "stopped before anything was trained" in capsys.readouterr().err
-    )
-
-
-@pytest.mark.slow
-def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path) -> None:
-    calls = count(1)
-
-    def interrupted(completion: str, task: Task) -> float:
-        if next(calls) == 60:
-            interrupt()
-        return reward(completion, task)
-
-    interrupted.__name__ = "reward"
-    assert train(tmp_path, check=interrupted) == 130
-    assert_goes_on_exactly(tmp_path, whole)
-
-
-@pytest.mark.slow
-def test_signal_in_the_last_evaluation_leaves_only_that_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
-) -> None:
-    with at_call(monkeypatch, "sixfold.rollout.driver.Driver.play", 10, interrupt):
-        assert train(tmp_path) == 130
-    assert (
-        newest(tmp_path / "r") == f"step-{STEPS:06d}"
-        and not (tmp_path / "r" / "summary.json").exists()
-    )
-    assert_goes_on_exactly(tmp_path, whole)
-    assert (tmp_path / "r" / "summary.json").exists()
-
-
 @pytest.mark.slow
 def test_rewards_that_break_in_the_middle_cost_one_step(tmp_path: Path, whole: Path) -> None:
     calls = count(1)
@@ -466,45 +288,3 @@ def test_rewards_that_break_in_the_middle_cost_one_step(tmp_path: Path, whole: P
         train(tmp_path, check=breaks)
     assert newest(tmp_path / "r").startswith("step-")
     assert_goes_on_exactly(tmp_path, whole)
-
-
-def test_memory_of_a_failed_step_is_freed_before_saving() -> None:
-    class Large:
-        alive = 0
-
-        def __init__(self) -> None:
-            Large.alive += 1
-
-        def __del__(self) -> None:
-            Large.alive -= 1
-
-    def inner() -> None:
-        large = Large()
-        raise MemoryError(id(large))
-
-    try:
-        inner()
-    except MemoryError as error:
-        assert Large.alive == 1
-        free_memory_of(error)
-        assert Large.alive == 0
-
-
-@pytest.mark.parametrize(
-    ("where", "number", "words"),
-    [
-        (
-            "sixfold.trainer.trainer.Trainer._forward",
-            6,
-            r"in trainer \(micro-batch of \d+ rows ",
-        ),
-        ("sixfold.engine.model_runner.ModelRunner.prefill", 4, r"\d+ running sequences"),
-    ],
-)
-def test_out_of_memory_names_the_phase_and_the_size_of_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int, words: str
-) -> None:
-    """An engine without memory is a failure of the run, not an empty completion."""
-    full = raises(torch.OutOfMemoryError("CUDA out of memory"))
-    with at_call(monkeypatch, where, number, full), pytest.raises(RunFailed, match=words):
-        train(tmp_path, data__heldout=0)
