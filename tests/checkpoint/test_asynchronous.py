@@ -208,6 +208,7 @@ def test_an_error_of_the_writer_ends_the_run_at_the_next_step(
 DISK = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS]
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("number", DISK)

@@ -123,8 +123,9 @@ def test_a_server_that_dies_is_restarted_once_and_named_in_errors() -> None:
 def test_a_server_that_does_not_start_is_refused_and_named(
     spec: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = "no answer" in words or "no message" in words
-    monkeypatch.setattr(mcp, "START_S", 5.0 if slow else 30.0)
+    limits = {"no answer within": 1.0, "no message: 'hello, I am no server'": 5.0}
+    slow = words in limits
+    monkeypatch.setattr(mcp, "START_S", limits.get(words, 30.0))
     start = time.monotonic()
     with pytest.raises(UserError, match=r"environment\.tools\.mcp") as refused:
         McpServer(spec)
