@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -125,7 +124,6 @@ class Bucket:
         query_at: [C, L] query positions. Padded queries are at 0: they see the first key, so that
             no row is fully masked.
         key_at: [C, S] key positions. Padded keys are beyond every query.
-        real: flat indices of the true queries in C * L.
     """
 
     segments: tuple[Segment, ...]
@@ -133,20 +131,24 @@ class Bucket:
     keys: Tensor
     query_at: Tensor
     key_at: Tensor
-    real: Tensor
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Attention with q [1, H, N, D]; returns [true queries, H, D], segment after segment."""
+        """Attention of the segments.
+
+        Args:
+            q: [C * L, H, D] the gathered queries.
+            k: [C * S, H_kv, D] the gathered keys.
+            v: [C * S, H_kv, D] the gathered values.
+            kernel: parameters of the attention layer.
+
+        Returns:
+            [C * L, H, D], segment after segment.
+        """
         count = len(self.segments)
-        queries, keys, values = (
-            take(x[0].transpose(0, 1), index)
-            .view(count, -1, x.shape[1], x.shape[-1])
-            .transpose(1, 2)
-            for x, index in ((q, self.queries), (k, self.keys), (v, self.keys))
-        )
+        queries, keys, values = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (q, k, v))
         out = masked_attention(queries, keys, values, kernel, mask=self._mask(kernel.window))
-        return take(out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[-1]), self.real)
+        return out.transpose(1, 2).flatten(0, 1)
 
     def _mask(self, window: int | None) -> Tensor:
         """Boolean mask, [C, 1, L, S]."""
@@ -163,31 +165,47 @@ class AttentionPlan:
     """Calls for all segments of a row, and the order of their outputs.
 
     Attributes:
-        parts: the calls.
-        starts: start of each segment, in row order.
-        lengths: length of each segment, in row order.
-        order: [N] output row n is row order[n] of the concatenated parts. None: already in order.
+        singles: calls of one segment.
+        buckets: calls of several segments. Their outputs follow those of `singles`.
+        starts: start of each piece of the row, in row order. Each segment of `singles`, and the
+            prefix of each, is a piece.
+        lengths: length of each piece, in row order.
+        order: [N] output row n is row order[n] of the concatenated outputs, which have padding.
+            None: they have none and are in order.
+        shared: whether several segments see one prefix.
     """
 
-    parts: tuple[Single | Bucket, ...]
+    singles: tuple[Single, ...]
+    buckets: tuple[Bucket, ...]
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     order: Tensor | None
+    shared: bool
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Attention with q [1, H, N, D]; returns [1, N, H, D]. Nothing of size N x N is built."""
-        # Split once: the gradient of one split is one concatenation, while each slice would have a
-        # gradient of a whole row of zeros.
-        qs, ks, vs = (
-            dict(zip(self.starts, x.split(self.lengths, dim=2), strict=True)) for x in (q, k, v)
-        )
-        out = torch.cat(
-            [
-                p.attend(qs, ks, vs, kernel) if isinstance(p, Single) else p.attend(q, k, v, kernel)
-                for p in self.parts
-            ]
-        )
+        outputs: list[Tensor] = []
+        if self.singles:
+            # The gradient of one split is one concatenation, while each slice would have a gradient
+            # of a whole row of zeros.
+            split = (x.split(self.lengths, dim=2) for x in (q, k, v))
+            qs, ks, vs = (dict(zip(self.starts, each, strict=True)) for each in split)
+            outputs += [single.attend(qs, ks, vs, kernel) for single in self.singles]
+        if self.buckets:
+            q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+            queries = take_each(q, [bucket.queries for bucket in self.buckets])
+            keys, values = self._take_keys(k), self._take_keys(v)
+            outputs += map(
+                Bucket.attend, self.buckets, queries, keys, values, [kernel] * len(queries)
+            )
+        out = torch.cat(outputs)
         return (out if self.order is None else take(out, self.order))[None]
+
+    def _take_keys(self, x: Tensor) -> list[Tensor]:
+        """Keys or values [N, H_kv, D] -> [C * S, H_kv, D] of each bucket."""
+        rows = [bucket.keys for bucket in self.buckets]
+        # The gradient of a shared prefix is summed within each bucket, then over the buckets.
+        return [take(x, each) for each in rows] if self.shared else take_each(x, rows)
 
 
 @dataclass(frozen=True)
@@ -230,6 +248,11 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     return x.reshape(x.shape[0], -1).index_select(0, rows).view(-1, *x.shape[1:])
 
 
+def take_each(x: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+    """`take` for several lists of rows at once: one gather, whose gradient is one sum."""
+    return list(take(x, torch.cat(list(rows))).split([len(each) for each in rows]))
+
+
 def plan_attention(segments: Sequence[Segment], device: torch.device) -> AttentionPlan | SpanPlan:
     """Attention plan for this device. The segments must tile [0, N): each query occurs once."""
     return plan_calls(segments, device) if device.type == "cpu" else plan_spans(segments, device)
@@ -256,22 +279,45 @@ def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPl
     short = sorted(
         (s for s in segments if s.length * s.keys < SHORT), key=lambda s: (s.length, s.keys)
     )
-    parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
-    parts += [
-        _bucket(group, device) if len(group) > 1 else Single(group[0])
-        for group in _group_by_size(short)
-    ]
-    placed = [
-        s
-        for part in parts
-        for s in (part.segments if isinstance(part, Bucket) else (part.segment,))
-    ]
-    in_row = sorted(segments, key=lambda s: s.start)
-    starts, lengths = tuple(s.start for s in in_row), tuple(s.length for s in in_row)
-    if all(a.stop == b.start for a, b in pairwise(placed)):
-        return AttentionPlan(tuple(parts), starts, lengths, None)
-    rows = torch.cat([torch.arange(s.start, s.stop, device=device) for s in placed])
-    return AttentionPlan(tuple(parts), starts, lengths, rows.argsort())
+    groups = _group_by_size(short)
+    alone = [s for s in segments if s.length * s.keys >= SHORT]
+    alone += [group[0] for group in groups if len(group) == 1]
+    buckets = tuple(_bucket(group, device) for group in groups if len(group) > 1)
+    prefixes = [s.prefix_start for s in segments if s.prefix]
+    size = max(s.stop for s in segments)
+    pieces = _pieces(alone, size)
+    return AttentionPlan(
+        singles=tuple(map(Single, alone)),
+        buckets=buckets,
+        starts=tuple(start for start, _ in pieces),
+        lengths=tuple(stop - start for start, stop in pieces),
+        order=_order(alone, buckets, size, device),
+        shared=len(set(prefixes)) < len(prefixes),
+    )
+
+
+def _order(
+    alone: Sequence[Segment], buckets: Sequence[Bucket], size: int, device: torch.device
+) -> Tensor | None:
+    """Compute `AttentionPlan.order`."""
+    outputs = [(s, s.length) for s in alone]
+    outputs += [(s, b.query_at.shape[1]) for b in buckets for s in b.segments]
+    order, at = torch.empty(size, dtype=torch.int64), 0
+    for s, padded in outputs:
+        order[s.start : s.stop] = torch.arange(at, at + s.length)
+        at += padded
+    return None if torch.equal(order, torch.arange(at)) else order.to(device)
+
+
+def _pieces(alone: Sequence[Segment], size: int) -> list[tuple[int, int]]:
+    """Tile [0, size) with the given segments, their prefixes, and what lies between."""
+    own = {(s.start, s.stop) for s in alone}
+    prefixes = {(s.prefix_start, s.prefix_stop) for s in alone if s.prefix}
+    at, tiles = 0, list[tuple[int, int]]()
+    for start, stop in sorted(own | prefixes):
+        tiles += [(at, start), (start, stop)] if start > at else [(start, stop)]
+        at = stop
+    return tiles if at == size else [*tiles, (at, size)]
 
 
 def _group_by_size(short: Sequence[Segment]) -> list[list[Segment]]:
@@ -307,5 +353,4 @@ def _bucket(segments: Sequence[Segment], device: torch.device) -> Bucket:
         keys=torch.where(known, rows, starts).flatten().to(device),
         query_at=torch.where(valid, prefixes + query, 0).to(device),
         key_at=torch.where(known, key, 1 << 40).to(device),
-        real=valid.flatten().nonzero()[:, 0].to(device),
     )
