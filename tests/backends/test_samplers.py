@@ -11,6 +11,7 @@ import torch
 
 from sixfold.backends.process_link import Call
 from sixfold.backends.samplers import Samplers
+from sixfold.backends.weight_files import weights_file
 from sixfold.rollout.generator import EngineLost, Sampled, SampleKey
 from sixfold.types import SamplingParams
 
@@ -28,7 +29,8 @@ class FakeProcess:
 
     def __init__(self, number: int, log: list[FakeProcess]) -> None:
         self.number, self.log = number, log
-        self.version, self.file = -1, ""
+        self.version = -1
+        self.given: str | None = None
         self.lost = self.is_ready = self.closed = False
         self.loads: list[tuple[str, int]] = []
         self.asked: list[str] = []
@@ -52,10 +54,10 @@ class FakeProcess:
         self._check()
         return [float(self.version)]
 
-    async def load_file(self, path: str, version: int) -> int:
+    async def load(self, given: str, version: int) -> int:
         self._check()
-        self.loads.append((path, version))
-        self.file, self.version = path, version
+        self.loads.append((given, version))
+        self.given, self.version = given, version
         return 1
 
     def close(self) -> None:
@@ -68,7 +70,7 @@ class FakeProcess:
 
 def samplers(log: list[FakeProcess], count: int = 2, restarts: int = 1) -> Samplers:
     made: Any = lambda number: FakeProcess(number, log)  # noqa: E731
-    return Samplers(made, count, restarts, lambda line: None)
+    return Samplers(made, weights_file, count, restarts, lambda line: None)
 
 
 def test_a_task_stays_where_its_prompt_is_cached() -> None:
@@ -161,7 +163,7 @@ def test_refused_weights_leave_the_old_ones() -> None:
     async def play() -> None:
         pool = samplers(log, count=1)
         await pool.load(WEIGHTS, 4)
-        file = log[0].file
+        file = log[0].given
 
         async def refuse(path: str, version: int) -> int:
             raise ValueError("weight 'w' has shape [1]")
@@ -169,7 +171,7 @@ def test_refused_weights_leave_the_old_ones() -> None:
         for version in (3, 4):
             with pytest.raises(ValueError, match=f"version = {version} must be greater than 4"):
                 await pool.load(WEIGHTS, version)
-        log[0].load_file = refuse  # type: ignore[method-assign]
+        log[0].load = refuse  # type: ignore[method-assign]
         with pytest.raises(ValueError, match="has shape"):
             await pool.load(WEIGHTS, 5)
         assert pool.version == 4
@@ -202,7 +204,7 @@ def test_a_replacement_that_is_lost_too_is_replaced() -> None:
 
     async def play() -> None:
         made: Any = start
-        pool = Samplers(made, 1, 3, lambda line: None)
+        pool = Samplers(made, weights_file, 1, 3, lambda line: None)
         await pool.load(WEIGHTS, 1)
         log[0].lost = True
         sampled = await pool.generate([1], PARAMS, SampleKey("a"))

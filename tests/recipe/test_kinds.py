@@ -28,7 +28,7 @@ def test_the_sections_with_kinds() -> None:
         "engine.preemption": ("none", "recompute", "swap"),
         "engine.speculation": ("none", "ngram", "draft"),
         "rollout.backend": ("engine", "vllm", "sglang", "sixfold"),
-        "placement": ("local", "processes"),
+        "placement": ("local", "processes", "ray"),
         "sync": ("shared", "copy", "int8", "fp8"),
     }
     assert knobs()["sync.every"].kinds == ("copy", "int8", "fp8")

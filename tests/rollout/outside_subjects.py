@@ -17,18 +17,27 @@ from functools import partial
 from typing import Any
 
 import pytest
+import ray
 from fake_sglang import FakeSglang
 from generator_subjects import Make, Subject, other_weights, slow_down
 from tests.forked_programs import fork_programs
 from tests.server.serving import running
 from vllm_processes import ARGUMENTS, use_fake, weights
 
+from sixfold.backends.ray_sampler import connected
+from sixfold.backends.sampler_process import SamplerProcess
 from sixfold.backends.sglang_server import SglangServer
 from sixfold.backends.sixfold_server import SixfoldServer
 from sixfold.backends.vllm_process import VllmProcess, vllm_config
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy, load_policy
-from sixfold.recipe.schema import EngineConfig, ModelConfig, ProcessPlacement, ScratchConfig
+from sixfold.recipe.schema import (
+    EngineConfig,
+    ModelConfig,
+    ProcessPlacement,
+    RayPlacement,
+    ScratchConfig,
+)
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import wait_for
 from sixfold.run.samplers import start_samplers
@@ -167,27 +176,38 @@ def sixfold(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
     )
 
 
-def processes(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+def apart(
+    kind: type[ProcessPlacement] | type[RayPlacement],
+    policy: Policy,
+    max_running: int,
+    ending: ExitStack,
+) -> Subject:
     """Two processes with engines, of which none is replaced."""
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    if kind is RayPlacement:
+        ending.enter_context(connected("", 20, 60.0))  # for all subjects
     with pytest.MonkeyPatch.context() as patch:
         fork_programs(patch)
         generator = start_samplers(
             # A narrow engine is that of the test of priorities, which are those of one queue.
-            ProcessPlacement(samplers=2 if max_running > 1 else 1, restarts=0),
+            kind(samplers=2 if max_running > 1 else 1, restarts=0),
             EngineConfig(max_running=max_running),
             CONTEXT,
             policy,
             renderer,
             None,
             60.0,
+            ending,
         )
-    ending.callback(generator.close)
     wait_for(generator.load(dict(policy.model.named_parameters()), 0))
 
     def fail() -> None:
         for place in generator.places:
-            os.kill(place.process.child.pid, signal.SIGKILL)
+            process: Any = place.process
+            if isinstance(process, SamplerProcess):
+                os.kill(process.child.pid, signal.SIGKILL)
+            else:
+                ray.kill(process.actor)
 
     return Subject(
         generator,
@@ -216,7 +236,8 @@ OUTSIDE: Mapping[str, Any] = {
     "vllm": partial(kept, vllm),
     "sglang": partial(kept, sglang),
     "sixfold": partial(kept, sixfold),
-    "processes": partial(kept, processes),
+    "processes": partial(kept, partial(apart, ProcessPlacement)),
+    "ray": partial(kept, partial(apart, RayPlacement)),
     **({"real vllm": partial(kept, real_vllm)} if VLLM_PYTHON else {}),
 }
 """Name -> context manager, as in `GENERATORS`."""

@@ -23,15 +23,14 @@ class SamplerProcess:
         silence_s: longest time without a heartbeat, in seconds.
 
     Attributes:
-        version: version of its weights; -1 before the first `load_file`.
-        file: the file with these weights.
+        given: the file with its weights. None before the first `load`.
         child: the process.
     """
 
     def __init__(
         self, number: int, program: str, setup: object, threads: int, silence_s: float
     ) -> None:
-        self.version, self.file = -1, ""
+        self.given: str | None = None
         self._name = f"sampler {number}"
         self._silence_s = silence_s
         self.child = Child(
@@ -91,10 +90,10 @@ class SamplerProcess:
         request = {"tokens": list(tokens), "temperature": temperature}
         return list((await self._ask("score", request))["logp"])
 
-    async def load_file(self, path: str, version: int) -> int:
+    async def load(self, given: str, version: int) -> int:
         """As `Generator.load`, of a safetensors file with the names of the policy's parameters."""
-        running = (await self._ask("load", {"path": path, "version": version}))["running"]
-        self.version, self.file = version, path
+        running = (await self._ask("load", {"path": given, "version": version}))["running"]
+        self.given = given
         return int(running)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Several processes that sample, behind one `Generator`.
+"""Several samplers, each in a process of its own, behind one `Generator`.
 
 All calls of a task go to the process that has its prompt in its cache. A process that ends or hangs
 is replaced: the new one gets the weights of the last sync, and the calls of the old one are sampled
@@ -11,19 +11,67 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
-from .sampler_process import SamplerProcess
-from .weight_files import MODEL_FILE, weights_folder
 
 REMEMBERED = 4096
 """Tasks whose process is remembered: those that were last asked for."""
+
+
+Publish = Callable[[Mapping[str, Tensor]], AbstractContextManager[Any]]
+"""Makes weights readable for all processes, until the block is left."""
+
+
+class Sampler(Protocol):
+    """A process that samples. It starts when it is made.
+
+    Attributes:
+        given: the published weights that it has. None before the first `load`.
+    """
+
+    given: Any
+
+    def ready(self) -> None:
+        """Wait until it can be asked.
+
+        Raises:
+            EngineLost: it has not started.
+        """
+        ...
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """As `Generator.generate`. Calls of one iteration of the event loop arrive together."""
+        ...
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """As `Generator.score`."""
+        ...
+
+    async def load(self, given: Any, version: int) -> int:
+        """As `Generator.load`, of published weights with the names of the policy's parameters."""
+        ...
+
+    def close(self) -> None:
+        """End the process. Calls that are waiting raise GeneratorClosed."""
+        ...
+
+
+Start = Callable[[int], Sampler]
+"""Starts the process with a number, without waiting for it."""
 
 
 @dataclass(eq=False)
@@ -39,7 +87,7 @@ class Place:
     """
 
     number: int
-    process: SamplerProcess
+    process: Sampler
     calls: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,7 +95,7 @@ class Place:
     def __post_init__(self) -> None:
         self.ready.set()
 
-    async def current(self) -> SamplerProcess:
+    async def current(self) -> Sampler:
         """The process, once it is ready."""
         await self.ready.wait()
         return self.process
@@ -57,7 +105,8 @@ class Samplers:
     """Processes that sample from the same weights.
 
     Args:
-        start: starts the process with a number, without waiting for it.
+        start: starts a process.
+        publish: passes weights to all of them.
         count: number of processes.
         restarts: times that a process is replaced before its loss ends the run.
         say: gets a line about each replacement.
@@ -73,7 +122,8 @@ class Samplers:
 
     def __init__(
         self,
-        start: Callable[[int], SamplerProcess],
+        start: Start,
+        publish: Publish,
         count: int,
         restarts: int,
         say: Callable[[str], None],
@@ -81,11 +131,12 @@ class Samplers:
         self.version = -1
         self.replaced = 0
         self._start = start
+        self._publish = publish
         self._restarts = restarts
         self._say = say
         self._closed = False
         self._weights = ExitStack()
-        self._file = ""
+        self._published: Any = None
         self._affine: OrderedDict[tuple[int, str], Place] = OrderedDict()
         with ExitStack() as on_failure:
             processes = [start(number) for number in range(count)]
@@ -139,8 +190,8 @@ class Samplers:
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         """As `Generator.load`, of weights named as the policy's parameters.
 
-        Their file stays until the next call: a process that replaces another reads it. Version 0 is
-        accepted again, as in `EngineGenerator.load`.
+        They stay published until the next call: a process that replaces another reads them. Version
+        0 is accepted again, as in `EngineGenerator.load`.
 
         Raises:
             ValueError: if the tensors do not fit, or the version is not greater. The old weights
@@ -148,19 +199,17 @@ class Samplers:
         """
         if version < self.version or version == self.version != 0:
             raise ValueError(f"version = {version} must be greater than {self.version}")
-        before = self._file, self.version
-        with ExitStack() as files:
-            given = weights_folder(weights, torch.float32, in_memory=True)
-            folder, _ = files.enter_context(given)
-            self._file, self.version = str(folder / MODEL_FILE), version
+        before = self._published, self.version
+        with ExitStack() as kept:
+            self._published, self.version = kept.enter_context(self._publish(weights)), version
             handed = [self._hand_over(place) for place in self.places]
             found = await asyncio.gather(*handed, return_exceptions=True)
             for one in found:
                 if isinstance(one, BaseException):
-                    self._file, self.version = before
+                    self._published, self.version = before
                     raise one
             self._weights.close()
-            self._weights = files.pop_all()
+            self._weights = kept.pop_all()
         return sum(one for one in found if isinstance(one, int))
 
     async def sleep(self) -> None:
@@ -193,16 +242,16 @@ class Samplers:
         """Give the current weights to one process."""
         async with place.lock:
             process = place.process
-            if process.file == self._file:  # it was replaced meanwhile
+            if process.given is self._published:  # it was replaced meanwhile
                 return 0
             try:
-                return await process.load_file(self._file, self.version)
+                return await process.load(self._published, self.version)
             except EngineLost as error:
                 lost = error
         await self._replace(place, process, lost)
         return 0
 
-    async def _replace(self, place: Place, lost: SamplerProcess, error: EngineLost) -> None:
+    async def _replace(self, place: Place, lost: Sampler, error: EngineLost) -> None:
         """Start a new process in place of a lost one, unless that has been done.
 
         Raises:
@@ -234,5 +283,5 @@ class Samplers:
             raise GeneratorClosed("the samplers have been closed")
         place.process = self._start(place.number)  # at once, so that `close` ends it
         await asyncio.to_thread(place.process.ready)
-        if self._file:
-            await place.process.load_file(self._file, self.version)
+        if self._published is not None:
+            await place.process.load(self._published, self.version)

@@ -70,6 +70,16 @@ def weights_folder(
         yield Path(folder), tied
 
 
+@contextmanager
+def weights_file(weights: Mapping[str, Tensor]) -> Iterator[str]:
+    """Path of a safetensors file with the weights in float32, in memory if it has the space.
+
+    The file is deleted afterwards.
+    """
+    with weights_folder(weights, torch.float32, in_memory=True) as (folder, _):
+        yield str(folder / MODEL_FILE)
+
+
 def _memory(size: int) -> str | None:
     """Folder for a file of `size` bytes: /dev/shm if it has the space, else None for the default.
 

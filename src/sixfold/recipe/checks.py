@@ -218,14 +218,16 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         *[("algorithm.advantage", method.advantage, "group_zscore", "no greedy samples are drawn")]
         * method.needs_greedy,
     ]
-    processes = recipe.placement.kind == "processes"
+    kind = recipe.placement.kind
+    if kind == "ray" and find_spec("ray") is None:
+        raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")
     if not rollout.staleness and rollout.window != RolloutConfig().window:
         raise UserError(
             f"rollout.window = {rollout.window:g} has no effect with rollout.staleness = 0. Remove"
             " it, or set rollout.staleness"
         )
     for applies, where, needed in (
-        (processes, "placement.kind = 'processes'", [*apart, *in_processes]),
+        (kind != "local", f"placement.kind = '{kind}'", [*apart, *in_processes]),
         (rollout.staleness > 0, f"rollout.staleness = {rollout.staleness}", [*apart, *ahead]),
     ):
         for key, value, only, why in needed if applies else ():

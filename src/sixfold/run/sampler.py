@@ -19,7 +19,7 @@ from ..model.causal_lm import CausalLM
 from ..model.loading import Policy
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import MoeConfig, ParallelConfig, ProcessPlacement, Recipe, SyncConfig
+from ..recipe.schema import MoeConfig, ParallelConfig, Recipe, SamplersApart, SyncConfig
 from ..recipe.schema import Speculation as SpeculationConfig
 from ..renderer.renderer import Renderer
 from ..report.numbers import percent
@@ -86,29 +86,29 @@ def engine_and_sync(
     if recipe.engines_apart:
         placement, silence_s = recipe.placement, recipe.run.silence_s
         apart: Generator
-        if isinstance(placement, ProcessPlacement) and not replaying:
+        if isinstance(placement, SamplersApart) and not replaying:
             tokens = recipe.engine.kv_tokens
             if not tokens and policy.model.device.type != "cpu":
                 raise UserError(
-                    "placement.kind = 'processes' on a GPU needs engine.kv_tokens: the processes"
-                    " share its memory, and each holds the weights once more"
+                    f"placement.kind = '{recipe.placement.kind}' on a GPU needs engine.kv_tokens:"
+                    " the processes share its memory, and each holds the weights once more"
                 )
             tokens = tokens or kv_tokens(recipe, policy, longest, notes, None)
             settings = placement, recipe.engine, tokens
-            apart = start_samplers(*settings, policy, renderer, autocast, silence_s)
+            apart = start_samplers(*settings, policy, renderer, autocast, silence_s, ending)
         else:
             threads = torch.get_num_threads()
             ending.callback(torch.set_num_threads, threads)
             # Beside the trainer, each computes with half of the threads. A replay has as many as
             # the recorded run.
             half = max(1, threads // 2)
-            own = placement.threads if isinstance(placement, ProcessPlacement) else half
+            own = placement.threads if isinstance(placement, SamplersApart) else half
             torch.set_num_threads(own)
             engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
             local = EngineGenerator(engine, renderer, deadline=Deadline("the engine", silence_s))
-            torch.set_num_threads(threads if isinstance(placement, ProcessPlacement) else half)
+            torch.set_num_threads(threads if isinstance(placement, SamplersApart) else half)
             apart = ScheduledGenerator(local) if replaying else local
-        ending.callback(apart.close)
+            ending.callback(apart.close)
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
         named = VersionedSync(
             policy.model, apart, 1, limit, longest, policy.lora, loop.run, renames=False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...staleness import largest_age, window_groups
 from ..plan import Plan
-from ..schema import ProcessPlacement
+from ..schema import RayPlacement, SamplersApart
 from .fact import UNKNOWN, Fact, bytes_text
 
 TOKEN_BYTES = 16
@@ -15,17 +15,21 @@ def placement_facts(plan: Plan) -> list[Fact]:
     """Facts about samplers apart from the trainer. Empty if there are none."""
     placement, rollout = plan.recipe.placement, plan.recipe.rollout
     facts = []
-    if isinstance(placement, ProcessPlacement):
+    if isinstance(placement, SamplersApart):
         who = f"{placement.samplers} process{'es' if placement.samplers > 1 else ''}"
+        through = "loopback only: pipes and /dev/shm"
+        if isinstance(placement, RayPlacement):
+            who += f" on {placement.address or 'a Ray cluster of this machine'}"
+            through = "Ray: calls of actors and its object store"
         facts += [
             Fact(
                 "placement",
                 f"the trainer's process, and {who} with an engine and a copy of the weights each,"
                 f" {placement.threads} CPU thread{'s' if placement.threads > 1 else ''} each;"
                 " rewards and tools run beside the trainer",
-                "placement.kind = processes; every task stays with one process",
+                f"placement.kind = {placement.kind}; every task stays with one process",
             ),
-            Fact("flows", _flows(plan, placement.samplers), "loopback only: pipes and /dev/shm"),
+            Fact("flows", _flows(plan, placement.samplers), through),
         ]
     elif rollout.staleness:
         facts += [

@@ -17,7 +17,7 @@ from .environment import AgentConfig, EnvironmentConfig
 from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
-from .placement import LocalPlacement, Placement, ProcessPlacement
+from .placement import LocalPlacement, Placement, ProcessPlacement, RayPlacement, SamplersApart
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .pretrain import PretrainConfig
 from .recipe import Recipe
@@ -61,12 +61,14 @@ __all__ = [
     "Preemption",
     "PretrainConfig",
     "ProcessPlacement",
+    "RayPlacement",
     "Recipe",
     "RecomputePreemption",
     "ReferenceConfig",
     "RolloutConfig",
     "RunConfig",
     "SampleConfig",
+    "SamplersApart",
     "ScratchConfig",
     "Section",
     "SftConfig",

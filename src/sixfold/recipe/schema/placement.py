@@ -13,10 +13,9 @@ class LocalPlacement(Section):
     kind: Literal["local"] = "local"
 
 
-class ProcessPlacement(Section):
-    """Samplers have processes of their own on this machine."""
+class SamplersApart(Section):
+    """Samplers have processes of their own."""
 
-    kind: Literal["processes"] = "processes"
     samplers: int = knob(1, "number of processes that sample", ge=1, le=64)
     threads: int = knob(1, "CPU threads of each process that samples", ge=1)
     restarts: int = knob(
@@ -27,4 +26,21 @@ class ProcessPlacement(Section):
     )
 
 
-Placement = LocalPlacement | ProcessPlacement
+class ProcessPlacement(SamplersApart):
+    """Samplers have processes of their own on this machine."""
+
+    kind: Literal["processes"] = "processes"
+
+
+class RayPlacement(SamplersApart):
+    """Samplers are actors of a Ray cluster."""
+
+    kind: Literal["ray"] = "ray"
+    address: str = knob(
+        "",
+        'address of a Ray cluster ("auto", or host:port of its head), or empty: the run starts a'
+        " cluster on this machine, which ends with it",
+    )
+
+
+Placement = LocalPlacement | ProcessPlacement | RayPlacement

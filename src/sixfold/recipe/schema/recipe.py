@@ -78,7 +78,7 @@ class Recipe(Section):
     @property
     def engines_apart(self) -> bool:
         """True if [placement] gives the samplers weights of their own."""
-        return self.placement.kind == "processes" or self.rollout.staleness > 0
+        return self.placement.kind != "local" or self.rollout.staleness > 0
 
     @property
     def samples_apart(self) -> bool:

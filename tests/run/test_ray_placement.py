@@ -1,0 +1,87 @@
+"""Samplers that are actors of a Ray cluster: the same run, whatever becomes of an actor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from sixfold.backends.ray_sampler import reserved
+from sixfold.backends.samplers import Samplers
+from sixfold.errors import UserError
+
+from .test_placement import PROCESSES, bits, run
+
+RAY: dict[str, Any] = {**PROCESSES, "placement__kind": "ray"}
+
+
+def listening(root: int) -> set[str]:
+    """Addresses on which a process and its descendants listen."""
+    family = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    return {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.mark.mostly_nightly(1)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_ray_computes_what_one_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """Also while an actor is killed. R-189: the same tokens, the same training, the same weights.
+
+    The cluster listens on loopback alone, and none of its processes outlives the run.
+    """
+    generate, asked, places = Samplers.generate, 0, set[str]()
+    started: list[psutil.Process] = []
+
+    async def killing(self: Samplers, *given: Any, **more: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 40:
+            places.update(listening(os.getpid()))
+            started.extend(psutil.Process().children(recursive=True))
+            actor: Any = self.places[0].process
+            os.kill(ray.get(actor.actor.pid.remote()), signal.SIGKILL)
+        return await generate(self, *given, **more)
+
+    here = run(tmp_path, "here", algorithm__name=algorithm)
+    monkeypatch.setattr(Samplers, "generate", killing)
+    there = run(tmp_path, "there", algorithm__name=algorithm, **RAY)
+    assert asked > 40
+    assert bits(there) == bits(here)
+    assert {place.removeprefix("::ffff:") for place in places} == {"127.0.0.1"}
+    assert started
+    assert not [process for process in started if process.is_running()]
+
+
+def refused(*arguments: Any) -> str:
+    """The error of a reservation, in one line."""
+    with pytest.raises(UserError) as caught, reserved(*arguments):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_cluster_that_is_too_small_is_refused() -> None:
+    with reserved("", 2, 1, 0, 60.0):
+        assert "need 4 CPUs, and the Ray cluster has 2" in refused("", 2, 2, 0, 60.0)
+        assert "need 2 GPUs, and the Ray cluster has 0" in refused("", 2, 1, 1, 60.0)
+        assert "others use them" in refused("", 2, 1, 0, 0.1)
+
+
+def test_an_address_without_a_cluster_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for wrong in (address, "nowhere.invalid:6379"):
+        assert f"placement.address = '{wrong}'" in (line := refused(wrong, 1, 1, 0, 60.0))
+        assert "ray start --head" in line
