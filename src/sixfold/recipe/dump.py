@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -37,7 +37,11 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """TOML that loads back to an equal Recipe. Settings that are None are left out."""
-    values = flat(recipe)
+    return toml_tables(flat(recipe))
+
+
+def toml_tables(values: Mapping[str, Any]) -> str:
+    """TOML of settings by dotted key. Those that are None are left out."""
     tables: dict[str, list[str]] = {}
     for knob in knobs().values():
         if values.get(knob.key) is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, TypeAdapter, model_validator
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .base import Section, knob
@@ -21,19 +23,24 @@ from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import SampleConfig
-from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
+from .sync import SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig
+
+
+@cache
+def _section_kinds(section: type[BaseModel], name: str) -> TypeAdapter[BaseModel]:
+    """Reads one of the kinds of a section's field."""
+    kinds: Any = section.model_fields[name].annotation
+    return TypeAdapter(kinds)
 
 
 def _update(section: BaseModel, key: str, value: object) -> dict[str, object]:
     """Changed field of a section: a value, or a section with that change."""
     name, _, rest = key.partition(".")
-    if key == "sync.kind":  # another kind has other settings
-        shared = value == "shared"
-        return {
-            "sync": SharedSyncConfig() if shared else CopySyncConfig.model_validate({"kind": value})
-        }
     inner = getattr(section, name)
+    if rest == "kind":  # another kind has other settings
+        kinds = _section_kinds(type(section), name)
+        return {name: kinds.validate_python({"kind": value})}
     return {name: inner.model_copy(update=_update(inner, rest, value)) if rest else value}
 
 
