@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .architectures import Architecture
@@ -33,12 +33,14 @@ class Sampler:
         devices: number of devices.
         tensor: devices per replica.
         weight_bytes: bytes per weight: 2 for bf16, 1 for fp8.
+        running: most sequences that a replica decodes together, if memory has room for them.
     """
 
     device: Accelerator
     devices: float
     tensor: int
     weight_bytes: float
+    running: float = math.inf
 
     @property
     def replicas(self) -> float:
@@ -165,7 +167,7 @@ def draining_seconds(
     Sequences that do not fit in the KV cache wait, and start as others end.
     """
     batch = max(1.0, sequences / sampler.replicas)
-    replica = Sampler(sampler.device, sampler.tensor, sampler.tensor, sampler.weight_bytes)
+    replica = replace(sampler, devices=sampler.tensor)
     return _replica_drains(arch, replica, batch, lengths, k)
 
 
@@ -177,7 +179,7 @@ def _replica_drains(
 
     Cached: the search for the best split of the devices asks for equal batches many times.
     """
-    running = min(batch, fitting_sequences(arch, replica, lengths))
+    running = min(batch, replica.running, fitting_sequences(arch, replica, lengths))
     prompt = lengths.read
     middle = prompt + lengths.mean / 2
     waiting = (batch / running - 1) * lengths.mean

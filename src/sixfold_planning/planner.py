@@ -59,7 +59,12 @@ class Comparison:
 
 @lru_cache(maxsize=8192)
 def learning_seconds(
-    arch: Architecture, device: Accelerator, work: Workload, devices: int, k: Constants
+    arch: Architecture,
+    device: Accelerator,
+    work: Workload,
+    devices: int,
+    k: Constants,
+    layout: Layout | None = None,
 ) -> tuple[float, float]:
     """Seconds of scoring and of training on devices that shard the model.
 
@@ -68,14 +73,14 @@ def learning_seconds(
 
     Args:
         devices: devices that train.
+        layout: how they split the model. None: they only shard it.
     """
-    layout = Layout(devices, 1, 1, 1)
-    packs = max(1.0, work.sequences * work.trained / work.packed / devices)
+    layout = layout or Layout(devices, 1, 1, 1)
+    engine = Engine(ring_attention=layout.context > 1)
+    packs = max(1.0, work.sequences * work.trained / work.packed / layout.replicas)
 
     def seconds(kind: Pass) -> float:
-        return pass_seconds(
-            arch, device, layout, work.packed, packs, work.trained, kind, Engine(), k
-        )
+        return pass_seconds(arch, device, layout, work.packed, packs, work.trained, kind, engine, k)
 
     if device.measured is not None:
         forward, train = device.measured.learning_seconds(arch, work, devices)
@@ -118,6 +123,25 @@ def weight_sync(
     )
 
 
+def colocated_sync(
+    arch: Architecture, device: Accelerator, work: Workload, ranks: int, k: Constants
+) -> float:
+    """Seconds of a weight sync between trainer and engine of each of several ranks.
+
+    Every device gets all weights from the shards of the others, and keeps a copy. If the copy is
+    narrower, the cast writes it.
+    """
+    if ranks == 1 and work.shared_weights:
+        return 0.0
+    found = weight_sync(
+        arch, device, trainer_ranks=ranks, devices=ranks, sent_width=work.sent_width, k=k
+    )
+    copy = 4e9 * arch.params_b / (device.bandwidth_gb_s * 1e9 * k.bandwidth)
+    if device.measured is not None:
+        copy = device.measured.sync_seconds(arch)
+    return found["gather"] + (found["cast"] or copy)
+
+
 def _phases(
     arch: Architecture,
     device: Accelerator,
@@ -130,23 +154,18 @@ def _phases(
     topology: str,
 ) -> PhaseSeconds:
     reference, train = learning_seconds(arch, device, work, training, k)
-    sync = 0.0
-
-    def operations(devices: int) -> dict[str, float]:
-        return weight_sync(
-            arch, device, trainer_ranks=training, devices=devices, sent_width=work.sent_width, k=k
-        )
-
     if topology != "colocated":
-        sync = sum(operations(sampling + training).values())
-    elif training > 1 or not work.shared_weights:
-        # Every device gets all weights from the shards of the others, and keeps a copy. If the
-        # copy is narrower, the cast writes it.
-        found = operations(training)
-        copy = 4e9 * arch.params_b / (device.bandwidth_gb_s * 1e9 * k.bandwidth)
-        if device.measured is not None:
-            copy = device.measured.sync_seconds(arch)
-        sync = found["gather"] + (found["cast"] or copy)
+        operations = weight_sync(
+            arch,
+            device,
+            trainer_ranks=training,
+            devices=sampling + training,
+            sent_width=work.sent_width,
+            k=k,
+        )
+        sync = sum(operations.values())
+    else:
+        sync = colocated_sync(arch, device, work, training, k)
     return PhaseSeconds(
         rollout=rollout, verifier=0.0, reference=reference, trainer=train, sync=sync
     )
