@@ -40,6 +40,7 @@ Predict whether a run fits, how long a step takes, what limits it and what it co
     sixfold plan Qwen2.5-7B --hardware server.toml --run.steps 500
     sixfold plan gsm8k --gpus 8xH100 --simulate 50 --run runs/gsm8k
     sixfold plan gsm8k --gpus 1xL4 --html plan.html
+    sixfold plan gsm8k --model.path Qwen/Qwen2.5-7B-Instruct --gpus 8xH100 --solve
     sixfold plan --measure; sixfold plan demo --gpus here
 
 It begins with the answer: "Sixfold runs this", "runs it with these settings together", or "cannot
@@ -52,6 +53,9 @@ parameters such as 70B, which stands for the nearest public model. Nothing is lo
 started. docs/planning.md says how far the times can be trusted. With --html FILE: write a page with
 sliders instead of text. With --json: print the numbers, unrounded, as one JSON object (bytes,
 seconds unless the name says otherwise).
+
+With --solve: search topologies, ranks and settings for the recipe lines that fit and are fastest,
+and print them, or what is missing (exit code 1).
 
 With --simulate: simulate some steps with lengths that differ, and show use of the devices,
 staleness, the cost of the longest samples, other numbers of samples per prompt, and failures.
@@ -104,6 +108,7 @@ class Options:
         0.8,
         metavar="NUMBER",
     )
+    solve: bool = option("search the recipe lines with which it fits and is fastest", False)
     simulate: Annotated[int, at_least(1, most=1000)] | None = option(
         f"simulate this many steps, at most 1000 ({STEPS} if no number is given)",
         nargs="?",
@@ -233,6 +238,16 @@ def run(arguments: Sequence[str]) -> int:
     if given.points is not None or given.target is None:
         raise UserError(
             "sixfold plan needs either a recipe or model, or --points FILE. See sixfold plan --help"
+        )
+    if given.solve:
+        taken = ("target", "settings", "gpus", "hardware", "length", "json", "solve")
+        rule = "sixfold plan --solve takes devices, --length, --json and settings"
+        _refuse_others(given, taken, rule)
+        from .page.solution import solve_report
+
+        devices, _ = _devices(given.gpus, given.hardware)
+        return solve_report(
+            given.target, given.settings, devices, mean_tokens=given.length, as_json=given.json
         )
     simulation = _simulation(given)
     cluster, hardware = _devices(given.gpus, given.hardware)

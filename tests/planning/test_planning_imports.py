@@ -14,7 +14,9 @@ import pytest
 import sixfold_planning
 
 FOLDER = Path(sixfold_planning.__file__).parent
-READ_RUNS = {"measure", "measure_cases", "planned_work", "predict", "prediction", "verb"}
+READ_RUNS = {
+    *("measure", "measure_cases", "planned_work", "predict", "prediction", "solver", "verb"),
+}
 FILES = sorted(
     path
     for path in FOLDER.rglob("*.py")

@@ -1,0 +1,131 @@
+"""Who trains and who samples on given devices. A capability of Sixfold is a row of `TOPOLOGIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+Settings = Mapping[str, object]
+"""Dotted name of a setting -> value."""
+OWN, PROCESS, VLLM = "own", "process", "vllm"
+"""Who samples: the engine of a trainer's rank, one in a process of its own, or vLLM."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Trainer ranks and samplers of equal machines.
+
+    Attributes:
+        nodes: machines.
+        ranks: trainer ranks of a machine, with one device each.
+        samplers: samplers of a machine.
+        tensor: devices of a sampler. 0: it uses that of a rank.
+    """
+
+    nodes: int
+    ranks: int
+    samplers: int
+    tensor: int
+
+    @property
+    def training(self) -> int:
+        """Devices that train."""
+        return self.nodes * self.ranks
+
+    @property
+    def sampling(self) -> int:
+        """Devices that only sample."""
+        return self.nodes * self.samplers * self.tensor
+
+    @property
+    def engines(self) -> int:
+        return self.nodes * self.samplers
+
+    def prompts_each(self, prompts: int) -> int:
+        """Most prompts of a step for one sampler. Rank r has the tasks i with i % ranks == r."""
+        ranks = self.ranks if self.samplers % self.ranks else 1  # that share samplers
+        rounds, rest = divmod(prompts, self.training)
+        return -(-(rounds * ranks + min(rest, ranks)) * self.ranks // (ranks * self.samplers))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One way to place samplers.
+
+    Attributes:
+        name: short name.
+        engine: OWN, PROCESS or VLLM.
+        settings: recipe lines of a split.
+        ranks: smallest and largest number of trainer ranks.
+        most: samplers that a rank may have.
+        shared: the ranks of a machine share its samplers.
+        ahead: samplers may run a step ahead (`rollout.staleness`).
+        missing: what Sixfold lacks for it, as a sentence. "": the checks of recipes decide.
+    """
+
+    name: str
+    engine: str
+    settings: Callable[[Split], Settings] = lambda split: {}
+    ranks: tuple[float, float] = (1, float("inf"))
+    most: int = 1
+    shared: bool = False
+    ahead: bool = False
+    missing: str = ""
+
+    def splits(self, nodes: int, devices: int, heads: int) -> Iterator[Split]:
+        """Splits with as many samplers as have room.
+
+        Args:
+            nodes: machines.
+            devices: devices of a machine.
+            heads: attention heads of the model, which the devices of a sampler divide.
+        """
+        if self.engine == OWN:
+            yield Split(nodes, devices, devices, 0)
+            return
+        for ranks in range(1, devices):
+            for tensor in (1, 2, 4, 8) if self.engine == VLLM else (1,):
+                room = (devices - ranks) // tensor
+                samplers = room if self.shared else min(self.most, room // ranks) * ranks
+                allowed = self.ranks[0] <= nodes * ranks <= self.ranks[1]
+                if samplers and allowed and heads % tensor == 0:
+                    yield Split(nodes, ranks, samplers, tensor)
+
+
+def _vllm(split: Split) -> Settings:
+    return {
+        "rollout.backend.kind": "vllm",
+        "rollout.backend.tensor_parallel": split.tensor,
+        "rollout.backend.devices": ",".join(str(1 + n) for n in range(split.tensor)),
+    }
+
+
+TOPOLOGIES = (
+    Topology("colocated", OWN),
+    Topology(
+        "processes",
+        PROCESS,
+        lambda split: {
+            "placement.kind": "processes",
+            "placement.samplers": split.samplers // split.ranks,
+        },
+        ranks=(2, float("inf")),  # those of a run without torchrun use the trainer's GPU
+        most=64,
+        ahead=True,
+    ),
+    Topology("vLLM", VLLM, _vllm, ranks=(1, 1)),
+    Topology(
+        "vLLM of ranks",
+        VLLM,
+        ranks=(2, float("inf")),
+        missing="Sixfold lacks a vLLM sampler for each of several ranks, on GPUs of its own",
+    ),
+    Topology(
+        "vLLM shared",
+        VLLM,
+        ranks=(2, float("inf")),
+        shared=True,
+        missing="Sixfold lacks vLLM samplers, on GPUs of their own, that a machine's ranks share",
+    ),
+)
+"""Topologies, those that Sixfold lacks too: they say what it takes where nothing else fits."""
