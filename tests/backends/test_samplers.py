@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from sixfold.backends.process_link import Call
 from sixfold.backends.samplers import Samplers
-from sixfold.backends.weight_files import weights_file
+from sixfold.backends.weight_files import streamed_file
 from sixfold.rollout.generator import EngineLost, Sampled, SampleKey
 from sixfold.types import SamplingParams
 
@@ -70,7 +71,7 @@ class FakeProcess:
 
 def samplers(log: list[FakeProcess], count: int = 2, restarts: int = 1) -> Samplers:
     made: Any = lambda number: FakeProcess(number, log)  # noqa: E731
-    return Samplers(made, weights_file, count, restarts, lambda line: None)
+    return Samplers(made, partial(streamed_file, 4), count, restarts, lambda line: None)
 
 
 def test_a_task_stays_where_its_prompt_is_cached() -> None:
@@ -204,7 +205,7 @@ def test_a_replacement_that_is_lost_too_is_replaced() -> None:
 
     async def play() -> None:
         made: Any = start
-        pool = Samplers(made, weights_file, 1, 3, lambda line: None)
+        pool = Samplers(made, partial(streamed_file, 4), 1, 3, lambda line: None)
         await pool.load(WEIGHTS, 1)
         log[0].lost = True
         sampled = await pool.generate([1], PARAMS, SampleKey("a"))

@@ -15,12 +15,18 @@ def check(flags: list[str], ranks: int = 2) -> None:
     check_ranks(recipe, ZOO[recipe.algorithm.name], ranks)
 
 
+def test_processes_of_ranks_need_whole_weights() -> None:
+    check(["--placement.kind=processes"])
+    with pytest.raises(UserError, match=r"placement.kind must be 'local' .*adapter"):
+        check(["--placement.kind=processes", "--model.lora.rank=4"])
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "remedy"),
     [
         ("sync.kind", "copy", "'shared'"),
         ("rollout.backend.kind", "vllm", "'engine'"),
-        ("placement.kind", "processes", "'local'"),
+        ("placement.kind", "ray", "'local'"),
         ("rollout.staleness", "1", "0"),
         ("reference.placement", "worker", "'inline'"),
         ("reference.offload", "true", "false"),

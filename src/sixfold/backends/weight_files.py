@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors.torch import save_file
@@ -15,6 +18,7 @@ from torch import Tensor
 from ..engine.weight_stages import count_bytes, stage
 
 MODEL_FILE = "model.safetensors"
+_HEADER_SIZE = struct.Struct("<Q")
 
 
 def prepare_for_file(
@@ -71,13 +75,55 @@ def weights_folder(
 
 
 @contextmanager
-def weights_file(weights: Mapping[str, Tensor]) -> Iterator[str]:
+def streamed_file(size: int, weights: Mapping[str, Tensor]) -> Iterator[str]:
     """Path of a safetensors file with the weights in float32, in memory if it has the space.
 
-    The file is deleted afterwards.
+    One tensor after the other is read and written, so no second copy of all is made. All are read
+    even if the file cannot be written: other ranks gather them at the same moments. The file is
+    deleted afterwards.
+
+    Args:
+        size: bytes of all tensors.
+        weights: tensors by name, each of which may be computed when it is read.
+
+    Raises:
+        OSError: the file cannot be written.
     """
-    with weights_folder(weights, torch.float32, in_memory=True) as (folder, _):
-        yield str(folder / MODEL_FILE)
+    tensors = iter(weights.items())
+    try:
+        with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(size)) as folder:
+            path = Path(folder, MODEL_FILE)
+            with path.open("wb") as file:
+                _stream(tensors, _header_room(weights), file)
+            yield str(path)
+    finally:
+        for _ in tensors:
+            pass
+
+
+def _header_room(names: Iterable[str]) -> int:
+    """Bytes that suffice for the header of a safetensors file: a name, its shape and offsets."""
+    return -(-sum(len(json.dumps(name)) + 256 for name in ["__metadata__", *names]) // 8) * 8
+
+
+def _stream(tensors: Iterator[tuple[str, Tensor]], room: int, file: BinaryIO) -> None:
+    """Write a safetensors file whose header, of `room` bytes, is written last."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    file.seek(_HEADER_SIZE.size + room)
+    for name, tensor in tensors:
+        with stage("cast"):
+            own = tensor.detach().to("cpu", torch.float32).contiguous()
+        count_bytes("cast", own.nbytes)
+        with stage("broadcast", own.nbytes):
+            file.write(own.view(-1).numpy().data)
+        offsets = [end, end := end + own.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(own.shape), "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    if len(text) > room:
+        raise ValueError(f"a header of {len(text)} bytes does not fit in {room}")
+    file.seek(0)
+    file.write(_HEADER_SIZE.pack(room) + text.ljust(room))
 
 
 def _memory(size: int) -> str | None:

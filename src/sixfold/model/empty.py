@@ -31,7 +31,8 @@ class Architecture:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Architecture:
         config = json.loads(model.config.to_json_string(use_diff=False))
-        return cls(type(model).__name__, config, [name for name, _ in model.named_parameters()])
+        name = type(model).__name__.removeprefix("FSDP")  # `fully_shard` changes the class
+        return cls(name, config, [name for name, _ in model.named_parameters()])
 
     def build(self, remedy: str) -> PreTrainedModel:
         """The model with random weights, frozen.

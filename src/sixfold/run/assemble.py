@@ -55,6 +55,7 @@ from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
+from ..trainer.whole_weights import whole_model
 from ..types import Group, SamplingParams, Task
 from .prompt_tools import give_tools
 from .recipe_environment import recipe_environment, recipe_judge, strict_environment, task_rewards
@@ -155,9 +156,13 @@ class Assembly:
 
     @property
     def whole_policy(self) -> Policy:
-        """The policy in one piece. If it is sharded, its model is the engine's, which is equal."""
-        if not self.shards or self.policy.lora or not isinstance(self.engine, Engine):
+        """The policy in one piece. If it is sharded, its model is the engine's, which is equal, or
+        a copy.
+        """
+        if not self.shards or self.policy.lora:
             return self.policy
+        if not isinstance(self.engine, Engine):
+            return replace(self.policy, model=whole_model(self.policy.model))
         return replace(self.policy, model=cast(PreTrainedModel, self.engine.runner.model.module))
 
     def train_adapter(self, base: Path) -> None:

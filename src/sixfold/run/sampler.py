@@ -28,6 +28,7 @@ from ..rollout.generator import Generator
 from ..rollout.scheduled import ScheduledGenerator
 from ..sync.adapter import AdapterSync
 from ..sync.quantise import quantised_share
+from ..sync.ranks import RanksSync
 from ..sync.sync import CopySync, GatheredSync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import PolicyRoot
@@ -41,7 +42,7 @@ from .remote_engine import start_remote_engine
 from .samplers import start_samplers
 from .sampling_model import load_draft
 
-Sync = SharedSync | AdapterSync | CopySync | VersionedSync | GatheredSync
+Sync = SharedSync | AdapterSync | CopySync | VersionedSync | GatheredSync | RanksSync
 """Weight sync of a run."""
 
 
@@ -94,8 +95,8 @@ def engine_and_sync(
                     " the processes share its memory, and each holds the weights once more"
                 )
             tokens = tokens or kv_tokens(recipe, policy, longest, notes, None)
-            settings = placement, recipe.engine, tokens
-            apart = start_samplers(*settings, policy, renderer, autocast, silence_s, ending)
+            settings = placement, recipe.engine, tokens, policy, renderer, autocast, silence_s
+            apart = start_samplers(*settings, ending, ranks)
         else:
             threads = torch.get_num_threads()
             ending.callback(torch.set_num_threads, threads)
@@ -109,6 +110,12 @@ def engine_and_sync(
             torch.set_num_threads(threads if isinstance(placement, SamplersApart) else half)
             apart = ScheduledGenerator(local) if replaying else local
             ending.callback(apart.close)
+        if ranks.size > 1:
+            shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
+            whole = partial(WholeWeights, policy.model)
+            gathered = RanksSync(whole, apart, ranks.agree, loop.run)
+            gathered.refresh()
+            return apart, gathered, shards
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
         named = VersionedSync(
             policy.model, apart, 1, limit, longest, policy.lora, loop.run, renames=False

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..backends.sampler_process import SamplerProcess
 from ..backends.samplers import Publish, Sampler, Samplers, Start
-from ..backends.weight_files import weights_file
+from ..backends.weight_files import streamed_file
 from ..engine.speculative import Speculation
 from ..model.empty import Architecture
 from ..model.loading import Policy
+from ..ranks import ALONE, Ranks
 from ..recipe.schema import EngineConfig, NgramSpeculation, RayPlacement, SamplersApart
 from ..renderer.renderer import Renderer
 from .sampler_worker import Setup
@@ -31,6 +35,7 @@ def start_samplers(
     autocast: torch.dtype | None,
     silence_s: float,
     ending: ExitStack,
+    ranks: Ranks = ALONE,
 ) -> Samplers:
     """Start processes with engines for the policy. They have no weights yet.
 
@@ -43,6 +48,7 @@ def start_samplers(
         autocast: dtype of the forward passes. None: the dtype of the weights.
         silence_s: longest silence of a process, in seconds.
         ending: receives the callback that ends them.
+        ranks: the ranks of the run. Each has samplers of its own.
 
     Raises:
         EngineLost: if a process does not start.
@@ -65,21 +71,43 @@ def start_samplers(
         renderer=renderer.copy(),
         silence_s=silence_s,
     )
-    parts = (
-        _on_ray(placement, setup, ending) if isinstance(placement, RayPlacement) else _here(setup)
-    )
+    if isinstance(placement, RayPlacement):
+        parts = _on_ray(placement, setup, ending)
+    else:
+        parts = _here(setup, 4 * model.num_parameters(), ranks)
     samplers = Samplers(*parts, placement.samplers, placement.restarts, _say)
     ending.callback(samplers.close)
     return samplers
 
 
-def _here(setup: Setup) -> tuple[Start, Publish]:
-    """Processes on this machine."""
+def _here(setup: Setup, size: int, ranks: Ranks) -> tuple[Start, Publish]:
+    """Processes on this machine. `size`: bytes of the weights in float32."""
 
     def start(number: int) -> Sampler:
         return SamplerProcess(number, PROGRAM, setup, setup.threads, setup.silence_s)
 
-    return start, weights_file
+    if ranks.size == 1:
+        return start, partial(streamed_file, size)
+    return start, partial(_one_file, size, ranks)
+
+
+@contextmanager
+def _one_file(size: int, ranks: Ranks, weights: Mapping[str, Tensor]) -> Iterator[str]:
+    """As `streamed_file`: one file for all ranks of a machine, which gather tensors together."""
+    failure: Exception | None = None
+    machine, path = os.uname().nodename, ""
+    with ExitStack() as files:
+        try:
+            if os.environ["LOCAL_RANK"] == "0":
+                path = files.enter_context(streamed_file(size, weights))
+            else:
+                for _ in weights.values():
+                    pass
+        except Exception as error:  # noqa: BLE001  raised on all ranks
+            failure = error
+        ranks.agree(failure)
+        places = ranks.gather((machine, path))
+        yield next(path for where, path in places if where == machine and path)
 
 
 def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[Start, Publish]:

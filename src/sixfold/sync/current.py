@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from ..checkpointable import check_names
 from ..engine.engine import Engine
+from ..rollout.generator import Generator
+
+E = TypeVar("E", Engine, Generator)
 
 
-class CurrentSync:
+class CurrentSync(Generic[E]):
     """Sync after which the engine always has the trainer's current weights.
 
     So a checkpoint stores only the engine's version, and an evaluation needs no other weights.
@@ -21,8 +24,8 @@ class CurrentSync:
         engine: the engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: E) -> None:
+        self._engine: E = engine
 
     def sync(self, version: int) -> None:
         """Pass the trainer's weights to the engine if the version has changed.
@@ -69,9 +72,17 @@ class CurrentSync:
         Raises:
             UserError: if the checkpoint has weights of an engine. Nothing has been changed then.
         """
+        self.check(tensors, state)
+        self._engine.version = state["version"]  # type: ignore[misc]  # that of an Engine
+
+    def check(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Check what a checkpoint has for `load`.
+
+        Raises:
+            UserError: as `load` does.
+        """
         check_names((), tensors, "tensor")
         check_names(self.state(), state, "value")
-        self._engine.version = state["version"]
 
     def _hand_over(self, version: int) -> None:
         """Pass the trainer's weights and this version to the engine."""

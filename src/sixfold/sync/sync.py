@@ -70,7 +70,7 @@ def not_finite(name: str) -> str:
     )
 
 
-class SharedSync(CurrentSync):
+class SharedSync(CurrentSync[Engine]):
     """Sync for a module shared by trainer and engine: only the version number changes."""
 
     def __init__(self, trainer: PreTrainedModel, engine: Engine) -> None:
@@ -87,7 +87,7 @@ class SharedSync(CurrentSync):
         self._engine.set_version(version)
 
 
-class GatheredSync(CurrentSync):
+class GatheredSync(CurrentSync[Engine]):
     """Sync that copies the trainer's weights into the engine after every update.
 
     The engine always has the trainer's weights, as with a shared module. So checkpoints do not

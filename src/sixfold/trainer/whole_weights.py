@@ -14,7 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from transformers import PreTrainedModel
 
+from ..model.empty import Architecture, copy_buffers
 from .sharded import in_rank_group, whole
 
 BUCKET_BYTES = 1 << 26
@@ -65,6 +67,17 @@ class WholeWeights(Mapping[str, Tensor]):
         shard = DTensor.from_local(sent, first.device_mesh, first.placements, run_check=False)
         received = shard.full_tensor().view(ranks, -1)
         return dict(zip(names, unpack(received, shapes), strict=True))
+
+
+@torch.no_grad()
+def whole_model(model: PreTrainedModel) -> PreTrainedModel:
+    """A frozen copy of a sharded model in one piece. All ranks must call this."""
+    copy = Architecture.of(model).build("placement.kind = 'local'").to(model.device)  # type: ignore[arg-type]
+    copy_buffers(copy, dict(model.named_buffers()))
+    weights = WholeWeights(model)
+    for name, parameter in copy.named_parameters():
+        parameter.data = weights[name].clone()
+    return copy
 
 
 def pack(parts: Sequence[Tensor], shapes: Sequence[torch.Size], ranks: int) -> Tensor:

@@ -13,29 +13,31 @@ class LocalPlacement(Section):
     kind: Literal["local"] = "local"
 
 
-class SamplersApart(Section):
-    """Samplers have processes of their own."""
-
-    samplers: int = knob(1, "number of processes that sample", ge=1, le=64)
-    threads: int = knob(1, "CPU threads of each process that samples", ge=1)
-    restarts: int = knob(
-        3,
-        "times in a run that a process that died or hangs is replaced; its requests are sampled"
-        " again",
-        ge=0,
-    )
+_SAMPLERS = knob(1, "number of processes that sample", ge=1, le=64)
+_THREADS = knob(1, "CPU threads of each process that samples", ge=1)
+_RESTARTS = knob(
+    3,
+    "times in a run that a process that died or hangs is replaced; its requests are sampled again",
+    ge=0,
+)
 
 
-class ProcessPlacement(SamplersApart):
+class ProcessPlacement(Section):
     """Samplers have processes of their own on this machine."""
 
     kind: Literal["processes"] = "processes"
+    samplers: int = _SAMPLERS
+    threads: int = _THREADS
+    restarts: int = _RESTARTS
 
 
-class RayPlacement(SamplersApart):
+class RayPlacement(Section):
     """Samplers are actors of a Ray cluster."""
 
     kind: Literal["ray"] = "ray"
+    samplers: int = _SAMPLERS
+    threads: int = _THREADS
+    restarts: int = _RESTARTS
     address: str = knob(
         "",
         'address of a Ray cluster ("auto", or host:port of its head), or empty: the run starts a'
@@ -43,4 +45,5 @@ class RayPlacement(SamplersApart):
     )
 
 
-Placement = LocalPlacement | ProcessPlacement | RayPlacement
+SamplersApart = ProcessPlacement | RayPlacement
+Placement = LocalPlacement | SamplersApart

@@ -1,0 +1,58 @@
+"""Weight sync of several ranks, each of which has samplers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..rollout.generator import Generator
+from .current import CurrentSync
+from .measured import StagedWeights
+from .sync import SyncError, WeightsNotFinite, not_finite
+from .versioned import Wait
+
+
+class RanksSync(CurrentSync[Generator]):
+    """Sync that gathers the trainer's weights after every update and passes them to samplers.
+
+    All ranks read the same tensors at the same moment, and none holds all of them. If one rank
+    fails, all raise an error.
+
+    Args:
+        weights: returns the trainer's weights by name. A tensor is gathered when it is read.
+        engine: samplers of this rank.
+        agree: exchanges the errors of the ranks (`Ranks.agree`).
+        wait: runs a coroutine of the samplers to its end.
+    """
+
+    def __init__(
+        self,
+        weights: Callable[[], Mapping[str, Tensor]],
+        engine: Generator,
+        agree: Callable[[Exception | None], None],
+        wait: Wait,
+    ) -> None:
+        super().__init__(engine)
+        self._weights = weights
+        self._agree = agree
+        self._wait = wait
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Continue at the checkpoint's version: the samplers get the trainer's weights."""
+        self.check(tensors, state)
+        self._hand_over(state["version"])
+
+    def _hand_over(self, version: int) -> None:
+        failure: Exception | None = None
+        try:
+            given = StagedWeights(self._weights(), "gather")
+            self._wait(self._engine.load(given, max(version, 0)))
+        except ValueError as error:  # on all ranks: all have the same tensors
+            again = self._weights().items()
+            wrong = next((n for n, t in again if not t.isfinite().all()), None)
+            failure = WeightsNotFinite(not_finite(wrong)) if wrong else SyncError(str(error))
+        except Exception as error:  # noqa: BLE001  raised on all ranks
+            failure = error
+        self._agree(failure)

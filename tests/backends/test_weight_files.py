@@ -1,0 +1,76 @@
+"""The file that passes weights to samplers: one tensor at a time is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sixfold.backends import weight_files
+from sixfold.backends.weight_files import streamed_file
+
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 5), (), (0, 4), (7,), (2, 3, 4), (1,) * 12)
+
+
+class Computed(Mapping[str, Tensor]):
+    """Weights that are computed when they are read.
+
+    Attributes:
+        read: names that have been read.
+    """
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self._weights = weights
+        self.read: list[str] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.append(name)
+        return self._weights[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def made() -> dict[str, Tensor]:
+    names = (f'layer.{i}.\u00fc"\\' * (i + 1) for i in range(len(SHAPES)))
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    weights = {n: torch.randn(s).to(kinds[len(s) % 3]) for n, s in zip(names, SHAPES, strict=True)}
+    return weights | {"transposed": torch.randn(4, 6).T}
+
+
+def test_the_file_has_every_tensor_in_float32() -> None:
+    weights = made()
+    computed = Computed(weights)
+    with streamed_file(1 << 12, computed) as path:
+        found = load_file(path)
+        with safe_open(path, "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+    assert list(found) != [] and found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert found[name].dtype == torch.float32
+        assert torch.equal(found[name], tensor.float()) and found[name].shape == tensor.shape
+    assert computed.read == list(weights)
+    assert not Path(path).exists()
+
+
+def test_all_tensors_are_read_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks gather them at the same moments, and would wait for ever."""
+    computed = Computed(made())
+
+    def full(tensors: Iterator[Any], room: int, file: Any) -> None:
+        next(tensors)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weight_files, "_stream", full)
+    with pytest.raises(OSError, match="No space"), streamed_file(1 << 12, computed):
+        pass
+    assert computed.read == list(made())
