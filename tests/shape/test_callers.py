@@ -75,6 +75,7 @@ ENTRIES = {
     ("sixfold_environments.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
     ("run.sampler_worker", "serve"),
+    ("backends.ray_head", "serve"),
     ("backends.vllm_worker", "serve"),
     ("sixfold_environments.sandbox.agent", "main"),  # the first program in a cell
 }
