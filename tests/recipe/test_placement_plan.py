@@ -12,6 +12,7 @@ from sixfold.staleness import largest_age, window_groups
 
 PROCESSES = ["--placement.kind=processes", "--placement.samplers=2"]
 AHEAD = ["--rollout.staleness=2"]
+RECOMPUTED = "--engine.update_kv=recomputed"
 CORRECTION = "--algorithm.correction=truncated"
 HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
 
@@ -79,6 +80,7 @@ def test_settings_of_a_shared_engine_are_refused(
             ["--engine.speculation.kind=draft", "--engine.speculation.path=x"],
             'engine.speculation.kind = "draft".*one model',
         ),
+        ([RECOMPUTED, *AHEAD], ["--moe.routing=replay"], 'moe.routing = "replay".*other experts'),
     ],
 )
 def test_what_needs_a_whole_step_or_another_model_is_refused(
@@ -101,3 +103,9 @@ def test_a_window_without_staleness_is_refused() -> None:
     with pytest.raises(UserError, match=r"rollout.window = 0.5 has no effect"):
         make_plan(load_recipe("demo", ["--rollout.window=0.5"]))
     make_plan(load_recipe("demo", ["--rollout.window=0.5", *AHEAD]))
+
+
+def test_recomputed_keys_without_staleness_are_refused() -> None:
+    with pytest.raises(UserError, match=r"engine.update_kv = 'recomputed' has no effect"):
+        make_plan(load_recipe("demo", [RECOMPUTED]))
+    make_plan(load_recipe("demo", [RECOMPUTED, *AHEAD]))

@@ -560,6 +560,7 @@ _TIED = {
     "pretrain.window",
     "data.arithmetic.min_terms",
     "rollout.window",
+    "engine.update_kv",
 }
 
 

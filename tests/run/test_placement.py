@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,14 +199,17 @@ def test_a_sampler_that_keeps_dying_ends_the_run(
 
 
 @pytest.mark.mostly_nightly(1)
+@pytest.mark.parametrize("update_kv", ["kept", "recomputed"])
 @pytest.mark.parametrize("placement", ["local", "processes"])
-def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str) -> None:
+def test_a_replayed_schedule_gives_the_same_bits(
+    tmp_path: Path, placement: str, update_kv: str
+) -> None:
     """Whatever the timing was: new weights reached sequences in flight, at any token."""
     where = PROCESSES if placement == "processes" else {}
     # Few sequences run at a time, so groups end one after another, while others have begun.
     more = dict(
         run__steps=4, rollout__max_new_tokens=50, rollout__window=1.0, checkpoint__every=4,
-        engine__max_running=3, trainer__learning_rate=0.01,
+        engine__max_running=3, trainer__learning_rate=0.01, engine__update_kv=update_kv,
     )  # fmt: skip
     flags = tiny_recipe(tmp_path, **{**SETTINGS, **more, **AHEAD, **where})
     recipe = parse_recipe("run.name = 'ahead'", "test", flags)
@@ -218,6 +222,11 @@ def test_a_replayed_schedule_gives_the_same_bits(tmp_path: Path, placement: str)
     assert (tmp_path / "again" / "schedule.jsonl").read_text() == (
         ahead / "schedule.jsonl"
     ).read_text()
+    if update_kv == "recomputed":  # the setting has reached the samplers
+        kept = again.with_settings({"run.name": "kept", "engine.update_kv": "kept"})
+        with suppress(ReplayDiverged):
+            train_run(kept, reward=length, replayed=ahead / "schedule.jsonl")
+            assert bits(tmp_path / "kept") != bits(ahead)
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer"])

@@ -30,6 +30,7 @@ from .offload import HostBlocks, HostPools
 from .prefix_cache import NoCache, PrefixCache
 from .quantised_cache import Int8KVCache
 from .radix_cache import RadixCache
+from .renewal import Renewal
 from .routes import with_routes
 from .sampler import likeliest, sample
 from .scheduler import ScheduledStep, Scheduler
@@ -63,6 +64,8 @@ class Engine:
             host memory.
         host_tokens: maximum number of tokens in host memory, for "swap". None: as many as the KV
             cache holds.
+        update_kv: "recomputed": after `load_weights`, compute the keys and values of sequences in
+            flight again. "kept": go on with those that exist.
         kv_dtype: "int8" quantises the KV cache (`quantised_cache.py`).
         autocast: dtype of the forward pass. None: the dtype of the weights.
         speculation: speculative decoding, see `speculative.py`. None: one token per step.
@@ -84,6 +87,7 @@ class Engine:
         chunked_prefill: bool = False,
         preemption: Literal["none", "recompute", "swap"] = "none",
         host_tokens: int | None = None,
+        update_kv: Literal["kept", "recomputed"] = "kept",
         kv_dtype: Literal["auto", "int8"] = "auto",
         autocast: torch.dtype | None = None,
         speculation: Speculation | None = None,
@@ -106,6 +110,7 @@ class Engine:
             preempt=preempt,
             host=host,
         )
+        self.renewal = Renewal(self.scheduler, update_kv == "recomputed")
         self.stats = self.scheduler.stats
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
@@ -242,7 +247,7 @@ class Engine:
             The sequences that ended in this step.
         """
         with on_device(self._device):
-            work = self.scheduler.schedule(self.version)
+            work = self.renewal.schedule() or self.scheduler.schedule(self.version)
             if self.speculator is not None:
                 return self._speculate(work, self.speculator)
             forwards = self._forward(work)
@@ -268,8 +273,9 @@ class Engine:
         used elsewhere.
 
         Sequences in flight keep their keys and values: their later tokens are sampled from the new
-        weights, attending to keys and values of the old weights. The prefix cache is cleared.
-        Prompts without a running sample are computed again.
+        weights, attending to keys and values of the old weights. With update_kv "recomputed", the
+        next steps compute these again first. The prefix cache is cleared. Prompts without a running
+        sample are computed again.
 
         Args:
             tensors: the new weights, see `Weights.load`.
@@ -289,6 +295,7 @@ class Engine:
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
         self.weights.load(tensors, undo=undo)
         self.scheduler.outdate()
+        self.renewal.begin()
         self.version = version
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:

@@ -159,7 +159,7 @@ class Scheduler:
             if self.waiting and not work.admits and not self.running:
                 # The head has no room because other tickets in the queue hold blocks.
                 for ticket in self.waiting[1:]:
-                    self._drop(ticket)
+                    self.drop(ticket)
                 self._admit(work)
                 if not work.admits:
                     raise RuntimeError(
@@ -229,7 +229,7 @@ class Scheduler:
             else:
                 continue
             self.waiting.remove(ticket)
-            self._drop(ticket)
+            self.drop(ticket)
         for sequence in begun:
             sequence.finish_reason = "aborted"
         self.retire([s for s in begun if s.blocks])
@@ -246,8 +246,8 @@ class Scheduler:
 
         Running sequences keep their keys and values. So do the prompts of running sequences,
         because the reservation has no room to compute them again. None of these enter the prefix
-        cache any more. The rest of the queue is computed again. The prefix cache and the host
-        memory are cleared.
+        cache any more, unless they are computed again (`renewal.py`). The rest of the queue is
+        computed again. The prefix cache and the host memory are cleared.
         """
         self.cache.clear()
         self.host.clear()
@@ -256,7 +256,7 @@ class Scheduler:
             request.stale = True
         for ticket in self.waiting:
             if ticket.request not in begun:
-                self._drop(ticket)
+                self.drop(ticket)
 
     def _queue(self, ticket: Ticket) -> None:
         insort(self.waiting, ticket, key=lambda t: t.rank)
@@ -296,7 +296,7 @@ class Scheduler:
             raise RuntimeError("KV cache: a running sequence exceeded its reservation")
         held = next((t for t in reversed(self.waiting) if t.blocks), None)
         if held is not None:
-            self._drop(held)
+            self.drop(held)
             return
         victim = max(self.running, key=lambda s: s.rank)
         self.running.remove(victim)
@@ -321,7 +321,7 @@ class Scheduler:
         self.blocks.release(sequence.blocks)
         sequence.blocks = []
 
-    def _drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: Ticket) -> None:
         """Release a waiting ticket's blocks and discard its computed tokens."""
         self.blocks.release(ticket.blocks)
         ticket.blocks, ticket.computed, ticket.reused, ticket.logits = [], 0, 0, None

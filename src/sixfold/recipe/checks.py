@@ -226,6 +226,15 @@ def check_placement(recipe: Recipe, method: Method) -> None:
             f"rollout.window = {rollout.window:g} has no effect with rollout.staleness = 0. Remove"
             " it, or set rollout.staleness"
         )
+    if engine.update_kv == "recomputed":
+        ahead.append(
+            ("moe.routing", recipe.moe.routing, "free", "recomputed tokens get other experts")
+        )
+        if not rollout.staleness:
+            raise UserError(
+                "engine.update_kv = 'recomputed' has no effect with rollout.staleness = 0: no"
+                " sequence runs while weights change. Remove it, or set rollout.staleness"
+            )
     for applies, where, needed in (
         (kind != "local", f"placement.kind = '{kind}'", [*apart, *in_processes]),
         (rollout.staleness > 0, f"rollout.staleness = {rollout.staleness}", [*apart, *ahead]),

@@ -38,6 +38,7 @@ def embedded_engine(
         preemption=preemption.kind,
         # None: as many as the KV cache
         host_tokens=(preemption.host_tokens or None) if preemption.kind == "swap" else None,
+        update_kv=config.update_kv,
         kv_dtype=config.kv_dtype,
         autocast=autocast,
         speculation=speculation,

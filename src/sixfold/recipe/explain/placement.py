@@ -50,7 +50,13 @@ def placement_facts(plan: Plan) -> list[Fact]:
                 f" among the {window} oldest, so a group is at most"
                 f" {largest_age(per_step, bound, window)} steps old when it is trained",
                 "staleness + ceil((window - 1) / prompts_per_step), see docs/topologies.md",
-            )
+            ),
+            Fact(
+                "new weights",
+                "reach running sequences, whose keys and values are"
+                f" {plan.recipe.engine.update_kv}",
+                "engine.update_kv",
+            ),
         ]
     return facts
 

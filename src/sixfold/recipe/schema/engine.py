@@ -36,6 +36,12 @@ class EngineConfig(Section):
         "dtype of the KV cache: auto (that of the forward pass), or int8, which takes less"
         " memory and changes log-probs; int8 needs algorithm.correction",
     )
+    update_kv: Literal["kept", "recomputed"] = knob(
+        "kept",
+        "with rollout.staleness > 0: keys and values of running sequences when new weights arrive."
+        " kept: later tokens attend to those of the old weights; recomputed: they are computed"
+        " again with the new weights",
+    )
     prefix_cache: Literal["radix", "hash", "none"] = knob(
         "radix",
         "method for finding cached prefixes, so that prompts with a common prefix compute it once",
