@@ -1,19 +1,18 @@
-"""A generator and a rollout that return recorded trajectories instead of sampling.
+"""A generator and a collector that return recorded trajectories instead of sampling.
 
 `RecordedReplies` gives the replies of a trajectory to an episode, so that the environment answers
-and rewards them again. `RecordedRollout` gives the groups of a step to the training loop.
+and rewards them again. `RecordedGroups` gives the groups of a step to the training loop.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
-from ..environment.base import Scorer
 from ..renderer.renderer import Renderer
 from ..types import Group, Kept, SamplingParams, Task, Trajectory, Turn
-from .base import Choose
 from .generator import Sampled, SampleKey
 from .stop_watch import cut_at_stop
 from .without_model import WithoutModel
@@ -84,36 +83,22 @@ def _kept_sets(kept: Kept) -> Callable[[Turn], Kept]:
     return of_turn
 
 
-class RecordedRollout:
-    """Rollout that gives recorded groups instead of sampling.
+@dataclass
+class RecordedGroups:
+    """Collector that gives recorded groups instead of sampling. They may be of any age.
 
     Attributes:
-        groups: groups of the next call, with their rewards.
+        groups: groups of the next step, with their rewards.
     """
 
-    samples = 1
+    groups: Sequence[Group] = ()
 
-    def __init__(self) -> None:
-        self.groups: Sequence[Group] = ()
-
-    @property
-    def version(self) -> int:
-        """Newest version of the weights that sampled the groups."""
-        return max((v for g in self.groups for t in g.trajectories for v in t.version), default=0)
+    def collect(
+        self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
+    ) -> list[Group]:
+        """The recorded groups. The arguments are ignored."""
+        return [*self.groups]
 
     def stats(self) -> dict[str, float]:
         """Empty: nothing was sampled."""
         return {}
-
-    async def play(
-        self,
-        tasks: Sequence[Task],
-        seed: int,
-        scorer: Scorer | None = None,
-        choose: Choose | None = None,
-        on_sampled: Callable[[], None] = lambda: None,
-    ) -> AsyncGenerator[Group, None]:
-        """Yield the recorded groups, in order. The arguments are ignored, except `on_sampled`."""
-        on_sampled()
-        for group in self.groups:
-            yield group

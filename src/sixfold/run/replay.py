@@ -2,8 +2,8 @@
 
 The checkpoint before the step gives weights, optimizer and everything else that learns. The dump of
 the step gives its trajectories. The training loop (`controller/loop.py`) makes the step, with a
-rollout that returns the recorded groups. Steps between checkpoint and step are replayed first. The
-run's folder is only read.
+collector that returns the recorded groups. Steps between checkpoint and step are replayed first.
+The run's folder is only read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ..checkpoint.manifest import OtherRelease
 from ..checkpoint.registry import load_components
 from ..checkpoint.state import RunState
 from ..checkpointable import Checkpointable
-from ..controller.collector import Collector
 from ..controller.loop import Controller
 from ..errors import UserError
 from ..files.folder import RunFolder
@@ -34,7 +33,7 @@ from ..report.replay import Line, Number, Sample, compare_columns, compare_metri
 from ..report.rewards import reward_metrics
 from ..report.rollouts import dumped_steps
 from ..report.schema import depends_on_time
-from ..rollout.recorded import RecordedReplies, RecordedRollout
+from ..rollout.recorded import RecordedGroups, RecordedReplies
 from ..types import Group
 from .assemble import Assembly, assemble
 from .inputs import Inputs, own_ends
@@ -195,7 +194,7 @@ class _Replay:
     world: Assembly
     checkpoint: Checkpoint
     say: Callable[[str], None]
-    _rollout: RecordedRollout = field(default_factory=RecordedRollout)
+    _recorded: RecordedGroups = field(default_factory=RecordedGroups)
     _batch: Batch | None = None
 
     def __post_init__(self) -> None:
@@ -249,12 +248,12 @@ class _Replay:
             self._batch = batch
 
         return Controller(
-            collector=Collector(self._rollout, self.world.environment, self.world.loop),
+            collector=self._recorded,
             reference=learners.scorers,
             algorithm=learners.algorithm,
             trainer=learners.trainer,
             sync=_NoSync(),
-            tasks=lambda step: [group.task for group in self._rollout.groups],
+            tasks=lambda step: [group.task for group in self._recorded.groups],
             seed=lambda step: 0,
             log=keep,
             device=self.world.device,
@@ -263,7 +262,7 @@ class _Replay:
 
     def _trained(self, controller: Controller, recorded: RecordedStep) -> list[Line]:
         """Train on the groups of the next step, and compare the metrics with the record."""
-        self._rollout.groups = recorded.groups
+        self._recorded.groups = recorded.groups
         metrics = controller.step()
         metrics |= reward_metrics(recorded.groups) | batch_metrics(self._trained_batch())
         known: dict[str, Value] = self._metrics.get(controller.steps_done, {})
