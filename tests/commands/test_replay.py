@@ -108,6 +108,22 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
+@pytest.mark.parametrize(
+    "older",
+    [
+        {"rollout__staleness": 2},
+        {"replay__share": 0.5, "algorithm__correction": "decoupled"},
+    ],
+)
+def test_steps_with_samples_of_older_weights_agree(tmp_path: Path, older: dict[str, Any]) -> None:
+    (tmp_path / "own.py").write_text(REWARD)
+    rewards = f'"{tmp_path / "own.py"}:reward"'
+    folder = train(tmp_path, rewards, trainer__learning_rate=0.01, checkpoint__keep=9, **older)
+    metrics = (folder / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[2])["sync/staleness"] >= 1
+    assert_equal(replay(folder, 3))
+
+
 def test_every_recorded_step_equals_its_replay_and_nothing_is_written(run: Path) -> None:
     """Steps 1, 3 and 5 follow a checkpoint. For steps 2 and 4, another step is replayed first."""
     with RunFolder(run):  # another process trains

@@ -561,6 +561,10 @@ _TIED = {
     "data.arithmetic.min_terms",
     "rollout.window",
     "engine.update_kv",
+    "replay.max_age",
+    "replay.gamma",
+    "replay.capacity",
+    "replay.max_ratio",
 }
 
 

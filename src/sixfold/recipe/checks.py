@@ -16,6 +16,7 @@ from .schema import (
     EvalConfig,
     Recipe,
     ReferenceConfig,
+    ReplayConfig,
     RolloutConfig,
     TrainerConfig,
 )
@@ -197,6 +198,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
     Raises:
         UserError: names the setting and the remedy.
     """
+    _check_replay(recipe.replay, method)
     rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
     own = "the samplers have weights of their own, which they get after every step"
     early = "groups start before the rewards of others are known"
@@ -245,6 +247,21 @@ def check_placement(recipe: Recipe, method: Method) -> None:
                     f"{where} does not work with {key} = {toml_literal(value)}: {why}. Set {key} ="
                     f" {toml_literal(only)}, or remove {where.partition(' ')[0]}"
                 )
+
+
+def _check_replay(replay: ReplayConfig, method: Method) -> None:
+    """Refuse a replay buffer without importance weights, and its settings without the buffer."""
+    if not replay.share and replay != ReplayConfig():
+        raise UserError(
+            "[replay] has no effect with replay.share = 0. Set it, e.g. to 0.25, or remove the"
+            " other settings of [replay]"
+        )
+    if replay.share and not method.ratio_from_trainer:
+        raise UserError(
+            f"replay.share = {replay.share:g} trains older samples again, but '{method.name}' with"
+            f" algorithm.correction = '{method.correction}' does not weight them by the ratio of"
+            " trainer and sampler. Set algorithm.correction, e.g. 'decoupled', or remove it"
+        )
 
 
 Needed = tuple[str, object, object, str]

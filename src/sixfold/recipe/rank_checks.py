@@ -89,6 +89,11 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | float, str]]:
             0,
             "the ranks train the same groups at the same time",
         ),
+        "replay.share": (
+            recipe.replay.share > 0,
+            0,
+            "no rank has all groups of a step",
+        ),
         "reference.placement": (
             reference.placement == "worker",
             "inline",

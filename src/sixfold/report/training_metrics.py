@@ -322,6 +322,28 @@ ASYNCHRONOUS = (
     ),
 )
 
+REPLAY = (
+    Metric(
+        "replay/frac",
+        "share",
+        "groups of the step that were trained before; only with replay.share > 0, as all in this"
+        " list",
+        "replayed groups / groups of the step",
+    ),
+    Metric(
+        "replay/age_mean",
+        "steps",
+        "age of the replayed groups; absent if there are none",
+        "mean over replayed groups of the steps since they were new",
+    ),
+    Metric(
+        "replay/ratio_dropped",
+        "count",
+        "groups that leave the buffer because their mean ratio exceeds replay.max_ratio",
+        "groups of the step whose mean over tokens of exp(trainer - sampler log-prob) is larger",
+    ),
+)
+
 CUSTOM = (
     Metric(
         "custom/*",
@@ -341,5 +363,6 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Experts (mixture-of-experts models only)": EXPERTS,
     "Weight sync": WEIGHT_SYNC,
     "Asynchronous sampling": ASYNCHRONOUS,
+    "Replay buffer": REPLAY,
     "Custom algorithms": CUSTOM,
 }

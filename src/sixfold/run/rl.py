@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from ..algorithm.base import Algorithm
@@ -11,15 +11,18 @@ from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpointable import WithoutTensors
 from ..controller.asynchronous import AdmittingSync
+from ..controller.collector import Collects
 from ..controller.loop import Controller
+from ..controller.replay_buffer import ReplayBuffer, ReplayingCollector
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
 from ..errors import UserError
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.checks import check_placement
-from ..recipe.schema import Recipe
+from ..recipe.schema import Recipe, ReplayConfig
 from ..report.alarms import Alarms
 from ..sync.measured import MeasuredSync
+from ..types import Task
 from .assemble import Assembly
 from .asynchronous import Schedule, async_collector, ledger_of
 from .context import RunContext
@@ -85,6 +88,15 @@ class RlWork(Work):
         return RlStage(context, assembly, monitors, roles, self.schedule)
 
 
+def replay_buffer(config: ReplayConfig, tasks: Sequence[Task]) -> ReplayBuffer | None:
+    """The replay buffer of a run, or None."""
+    if not config.share:
+        return None
+    by_id = {task.id: task for task in tasks}
+    limits = config.capacity, config.max_ratio
+    return ReplayBuffer(config.share, config.max_age, config.gamma, *limits, by_id)
+
+
 class RlStage(TrainingStage):
     """Trains with the six roles.
 
@@ -109,9 +121,12 @@ class RlStage(TrainingStage):
         components = roles.components()
         if ledger := ledger_of(assembly, schedule):
             components["ledger"] = WithoutTensors(ledger)
+        if buffer := replay_buffer(assembly.recipe.replay, assembly.tasks.train):
+            components["replay"] = WithoutTensors(buffer)
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
         self._running = async_collector(assembly, ledger, schedule) if ledger else None
+        self._buffer = buffer
 
     @property
     def version(self) -> int:
@@ -161,7 +176,9 @@ class RlStage(TrainingStage):
     def _controller(self, log: RolloutLog, sync: MeasuredSync) -> Controller:
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
-        collector = self._running or training_collector(assembly, roles.method)
+        collector: Collects = self._running or training_collector(assembly, roles.method)
+        if self._buffer:
+            collector = ReplayingCollector(collector, self._buffer)
         after = AdmittingSync(sync, self._running) if self._running else sync
         return Controller(
             collector=collector,
@@ -173,7 +190,7 @@ class RlStage(TrainingStage):
                 tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, tasks.weights
             ),
             seed=lambda step: step_seed(recipe.run.seed, step),
-            log=log.log,
+            log=self._buffer.before(log.log) if self._buffer else log.log,
             on_phase=lambda role: context.phase(
                 (roles.scoring or "batch") if role == "reference" else role
             ),

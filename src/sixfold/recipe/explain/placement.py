@@ -58,6 +58,15 @@ def placement_facts(plan: Plan) -> list[Fact]:
                 "engine.update_kv",
             ),
         ]
+    if (replay := plan.recipe.replay).share:
+        facts.append(
+            Fact(
+                "replay",
+                f"about {100 * replay.share:.0f}% of a step's groups were new up to"
+                f" {replay.max_age} step{'s' if replay.max_age > 1 else ''} before",
+                "replay.share and replay.max_age, see docs/topologies.md",
+            )
+        )
     return facts
 
 

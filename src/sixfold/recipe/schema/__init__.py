@@ -22,6 +22,7 @@ from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreem
 from .pretrain import PretrainConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
+from .replay import ReplayConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import MixConfig, SampleConfig
@@ -65,6 +66,7 @@ __all__ = [
     "Recipe",
     "RecomputePreemption",
     "ReferenceConfig",
+    "ReplayConfig",
     "RolloutConfig",
     "RunConfig",
     "SampleConfig",

@@ -20,6 +20,7 @@ from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement
 from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
+from .replay import ReplayConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import SampleConfig
@@ -52,6 +53,7 @@ class Recipe(Section):
     data: DataConfig = DataConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     rollout: RolloutConfig = RolloutConfig()
+    replay: ReplayConfig = ReplayConfig()
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
@@ -96,7 +98,8 @@ class Recipe(Section):
     @property
     def samples_current(self) -> bool:
         """True if a step is sampled from the weights that it then updates, not from older ones."""
-        return self.sync.kind == "shared" and not self.rollout.staleness
+        older = self.rollout.staleness or self.replay.share
+        return self.sync.kind == "shared" and not older
 
     @property
     def full_sft(self) -> bool:
