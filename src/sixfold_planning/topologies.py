@@ -109,9 +109,9 @@ TOPOLOGIES = (
             "placement.kind": "processes",
             "placement.samplers": split.samplers // split.ranks,
         },
-        ranks=(2, float("inf")),  # those of a run without torchrun use the trainer's GPU
         most=64,
         ahead=True,
+        missing="Sixfold starts the processes of a rank on its GPU, not on GPUs of their own",
     ),
     Topology("vLLM", VLLM, _vllm, ranks=(1, 1)),
     Topology(

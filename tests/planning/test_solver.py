@@ -79,7 +79,7 @@ def test_no_other_colocated_settings_fit_and_are_faster() -> None:
 def test_every_split_and_staleness_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of several ranks, as if Sixfold had them: sums by hand over a small grid."""
     monkeypatch.setattr(solver, "check_ranks", lambda *given: None)
-    monkeypatch.setattr(solver, "TOPOLOGIES", (ROWS["processes"],))
+    monkeypatch.setattr(solver, "TOPOLOGIES", (replace(ROWS["processes"], missing=""),))
     found = search("8xH100", *SEVEN)
     best = found.found[0]
     assert best.runs and best.topology.engine == PROCESS
@@ -88,7 +88,7 @@ def test_every_split_and_staleness_is_tried(monkeypatch: pytest.MonkeyPatch) -> 
     seen = set()
     for one in found.candidates(ROWS["processes"], ahead=True):
         seen.add((one.split.ranks, one.split.samplers))
-    assert seen == {(2, 6), (3, 3), (4, 4)}
+    assert seen == {(1, 7), (2, 6), (3, 3), (4, 4)}
     tried = 0
     for (ranks, samplers), mode in product(seen, ("none", "selective", "full")):
         changed = inputs.plan.recipe.with_settings(
