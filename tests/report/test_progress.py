@@ -69,6 +69,19 @@ def test_a_pipe_gets_one_plain_line_a_step(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_line_says_who_is_busy_if_roles_overlap(apart: bool) -> None:
+    console, stream = pipe()
+    busy = {"trainer_frac": 0.25, "environment_frac": 0.1, "sync_frac": 0.05}
+    busy |= {"sampler_frac/0": 0.9, "sampler_frac/1": 0.7}
+    with Progress(console) as shown:
+        shown.stage("RL", 1)
+        shares = {f"busy/{role}": share for role, share in busy.items()}
+        shown.update(step(1, **shares, **({"sync/pause_s": 0.01} if apart else {})))
+    expected = "busy trainer 25%, samplers 80%, environment 10%"
+    assert (expected in stream.getvalue()) == apart
+
+
 def test_fast_steps_are_thinned_but_evaluations_and_the_last_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -57,6 +57,7 @@ ALLOWED = {
     "seeds": set(),
     "staleness": set(),
     "event_loop": set(),
+    "timeline": set(),
     "batch": {"types"},
     "checkpointable": {"errors"},
     "ranks": {"errors"},
@@ -83,7 +84,7 @@ ALLOWED = {
     "renderer": {"errors", "json_schema", "model", "types"},
     "rollout": {
         *("engine", "environment", "errors", "json_schema", "model", "processes", "recipe"),
-        *("renderer", "seeds", "types", "user_code"),
+        *("renderer", "seeds", "timeline", "types", "user_code"),
     },
     "backends": {
         *("engine", "errors", "http_client", "processes", "recipe", "renderer", "rollout"),
@@ -99,7 +100,7 @@ ALLOWED = {
         "rollout",
         "types",
     },
-    "report": {"errors", "files", "plugins", "recipe", "types"},
+    "report": {"errors", "files", "plugins", "recipe", "timeline", "types"},
     "cli": {"errors", "plugins", "recipe", "report", "version"},
     "pages": {"errors", "files", "report"},
     "checkpoint": {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, last_lines
-from ..rollout.generator import EngineLost, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, Sampled, SampleKey
 from ..types import SamplingParams
 from .process_link import Link
 
@@ -25,12 +25,14 @@ class SamplerProcess:
     Attributes:
         given: the file with its weights. None before the first `load`.
         child: the process.
+        activity: counters of its engine at its last reply. None before the first.
     """
 
     def __init__(
         self, number: int, program: str, setup: object, threads: int, silence_s: float
     ) -> None:
         self.given: str | None = None
+        self.activity: Activity | None = None
         self._name = f"sampler {number}"
         self._silence_s = silence_s
         self.child = Child(
@@ -107,7 +109,9 @@ class SamplerProcess:
         if self._link is None:
             raise RuntimeError(f"{self._name} is not ready")
         async with self._link.call({"do": do, **request}) as call:
-            return await call.reply()
+            reply = await call.reply()
+            self.activity = reply["activity"]
+            return reply
 
     def _lost(self, error: ChildError) -> EngineLost:
         last = f"Its last output:\n{self.child.last_words()}"

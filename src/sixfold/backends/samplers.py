@@ -12,12 +12,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
 
 REMEMBERED = 4096
@@ -167,9 +167,10 @@ class Samplers:
             while True:
                 process = await place.current()
                 try:
-                    return await process.generate(
+                    sampled = await process.generate(
                         tokens, params, key, stops=stops, priority=priority
                     )
+                    return replace(sampled, sampler=place.number)
                 except EngineLost as error:
                     await self._replace(place, process, error)
         finally:
@@ -211,6 +212,10 @@ class Samplers:
             self._weights.close()
             self._weights = kept.pop_all()
         return sum(one for one in found if isinstance(one, int))
+
+    def activities(self) -> list[Activity | None]:
+        """Counters of each process at its last reply. None: it has not replied yet."""
+        return [place.process.activity for place in self.places]
 
     async def sleep(self) -> None:
         """Does nothing: the processes keep their memory."""

@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "schedule.jsonl"
 
     @property
+    def trace(self) -> Path:
+        """Timeline of the newest steps (`report/trace.py`), with `log.trace_steps`."""
+        return self.path / "trace.json"
+
+    @property
     def replay_of(self) -> Path:
         """Path of the schedule that the run replays. Only in a replay."""
         return self.path / "replay_of"

@@ -204,6 +204,45 @@ def time_view(run: RunRecord) -> TimeView | None:
     return TimeView(rows, _rollout_remark(totals.get("rollout", 0.0) / whole), chart)
 
 
+def busy_figures(run: RunRecord) -> list[Figure]:
+    """Busy share of each role, speed of each sampler, and groups and ages of a run ahead."""
+    if not run.series("busy/trainer_frac"):
+        return []
+    roles = {"trainer": 0, "environment": 1, "sync": 2}
+    shares = [_line(run, f"busy/{role}_frac", role, colour) for role, colour in roles.items()]
+    shares += _family(run, "busy/sampler_frac/")
+    figures = [_shares("Busy share of each role, from sync to sync", shares)]
+    if speeds := _family(run, "sampler/tok_s/"):
+        figures.append(_lines("Tokens per second of each sampler", *speeds))
+    if run.series("async/running"):
+        running = _line(run, "async/running", "running")
+        buffered = _line(run, "async/buffered", "finished, waiting", 1)
+        figures.append(_lines("Groups ahead of the trainer", running, buffered))
+    if ages := _age_layers(run):
+        figures.append(Figure("Trained tokens by age in updates", area_chart(ages), ages))
+    return figures
+
+
+def _family(run: RunRecord, prefix: str) -> list[Line]:
+    """One line for each sampler."""
+    numbers = {key.removeprefix(prefix) for record in run.metrics for key in record}
+    found = sorted(int(n) for n in numbers if n.isdecimal())
+    return [_line(run, f"{prefix}{n}", f"sampler {n}", (3 + n) % 9, thin=n > 0) for n in found]
+
+
+def _age_layers(run: RunRecord) -> list[Line]:
+    """Histogram of every step: one layer per age, the freshest at the bottom."""
+    found = {
+        step: counts
+        for step, record in zip(run.steps, run.metrics, strict=True)
+        if isinstance(counts := record.get("async/age_hist"), list)
+    }
+    return [
+        Line(f"{age}", [(s, c[age] if age < len(c) else 0.0) for s, c in found.items()], age % 9)
+        for age in range(max(map(len, found.values()), default=0))
+    ]
+
+
 _PART = "reward/part/"
 
 

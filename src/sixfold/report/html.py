@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.durable import write_text_atomic
-from .charts import judge_figures, learning_figures, numerics_figures, rollout_figures, time_view
+from .charts import (
+    busy_figures,
+    judge_figures,
+    learning_figures,
+    numerics_figures,
+    rollout_figures,
+    time_view,
+)
 from .headline import header, heldout, other_notes, tiles, warnings
 from .marks import Dot, dot
 from .numbers import number
@@ -87,6 +94,7 @@ def render(run: RunRecord) -> str:
         samples=_samples(run.before, run.after),
         time=time_view(run),
         predicted=prediction_view(run),
+        busy=busy_figures(run),
         rollouts=[*rollout_figures(run), *judge_figures(run)],
         steps=_steps(run),
         numerics=numerics_figures(run),

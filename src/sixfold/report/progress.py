@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from statistics import fmean
 from types import TracebackType
 from typing import Self
 
@@ -238,6 +239,8 @@ class Progress:
         speed = m.get("rollout/tok_s", m.get("train/tok_s"))
         if speed is not None:
             figures.append(("tokens/s", f"{speed:,.0f}".replace(",", " ")))
+        if "sync/pause_s" in m:  # trainer and samplers can be busy at the same time
+            figures.append(("busy", _busy(m)))
         if "mismatch/max_abs_logp" in m:
             figures.append(("mismatch", f"{m['mismatch/max_abs_logp']:.1e}"))
         if m.get("train/skipped_total"):
@@ -309,6 +312,17 @@ def _faults(metrics: Mapping[str, float]) -> str:
     named = [(n, s) for n, s in shares.items() if n not in ("passed", "wrong_answer")]
     most = sorted(named, key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {percent(share, 0)}" for name, share in most)
+
+
+def _busy(metrics: Mapping[str, float]) -> str:
+    """Busy shares of the trainer, of the samplers on average, and of the environment."""
+    samplers = [s for key, s in metrics.items() if key.startswith("busy/sampler_frac/")]
+    shares = {
+        "trainer": metrics.get("busy/trainer_frac"),
+        "samplers": fmean(samplers) if samplers else None,
+        "environment": metrics.get("busy/environment_frac"),
+    }
+    return ", ".join(f"{name} {percent(s, 0)}" for name, s in shares.items() if s is not None)
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:

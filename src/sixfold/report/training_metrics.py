@@ -320,6 +320,52 @@ ASYNCHRONOUS = (
         "finished groups that wait for a later step",
         "finished groups that the step leaves",
     ),
+    Metric(
+        "async/age_hist",
+        "tokens",
+        "trained tokens by age: entry a counts those that weights of a updates before sampled",
+        "count of sampled tokens with age = version that the step trains - version of the token",
+        is_list=True,
+    ),
+)
+
+BUSY = (
+    Metric(
+        "busy/trainer_frac",
+        "share",
+        "time in which the trainer's process trains; 1 - share is its idle share, as for all roles",
+        "(time/batch_s + time/reference_s or time/scoring_s + time/algorithm_s + time/trainer_s)"
+        " / seconds from the end of the last weight sync to the end of this one",
+        timed=True,
+    ),
+    Metric("busy/sync_frac", "share", "weight sync", "time/sync_s / the same seconds", timed=True),
+    Metric(
+        "busy/environment_frac",
+        "share",
+        "time in which a check or a call of an environment is open",
+        "length of the union of the calls / the same seconds",
+        timed=True,
+    ),
+    Metric(
+        "busy/sampler_frac/*",
+        "share",
+        "time in which the engine of one process computes, because it has an open request; absent"
+        " for vLLM and servers",
+        "seconds in steps of engine N / seconds between its last reports in two steps",
+        timed=True,
+    ),
+    Metric(
+        "sampler/tok_s/*",
+        "tokens/s",
+        "speed of one process that samples, its idle time included",
+        "tokens that engine N sampled / seconds between its last reports in two steps",
+    ),
+    Metric(
+        "sync/pause_s",
+        "s",
+        "pause of sampling for new weights; absent if trainer and sampler take turns",
+        "longest weight load inside an engine of this step's sync",
+    ),
 )
 
 REPLAY = (
@@ -364,5 +410,6 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Weight sync": WEIGHT_SYNC,
     "Asynchronous sampling": ASYNCHRONOUS,
     "Replay buffer": REPLAY,
+    "Busy roles": BUSY,
     "Custom algorithms": CUSTOM,
 }

@@ -7,6 +7,7 @@ episode and its slowest check, not as long as their sum.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -148,6 +149,7 @@ class _Step:
         self.sampled = asyncio.Event()
         self.ended = 0
         self._driver = driver
+        self._timeline = driver.player.timeline
         self._params = params
         self._scorer = scorer
         self._choose = choose
@@ -155,6 +157,7 @@ class _Step:
 
     async def group(self, task: Task, prompt: Sequence[int]) -> Group:
         """Play and score the episodes of one task."""
+        began = time.perf_counter()
         members, checks = [], set[asyncio.Task[None]]()
         more: dict[int, Sequence[Trajectory]] = {}
         branching = self._driver.branching
@@ -177,6 +180,7 @@ class _Step:
                 while offered < len(ordered):
                     offered += 1
                     if (kept := await self._complete(task, ordered[:offered])) is not None:
+                        self._timeline.add("groups", task.id, began)
                         return Group(task, self._with_more(kept, more))
         finally:
             await _end([*members, *checks])
@@ -229,14 +233,16 @@ class _Step:
         return played, check
 
     async def _check(self, task: Task, played: Played) -> None:
-        error, trajectory = await _wait_for_reward(played), played.trajectory
-        if self._scorer is None:
-            if error:
-                trajectory.reward = Reward.failed(error)
-        elif error:
-            self._scorer.fail(trajectory, error)
-        else:
-            await self._scorer.add(task, trajectory)
+        trajectory = played.trajectory
+        with self._timeline.checking(f"{task.id} #{trajectory.sample}"):
+            error = await _wait_for_reward(played)
+            if self._scorer is None:
+                if error:
+                    trajectory.reward = Reward.failed(error)
+            elif error:
+                self._scorer.fail(trajectory, error)
+            else:
+                await self._scorer.add(task, trajectory)
 
     async def _complete(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
         """Trajectories of the group if it is complete, in sample order."""
@@ -245,7 +251,8 @@ class _Step:
             return None
         ordered = sorted(ended, key=lambda t: t.sample)
         if self._scorer is not None:
-            await self._scorer.finish(Group(task, ordered))
+            with self._timeline.checking(task.id):
+                await self._scorer.finish(Group(task, ordered))
         return ordered if self._choose is None else self._choose(task, ended)
 
     def _left(self, episode: tuple[str, int], member: Member) -> None:

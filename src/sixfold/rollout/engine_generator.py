@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from ..types import SamplingParams
 from .engine_guard import EngineGuard
 from .engine_job import Delta, Job
 from .engine_thread import EngineThread, load_newer
-from .generator import GeneratorClosed, Sampled, SampleKey
+from .generator import Activity, GeneratorClosed, Sampled, SampleKey
 from .thread_settings import release_workers
 
 T = TypeVar("T")
@@ -97,6 +98,14 @@ class EngineGenerator:
         self._calls: list[_Call] = []
         self._guard = EngineGuard(self._thread.pulse, deadline)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._made = time.perf_counter()
+        self._loaded = 0.0, 0.0
+
+    def activities(self) -> list[Activity]:
+        """The counters of the engine."""
+        now, thread = time.perf_counter(), self._thread
+        tokens = self.engine.stats.decoded_tokens
+        return [Activity(self._made, now, thread.busy.seconds(now), tokens, self._loaded)]
 
     @property
     def version(self) -> int:
@@ -171,10 +180,12 @@ class EngineGenerator:
         """
 
         def load(engine: Engine) -> int:
+            began = time.perf_counter()
             if version == engine.version == 0 and not engine.busy:
                 engine.load_weights(weights, version)
             else:
                 load_newer(weights, version, engine)
+            self._loaded = began, time.perf_counter()
             return len(engine.scheduler.running)
 
         return await self.call(load)
@@ -267,4 +278,5 @@ def _to_sampled(delta: Delta) -> Sampled:
         delta.text if delta.stopped else None,
         delta.peers,
         sequence.routes,
+        sequence.started,
     )

@@ -27,6 +27,7 @@ from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
 from ..processes.deadline import Pulse
 from ..renderer.renderer import Renderer
+from ..timeline import Busy
 from ..types import FinishReason
 from .engine_guard import ended, fail
 from .engine_job import Choice, Delta, Job, RecordError, refuse_all, send_all
@@ -90,6 +91,7 @@ class EngineThread:
         usage: running sequences and KV cache blocks. Other threads may read it.
         failure: the error that ended the thread, or None.
         pulse: signs of life: every command and every step of the engine.
+        busy: the time in which the engine computes.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class EngineThread:
         self.usage = engine.usage()
         self.failure: BaseException | None = None
         self.pulse = Pulse()
+        self.busy = Busy()
         self._renderer = renderer
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
         self._choices: dict[tuple[Request, int], Choice] = {}
@@ -245,7 +248,8 @@ class EngineThread:
                 if not (self.engine.busy or self._scoring.busy):
                     self.pulse.end()
                     return True
-                self._advance()
+                with self.busy:
+                    self._advance()
                 self.pulse.beat()
         except Exception as error:  # thread boundary: without this, waiting callers would hang
             log.exception("the engine has failed; all further requests are refused")

@@ -93,6 +93,8 @@ class Sampled:
         peers: the calls that were sampled together with this one.
         routes: experts that computed each token of prompt and completion. None unless the engine
             records them.
+        started: time of admission (`time.perf_counter()`). 0: unknown.
+        sampler: number of the process that sampled it.
     """
 
     tokens: list[int]
@@ -105,6 +107,28 @@ class Sampled:
     text: str | None = field(default=None, compare=False)
     peers: Peers = field(default=ALONE, compare=False)
     routes: Routes | None = None
+    started: float = field(default=0.0, compare=False)
+    sampler: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Counters of an engine since it was made.
+
+    Attributes:
+        made: when it was made (`time.perf_counter()`, as all times).
+        at: when the counters were read.
+        busy_s: seconds in which the engine computed, because a request was open. Weight loads and
+            other commands between its steps do not count.
+        tokens: sampled tokens.
+        loaded: start and end of the last weight load, while nothing was sampled.
+    """
+
+    made: float
+    at: float
+    busy_s: float = 0.0
+    tokens: int = 0
+    loaded: tuple[float, float] = (0.0, 0.0)
 
 
 class GeneratorClosed(RuntimeError):

@@ -10,6 +10,7 @@ import copy
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from ..environment.episode import Action, Closing, End, Episode, MakeEpisode, Ob
 from ..errors import UserError, one_line
 from ..renderer.renderer import Renderer, RenderError
 from ..renderer.tool_calls import CallFormat, read_reply
+from ..timeline import Timeline
 from ..types import PROMPT, FinishReason, Outcome, Reward, SamplingParams, Task, Trajectory
 from ..user_code import own_copy
 from .branches import Trunk
@@ -30,7 +32,7 @@ from .environment_fault import (
     in_time,
     made_episode,
 )
-from .generator import ALONE, Generator, Peers, SampleKey
+from .generator import ALONE, Generator, Peers, Sampled, SampleKey
 from .meter import Meter, meter_of
 from .transcript import Transcript, observation_text
 
@@ -92,6 +94,11 @@ class Plays(Protocol):
         """Measures the generator."""
         ...
 
+    @property
+    def timeline(self) -> Timeline:
+        """Keeps when groups were played and scored."""
+        ...
+
     async def play(
         self, task: Task, sample: int, prompt: Sequence[int], params: SamplingParams
     ) -> Played:
@@ -135,6 +142,7 @@ class Player:
         stops: strings that end a reply, besides those of an observation.
         environment: name of the environment, recorded in trajectories. "" for one turn.
         meter: measures the generator.
+        timeline: keeps when replies were sampled and the environment worked.
     """
 
     generator: Generator
@@ -143,6 +151,7 @@ class Player:
     make: MakeEpisode = OneTurn
     stops: tuple[str, ...] = ()
     environment: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
     meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -335,8 +344,11 @@ class _EpisodeState:
             EnvironmentFault: the environment raised an error, took too long, or returned a
                 malformed answer.
         """
+        player = self.player
+        label = f"{name} {self.task.id} #{self.sample}"
         try:
-            given = await in_time(call, self.player.limits.step_s, name)
+            with player.timeline.checking(label) if player.environment else nullcontext():
+                given = await in_time(call, player.limits.step_s, name)
         except EnvironmentFault:
             raise
         except Exception as error:  # boundary: a failed environment is data
@@ -410,6 +422,7 @@ class _EpisodeState:
         rest = whole[len(text) :]
         found = [stop for stop in every if rest.startswith(stop)]
         player.meter.count(len(tokens), sampled)
+        record_reply(player.timeline, self.task.id, self.sample, sampled)
         if player.limits.turns == 1:  # otherwise the episode continues after the reply
             self.peers = sampled.peers
         self.transcript.reply(sampled, text)
@@ -477,3 +490,10 @@ class _EpisodeState:
         if seen.messages:
             self.conversation, self.turn = suffix.conversation, len(tokens)
         return True
+
+
+def record_reply(timeline: Timeline, task: str, sample: int, reply: Sampled) -> None:
+    """Add the span of a reply, from its admission to its last token."""
+    if reply.started:
+        name, ended = f"{task} #{sample}", reply.started + reply.seconds
+        timeline.add(f"sampler {reply.sampler}", name, reply.started, ended, len(reply.tokens))

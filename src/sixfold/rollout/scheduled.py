@@ -18,7 +18,7 @@ from ..engine.engine import Engine
 from ..errors import RunFailed
 from ..types import SamplingParams
 from .engine_generator import EngineGenerator
-from .generator import Sampled, SampleKey
+from .generator import Activity, Sampled, SampleKey
 
 POLL_S = 0.002
 
@@ -125,6 +125,10 @@ class ScheduledGenerator:
         running = await self._inner.load(weights, version)
         self._loaded.set()
         return running
+
+    def activities(self) -> list[Activity]:
+        """As `EngineGenerator.activities`."""
+        return self._inner.activities()
 
     async def sleep(self) -> None:
         """Does nothing: sampling goes on."""

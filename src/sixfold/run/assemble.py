@@ -52,6 +52,7 @@ from ..rollout.prompt_lengths import fitting_tasks
 from ..sync.adapter import AdapterSync
 from ..sync.sync import CopySync
 from ..sync.versioned import VersionedSync
+from ..timeline import Timeline
 from ..trainer.logprobs import PolicyRoot, Scoring
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards
@@ -442,7 +443,8 @@ def _player(
         else engine
     )
     stops = policy.stop_strings
-    return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode)
+    timeline = Timeline(recipe.log.trace_steps)
+    return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode, timeline)
 
 
 def _agent(config: AgentConfig, policy: Policy, player: Player) -> Agent | None:

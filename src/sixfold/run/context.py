@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..checkpoint.saver import Saver
 from ..checkpoint.state import RunState
@@ -14,6 +14,7 @@ from ..files.folder import RunFolder
 from ..ranks import Ranks
 from ..report.notes import Notes
 from ..report.progress import Progress
+from ..timeline import Timeline
 from .failures import what_is_left
 from .interrupts import Interrupted, Interrupts
 
@@ -37,6 +38,7 @@ class RunContext:
         started: `time.perf_counter()` at the start of the run, less the time of earlier processes.
         write_recipe: writes the recipe and the versions into the folder.
         gone: what became of the folder, if another program renamed or deleted it.
+        timeline: keeps when the phases were.
     """
 
     folder: RunFolder
@@ -49,6 +51,7 @@ class RunContext:
     started: float
     write_recipe: Callable[[], None]
     gone: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def seconds(self) -> float:
@@ -66,6 +69,7 @@ class RunContext:
     def phase(self, name: str) -> None:
         """Announce a phase. From the trainer on, an interrupted step is finished first."""
         self.progress.phase(name)
+        self.timeline.phase(name)
         self.check_folder()
         self.saver.check()
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))

@@ -125,6 +125,7 @@ class RlStage(TrainingStage):
             components["replay"] = WithoutTensors(buffer)
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
+        self._timeline = context.timeline = assembly.player.timeline
         self._running = async_collector(assembly, ledger, schedule) if ledger else None
         self._buffer = buffer
 
@@ -144,7 +145,20 @@ class RlStage(TrainingStage):
             sync,
             (lambda: running.scheduled) if (running := self._running) else None,
         )
+        self._log = log
         return self._controller(log, sync), log
+
+    def save(self, *, required: bool) -> None:
+        self._timeline.phase("checkpoint")
+        super().save(required=required)
+
+    def end_step(self, step: int, metrics: Metrics) -> bool:
+        """As `TrainingStage.end_step`. The newest steps are written to the trace."""
+        done = super().end_step(step, metrics)
+        self._timeline.end_step(step)
+        if self._timeline.steps and step % self._timeline.steps == 0:
+            self._log.write_trace()
+        return done
 
     def resumed(self, checkpoint: Checkpoint) -> None:
         """Warn if changed settings make a learning rate jump."""

@@ -1,7 +1,8 @@
 """The program of a process that samples with the embedded engine (`processes/program.py`).
 
 The first request is a pickled `Setup`; its answer is empty. Every later message is a pickled list
-of requests, tables with a number `id` and a key "do". They run together. A reply has the same `id`:
+of requests, tables with a number `id` and a key "do". They run together. A reply has the same `id`,
+and the counters of the engine as `activity` (`rollout/generator.py`):
 
     generate  tokens [id], params, key, stops, priority
               -> sampled (`rollout/generator.py`)
@@ -170,7 +171,9 @@ class Server:
             self._end(error)
 
     def _reply(self, number: int, **reply: Any) -> None:
-        self._requests.note(pickle.dumps({"id": number, "last": True, **reply}))
+        (activity,) = self._generator.activities()
+        told = {"id": number, "last": True, "activity": activity}
+        self._requests.note(pickle.dumps(told | reply))
 
     async def _generate(self, **request: Any) -> dict[str, Any]:
         return {"sampled": await self._generator.generate(**request)}

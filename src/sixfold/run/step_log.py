@@ -23,6 +23,7 @@ from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
 from ..report.rollouts import Advantage, write_rollouts
 from ..report.schema import adopt
+from ..report.trace import write_trace
 from ..sync.measured import MeasuredSync
 from ..types import Group
 from .assemble import Assembly
@@ -30,6 +31,7 @@ from .context import RunContext
 from .last_step import LastStep, unfinished
 from .monitors import Monitors
 from .policy_evaluation import evaluate_policy
+from .role_meter import RoleMeter
 from .trainable_roles import TrainableRoles
 
 
@@ -145,16 +147,30 @@ class RolloutLog(StepLog):
         self._roles = roles
         self._last = last
         self._sync = sync
+        self._meter = RoleMeter(assembly.player.generator, context.timeline)
+        context.timeline.begin()
 
     def close(self) -> None:
         """As `StepLog.close`."""
         super().close()
+        self.write_trace()
         if self._schedule:
             self._schedule.close()
+
+    def write_trace(self) -> None:
+        """Write the timeline of the newest steps, if the recipe keeps it."""
+        context = self._context
+        if not context.timeline.steps or context.gone:
+            return
+        try:
+            write_trace(context.folder.trace, context.timeline.spans)
+        except UserError as error:
+            context.warn(f"the trace is not written: {error}")
 
     def log(self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
         context, assembly, state = self._context, self._assembly, self._context.state
+        metrics |= self._meter.metrics(metrics)
         for line in adopt(metrics) if self._roles.given else ():
             context.progress.note(line)
         metrics |= reward_metrics(groups)
@@ -181,6 +197,9 @@ class RolloutLog(StepLog):
             "sync/version": float(assembly.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
+        if self._scheduled:
+            ages = trained_at - batch.version[batch.mask]
+            metrics["async/age_hist"] = torch.bincount(ages).tolist()
         if context.saver.failed:
             metrics["checkpoint/failed_total"] = float(context.saver.failed)
         if trainer.skip_reason and metrics["train/skipped"]:

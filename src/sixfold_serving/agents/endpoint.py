@@ -26,6 +26,8 @@ from sixfold.rollout.conversations import Prompt
 from sixfold.rollout.engine_job import Delta, Job
 from sixfold.rollout.generator import Generator
 from sixfold.rollout.meter import Meter
+from sixfold.rollout.player import record_reply
+from sixfold.timeline import Timeline
 from sixfold.types import SamplingParams
 
 from ..api_error import ApiError, bad_request
@@ -68,6 +70,7 @@ class Endpoint:
         stops: stop strings in addition to those of a request.
         limits: limits that requests are checked against.
         meter: counts the replies.
+        timeline: keeps when they were sampled.
     """
 
     def __init__(
@@ -77,12 +80,14 @@ class Endpoint:
         stops: tuple[str, ...],
         limits: Limits,
         meter: Meter,
+        timeline: Timeline,
     ) -> None:
         self.generator = generator
         self.renderer = renderer
         self.stops = stops
         self.limits = limits
         self.meter = meter
+        self.timeline = timeline
         self.settings = Settings(limits)
         self._sessions: dict[str, Session] = {}
         self._server: _Server | None = None
@@ -232,6 +237,7 @@ class _Turn:
             session.running.discard(call)
             session.answered()
         endpoint.meter.count(len(prompt.tokens), sampled)
+        record_reply(endpoint.timeline, prompt.key.name, prompt.key.sample, sampled)
         text = sampled.text
         if text is None:
             text = endpoint.renderer.decode(sampled.tokens, self.params.stop_token_ids)

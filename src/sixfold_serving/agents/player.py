@@ -15,6 +15,7 @@ from sixfold.rollout.environment_fault import EnvironmentFault
 from sixfold.rollout.generator import Generator
 from sixfold.rollout.meter import Meter
 from sixfold.rollout.player import Limits, Played, Player
+from sixfold.timeline import Timeline
 from sixfold.types import Outcome, Reward, SamplingParams, Task
 
 from ..requests import Limits as RequestLimits
@@ -68,7 +69,7 @@ class AgentPlayer:
             vocabulary, player.limits.tokens, player.limits.tokens, player.renderer.longest_token
         )
         self._endpoint = Endpoint(
-            player.generator, player.renderer, player.stops, limits, player.meter
+            player.generator, player.renderer, player.stops, limits, player.meter, player.timeline
         )
 
     @property
@@ -85,6 +86,11 @@ class AgentPlayer:
     def meter(self) -> Meter:
         """Measures the generator."""
         return self._player.meter
+
+    @property
+    def timeline(self) -> Timeline:
+        """Keeps when groups were played and scored."""
+        return self._player.timeline
 
     @property
     def limits(self) -> Limits:

@@ -66,4 +66,11 @@ class LogConfig(Section):
     )
     project: str = knob("sixfold", "project of the run in trackio and wandb", min_length=1)
     entity: str = knob("", "user or team of the run in wandb (empty: your default)")
+    trace_steps: int = knob(
+        0,
+        "newest steps whose timeline over all processes is kept in trace.json, which"
+        " ui.perfetto.dev opens (0: none)",
+        ge=0,
+        le=1000,
+    )
     rollouts_every: int = knob(1, "steps between dumps of all trajectories (0: no dumps)", ge=0)
