@@ -14,15 +14,18 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from sixfold import timeline
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.renderer.renderer import Renderer
+from sixfold.rollout import engine_generator
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import GeneratorClosed, Sampled, SampleKey
 from sixfold.run.interrupts import Interrupted, Interrupts
@@ -150,6 +153,42 @@ def test_only_steps_in_which_something_ended_wake_the_event_loop(
 
     woken, steps = asyncio.run(play())
     assert woken == 2 and steps >= 40
+
+
+def test_the_engine_is_busy_in_its_steps_only(
+    generator: EngineGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only a step (1 s), a weight load (7 s) and idle time (100 s) move."""
+    now, steps, engine = 0.0, 0, generator.engine
+    for module in (timeline, engine_generator):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    step = engine.step
+
+    def counted() -> Any:
+        nonlocal now, steps
+        now, steps = now + 1, steps + 1
+        return step()
+
+    def load(*given: Any) -> None:
+        nonlocal now
+        now += 7
+
+    engine.step, engine.load_weights = counted, load  # type: ignore[method-assign]
+
+    async def play() -> list[Sampled]:
+        nonlocal now
+        found = await sample(generator)
+        await generator.call(lambda engine: None)  # the step of the last answer ends before it
+        now += 100
+        await generator.load({}, 1)
+        return found
+
+    found = asyncio.run(play())
+    (activity,) = generator.activities()
+    assert steps > 9
+    assert (activity.at, activity.busy_s) == (steps + 107, steps)
+    assert activity.loaded == (steps + 100, steps + 107)
+    assert activity.tokens == sum(len(s.tokens) for s in found)
 
 
 def test_a_call_sees_the_engine_between_two_steps(generator: EngineGenerator) -> None:

@@ -105,6 +105,10 @@ def test_the_trace_has_all_tracks(traced: Path) -> None:
     named = {"steps", "trainer", "groups", "environment"}
     assert tracks.keys() == named | {f"sampler {n}" for n in range(samplers)}
     assert [e["name"] for e in tracks["steps"]] == [f"step {n}" for n in range(1, STEPS + 1)]
+    of_tasks = [{e["name"].split(" #")[0] for e in tracks[f"sampler {n}"]} for n in range(samplers)]
+    assert all(own - {"weight load"} for own in of_tasks)
+    if samplers == 2:  # all samples of a task are in the process that has its prompt in its cache
+        assert of_tasks[0] & of_tasks[1] == {"weight load"}
     phases = tracks["trainer"]
     assert all(a["end"] <= b["ts"] + 1 for a, b in pairwise(phases))
     for name in ("rollout", "trainer", "sync"):
