@@ -14,6 +14,7 @@ import pytest
 from sixfold.backends.samplers import Samplers
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.html import write_report
+from sixfold.report.loggers import read_metrics
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.generator import Activity
 from sixfold.run import role_meter
@@ -23,7 +24,7 @@ from sixfold.timeline import Timeline
 from sixfold.types import Task, Trajectory
 
 from ..forked_programs import OF_A_RUN, fork_programs
-from .processes import metrics, tiny_recipe
+from .processes import tiny_recipe
 
 STEPS = 4
 TOPOLOGIES: dict[str, dict[str, Any]] = {
@@ -118,7 +119,11 @@ def test_the_trace_has_all_tracks(traced: Path) -> None:
         for track, own in sorted(tracks.items())
         if track.startswith("sampler")
     ]
-    pauses = [line["sync/pause_s"] for line in metrics(traced) if "sync/pause_s" in line]
+    pauses = [
+        line["sync/pause_s"]
+        for line in read_metrics(traced / "metrics.jsonl")
+        if "sync/pause_s" in line
+    ]
     longest = [max(of_step) for of_step in zip(*loads, strict=True)]
     assert len(pauses) == (0 if traced.name == "local" else STEPS)
     assert pauses == pytest.approx(longest, rel=1e-6)
@@ -136,7 +141,7 @@ def test_times_of_all_processes_are_of_one_clock(traced: Path) -> None:
 
 
 def test_shares_are_shares(traced: Path) -> None:
-    for line in metrics(traced):
+    for line in read_metrics(traced / "metrics.jsonl"):
         busy = {key: value for key, value in line.items() if key.startswith("busy/")}
         assert {"busy/trainer_frac", "busy/sync_frac", "busy/environment_frac"} < busy.keys()
         assert any(key.startswith("busy/sampler_frac/") for key in busy)
@@ -144,7 +149,7 @@ def test_shares_are_shares(traced: Path) -> None:
 
 
 def test_ages_of_tokens_are_those_of_the_dumps(traced: Path) -> None:
-    files, lines = sorted(traced.glob("rollouts/*")), metrics(traced)
+    files, lines = sorted(traced.glob("rollouts/*")), read_metrics(traced / "metrics.jsonl")
     if "ahead" != traced.name != "both":
         assert not any("async/age_hist" in line for line in lines)
         return

@@ -51,7 +51,9 @@ def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             k: v
             for k, v in line.items()
-            if not k.startswith("time/") and not k.endswith("_s") and "peak" not in k
+            if not k.startswith(("time/", "busy/", "sampler/"))
+            and not k.endswith("_s")
+            and "peak" not in k
         }
         for line in lines
     ]
