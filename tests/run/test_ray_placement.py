@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 
 from sixfold.backends.ray_sampler import reserved
 from sixfold.backends.samplers import Samplers
@@ -51,7 +50,7 @@ def test_ray_computes_what_one_process_does(
             places.update(listening(os.getpid()))
             started.extend(psutil.Process().children(recursive=True))
             actor: Any = self.places[0].process
-            os.kill(ray.get(actor.actor.pid.remote()), signal.SIGKILL)
+            os.kill(actor.pid, signal.SIGKILL)
         return await generate(self, *given, **more)
 
     here = run(tmp_path, "here", algorithm__name=algorithm)

@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor
 from ..engine.weight_stages import stage
 from ..errors import UserError
 from ..processes.child import Child, ChildError, last_lines
-from ..rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
 from .ray_head import private_cluster
 from .weight_files import prepare_for_file
@@ -179,7 +180,9 @@ class RaySampler:
 
     Attributes:
         given: reference to its weights. None before the first `load`.
+        activity: as `Sampler.activity`. None on another machine, whose clock is another.
         actor: the actor.
+        pid: its process.
     """
 
     def __init__(
@@ -190,6 +193,8 @@ class RaySampler:
         silence_s: float,
     ) -> None:
         self.given: Any = None
+        self.activity: Activity | None = None
+        self.pid = 0
         self.actor = start()
         self._name = f"sampler {number}"
         self._versions = versions
@@ -200,6 +205,7 @@ class RaySampler:
         self._sent: asyncio.Task[None] | None = None
         self._lost: str | None = None
         self._closed = False
+        self._here = True
 
     def ready(self) -> None:
         """Wait until the engine is built.
@@ -209,13 +215,15 @@ class RaySampler:
             UserError: the node has other versions of the packages.
         """
         try:
-            found = ray.get(self.actor.versions.remote(), timeout=self._silence_s)
+            reply = ray.get(self.actor.started.remote(), timeout=self._silence_s)
         except GetTimeoutError as error:
             raise EngineLost(
                 f"{self._name} has not started within {self._silence_s:g} s"
             ) from error
         except RayError as error:
             raise self._told(error) from error
+        found, machine, self.pid = reply
+        self._here = machine == os.uname().nodename
         if found != self._versions:
             raise UserError(
                 f"the node of {self._name} has {found}, but this one {dict(self._versions)}: tokens"
@@ -250,8 +258,8 @@ class RaySampler:
         assert sent is not None
         try:
             await asyncio.shield(sent)
-            sampled: Sampled = await self._answer(self.actor.result.remote(number))
-            return sampled
+            sampled: Sampled = await self._result(self.actor.result.remote(number))
+            return sampled if self._here else replace(sampled, started=0.0)
         except asyncio.CancelledError:
             with suppress(GeneratorClosed):
                 await sent
@@ -259,11 +267,11 @@ class RaySampler:
             raise
 
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        return list(await self._answer(self.actor.score.remote(list(tokens), temperature)))
+        return list(await self._result(self.actor.score.remote(list(tokens), temperature)))
 
     async def load(self, given: Any, version: int) -> int:
         """As `Generator.load`, of weights in the object store."""
-        running: int = await self._answer(self.actor.load.remote(given, version))
+        running: int = await self._result(self.actor.load.remote(given, version))
         self.given = given
         return running
 
@@ -276,6 +284,12 @@ class RaySampler:
         """Start the requests of this iteration. Ray may run later calls of an actor first."""
         made, self._made = self._made, []
         await self._answer(self.actor.submit.remote(made))
+
+    async def _result(self, reference: Awaitable[Any]) -> Any:
+        """The result of a reply that also has the counters of the engine."""
+        result, activity = await self._answer(reference)
+        self.activity = activity if self._here else None
+        return result
 
     async def _answer(self, reference: Awaitable[Any]) -> Any:
         try:

@@ -33,9 +33,11 @@ class Sampler(Protocol):
 
     Attributes:
         given: the published weights that it has. None before the first `load`.
+        activity: counters of its engine at its last reply. None: unknown.
     """
 
     given: Any
+    activity: Activity | None
 
     def ready(self) -> None:
         """Wait until it can be asked.

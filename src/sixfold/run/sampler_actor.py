@@ -6,15 +6,19 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load
 
 import sixfold
 
-from ..rollout.generator import Sampled
+from ..rollout.generator import Activity, Sampled
 from .sampler_worker import Setup
+
+T = TypeVar("T")
+Reply = tuple[T, Activity]
+"""A result, and the counters of the engine."""
 
 
 def versions() -> dict[str, str]:
@@ -33,13 +37,9 @@ class SamplerActor:
         self._generator = setup.generator()
         self._tasks: dict[int, asyncio.Task[Sampled]] = {}
 
-    async def versions(self) -> dict[str, str]:
-        """As `versions`, here."""
-        return versions()
-
-    async def pid(self) -> int:
-        """Process that this actor is."""
-        return os.getpid()
+    async def started(self) -> tuple[dict[str, str], str, int]:
+        """Versions as of `versions`, name of the machine, process id."""
+        return versions(), os.uname().nodename, os.getpid()
 
     async def submit(self, requests: Sequence[Mapping[str, Any]]) -> None:
         """Start requests together: arguments of `Generator.generate`, and a number `id`."""
@@ -48,7 +48,7 @@ class SamplerActor:
             number = arguments.pop("id")
             self._tasks[number] = asyncio.create_task(self._generator.generate(**arguments))
 
-    async def result(self, number: int) -> Sampled:
+    async def result(self, number: int) -> Reply[Sampled]:
         """Wait for a request.
 
         Raises:
@@ -56,7 +56,7 @@ class SamplerActor:
         """
         task = self._tasks[number]
         try:
-            return await asyncio.shield(task)
+            return self._reply(await asyncio.shield(task))
         finally:
             self._tasks.pop(number, None)
 
@@ -67,10 +67,13 @@ class SamplerActor:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def score(self, tokens: Sequence[int], temperature: float) -> list[float]:
+    async def score(self, tokens: Sequence[int], temperature: float) -> Reply[list[float]]:
         """As `Generator.score`."""
-        return await self._generator.score(tokens, temperature)
+        return self._reply(await self._generator.score(tokens, temperature))
 
-    async def load(self, weights: bytes, version: int) -> int:
+    async def load(self, weights: bytes, version: int) -> Reply[int]:
         """As `Generator.load`, of the bytes of a safetensors file."""
-        return await self._generator.load(load(weights), version)
+        return self._reply(await self._generator.load(load(weights), version))
+
+    def _reply(self, result: T) -> Reply[T]:
+        return result, self._generator.activities()[0]
