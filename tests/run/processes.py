@@ -114,8 +114,10 @@ def start(
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the timings, which no two runs share."""
-    timed = ("time/", "busy/", "sampler/", "sync/pause_s")
-    timed += ("rollout/tok_s", "train/tok_s", "dynamic/check_s")
+    timed = (
+        *("time/", "busy/", "sampler/", "sync/pause_s"),
+        *("rollout/tok_s", "train/tok_s", "dynamic/check_s"),
+    )
     return [
         {k: v for k, v in json.loads(line).items() if not k.startswith(timed)}
         for line in (run / "metrics.jsonl").read_text().splitlines()
