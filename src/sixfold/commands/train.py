@@ -21,6 +21,7 @@ from ..recipe.toml import load_staged
 from ..report.replay_verdict import replay_verdict
 from ..run.recipe_environment import check_names
 from ..stages.plans import stage_plans
+from .restart import restarting
 
 OVERWRITE_HELP = "replace an earlier run of the same name, which is deleted when the new run ends"
 
@@ -200,16 +201,17 @@ def start(
         if staged.stages:
             from ..stages.driver import train_stages
 
-            return train_stages(
-                staged,
-                resume=resume,
-                overwrite=given.overwrite,
-                only=given.only,
-                first=given.from_,
-            )
+            only, first = given.only, given.from_
+            with restarting(RunFolder(folder), 0 if only or first else recipe.run.restarts):
+                return train_stages(
+                    staged, resume=resume, overwrite=given.overwrite, only=only, first=first
+                )
         from ..run.start import train_run
 
-        return train_run(recipe, resume=resume, overwrite=given.overwrite, stop_after=stop_after)
+        with restarting(RunFolder(folder), 0 if stop_after else recipe.run.restarts):
+            return train_run(
+                recipe, resume=resume, overwrite=given.overwrite, stop_after=stop_after
+            )
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -38,6 +38,12 @@ class RunConfig(Section):
         " then the run ends",
         gt=0,
     )
+    restarts: int = knob(
+        0,
+        "times that the run starts again from its newest checkpoint, because the engine, a sampler,"
+        " a server or the reference process was silent or has ended",
+        ge=0,
+    )
     threads: int = knob(0, "CPU threads of torch (0: one per core)", ge=0, le=1024)
 
     @property

@@ -1,0 +1,127 @@
+"""A run whose engine is silent starts again by itself, as often as the recipe says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.batch import Metrics
+from sixfold.cli import main
+from sixfold.commands import restart
+from sixfold.controller.loop import Controller
+from sixfold.errors import NoAnswer
+
+from .processes import metrics, tiny_recipe
+
+SETTINGS: dict[str, Any] = dict(run__steps=4, sft__steps=0, checkpoint__every=1)
+SILENT = """
+import sys
+from sixfold.cli import main
+from sixfold.errors import NoAnswer
+from sixfold.controller.loop import Controller
+step = Controller.step
+def silent(self):
+    if self.steps_done == 2:
+        raise NoAnswer("the engine gave no sign of life")
+    return step(self)
+Controller.step = silent
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Replaced(BaseException):
+    """`os.execv` was called, which does not return."""
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines with which the process was replaced."""
+    commands: list[list[str]] = []
+
+    def execv(program: str, command: list[str]) -> None:
+        assert program == command[0] == sys.executable
+        commands.append(command)
+        raise Replaced
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setenv(restart.COUNT, "0")
+    return commands
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of steps after which a part of the run is silent, each once."""
+    numbers: list[int] = []
+    make_step = Controller.step
+
+    def step(self: Controller) -> Metrics:
+        if self.steps_done in numbers:
+            numbers.remove(self.steps_done)
+            raise NoAnswer("the engine gave no sign of life for 9 s")
+        return make_step(self)
+
+    monkeypatch.setattr(Controller, "step", step)
+    return numbers
+
+
+def command(folder: Path, name: str, **more: Any) -> list[str]:
+    return ["train", "demo", *tiny_recipe(folder, **SETTINGS, **more, run__name=name)]
+
+
+def weights(run: Path) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(run.glob("checkpoints/step-000004/model/*"))]
+
+
+def test_it_resumes_with_the_same_bits_as_often_as_the_recipe_says(
+    tmp_path: Path,
+    silent: list[int],
+    replaced: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(command(tmp_path, "whole")) == 0
+    silent += [1, 2, 3]
+    with pytest.raises(Replaced):
+        main(command(tmp_path, "struck", run__restarts=2))
+    assert "no sign of life" in (said := capsys.readouterr().err) and "restart 1 of 2" in said
+    with pytest.raises(Replaced):
+        main(replaced[0][3:])
+    assert "restart 2 of 2" in capsys.readouterr().err
+    assert main(replaced[1][3:]) == 3, "the third silence ends the run"
+    assert "go on with: sixfold train --resume" in capsys.readouterr().err
+    assert main(replaced[1][3:]) == 0
+    assert weights(tmp_path / "struck") == weights(tmp_path / "whole") != []
+    assert [line["step"] for line in metrics(tmp_path / "struck")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("why", ["no restarts", "another error", "several ranks"])
+def test_other_runs_end(
+    tmp_path: Path,
+    silent: list[int],
+    replaced: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    folder = restart.RunFolder(tmp_path)
+    folder.recipe.write_text("")
+    error: Exception = RuntimeError() if why == "another error" else NoAnswer("silent")
+    if why == "several ranks":
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(type(error)), restart.restarting(folder, int(why != "no restarts")):
+        raise error
+    assert not replaced
+
+
+@pytest.mark.nightly
+def test_the_process_is_replaced(tmp_path: Path) -> None:
+    arguments = command(tmp_path, "run", run__restarts=1)
+    program = [sys.executable, "-c", SILENT, *arguments]
+    environment = {k: v for k, v in os.environ.items() if k != restart.COUNT}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1" in done.stderr
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
