@@ -42,3 +42,13 @@ def largest_age(per_step: int, staleness: int, window: int) -> int:
         window: groups of the window (W).
     """
     return staleness + -(-(window - 1) // per_step) if staleness else 0
+
+
+def replayed_groups(share: float, new: int) -> int:
+    """Groups that a step replays, if the buffer has as many.
+
+    Args:
+        share: share of the step's groups that are replayed.
+        new: new groups of the step.
+    """
+    return round(share / (1 - share) * new)

@@ -212,3 +212,35 @@ def test_a_replacement_that_is_lost_too_is_replaced() -> None:
         assert sampled.version == [1, 1] and pool.replaced == 3
 
     asyncio.run(play())
+
+
+def test_a_replacement_goes_on_if_the_call_that_asked_for_it_is_cancelled() -> None:
+    """No other call reaches the new process before it has the weights."""
+    log: list[FakeProcess] = []
+    given, loading = asyncio.Event(), asyncio.Event()
+
+    async def play() -> Sampled:
+        pool = samplers(log, count=1)
+        await pool.load(WEIGHTS, 3)
+        load = FakeProcess.load
+
+        async def slowly(self: FakeProcess, path: str, version: int) -> int:
+            loading.set()
+            await given.wait()
+            return await load(self, path, version)
+
+        log[0].lost = True
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FakeProcess, "load", slowly)
+            first = asyncio.create_task(pool.generate([1], PARAMS, SampleKey("a")))
+            await loading.wait()
+            first.cancel()
+            other = asyncio.create_task(pool.generate([1], PARAMS, SampleKey("b")))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert log[1].asked == []
+            given.set()
+            return await other
+
+    assert asyncio.run(play()).version == [3, 3]
+    assert [process.asked for process in log] == [["a"], ["b"]]

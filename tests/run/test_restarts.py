@@ -98,22 +98,33 @@ def test_it_resumes_with_the_same_bits_as_often_as_the_recipe_says(
     assert [line["step"] for line in metrics(tmp_path / "struck")] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("why", ["no restarts", "another error", "several ranks"])
+@pytest.mark.parametrize("why", ["no restarts", "another error", "several ranks", "not begun"])
 def test_other_runs_end(
-    tmp_path: Path,
-    silent: list[int],
-    replaced: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    why: str,
+    tmp_path: Path, replaced: list[list[str]], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    folder = restart.RunFolder(tmp_path)
-    folder.recipe.write_text("")
+    """Nor does the earlier run resume whose folder a new run would have replaced."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("")
     error: Exception = RuntimeError() if why == "another error" else NoAnswer("silent")
     if why == "several ranks":
         monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(type(error)), restart.restarting(folder, int(why != "no restarts")):
+    limit, resumed = int(why != "no restarts"), why != "not begun"
+    with pytest.raises(type(error)), restart.restarting(tmp_path, limit, resumed):
         raise error
     assert not replaced
+
+
+def test_flags_of_a_resumed_run_are_given_again(
+    tmp_path: Path, replaced: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder where the command was given, whatever user code has done."""
+    monkeypatch.chdir(tmp_path)
+    flags = ("--engine.kv_tokens", "9")
+    with pytest.raises(Replaced), restart.restarting(Path("r"), 1, True, flags):
+        os.chdir("/")
+        raise NoAnswer("silent")
+    assert replaced[0][3:] == ["train", "--resume", str(tmp_path / "r"), *flags]
+    assert Path.cwd() == tmp_path
 
 
 @pytest.mark.nightly

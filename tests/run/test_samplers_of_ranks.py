@@ -14,7 +14,7 @@ from tests.rank_runs import train_on_ranks
 from tests.run.processes import tiny_recipe
 from tests.run.test_several_ranks import METHODS, curve, trained, weights
 
-APART: dict[str, Any] = {"placement__kind": "processes", "placement__samplers": 2}
+APART: dict[str, Any] = {"placement__kind": "processes"}
 OF_ENGINE = {"rollout/preemptions", "rollout/recomputed_tokens", "sync/cast_bytes"}
 """Metrics that only one of the two has."""
 

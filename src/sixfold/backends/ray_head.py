@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 from ray._private import ray_constants
@@ -49,6 +51,18 @@ def private_cluster() -> Iterator[None]:
                 os.environ[name] = environment[name]
 
 
+def forget_token() -> None:
+    """After a private cluster has ended: the next one may have another token, or none."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def machine_name() -> str:
+    """Name of this machine, which no other has, also if their host names are equal."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else os.uname().nodename
+
+
 def serve(requests: Requests) -> None:
     """Start a cluster with `cpus` CPUs and files in `folder`, until the parent hangs up."""
     given = json.loads(next(requests))
@@ -64,3 +78,4 @@ def serve(requests: Requests) -> None:
     )
     requests.answer(ray.get_runtime_context().gcs_address.encode())
     next(requests, None)
+    shutil.rmtree(given["folder"], ignore_errors=True)  # the parent may have been killed

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -25,11 +24,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..engine.weight_stages import stage
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..processes.child import Child, ChildError, last_lines
 from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
-from .ray_head import private_cluster
+from .ray_head import forget_token, machine_name, private_cluster
 from .weight_files import prepare_for_file
 
 _REACH_S = 10.0
@@ -103,9 +102,10 @@ def connected(address: str, cpus: int, wait_s: float) -> Iterator[None]:
     with ExitStack() as ending:
         try:
             _reach(address)
+            ending.callback(lambda: None if address else forget_token())
             with nullcontext() if address else private_cluster():
-                address = address or ending.enter_context(_new_cluster(cpus, wait_s))
-                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+                found = address or ending.enter_context(_new_cluster(cpus, wait_s))
+                ray.init(address=found, logging_level=logging.ERROR, log_to_driver=False)
         except (OSError, RuntimeError, ValueError, RayError) as error:
             # RuntimeError: also a cluster of another version of Ray or Python
             why = str(error).strip().replace("\n", " ")
@@ -164,8 +164,15 @@ def _check_size(has: Mapping[str, float], needed: Mapping[str, int]) -> None:
 def stored_weights(weights: Mapping[str, Tensor]) -> Iterator[Any]:
     """Reference to the weights in the object store: the bytes of a safetensors file in float32."""
     own, _ = prepare_for_file(weights, torch.float32)
-    with stage("broadcast", sum(tensor.nbytes for tensor in own.values())):
-        reference = ray.put(save(own))
+    size = sum(tensor.nbytes for tensor in own.values())
+    with stage("broadcast", size):
+        try:
+            reference = ray.put(save(own))
+        except RayError as error:
+            raise UserError(
+                f"Ray's object store does not take the {size} bytes of the weights. Start the"
+                f" cluster with a larger --object-store-memory. {one_line(error)}"
+            ) from error
     yield reference
 
 
@@ -223,7 +230,7 @@ class RaySampler:
         except RayError as error:
             raise self._told(error) from error
         found, machine, self.pid = reply
-        self._here = machine == os.uname().nodename
+        self._here = machine == machine_name()
         if found != self._versions:
             raise UserError(
                 f"the node of {self._name} has {found}, but this one {dict(self._versions)}: tokens"
@@ -278,7 +285,8 @@ class RaySampler:
     def close(self) -> None:
         """End the actor. Calls that are waiting raise GeneratorClosed."""
         self._closed = True
-        ray.kill(self.actor)
+        with suppress(RayError):  # the cluster may be gone
+            ray.kill(self.actor)
 
     async def _submit(self) -> None:
         """Start the requests of this iteration. Ray may run later calls of an actor first."""
@@ -292,14 +300,29 @@ class RaySampler:
         return result
 
     async def _answer(self, reference: Awaitable[Any]) -> Any:
+        reply = asyncio.ensure_future(reference)
         try:
-            return await reference
+            while not (await asyncio.wait([reply], timeout=self._silence_s))[0]:
+                await self._check_alive()
+            return reply.result()
         except RayError as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
                 raise ValueError(str(error.cause)) from error  # of this request alone
             if self._closed and self._lost is None:
                 raise GeneratorClosed(f"{self._name} has been closed") from error
             raise self._told(error) from error
+
+    async def _check_alive(self) -> None:
+        """Ray finds actors that have died, but not one that hangs.
+
+        Raises:
+            EngineLost: it does not answer.
+        """
+        try:
+            await asyncio.wait_for(asyncio.ensure_future(self.actor.beat.remote()), self._silence_s)
+        except TimeoutError as error:
+            self._lost = f"{self._name} has given no sign of life for {self._silence_s:g} s"
+            raise EngineLost(self._lost) from error
 
     def _told(self, error: RayError) -> EngineLost:
         """The first failure: later ones follow from it."""

@@ -83,6 +83,7 @@ class Place:
     Attributes:
         number: its number.
         process: the process that has it now.
+        starting: the process that will have it, until that has the weights.
         calls: calls that are open.
         lock: held while the process is replaced or gets weights.
         ready: set unless the process is being replaced.
@@ -90,6 +91,7 @@ class Place:
 
     number: int
     process: Sampler
+    starting: Sampler | None = None
     calls: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,6 +140,7 @@ class Samplers:
         self._say = say
         self._closed = False
         self._weights = ExitStack()
+        self._replacing = set[asyncio.Task[None]]()
         self._published: Any = None
         self._affine: OrderedDict[tuple[int, str], Place] = OrderedDict()
         with ExitStack() as on_failure:
@@ -227,6 +230,8 @@ class Samplers:
         self._closed = True
         for place in self.places:
             place.process.close()
+            if place.starting:
+                place.starting.close()
         self._weights.close()
 
     def _place(self, task: tuple[int, str]) -> Place:
@@ -261,9 +266,17 @@ class Samplers:
     async def _replace(self, place: Place, lost: Sampler, error: EngineLost) -> None:
         """Start a new process in place of a lost one, unless that has been done.
 
+        The work goes on if the call that asks for it is cancelled: others wait for the process.
+
         Raises:
             EngineLost: if it may not be replaced any more.
         """
+        work = asyncio.create_task(self._replace_now(place, lost, error))
+        self._replacing.add(work)
+        work.add_done_callback(self._replacing.discard)
+        await asyncio.shield(work)
+
+    async def _replace_now(self, place: Place, lost: Sampler, error: EngineLost) -> None:
         async with place.lock:
             if place.process is not lost:
                 return
@@ -288,7 +301,12 @@ class Samplers:
         await asyncio.to_thread(place.process.close)
         if self._closed:
             raise GeneratorClosed("the samplers have been closed")
-        place.process = self._start(place.number)  # at once, so that `close` ends it
-        await asyncio.to_thread(place.process.ready)
-        if self._published is not None:
-            await place.process.load(self._published, self.version)
+        place.starting = new = self._start(place.number)  # at once, so that `close` ends it
+        try:
+            await asyncio.to_thread(new.ready)
+            if self._published is not None:
+                await new.load(self._published, self.version)
+        except BaseException:
+            await asyncio.to_thread(new.close)
+            raise
+        place.process, place.starting = new, None

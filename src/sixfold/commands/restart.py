@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..errors import NoAnswer, one_line
 from ..files.folder import RunFolder
@@ -15,19 +16,26 @@ COUNT = "SIXFOLD_RESTARTS"
 
 
 @contextmanager
-def restarting(run: RunFolder, limit: int) -> Iterator[None]:
+def restarting(
+    folder: Path, limit: int, resumed: bool = False, settings: Sequence[str] = ()
+) -> Iterator[None]:
     """Context of a run in one process. If a part of it is silent or has ended, the run resumes.
 
     This process is replaced by a new one, so nothing that hangs is left. With several ranks
     torchrun restarts all of them (`--max-restarts`).
 
     Args:
-        run: folder of the run.
+        folder: folder of the run.
         limit: number of restarts.
+        resumed: the run is in the folder already. Otherwise it resumes only once it is there: an
+            earlier run of the same name stays there until then.
+        settings: flags of the command, which a resumed run gets again.
 
     Raises:
         Exception: the error of the run, if it does not start again.
     """
+    run, place = RunFolder(folder.absolute()), Path.cwd()
+    earlier = _identity(run.recipe)
     try:
         yield
     except Exception as error:
@@ -36,7 +44,8 @@ def restarting(run: RunFolder, limit: int) -> Iterator[None]:
 
         done, several = int(os.environ.get(COUNT, "0")), os.environ.get("WORLD_SIZE", "1") != "1"
         part = isinstance(error, NoAnswer | ReferenceEnded | EngineLost)
-        if not part or several or done >= limit or not run.recipe.is_file():
+        begun = resumed or _identity(run.recipe) not in (None, earlier)
+        if not part or several or done >= limit or not begun:
             raise
         print(
             f"WARNING: {one_line(error)}\nThe run starts again: restart {done + 1} of {limit}",
@@ -44,5 +53,12 @@ def restarting(run: RunFolder, limit: int) -> Iterator[None]:
             flush=True,
         )
         os.environ[COUNT] = str(done + 1)
+        os.chdir(place)  # user code may have changed it
         resume = [sys.executable, "-m", "sixfold", "train", "--resume", str(run.path)]
-        os.execv(sys.executable, resume)
+        os.execv(sys.executable, resume + [*settings] * resumed)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Inode of a file and when it was written. None: there is no file."""
+    found = file.stat() if file.is_file() else None
+    return found and (found.st_ino, found.st_mtime_ns)

@@ -202,13 +202,15 @@ def start(
             from ..stages.driver import train_stages
 
             only, first = given.only, given.from_
-            with restarting(RunFolder(folder), 0 if only or first else recipe.run.restarts):
+            limit = 0 if only or first else recipe.run.restarts
+            with restarting(folder, limit, resume is not None, given.settings):
                 return train_stages(
                     staged, resume=resume, overwrite=given.overwrite, only=only, first=first
                 )
         from ..run.start import train_run
 
-        with restarting(RunFolder(folder), 0 if stop_after else recipe.run.restarts):
+        limit = 0 if stop_after else recipe.run.restarts
+        with restarting(folder, limit, resume is not None, given.settings):
             return train_run(
                 recipe, resume=resume, overwrite=given.overwrite, stop_after=stop_after
             )

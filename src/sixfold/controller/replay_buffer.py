@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from ..batch import Batch, Metrics
 from ..errors import UserError
 from ..seeds import STEP_BYTES, seed_number
+from ..staleness import replayed_groups
 from ..types import Group, Task, Trajectory
 from .collector import Collects
 
@@ -35,6 +37,16 @@ class Buffered:
 
     group: Group
     step: int
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The group for a checkpoint, made once: several are saved with it."""
+        return {
+            "step": self.step,
+            "task": self.group.task.id,
+            "trajectories": [t.to_record() for t in self.group.trajectories],
+            "greedy": self.group.greedy and self.group.greedy.to_record(),
+        }
 
 
 @dataclass
@@ -72,7 +84,7 @@ class ReplayBuffer:
         """
         random = Random(seed_number(f"{seed}/replay", STEP_BYTES))
         keys = [math.log(1 - random.random()) / self.gamma ** self._age(b) for b in self.groups]
-        wanted = round(self.share / (1 - self.share) * len(new))
+        wanted = replayed_groups(self.share, len(new))
         taken, self._drawn = {group.task.prompt_key for group in new}, []
         for i in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
             prompt = self.groups[i].group.task.prompt_key
@@ -123,18 +135,7 @@ class ReplayBuffer:
 
     def state(self) -> dict[str, Any]:
         """The groups, and the number of steps."""
-        return {
-            "steps": self._steps,
-            "groups": [
-                {
-                    "step": b.step,
-                    "task": b.group.task.id,
-                    "trajectories": [t.to_record() for t in b.group.trajectories],
-                    "greedy": b.group.greedy and b.group.greedy.to_record(),
-                }
-                for b in self.groups
-            ],
-        }
+        return {"steps": self._steps, "groups": [b.record for b in self.groups]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the groups.

@@ -9,6 +9,7 @@ from ..algorithm.method import Method
 from ..environment.episodes import library_of
 from ..environment.registry import EPISODES
 from ..errors import UserError
+from ..staleness import replayed_groups
 from .dump import toml_literal
 from .schema import (
     DataConfig,
@@ -198,7 +199,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
     Raises:
         UserError: names the setting and the remedy.
     """
-    _check_replay(recipe.replay, method)
+    _check_replay(recipe.replay, recipe.rollout.prompts_per_step, method)
     rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
     own = "the samplers have weights of their own, which they get after every step"
     early = "groups start before the rewards of others are known"
@@ -249,12 +250,17 @@ def check_placement(recipe: Recipe, method: Method) -> None:
                 )
 
 
-def _check_replay(replay: ReplayConfig, method: Method) -> None:
+def _check_replay(replay: ReplayConfig, prompts: int, method: Method) -> None:
     """Refuse a replay buffer without importance weights, and its settings without the buffer."""
     if not replay.share and replay != ReplayConfig():
         raise UserError(
             "[replay] has no effect with replay.share = 0. Set it, e.g. to 0.25, or remove the"
             " other settings of [replay]"
+        )
+    if replay.share and not replayed_groups(replay.share, prompts):
+        raise UserError(
+            f"replay.share = {replay.share:g} of steps of rollout.prompts_per_step = {prompts} is"
+            " less than half a group, so nothing would be replayed: raise one of them"
         )
     if replay.share and not method.ratio_from_trainer:
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from safetensors.torch import load
 
 import sixfold
 
+from ..backends.ray_head import machine_name
 from ..rollout.generator import Activity, Sampled
 from .sampler_worker import Setup
 
@@ -39,7 +39,10 @@ class SamplerActor:
 
     async def started(self) -> tuple[dict[str, str], str, int]:
         """Versions as of `versions`, name of the machine, process id."""
-        return versions(), os.uname().nodename, os.getpid()
+        return versions(), machine_name(), os.getpid()
+
+    async def beat(self) -> None:
+        """A sign of life."""
 
     async def submit(self, requests: Sequence[Mapping[str, Any]]) -> None:
         """Start requests together: arguments of `Generator.generate`, and a number `id`."""
@@ -64,8 +67,7 @@ class SamplerActor:
         """End a request, and wait until the engine has freed what it held."""
         if task := self._tasks.pop(number, None):
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
 
     async def score(self, tokens: Sequence[int], temperature: float) -> Reply[list[float]]:
         """As `Generator.score`."""

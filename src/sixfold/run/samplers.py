@@ -16,6 +16,7 @@ from ..backends.sampler_process import SamplerProcess
 from ..backends.samplers import Publish, Sampler, Samplers, Start
 from ..backends.weight_files import streamed_file
 from ..engine.speculative import Speculation
+from ..errors import UserError
 from ..model.empty import Architecture
 from ..model.loading import Policy
 from ..ranks import ALONE, Ranks
@@ -95,7 +96,7 @@ def _here(setup: Setup, size: int, ranks: Ranks) -> tuple[Start, Publish]:
 def _one_file(size: int, ranks: Ranks, weights: Mapping[str, Tensor]) -> Iterator[str]:
     """As `streamed_file`: one file for all ranks of a machine, which gather tensors together."""
     failure: Exception | None = None
-    machine, path = os.uname().nodename, ""
+    machine, path = os.environ.get("GROUP_RANK", os.uname().nodename), ""
     with ExitStack() as files:
         try:
             if os.environ["LOCAL_RANK"] == "0":
@@ -112,9 +113,20 @@ def _one_file(size: int, ranks: Ranks, weights: Mapping[str, Tensor]) -> Iterato
 
 def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[Start, Publish]:
     """Actors of a Ray cluster."""
-    from ..backends import ray_sampler
+    try:
+        from ..backends import ray_sampler
+    except ImportError as error:
+        raise UserError(
+            f"placement.kind = 'ray': {error}. Install the version of Ray that this release knows:"
+            " pip install -U 'sixfold[ray]'"
+        ) from error
     from .sampler_actor import SamplerActor, versions
 
+    if setup.device != "cpu" and not placement.address:
+        raise UserError(
+            "placement.kind = 'ray' on a GPU needs placement.address: a cluster of the GPUs that"
+            " the trainer leaves free, e.g. CUDA_VISIBLE_DEVICES=1,2,3 ray start --head"
+        )
     gpus, silence_s = int(setup.device != "cpu"), setup.silence_s
     cluster = ray_sampler.reserved(
         placement.address, placement.samplers, placement.threads, gpus, silence_s

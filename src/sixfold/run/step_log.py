@@ -180,6 +180,9 @@ class RolloutLog(StepLog):
         if self._roles.scoring:
             metrics[f"time/{self._roles.scoring}_s"] = scored_s
         mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
+        if "replay/frac" in metrics:
+            new = round((1 - number(metrics, "replay/frac")) * len(groups))
+            mean = reward_metrics(groups[:new]).get("reward/mean")
         if isinstance(mean, float):
             self._monitors.divergence.reward(mean)
             state.ema = mean if state.ema is None else 0.9 * state.ema + 0.1 * mean

@@ -14,6 +14,24 @@ from .sync import SyncError, WeightsNotFinite, not_finite
 from .versioned import Wait
 
 
+class _CheckedWeights(StagedWeights):
+    """Weights by name, which are checked as they are read.
+
+    Attributes:
+        wrong: the first weight that is not finite.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(weights, "gather")
+        self.wrong = ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = super().__getitem__(name)
+        if not self.wrong and not tensor.isfinite().all():
+            self.wrong = name
+        return tensor
+
+
 class RanksSync(CurrentSync[Generator]):
     """Sync that gathers the trainer's weights after every update and passes them to samplers.
 
@@ -46,12 +64,11 @@ class RanksSync(CurrentSync[Generator]):
 
     def _hand_over(self, version: int) -> None:
         failure: Exception | None = None
+        given = _CheckedWeights(self._weights())
         try:
-            given = StagedWeights(self._weights(), "gather")
             self._wait(self._engine.load(given, max(version, 0)))
-        except ValueError as error:  # on all ranks: all have the same tensors
-            again = self._weights().items()
-            wrong = next((n for n, t in again if not t.isfinite().all()), None)
+        except ValueError as error:
+            wrong = given.wrong
             failure = WeightsNotFinite(not_finite(wrong)) if wrong else SyncError(str(error))
         except Exception as error:  # noqa: BLE001  raised on all ranks
             failure = error

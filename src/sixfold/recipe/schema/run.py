@@ -40,8 +40,9 @@ class RunConfig(Section):
     )
     restarts: int = knob(
         0,
-        "times that the run starts again from its newest checkpoint, because the engine, a sampler,"
-        " a server or the reference process was silent or has ended",
+        "times that `sixfold train` starts the run again from its newest checkpoint, because the"
+        " engine, a sampler, a server or the reference process was silent or has ended; not with"
+        " --only, --from or several ranks",
         ge=0,
     )
     threads: int = knob(0, "CPU threads of torch (0: one per core)", ge=0, le=1024)
