@@ -84,7 +84,11 @@ def test_an_interrupt_ends_the_tasks_of_a_loop_in_the_background(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         await other
 
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(begin())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(begin())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert freed == [True]
     loop.close()
