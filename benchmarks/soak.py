@@ -50,6 +50,7 @@ from sixfold.data.sources import load_tasks
 from sixfold.recipe.toml import load_recipe
 from sixfold.report.loggers import read_metrics
 from sixfold.report.rollouts import dumped_steps, read_rollouts
+from sixfold.report.schema import depends_on_time
 
 GRACE_S = 5.0
 """Seconds after a kill in which processes of the run may still end."""
@@ -82,9 +83,6 @@ SETTINGS = {
     "log.rollouts_every": 1,
 }
 """Settings of both runs that override the recipe's."""
-
-TIMED = ("time/", "rollout/tok_s", "train/tok_s", "dynamic/check_s")
-"""Prefixes of metrics that depend on time, and so differ between two runs."""
 
 
 class Process(Protocol):
@@ -391,7 +389,7 @@ def _after_warm_up(life: Life) -> Life:
 
 
 def _untimed(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in metrics.items() if not key.startswith(TIMED)}
+    return {key: value for key, value in metrics.items() if not depends_on_time(key)}
 
 
 def _tokens(path: Path) -> list[tuple[Any, ...]]:

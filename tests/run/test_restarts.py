@@ -12,9 +12,9 @@ import pytest
 
 from sixfold.batch import Metrics
 from sixfold.cli import main
-from sixfold.commands import restart
 from sixfold.controller.loop import Controller
 from sixfold.errors import NoAnswer
+from sixfold.run import restart
 
 from .processes import metrics, tiny_recipe
 

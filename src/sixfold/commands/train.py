@@ -20,8 +20,8 @@ from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
 from ..report.replay_verdict import replay_verdict
 from ..run.recipe_environment import check_names
+from ..run.restart import restarting
 from ..stages.plans import stage_plans
-from .restart import restarting
 
 OVERWRITE_HELP = "replace an earlier run of the same name, which is deleted when the new run ends"
 

@@ -197,11 +197,16 @@ class Child:
     def arrived(self) -> Iterator[Message]:
         """Messages that have arrived. Call it when `replies` is readable, and take all of them.
 
+        It never waits: after a signal, an event loop may call a reader twice for one message.
+
         Raises:
             ChildEnded: as in `receive`, after the messages that came before.
             RequestFailed: if the program raised an exception.
         """
-        self._read(None)
+        poll = select.poll()
+        poll.register(self.replies, select.POLLIN)
+        if poll.poll(0):
+            self._read(None)
         while message := self._next():
             yield message
 
