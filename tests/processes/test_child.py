@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def ask(child: Child, request: str | bytes) -> bytes:
 def messages(child: Child) -> Iterator[Message]:
     """Until the last answer has come."""
     while child.owed:
+        select.select([child.replies], [], [], TIMEOUT_S)
         yield from child.arrived()
 
 
@@ -88,6 +90,14 @@ def test_a_request_may_have_several_answers_and_notes_before_each(start: Start) 
 
 
 @pytest.mark.slow
+def test_messages_that_have_been_taken_are_not_waited_for(start: Start) -> None:
+    """After a signal, an event loop may call its reader twice."""
+    child = start()
+    child.send(b"echo", TIMEOUT_S)
+    assert len([*messages(child)]) == 1
+    assert [*child.arrived()] == []
+
+
 def test_messages_of_many_megabytes(start: Start) -> None:
     text = os.urandom(6 << 20)
     assert ask(start(), b"echo " + text) == text
