@@ -67,9 +67,7 @@ def test_tasks_of_a_loop_in_the_background_go_on_between_calls() -> None:
     assert not [t for t in threading.enumerate() if t.name == "event-loop"]
 
 
-def test_an_interrupt_ends_the_tasks_of_a_loop_in_the_background(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupt_ends_the_tasks_of_a_loop_in_the_background() -> None:
     loop, freed = event_loop.BackgroundLoop(), []
 
     async def waiting() -> None:

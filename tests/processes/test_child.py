@@ -90,11 +90,18 @@ def test_a_request_may_have_several_answers_and_notes_before_each(start: Start) 
 
 
 @pytest.mark.slow
-def test_messages_that_have_been_taken_are_not_waited_for(start: Start) -> None:
+def test_messages_that_have_been_taken_are_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a signal, an event loop may call its reader twice."""
     child = start()
     child.send(b"echo", TIMEOUT_S)
     assert len([*messages(child)]) == 1
+
+    def read(descriptor: int, size: int) -> bytes:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(child_module.os, "read", read)
     assert [*child.arrived()] == []
 
 

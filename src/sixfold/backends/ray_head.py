@@ -30,7 +30,7 @@ _PRIVATE = {
 
 @contextmanager
 def private_cluster() -> Iterator[None]:
-    """A cluster that is started in the block is for this process and those that it starts.
+    """Context in which a new cluster can be used by this process and its children alone.
 
     By default Ray listens on all interfaces, and whoever knows the token in the user's home may run
     code. Here it listens on the loopback address, with a token of its own. The switch of the

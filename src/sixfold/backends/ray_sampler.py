@@ -118,7 +118,7 @@ def connected(address: str, cpus: int, wait_s: float) -> Iterator[None]:
 
 
 def _reach(address: str) -> None:
-    """Connect to the port of an address: Ray tries for minutes.
+    """Check that somebody listens at an address. Ray itself would try for minutes.
 
     Raises:
         OSError: nobody listens there.
@@ -294,7 +294,7 @@ class RaySampler:
         await self._answer(self.actor.submit.remote(made))
 
     async def _result(self, reference: Awaitable[Any]) -> Any:
-        """The result of a reply that also has the counters of the engine."""
+        """Wait for a reply, keep the counters of the engine in it, and return the result in it."""
         result, activity = await self._answer(reference)
         self.activity = activity if self._here else None
         return result
@@ -325,7 +325,7 @@ class RaySampler:
             raise EngineLost(self._lost) from error
 
     def _told(self, error: RayError) -> EngineLost:
-        """The first failure: later ones follow from it."""
+        """Error that names the first failure of this actor. Later ones follow from it."""
         if self._lost is None:
             self._lost = f"{self._name} failed:\n{last_lines(str(error))}"
             if isinstance(error, RayActorError):  # the last line of it says why, then what may be

@@ -1,4 +1,4 @@
-"""A Ray actor that samples with the embedded engine. `backends/ray_sampler.py` asks it."""
+"""A Ray actor that samples with the embedded engine. `backends/ray_sampler.py` calls it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SamplerActor:
         return self._reply(await self._generator.score(tokens, temperature))
 
     async def load(self, weights: bytes, version: int) -> Reply[int]:
-        """As `Generator.load`, of the bytes of a safetensors file."""
+        """As `Generator.load`. The weights are the bytes of a safetensors file."""
         return self._reply(await self._generator.load(load(weights), version))
 
     def _reply(self, result: T) -> Reply[T]:

@@ -15,7 +15,7 @@ from .versioned import Wait
 
 
 class _CheckedWeights(StagedWeights):
-    """Weights by name, which are checked as they are read.
+    """Weights by name. Reading one checks that it is finite.
 
     Attributes:
         wrong: the first weight that is not finite.
