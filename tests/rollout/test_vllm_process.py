@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -263,6 +264,21 @@ def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
     with pytest.raises(UserError, match=r"KeyError: 'no.such.weight'"):
         load(engine, {"no.such.weight": torch.zeros(2)}, 1)
     assert engine.version == -1
+
+
+@pytest.mark.slow
+def test_altered_weights_end_the_process(
+    policy: Policy, fake: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never samples from them."""
+    write = weight_files.save_file
+
+    def altered(own: dict[str, torch.Tensor], *given: Any) -> None:
+        write({name: tensor * 1.5 for name, tensor in own.items()}, *given)
+
+    monkeypatch.setattr(weight_files, "save_file", altered)
+    with pytest.raises(EngineLost, match=r"torn or altered: '.*' differs from its checksum"):
+        load(start(policy), weights(policy), 9)
 
 
 @pytest.mark.slow

@@ -16,11 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from safetensors.torch import save
 from torch import Tensor
 
 from ..engine.weight_stages import stage
@@ -29,7 +27,7 @@ from ..processes.child import Child, ChildError, last_lines
 from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
 from .ray_head import forget_token, machine_name, private_cluster
-from .weight_files import prepare_for_file
+from .weight_files import sealed_bytes
 
 _REACH_S = 10.0
 _CONCURRENT = 1 << 20
@@ -161,17 +159,16 @@ def _check_size(has: Mapping[str, float], needed: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def stored_weights(weights: Mapping[str, Tensor]) -> Iterator[Any]:
-    """Reference to the weights in the object store: the bytes of a safetensors file in float32."""
-    own, _ = prepare_for_file(weights, torch.float32)
-    size = sum(tensor.nbytes for tensor in own.values())
-    with stage("broadcast", size):
+def stored_weights(weights: Mapping[str, Tensor], version: int) -> Iterator[Any]:
+    """Reference to the weights in the object store: the bytes for `read_sealed`."""
+    sealed = sealed_bytes(weights, version)
+    with stage("broadcast"):
         try:
-            reference = ray.put(save(own))
+            reference = ray.put(sealed)
         except RayError as error:
             raise UserError(
-                f"Ray's object store does not take the {size} bytes of the weights. Start the"
-                f" cluster with a larger --object-store-memory. {one_line(error)}"
+                f"Ray's object store does not take the {len(sealed)} bytes of the weights. Start"
+                f" the cluster with a larger --object-store-memory. {one_line(error)}"
             ) from error
     yield reference
 
@@ -186,7 +183,7 @@ class RaySampler:
         silence_s: longest time for its start, in seconds.
 
     Attributes:
-        given: reference to its weights. None before the first `load`.
+        given: reference to its weights. None before the first `swap`.
         activity: as `Sampler.activity`. None on another machine, whose clock is another.
         actor: the actor.
         pid: its process.
@@ -203,6 +200,7 @@ class RaySampler:
         self.activity: Activity | None = None
         self.pid = 0
         self.actor = start()
+        self._staged: Any = None
         self._name = f"sampler {number}"
         self._versions = versions
         self._silence_s = silence_s
@@ -276,10 +274,13 @@ class RaySampler:
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
         return list(await self._result(self.actor.score.remote(list(tokens), temperature)))
 
-    async def load(self, given: Any, version: int) -> int:
-        """As `Generator.load`, of weights in the object store."""
-        running: int = await self._result(self.actor.load.remote(given, version))
-        self.given = given
+    async def stage(self, given: Any, version: int) -> None:
+        await self._result(self.actor.stage.remote(given, version))
+        self._staged = given
+
+    async def swap(self, version: int) -> int:
+        running: int = await self._result(self.actor.swap.remote(version))
+        self.given = self._staged
         return running
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ class SamplerProcess:
         silence_s: longest time without a heartbeat, in seconds.
 
     Attributes:
-        given: the file with its weights. None before the first `load`.
+        given: the file with its weights. None before the first `swap`.
         child: the process.
         activity: counters of its engine at its last reply. None before the first.
     """
@@ -32,6 +32,7 @@ class SamplerProcess:
         self, number: int, program: str, setup: object, threads: int, silence_s: float
     ) -> None:
         self.given: str | None = None
+        self._staged: str | None = None
         self.activity: Activity | None = None
         self._name = f"sampler {number}"
         self._silence_s = silence_s
@@ -92,10 +93,14 @@ class SamplerProcess:
         request = {"tokens": list(tokens), "temperature": temperature}
         return list((await self._ask("score", request))["logp"])
 
-    async def load(self, given: str, version: int) -> int:
-        """As `Generator.load`, of a safetensors file with the names of the policy's parameters."""
-        running = (await self._ask("load", {"path": given, "version": version}))["running"]
-        self.given = given
+    async def stage(self, given: str, version: int) -> None:
+        """As `Sampler.stage`, of a file with the names of the policy's parameters."""
+        await self._ask("stage", {"path": given, "version": version})
+        self._staged = given
+
+    async def swap(self, version: int) -> int:
+        running = (await self._ask("swap", {"version": version}))["running"]
+        self.given = self._staged
         return int(running)
 
     def close(self) -> None:

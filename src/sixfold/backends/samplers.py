@@ -10,29 +10,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
 
+T = TypeVar("T")
+
 REMEMBERED = 4096
 """Tasks whose process is remembered: those that were last asked for."""
 
 
-Publish = Callable[[Mapping[str, Tensor]], AbstractContextManager[Any]]
-"""Makes weights readable for all processes, until the block is left."""
+Publish = Callable[[Mapping[str, Tensor], int], AbstractContextManager[Any]]
+"""Makes weights of a version readable for all processes, until the block is left."""
 
 
 class Sampler(Protocol):
     """A process that samples. It starts when it is made.
 
     Attributes:
-        given: the published weights that it has. None before the first `load`.
+        given: the published weights that it has. None before the first `swap`.
         activity: counters of its engine at its last reply. None: unknown.
     """
 
@@ -63,8 +65,20 @@ class Sampler(Protocol):
         """As `Generator.score`."""
         ...
 
-    async def load(self, given: Any, version: int) -> int:
-        """As `Generator.load`, of published weights with the names of the policy's parameters."""
+    async def stage(self, given: Any, version: int) -> None:
+        """Read and check published weights, while requests run. `swap` puts them in force.
+
+        Args:
+            given: the published weights, with the names of the policy's parameters.
+            version: their version.
+
+        Raises:
+            ValueError: if they are torn or altered or do not fit, or the version is not greater.
+        """
+        ...
+
+    async def swap(self, version: int) -> int:
+        """As `Generator.load`, of the staged weights."""
         ...
 
     def close(self) -> None:
@@ -196,27 +210,29 @@ class Samplers:
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         """As `Generator.load`, of weights named as the policy's parameters.
 
-        They stay published until the next call: a process that replaces another reads them. Version
-        0 is accepted again, as in `EngineGenerator.load`.
+        No process uses them before all have read and checked them. They stay published until the
+        next call: a process that replaces another reads them. Version 0 is accepted again, as in
+        `EngineGenerator.load`.
 
         Raises:
-            ValueError: if the tensors do not fit, or the version is not greater. The old weights
-                stay in use: all processes check the same tensors in the same way.
+            ValueError: if the tensors do not fit or were altered on the way, or the version is not
+                greater. The old weights stay in use in all processes.
         """
         if version < self.version or version == self.version != 0:
             raise ValueError(f"version = {version} must be greater than {self.version}")
         before = self._published, self.version
         with ExitStack() as kept:
-            self._published, self.version = kept.enter_context(self._publish(weights)), version
-            handed = [self._hand_over(place) for place in self.places]
-            found = await asyncio.gather(*handed, return_exceptions=True)
-            for one in found:
-                if isinstance(one, BaseException):
-                    self._published, self.version = before
-                    raise one
+            published = kept.enter_context(self._publish(weights, version))
+            staged = await _all(self._stage(place, published, version) for place in self.places)
+            self._published, self.version = published, version
+            try:
+                running = await _all(map(self._swap, self.places, staged))
+            except BaseException:
+                self._published, self.version = before
+                raise
             self._weights.close()
             self._weights = kept.pop_all()
-        return sum(one for one in found if isinstance(one, int))
+        return sum(running)
 
     def activities(self) -> list[Activity | None]:
         """Counters of each process at its last reply. None: it has not replied yet."""
@@ -250,14 +266,28 @@ class Samplers:
             except EngineLost as error:
                 await self._replace(place, process, error)
 
-    async def _hand_over(self, place: Place) -> int:
-        """Give the current weights to one process."""
+    async def _stage(self, place: Place, published: Any, version: int) -> Sampler:
+        """Stage weights in the process of a place, and return it."""
+        while True:
+            async with place.lock:
+                process = place.process
+                try:
+                    await process.stage(published, version)
+                    return process
+                except EngineLost as error:
+                    lost = error
+            await self._replace(place, process, lost)
+
+    async def _swap(self, place: Place, staged: Sampler) -> int:
+        """Put the published weights in force in a place. `staged`: the process that has them."""
         async with place.lock:
             process = place.process
             if process.given is self._published:  # it was replaced meanwhile
                 return 0
             try:
-                return await process.load(self._published, self.version)
+                if process is not staged:
+                    await process.stage(self._published, self.version)
+                return await process.swap(self.version)
             except EngineLost as error:
                 lost = error
         await self._replace(place, process, lost)
@@ -305,8 +335,18 @@ class Samplers:
         try:
             await asyncio.to_thread(new.ready)
             if self._published is not None:
-                await new.load(self._published, self.version)
+                await new.stage(self._published, self.version)
+                await new.swap(self.version)
         except BaseException:
             await asyncio.to_thread(new.close)
             raise
         place.process, place.starting = new, None
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of coroutines that run together. All have ended before the first error is raised."""
+    found = await asyncio.gather(*work, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in found if not isinstance(one, BaseException)]

@@ -32,6 +32,7 @@ import json
 import os
 import threading
 import time
+import zlib
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,20 @@ if TYPE_CHECKING:
     from ..processes.program import Requests
 
 BEAT_S = 1.0
+
+
+def _check_sums(path: str, weights: dict[str, Any]) -> None:
+    """Check tensors against the checksums in their file (`weight_files.checksum`)."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        sums = file.metadata()
+    for name, tensor in weights.items():
+        what = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
+        if sums.get(f"crc32 {name}") != str(zlib.crc32(data, zlib.crc32(what))):
+            raise ValueError(f"the weights are torn or altered: '{name}' differs from its checksum")
 
 
 @dataclass
@@ -156,9 +171,14 @@ class Sampler:
             path: safetensors file. It is in a folder that only this load uses.
             tied: further name of a tied tensor -> its name in the file.
             version: version of the weights.
+
+        Raises:
+            ValueError: if a tensor differs from its checksum. This ends the process.
         """
         from safetensors.torch import load_file
 
+        weights = load_file(path)
+        _check_sums(path, weights)
         # Running requests lose their keys and values too, and compute them again: otherwise blocks
         # in use would stay in the prefix cache, with values of the old weights.
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -166,7 +186,6 @@ class Sampler:
                 "the prefix cache could not be cleared, so old keys and values would be used"
                 " with new weights"
             )
-        weights = load_file(path)
         # On a CPU, a tied output head has its own repacked copy of the weight. The copy would keep
         # the old values unless the head is loaded by its name.
         weights |= {name: weights[stored_as] for name, stored_as in tied.items()}

@@ -1,24 +1,34 @@
-"""Checkpoint files that pass weights to an engine in another process."""
+"""Checkpoint files that pass weights to an engine in another process.
+
+A file names the version of its weights and has a CRC-32 of every tensor, so an engine refuses one
+that is torn, altered or of another version, and goes on with its old weights. zlib computes it with
+2 GB/s, beside sampling.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from ..engine.weight_stages import count_bytes, stage
 
 MODEL_FILE = "model.safetensors"
 _HEADER_SIZE = struct.Struct("<Q")
+_SUM = "crc32 "
+"""Start of the key of a tensor's checksum in the metadata of a file. The tensor's name follows."""
 
 
 def prepare_for_file(
@@ -49,6 +59,51 @@ def prepare_for_file(
     return own, tied
 
 
+def sealed_bytes(weights: Mapping[str, Tensor], version: int) -> bytes:
+    """Bytes of a safetensors file with the weights in float32, for `read_sealed`."""
+    own, _ = prepare_for_file(weights, torch.float32)
+    with stage("broadcast", sum(tensor.nbytes for tensor in own.values())):
+        return save(own, {"format": "pt", "version": str(version), **_checksums(own)})
+
+
+def read_sealed(source: str | bytes, version: int) -> dict[str, Tensor]:
+    """Weights of a file that `streamed_file` or `sealed_bytes` has written.
+
+    Args:
+        source: path of the file, or its bytes.
+        version: version that the weights must have.
+
+    Raises:
+        ValueError: if the file is torn or altered, or has another version.
+    """
+    broken = f"the weights of version {version} are torn or altered"
+    try:
+        tensors = load(source) if isinstance(source, bytes) else load_file(source)
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            size = _HEADER_SIZE.unpack(file.read(_HEADER_SIZE.size))[0]
+            metadata = json.loads(file.read(size))["__metadata__"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ValueError(f"{broken}: {error}") from error
+    if (found := metadata.get("version")) != str(version):
+        raise ValueError(f"the weights of version {version} were announced, but {found} arrived")
+    sums = {key.removeprefix(_SUM): v for key, v in metadata.items() if key.startswith(_SUM)}
+    for name in sorted(tensors.keys() | sums.keys()):
+        if name not in tensors or sums.get(name) != checksum(name, tensors[name]):
+            raise ValueError(f"{broken}: '{name}' differs from its checksum")
+    return tensors
+
+
+def _checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Metadata of a file that holds these tensors."""
+    return {_SUM + name: checksum(name, tensor) for name, tensor in tensors.items()}
+
+
+def checksum(name: str, tensor: Tensor) -> str:
+    """CRC-32 of a tensor on the CPU, with its name, dtype and shape."""
+    what = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+    return str(zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(what)))
+
+
 @contextmanager
 def weights_folder(
     weights: Mapping[str, Tensor], dtype: torch.dtype, in_memory: bool = False
@@ -69,14 +124,16 @@ def weights_folder(
         prefix="sixfold-weights-", dir=_memory(size) if in_memory else None
     ) as folder:
         with stage("broadcast", size):
-            save_file(own, Path(folder, MODEL_FILE), metadata={"format": "pt"})
+            save_file(own, Path(folder, MODEL_FILE), {"format": "pt", **_checksums(own)})
         del own  # the copy is as large as the model
         yield Path(folder), tied
 
 
 @contextmanager
-def streamed_file(size: int, weights: Mapping[str, Tensor]) -> Iterator[str]:
+def streamed_file(size: int, weights: Mapping[str, Tensor], version: int) -> Iterator[str]:
     """Path of a safetensors file with the weights in float32, in memory if it has the space.
+
+    Read it by `read_sealed`.
 
     One tensor after the other is read and written, so no second copy of all is made. All are read
     even if the file cannot be written: other ranks gather them at the same moments. The file is
@@ -85,6 +142,7 @@ def streamed_file(size: int, weights: Mapping[str, Tensor]) -> Iterator[str]:
     Args:
         size: bytes of all tensors.
         weights: tensors by name, each of which may be computed when it is read.
+        version: version of the weights.
 
     Raises:
         OSError: the file cannot be written.
@@ -94,7 +152,7 @@ def streamed_file(size: int, weights: Mapping[str, Tensor]) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(size)) as folder:
             path = Path(folder, MODEL_FILE)
             with path.open("wb") as file:
-                _stream(tensors, _header_room(weights), file)
+                _stream(tensors, version, _header_room(weights), file)
             yield str(path)
     finally:
         for _ in tensors:
@@ -102,13 +160,14 @@ def streamed_file(size: int, weights: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _header_room(names: Iterable[str]) -> int:
-    """Bytes that suffice for the header of a safetensors file: a name, its shape and offsets."""
-    return -(-sum(len(json.dumps(name)) + 256 for name in ["__metadata__", *names]) // 8) * 8
+    """Bytes that suffice for the header: of each tensor a name twice, shape, offsets, checksum."""
+    return -(-sum(2 * len(json.dumps(name)) + 288 for name in ["__metadata__", *names]) // 8) * 8
 
 
-def _stream(tensors: Iterator[tuple[str, Tensor]], room: int, file: BinaryIO) -> None:
+def _stream(tensors: Iterator[tuple[str, Tensor]], version: int, room: int, file: BinaryIO) -> None:
     """Write a safetensors file whose header, of `room` bytes, is written last."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    metadata = {"format": "pt", "version": str(version)}
+    header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     file.seek(_HEADER_SIZE.size + room)
     for name, tensor in tensors:
@@ -117,6 +176,7 @@ def _stream(tensors: Iterator[tuple[str, Tensor]], room: int, file: BinaryIO) ->
         count_bytes("cast", own.nbytes)
         with stage("broadcast", own.nbytes):
             file.write(own.view(-1).numpy().data)
+            metadata[_SUM + name] = checksum(name, own)
         offsets = [end, end := end + own.nbytes]
         header[name] = {"dtype": "F32", "shape": list(own.shape), "data_offsets": offsets}
     text = json.dumps(header).encode()

@@ -38,7 +38,7 @@ from .scoring import PromptScore, PromptScorer
 from .sequence import Constraint, Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import Usage
-from .weights import NamedTensors, Weights
+from .weights import NamedTensors, Staged, Weights
 
 Forward = tuple[BatchState, Tensor, list[int]]
 """Sequences, their logits [B, V], and the weight version [B] that produced each row of logits."""
@@ -291,9 +291,24 @@ class Engine:
         After any error the old weights and version are in place, except after a failed write
         without `undo`.
         """
+        with self._renewed(version):
+            self.weights.load(tensors, undo=undo)
+
+    def swap_weights(self, staged: Staged, version: int) -> None:
+        """As `load_weights`, of weights that `Weights.stage` has checked.
+
+        Raises:
+            RuntimeError: if `version` does not increase.
+        """
+        with self._renewed(version):
+            self.weights.swap(staged)
+
+    @contextmanager
+    def _renewed(self, version: int) -> Iterator[None]:
+        """Context in which weights of a newer version are written."""
         if version < self.version or (version == self.version and self.busy):
             raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
-        self.weights.load(tensors, undo=undo)
+        yield
         self.scheduler.outdate()
         self.renewal.begin()
         self.version = version

@@ -21,6 +21,8 @@ from torch.nn.utils import get_total_norm
 
 from .weight_stages import stage
 
+Staged = list[tuple[Tensor, Tensor]]
+"""New weights that have been checked: tensor of the module, and its new values on the host."""
 NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Names and tensors. A mapping may create tensors on access; each is accessed up to three times."""
 
@@ -94,6 +96,33 @@ class Weights:
             self.torn = True
             _write(plan, [])
             self.torn = False
+
+    @torch.no_grad()
+    def stage(self, given: Mapping[str, Tensor]) -> Staged:
+        """Check new weights, and convert them to the module's dtypes, for `swap`.
+
+        Another thread may run the module meanwhile. Tensors of the right dtype are not copied, so
+        they must not change until the swap; for a GPU all are copied to pinned memory.
+
+        Args:
+            given: all parameters, as for `load`, in host memory.
+
+        Raises:
+            ValueError: as `load` does.
+        """
+        staged = []
+        for write in self._plan(given):
+            new = write.source.to(write.target.dtype)
+            staged.append((write.target, new.pin_memory() if write.target.is_cuda else new))
+        return staged
+
+    @torch.no_grad()
+    def swap(self, staged: Staged) -> None:
+        """Overwrite the parameters with staged ones. An error leaves the weights torn."""
+        self.torn = True
+        for target, new in staged:
+            _copy(target, new)
+        self.torn = False
 
     def _plan(self, given: Mapping[str, Tensor]) -> list[Write]:
         own = {

@@ -12,12 +12,13 @@ from typing import TypeVar
 from torch import Tensor
 
 from ..engine.engine import Engine
+from ..engine.weights import Staged
 from ..processes.deadline import Deadline
 from ..renderer.renderer import Renderer
 from ..types import SamplingParams
 from .engine_guard import EngineGuard
 from .engine_job import Delta, Job
-from .engine_thread import EngineThread, load_newer
+from .engine_thread import EngineThread, check_newer, load_newer
 from .generator import Activity, GeneratorClosed, Sampled, SampleKey
 from .thread_settings import release_workers
 
@@ -100,6 +101,7 @@ class EngineGenerator:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._made = time.perf_counter()
         self._loaded = 0.0, 0.0
+        self._staged: tuple[int, Staged] | None = None
 
     def activities(self) -> list[Activity]:
         """The counters of the engine."""
@@ -189,6 +191,42 @@ class EngineGenerator:
             return len(engine.scheduler.running)
 
         return await self.call(load)
+
+    async def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Check new weights in another thread, beside the engine. `swap` puts them in force.
+
+        Args:
+            weights: tensors on the host, as for `load`. They must not change until the swap.
+            version: their version, as for `load`.
+
+        Raises:
+            ValueError: as `load` does.
+        """
+        self._staged = None
+        if version or self.engine.version:
+            check_newer(version, self.engine)
+        self._staged = version, await asyncio.to_thread(self.engine.weights.stage, weights)
+
+    async def swap(self, version: int) -> int:
+        """Overwrite the weights with the staged ones, between two engine steps.
+
+        Returns:
+            Number of running sequences that continue with the new weights.
+
+        Raises:
+            ValueError: if the staged weights have another version, or there are none.
+        """
+        staged, self._staged = self._staged, None
+        if staged is None or staged[0] != version:
+            raise ValueError(f"weights of version {version} have not been staged")
+
+        def swap(engine: Engine) -> int:
+            began = time.perf_counter()
+            engine.swap_weights(staged[1], version)
+            self._loaded = began, time.perf_counter()
+            return len(engine.scheduler.running)
+
+        return await self.call(swap)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function(engine)` in the engine's thread between two steps.

@@ -467,13 +467,22 @@ def load_newer(tensors: NamedTensors, version: int, engine: Engine) -> int:
     Raises:
         VersionNotGreater: if it is not greater. The old weights stay in use.
     """
+    check_newer(version, engine)
+    engine.load_weights(tensors, version)
+    return len(engine.scheduler.running)
+
+
+def check_newer(version: int, engine: Engine) -> None:
+    """Check that new weights have a greater version than those of an engine.
+
+    Raises:
+        VersionNotGreater: if they do not.
+    """
     if version <= engine.version:
         raise VersionNotGreater(
             f"version = {version} must be greater than the version of the current weights,"
             f" {engine.version}"
         )
-    engine.load_weights(tensors, version)
-    return len(engine.scheduler.running)
 
 
 def _serve(

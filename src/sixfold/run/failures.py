@@ -11,7 +11,7 @@ from ..errors import BudgetSpent, NoAnswer, RunFailed
 from ..files.folder import RunFolder
 from ..reference.worker_reference import ReferenceEnded
 from ..report.progress import Progress
-from ..sync.sync import WeightsNotFinite
+from ..sync.sync import SyncError, WeightsNotFinite
 from ..trainer.trainer import EngineDisagrees, TrainingDiverged
 from .out_of_memory import is_out_of_memory, remedies, work_size
 
@@ -47,8 +47,8 @@ def failures_in_words(
         progress: knows the phase in which the run failed.
 
     Raises:
-        RunFailed: if engine and trainer disagree, training has diverged, memory or a budget is used
-            up, or a part of the run gives no answer or has ended.
+        RunFailed: if engine and trainer disagree, training has diverged, a weight sync has failed,
+            memory or a budget is used up, or a part of the run gives no answer or has ended.
     """
     try:
         yield
@@ -58,6 +58,8 @@ def failures_in_words(
         raise type(error)(f"{error}. {what_is_left(run)}") from error
     except (TrainingDiverged, WeightsNotFinite) as error:
         raise RunFailed(f"training has diverged: {error}. {what_is_left(run)}") from error
+    except SyncError as error:
+        raise RunFailed(f"the weight sync failed: {error}. {what_is_left(run)}") from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

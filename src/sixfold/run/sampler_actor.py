@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load
 
 import sixfold
 
 from ..backends.ray_head import machine_name
+from ..backends.weight_files import read_sealed
 from ..rollout.generator import Activity, Sampled
 from .sampler_worker import Setup
 
@@ -73,9 +73,15 @@ class SamplerActor:
         """As `Generator.score`."""
         return self._reply(await self._generator.score(tokens, temperature))
 
-    async def load(self, weights: bytes, version: int) -> Reply[int]:
-        """As `Generator.load`. The weights are the bytes of a safetensors file."""
-        return self._reply(await self._generator.load(load(weights), version))
+    async def stage(self, sealed: bytes, version: int) -> Reply[None]:
+        """As `EngineGenerator.stage`, of the weights of `read_sealed`."""
+        tensors = await asyncio.to_thread(read_sealed, sealed, version)
+        await self._generator.stage(tensors, version)
+        return self._reply(None)
+
+    async def swap(self, version: int) -> Reply[int]:
+        """As `EngineGenerator.swap`."""
+        return self._reply(await self._generator.swap(version))
 
     def _reply(self, result: T) -> Reply[T]:
         return result, self._generator.activities()[0]

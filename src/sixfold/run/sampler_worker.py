@@ -8,7 +8,9 @@ and the counters of the engine as `activity` (`rollout/generator.py`):
               -> sampled (`rollout/generator.py`)
     score     tokens [id], temperature
               -> logp of all tokens but the first
-    load      path (safetensors), version
+    stage     path (`backends/weight_files.py`), version: read new weights beside sampling
+              -> nothing
+    swap      version: put the staged weights in force between two steps of the engine
               -> running: number of running sequences that go on with the new weights
     abort     ends the request with this number, if it still runs
               -> aborted: true
@@ -30,9 +32,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from ..backends.weight_files import read_sealed
 from ..engine.speculative import Speculation
 from ..model.causal_lm import CausalLM
 from ..model.empty import Architecture, copy_buffers
@@ -106,7 +108,8 @@ class Server:
         self._kinds: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
             "generate": self._generate,
             "score": self._score,
-            "load": self._load,
+            "stage": self._stage,
+            "swap": self._swap,
         }
         self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -181,8 +184,13 @@ class Server:
     async def _score(self, tokens: list[int], temperature: float) -> dict[str, Any]:
         return {"logp": await self._generator.score(tokens, temperature)}
 
-    async def _load(self, path: str, version: int) -> dict[str, Any]:
-        return {"running": await self._generator.load(load_file(path), version)}
+    async def _stage(self, path: str, version: int) -> dict[str, Any]:
+        tensors = await asyncio.to_thread(read_sealed, path, version)
+        await self._generator.stage(tensors, version)
+        return {}
+
+    async def _swap(self, version: int) -> dict[str, Any]:
+        return {"running": await self._generator.swap(version)}
 
 
 def serve(requests: Requests) -> None:

@@ -93,14 +93,16 @@ def _here(setup: Setup, size: int, ranks: Ranks) -> tuple[Start, Publish]:
 
 
 @contextmanager
-def _one_file(size: int, ranks: Ranks, weights: Mapping[str, Tensor]) -> Iterator[str]:
+def _one_file(
+    size: int, ranks: Ranks, weights: Mapping[str, Tensor], version: int
+) -> Iterator[str]:
     """As `streamed_file`: one file for all ranks of a machine, which gather tensors together."""
     failure: Exception | None = None
     machine, path = os.environ.get("GROUP_RANK", os.uname().nodename), ""
     with ExitStack() as files:
         try:
             if os.environ["LOCAL_RANK"] == "0":
-                path = files.enter_context(streamed_file(size, weights))
+                path = files.enter_context(streamed_file(size, weights, version))
             else:
                 for _ in weights.values():
                     pass

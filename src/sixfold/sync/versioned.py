@@ -123,7 +123,10 @@ class VersionedSync(PeriodicSync[Generator]):
     def _load(self, weights: Mapping[str, Tensor], version: int) -> None:
         with stage("reshard"):
             given = self._checkpoint_form(weights) if self._renames else weights
-            self._wait(self._engine.load(given, version))
+            try:
+                self._wait(self._engine.load(given, version))
+            except ValueError as error:
+                raise SyncError(f"{error}. The engine keeps its old weights") from error
 
     def _checkpoint_form(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rename the trainer's weights to checkpoint names.
