@@ -50,6 +50,7 @@ from ..rollout.generator import Generator
 from ..rollout.player import Limits, OneTurn, Player, Plays
 from ..rollout.prompt_lengths import fitting_tasks
 from ..sync.adapter import AdapterSync
+from ..sync.ranks import RanksSync
 from ..sync.sync import CopySync
 from ..sync.versioned import VersionedSync
 from ..timeline import Timeline
@@ -181,7 +182,7 @@ class Assembly:
         )
         lora = self.policy.lora
         assert lora is not None
-        if isinstance(self.sync, CopySync | VersionedSync):
+        if isinstance(self.sync, CopySync | VersionedSync | RanksSync):
             self.sync.adapt(lora)
         elif isinstance(self.engine, Engine):
             self.sync = AdapterSync(lora, self.engine)

@@ -112,8 +112,8 @@ def engine_and_sync(
             ending.callback(apart.close)
         if ranks.size > 1:
             shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
-            whole = partial(WholeWeights, policy.model)
-            gathered = RanksSync(whole, apart, ranks.agree, loop.run)
+            weights = policy.lora.merged if policy.lora else partial(WholeWeights, policy.model)
+            gathered = RanksSync(weights, apart, ranks.agree, loop.run)
             gathered.refresh()
             return apart, gathered, shards
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
@@ -126,8 +126,8 @@ def engine_and_sync(
     engine = make_engine(recipe, policy, longest, autocast, notes, own=own)
     shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
     if own:
-        weights = partial(WholeWeights, policy.model)
-        return engine, GatheredSync(weights, engine, policy.model.device.type == "cpu"), shards
+        whole = partial(WholeWeights, policy.model)
+        return engine, GatheredSync(whole, engine, policy.model.device.type == "cpu"), shards
     return engine, _sync(recipe.sync, policy, engine, notes), shards
 
 

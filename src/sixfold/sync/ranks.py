@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..rollout.generator import Generator
+from .base import AdaptedPolicy
 from .current import CurrentSync
 from .measured import StagedWeights
 from .sync import SyncError, WeightsNotFinite, not_finite
@@ -56,6 +57,15 @@ class RanksSync(CurrentSync[Generator]):
         self._weights = weights
         self._agree = agree
         self._wait = wait
+
+    def adapt(self, lora: AdaptedPolicy) -> None:
+        """From now on, pass the weights with a trained adapter merged in. Passes them once now.
+
+        Raises:
+            SyncError: as `sync` does.
+        """
+        self._weights = lora.merged
+        self.refresh()
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Continue at the checkpoint's version: the samplers get the trainer's weights."""
