@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from sixfold.backends.samplers import Samplers
+from sixfold.controller.schedule import read_schedule
+from sixfold.errors import UserError
+from sixfold.recipe import rank_checks
 from tests.rank_runs import train_on_ranks
 from tests.run.processes import tiny_recipe
-from tests.run.test_several_ranks import METHODS, curve, trained, weights
+from tests.run.test_several_ranks import METHODS, curve, same, trained, weights
 
 APART: dict[str, Any] = {"placement__kind": "processes"}
 OF_ENGINE = {"rollout/preemptions", "rollout/recomputed_tokens", "sync/cast_bytes"}
@@ -38,6 +42,14 @@ def kill_a_sampler(rank: int) -> None:
     Samplers.generate = killing  # type: ignore[method-assign]
 
 
+def allow_copies(rank: int) -> None:
+    """Let ranks sample from merged copies of the weights: the oracle of an adapter."""
+    refused = rank_checks._refused
+    rank_checks._refused = lambda recipe: {  # type: ignore[assignment]
+        setting: why for setting, why in refused(recipe).items() if setting != "sync.kind"
+    }
+
+
 @pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_samplers_of_ranks_change_nothing(name: str, tmp_path: Path) -> None:
@@ -51,3 +63,36 @@ def test_samplers_of_ranks_change_nothing(name: str, tmp_path: Path) -> None:
     assert learned(tmp_path / "apart") == learned(here)
     left, right = weights(tmp_path / "apart", 3), weights(here, 3)
     assert left.keys() == right.keys() and all(left[key].equal(right[key]) for key in left)
+
+
+@pytest.mark.nightly
+def test_an_adapter_is_merged_for_the_samplers_of_ranks(tmp_path: Path) -> None:
+    """Equal, up to rounding, to ranks that sample from merged copies."""
+    found = {}
+    settings = {**METHODS["lora, reference with an adapter"], "model__scratch__head_dim": 16}
+    for name, more in (("here", {"sync__kind": "copy"}), ("apart", APART)):
+        flags = tiny_recipe(tmp_path, **{"run__steps": 3, **settings, **more}, run__name=name)
+        run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors", allow_copies)
+        assert run.codes() == [0, 0], run.errors()
+        found[name] = learned(tmp_path / name)
+    same(found["apart"], found["here"])
+    left, right = weights(tmp_path / "apart", 3), weights(tmp_path / "here", 3)
+    assert left.keys() == right.keys()
+    assert all((left[key] - right[key]).abs().max() < 1e-5 for key in left)
+
+
+@pytest.mark.nightly
+def test_ranks_that_sample_ahead_train_every_group_once(tmp_path: Path) -> None:
+    """With unequal shares. R-190."""
+    ahead = {"rollout__staleness": 1, "rollout__prompts_per_step": 5, "run__steps": 3}
+    flags = tiny_recipe(tmp_path, **ahead, **APART, run__name="run")
+    run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
+    assert run.codes() == [0, 0], run.errors()
+    file = tmp_path / "run" / "schedule.jsonl"
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    numbers = [[group["number"] for group in step["groups"]] for step in steps]
+    assert sorted(sum(numbers, [])) == list(range(15))
+    assert all(step["ranks"] == 2 for step in steps)
+    assert [[n % 5 % 2 for n in step].count(0) for step in numbers] == [3, 3, 3]
+    with pytest.raises(UserError, match="the run had 2 ranks"):
+        read_schedule(file)

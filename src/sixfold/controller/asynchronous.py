@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..environment.base import EnvironmentRole, Scorer
 from ..event_loop import EventLoop
@@ -200,6 +201,14 @@ class AsyncCollector:
         }
 
 
+class RunsAhead(Protocol):
+    """A collector whose groups start after a weight sync."""
+
+    def trained(self) -> None:
+        """As `AsyncCollector.trained`."""
+        ...
+
+
 @dataclass
 class AdmittingSync:
     """Weight sync after which a collector may start new groups.
@@ -210,7 +219,7 @@ class AdmittingSync:
     """
 
     inner: WeightSync
-    collector: AsyncCollector
+    collector: RunsAhead
 
     def sync(self, version: int) -> None:
         """As `WeightSync.sync`."""

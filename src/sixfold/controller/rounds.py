@@ -23,8 +23,10 @@ _SUMS = {
     "rollout/preemptions",
     "rollout/recomputed_tokens",
     "rollout/swapped_bytes",
+    "async/running",
+    "async/buffered",
 }
-_PEAKS = {"rollout/length_max", "rollout/kv_peak_frac", "rollout/queue_peak"}
+_PEAKS = {"rollout/length_max", "rollout/kv_peak_frac", "rollout/queue_peak", "async/age_max"}
 
 
 class StaleGroup(RuntimeError):

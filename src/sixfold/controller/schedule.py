@@ -9,7 +9,8 @@ groups and samples every token from the same version gives the same bits.
     {"step": 3, "groups": [{"number": 9, "begun": 1, "versions": [[0, [[1, 12], [2, 4]]], ...]}]}
 
 A group has its number in the task stream, the number of steps that had ended when it started, and
-for each trajectory its sample and (version, tokens) of its sampled tokens.
+for each trajectory its sample and (version, tokens) of its sampled tokens. A run on
+several ranks also records their number, "ranks".
 """
 
 from __future__ import annotations
@@ -125,6 +126,11 @@ def read_schedule(file: Path) -> list[list[ScheduledGroup]]:
             groups = [ScheduledGroup.from_record(group) for group in record["groups"]]
             if record["step"] != number:
                 raise ValueError(f"step {number} is missing")
+            if (ranks := record.get("ranks", 1)) > 1:
+                raise UserError(
+                    f"{file}: the run had {ranks} ranks, and a replay trains in one process, where"
+                    " sums have other bits. Only a schedule of one process can be replayed"
+                )
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file}, line {number}: not a step of a schedule: {error}") from error
         steps.append(groups)

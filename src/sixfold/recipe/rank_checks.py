@@ -69,7 +69,6 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | float, str]]:
     """Settings that several ranks do not support: (wrong in this recipe, remedy, reason)."""
     trainer, reference = recipe.trainer, recipe.reference
     beside = "each rank samples with an engine of its own, beside its part of the weights"
-    lora = recipe.model.lora.rank > 0
     on_host = "state in host memory cannot be gathered for a checkpoint"
     return {
         "model.lora.dora": (
@@ -80,14 +79,9 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | float, str]]:
         "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine", beside),
         "sync.kind": (recipe.sync.kind != "shared", "shared", beside),
         "placement.kind": (
-            recipe.placement.kind == "ray" or (lora and recipe.placement.kind != "local"),
+            recipe.placement.kind == "ray",
             "local",
-            "an adapter is not merged over ranks" if lora else "each rank would store all weights",
-        ),
-        "rollout.staleness": (
-            recipe.rollout.staleness > 0,
-            0,
-            "the ranks train the same groups at the same time",
+            "each rank would store all weights",
         ),
         "replay.share": (
             recipe.replay.share > 0,

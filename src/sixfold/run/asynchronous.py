@@ -18,14 +18,15 @@ from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
 from ..types import Group
 from .assemble import Assembly
+from .shared_groups import RankLedgers, SharedCollector
 
 Schedule = Sequence[Sequence[ScheduledGroup]]
 """Groups of every step of a recorded run."""
 
 
-def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | None:
+def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | RankLedgers | None:
     """The ledger of an asynchronous run. None: a step samples its own groups."""
-    recipe, rollout = assembly.recipe, assembly.recipe.rollout
+    recipe, rollout, ranks = assembly.recipe, assembly.recipe.rollout, assembly.ranks
     if not rollout.staleness:
         return None
     tasks = assembly.tasks
@@ -36,15 +37,29 @@ def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | None:
             f" size. That does not work with rollout.staleness = {rollout.staleness}: lower its"
             " weight or rollout.prompts_per_step"
         )
+    if schedule is not None and ranks.size > 1:
+        raise UserError("--replay-schedule trains in one process: start it without torchrun")
     if schedule is not None:
         return ReplayLedger(schedule, per_step)
-    window = window_groups(per_step, rollout.staleness, rollout.window)
-    return Ledger(per_step, rollout.staleness, window, recipe.run.steps)
+    if per_step < ranks.size:
+        raise UserError(
+            f"rollout.prompts_per_step = {per_step} gives no group to some of the {ranks.size}"
+            f" ranks. With rollout.staleness = {rollout.staleness} it must be at least {ranks.size}"
+        )
+
+    def ledger(own: int) -> Ledger:
+        window = window_groups(own, rollout.staleness, rollout.window)
+        return Ledger(own, rollout.staleness, window, recipe.run.steps)
+
+    if ranks.size == 1:
+        return ledger(per_step)
+    shares = [len(range(rank, per_step, ranks.size)) for rank in range(ranks.size)]
+    return RankLedgers([ledger(own) for own in shares], ranks.rank)
 
 
 def async_collector(
-    assembly: Assembly, ledger: Admits, schedule: Schedule | None
-) -> AsyncCollector:
+    assembly: Assembly, ledger: Admits | RankLedgers, schedule: Schedule | None
+) -> AsyncCollector | SharedCollector:
     """Collector of the groups that train, with a stream of tasks and a player of its own.
 
     Args:
@@ -57,13 +72,15 @@ def async_collector(
     meter = RunningMeter(config.oversample or config.samples_per_prompt)
     player = replace(assembly.player)
     player.meter = meter
-    stream = task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights)
+    # A group asks for the tasks of its whole step.
+    stream = lru_cache(4)(task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights))
+    ranks = assembly.ranks
     collector = AsyncCollector(
         rollout=assembly.rollout(config.oversample, overlapping=player),
         environment=assembly.environment,
         loop=assembly.loop,
-        ledger=ledger,
-        tasks=lru_cache(2)(stream),  # a group asks for the tasks of its whole step
+        ledger=ledger.own if isinstance(ledger, RankLedgers) else ledger,
+        tasks=lambda step: stream(step)[ranks.rank :: ranks.size],
         seed=lambda step: step_seed(seed, step),
         measure=meter.since_last,
         choose=(
@@ -73,6 +90,8 @@ def async_collector(
     if schedule is not None:
         assert isinstance(player.generator, ScheduledGenerator)
         _follow(collector, player.generator, schedule)
+    if isinstance(ledger, RankLedgers):
+        return SharedCollector(collector, ledger, stream, ranks)
     return collector
 
 

@@ -237,8 +237,10 @@ class RolloutLog(StepLog):
             )
         if self._scheduled and self._schedule:
             recorded = [group.to_record() for group in self._scheduled()]
-            line = json.dumps({"step": step, "groups": recorded}) + "\n"
-            self._schedule.append(line.encode())
+            record = {"step": step, "groups": recorded}
+            if context.ranks.size > 1:
+                record["ranks"] = context.ranks.size
+            self._schedule.append((json.dumps(record) + "\n").encode())
         if log.rollouts_every and step % log.rollouts_every == 0:
             write_rollouts(
                 context.folder.rollout_file(step),

@@ -1,0 +1,147 @@
+"""Groups that several ranks sample ahead of the trainer, each its share of the tasks.
+
+Rank r samples the tasks i of every step with i % size == r, by a collector and a ledger of its own
+(`controller/asynchronous.py`). A step takes as many finished groups of every rank as that rank has
+in a synchronous step. So all ranks make the same steps, whatever finishes when. They exchange their
+groups once per step, in the main thread: the groups of later steps are sampled meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..controller.asynchronous import AsyncCollector
+from ..controller.ledger import Ledger
+from ..controller.rounds import Round, merged_stats
+from ..controller.schedule import ScheduledGroup
+from ..errors import UserError
+from ..ranks import Ranks
+from ..types import Group, Task
+
+
+class RankLedgers:
+    """The ledgers of all ranks. Every rank has all of them, so each can save them.
+
+    Args:
+        ledgers: in the order of the ranks. Each counts its rank's groups alone.
+        rank: the rank whose groups this process samples.
+    """
+
+    def __init__(self, ledgers: Sequence[Ledger], rank: int) -> None:
+        self._ledgers = ledgers
+        self._rank = rank
+
+    @property
+    def own(self) -> Ledger:
+        """Ledger of this rank."""
+        return self._ledgers[self._rank]
+
+    def train_others(self, trained: Sequence[Sequence[int]]) -> None:
+        """Record what the other ranks have trained: numbers in their ledgers, in rank order."""
+        for rank, (ledger, numbers) in enumerate(zip(self._ledgers, trained, strict=True)):
+            if rank != self._rank:
+                ledger.admit()
+                ledger.train(numbers)
+
+    def state(self) -> dict[str, Any]:
+        """The trained groups of all ranks. Open ones start again after a resume."""
+        return {"ranks": [ledger.state() for ledger in self._ledgers]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As `Ledger.load`, on all ranks."""
+        if (saved := len(state["ranks"])) != len(self._ledgers):
+            raise UserError(
+                f"the run has {saved} ranks with groups of their own, but {len(self._ledgers)} were"
+                f" started. With rollout.staleness > 0, resume it with {saved} ranks"
+            )
+        for ledger, own in zip(self._ledgers, state["ranks"], strict=True):
+            ledger.load(own)
+
+
+class SharedCollector:
+    """Collects the groups of all ranks while those of later steps are sampled.
+
+    Args:
+        inner: collects the groups of this rank.
+        ledgers: those of all ranks.
+        tasks: maps a step number to the tasks of the step, over all ranks.
+        ranks: the ranks.
+
+    Attributes:
+        scheduled: how the groups of the last step were sampled, with their numbers in the task
+            stream of all ranks.
+    """
+
+    def __init__(
+        self,
+        inner: AsyncCollector,
+        ledgers: RankLedgers,
+        tasks: Callable[[int], Sequence[Task]],
+        ranks: Ranks,
+    ) -> None:
+        self.scheduled: list[ScheduledGroup] = []
+        self._inner = inner
+        self._ledgers = ledgers
+        self._tasks = tasks
+        self._ranks = ranks
+        self._stats: dict[str, float] = {}
+        self._trained: list[list[int]] = []
+
+    def collect(
+        self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
+    ) -> list[Group]:
+        """The groups of the next step of all ranks, in the order of their numbers.
+
+        Raises:
+            Exception: if one rank has failed (`Ranks.agree`).
+        """
+        began, own, failure = time.perf_counter(), list[Group](), None
+        try:
+            own = self._inner.collect(tasks, seed, on_phase)
+        except Exception as error:  # noqa: BLE001  raised on all ranks
+            failure = error
+        self._ranks.agree(failure)
+        # Without the tasks: their columns may hold objects that cannot be sent.
+        played = [group.trajectories for group in own]
+        shares = self._ranks.gather((self._inner.scheduled, played, self._inner.stats()))
+        found: list[tuple[ScheduledGroup, Group]] = []
+        rounds = []
+        for rank, (scheduled, trajectories, stats) in enumerate(shares):
+            each = [
+                self._numbered(rank, one, of, len(tasks))
+                for one, of in zip(scheduled, trajectories, strict=True)
+            ]
+            rounds.append(Round([group for _, group in each], stats, 1, 0))
+            found += each
+        self._trained = [[one.number for one in scheduled] for scheduled, _, _ in shares]
+        found.sort(key=lambda pair: pair[0].number)
+        self.scheduled = [one for one, _ in found]
+        self._stats = merged_stats(rounds) | {"time/rollout_s": time.perf_counter() - began}
+        self._stats["rollout/tok_s"] = sum(r.stats["rollout/tok_s"] for r in rounds)
+        return [group for _, group in found]
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last `collect`, over all ranks."""
+        return self._stats
+
+    def trained(self) -> None:
+        """As `AsyncCollector.trained`."""
+        self._ledgers.train_others(self._trained)
+        self._inner.trained()
+
+    def stop(self) -> None:
+        """End the groups of this rank that still run."""
+        self._inner.stop()
+
+    def _numbered(
+        self, rank: int, own: ScheduledGroup, trajectories: Any, per_step: int
+    ) -> tuple[ScheduledGroup, Group]:
+        """A group of one rank with its number in the task stream of all ranks, and its task."""
+        size = self._ranks.size
+        step, place = divmod(own.number, len(range(rank, per_step, size)))
+        index = rank + place * size
+        group = Group(self._tasks(step + 1)[index], trajectories)
+        return replace(own, number=step * per_step + index), group
