@@ -91,7 +91,7 @@ def test_ranks_that_sample_ahead_train_every_group_once(tmp_path: Path) -> None:
     file = tmp_path / "run" / "schedule.jsonl"
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     numbers = [[group["number"] for group in step["groups"]] for step in steps]
-    assert sorted(sum(numbers, [])) == list(range(15))
+    assert sorted(n for step in numbers for n in step) == list(range(15))
     assert all(step["ranks"] == 2 for step in steps)
     assert [[n % 5 % 2 for n in step].count(0) for step in numbers] == [3, 3, 3]
     with pytest.raises(UserError, match="the run had 2 ranks"):
