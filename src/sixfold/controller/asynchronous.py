@@ -20,6 +20,7 @@ from ..event_loop import EventLoop
 from ..rollout.base import Choose, Rollout, groups_in_order
 from ..sync.base import WeightSync
 from ..types import Group, Task
+from .dead_letters import DeadLetters
 from .rounds import StaleGroup
 from .schedule import Admits, ScheduledGroup
 
@@ -50,6 +51,7 @@ class AsyncCollector:
         seed: maps a step number to its sampling seed.
         measure: metrics of the sampling since the last call, for the groups of a step.
         choose: dynamic K, or None.
+        dead: prompts that were set aside. Later groups take the place of theirs.
         on_finished: called with the number of every finished group. It may raise.
         on_failure: called with the error of a group.
         scheduled: how the groups of the last step were sampled.
@@ -63,6 +65,7 @@ class AsyncCollector:
     seed: Callable[[int], int]
     measure: Callable[[Sequence[Group]], dict[str, float]]
     choose: Choose | None = None
+    dead: DeadLetters = field(default_factory=DeadLetters)
     on_finished: Callable[[int, Group], None] = lambda number, group: None
     on_failure: Callable[[Exception], None] = lambda error: None
     scheduled: list[ScheduledGroup] = field(default_factory=list)
@@ -109,6 +112,7 @@ class AsyncCollector:
         for number in self._taken:
             del self._finished[number]
         self._taken = []
+        self._stats |= self.dead.take()
         self._admit()
 
     async def _collect(self) -> list[Group]:
@@ -144,25 +148,42 @@ class AsyncCollector:
         return self.tasks(step)[index], self.seed(step)
 
     def _admit(self) -> None:
-        for number in self.ledger.admit():
-            task, seed = self.group(number)
-            scorer = self._scorer(number // self.ledger.per_step)
-            play = self._play(number, task, seed, scorer, self._ended)
-            playing = asyncio.create_task(play)
-            self._playing.add(playing)
-            playing.add_done_callback(self._playing.discard)
+        while numbers := self.ledger.admit():
+            for number in numbers:
+                task, seed = self.group(number)
+                if task.id in self.dead.ids:
+                    self.ledger.drop(number)
+                    continue
+                scorer = self._scorer(number // self.ledger.per_step)
+                play = self._play(number, task, seed, scorer, self._ended)
+                playing = asyncio.create_task(play)
+                self._playing.add(playing)
+                playing.add_done_callback(self._playing.discard)
 
     async def _play(self, number: int, task: Task, seed: int, scorer: Scorer, begun: int) -> None:
         """Sample and score one group. begun: steps that had ended when it started."""
+
+        async def attempt(tasks: Sequence[Task], earlier: int) -> list[Group]:
+            own = self.environment.scorer(self._expected) if earlier else scorer
+            return await groups_in_order(self.rollout.play(tasks, seed, own, self.choose), tasks)
+
         try:
-            stream = self.rollout.play([task], seed, scorer, self.choose)
-            (group,) = await groups_in_order(stream, [task])
-            self.on_finished(number, group)
-            self._finished[number] = _Finished(group, begun)
+            survivors = await self.dead.survivors([task], attempt)
+            for group in survivors:
+                self.on_finished(number, group)
+                self._finished[number] = _Finished(group, begun)
+            if not survivors:
+                self.ledger.drop(number)
+                self._admit()
         except Exception as error:  # noqa: BLE001  raised by `collect`
             self._failure = self._failure or error
             self.on_failure(error)
         self._changed.set()
+
+    @property
+    def _expected(self) -> int:
+        """Trajectories of a step."""
+        return self.ledger.per_step * self.rollout.samples
 
     def _scorer(self, step: int) -> Scorer:
         """Scorer of the groups of one step of the task stream, which share an error budget.
@@ -171,8 +192,7 @@ class AsyncCollector:
             step: the step, counted from 0.
         """
         if step not in self._scorers:
-            expected = self.ledger.per_step * self.rollout.samples
-            self._scorers[step] = self.environment.scorer(expected)
+            self._scorers[step] = self.environment.scorer(self._expected)
             oldest = min(self.ledger.admitted) // self.ledger.per_step
             for old in [s for s in self._scorers if s < oldest]:
                 del self._scorers[old]

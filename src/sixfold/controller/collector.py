@@ -16,8 +16,9 @@ from ..environment.base import EnvironmentRole
 from ..event_loop import EventLoop
 from ..rollout.base import Choose, Rollout
 from ..types import Group, Task
+from .dead_letters import DeadLetters
 from .dynamic_sampling import Refill
-from .rounds import Round, Rounds
+from .rounds import Round, Rounds, joined
 
 
 class Collects(Protocol):
@@ -46,6 +47,7 @@ class Collector:
         refill: dynamic sampling, or None.
         greedy: plays one greedy episode per task that reaches the step, as its baseline. None if
             the method needs none.
+        dead: prompts that were set aside.
     """
 
     rollout: Rollout
@@ -54,6 +56,7 @@ class Collector:
     choose: Choose | None = None
     refill: Refill | None = None
     greedy: Rollout | None = None
+    dead: DeadLetters = field(default_factory=DeadLetters)
     _stats: dict[str, float] = field(default_factory=dict)
 
     def collect(
@@ -75,22 +78,34 @@ class Collector:
     async def _collect(
         self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
     ) -> list[Group]:
-        scorer = self.environment.scorer(len(tasks) * self.rollout.samples)
-        rounds = Rounds(scorer, on_phase)
+        expected = len(tasks) * self.rollout.samples
+        rounds = Rounds(self.environment.scorer(expected), on_phase)
 
-        async def play(chosen: Sequence[Task], its_seed: int) -> Round:
-            return await rounds.play(self.rollout, chosen, its_seed, self.choose)
+        async def play(chosen: Sequence[Task], its_seed: int, fill: bool = False) -> Round:
+            played: list[Round] = []
 
-        if self.refill is None:
-            first = await play(tasks, seed)
-            groups, stats = first.groups, first.stats
-        else:
-            groups, stats = await self.refill.groups(tasks, seed, play)
+            async def attempt(some: Sequence[Task], earlier: int) -> list[Group]:
+                scorer = self.environment.scorer(expected) if earlier else None
+                played.append(await rounds.play(self.rollout, some, its_seed, self.choose, scorer))
+                return played[-1].groups
+
+            groups = await (
+                self.dead.fill(chosen, its_seed, attempt)
+                if fill
+                else self.dead.survivors(chosen, attempt)
+            )
+            return joined(groups, played)
+
+        first = await play(tasks, seed, fill=True)
+        groups, stats = first.groups, first.stats
+        if self.refill is not None:
+            taken = {task.id for task in tasks} | self.dead.ids
+            groups, stats = await self.refill.groups(first, taken, seed, play)
         if self.greedy is not None:
             alone = await rounds.play(self.greedy, [group.task for group in groups], seed)
             groups, of_greedy = with_baselines(groups, alone.groups)
             stats = stats | of_greedy
-        self._stats = stats | rounds.seconds
+        self._stats = stats | rounds.seconds | self.dead.take()
         return groups
 
 

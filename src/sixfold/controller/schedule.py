@@ -58,6 +58,10 @@ class Admits(Protocol):
         """Record that groups have been trained."""
         ...
 
+    def drop(self, number: int) -> None:
+        """Record that an open group will not be trained."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """The trained groups, as JSON."""
         ...
@@ -185,6 +189,10 @@ class ReplayLedger:
     def train(self, numbers: Collection[int]) -> None:
         self.admitted = [number for number in self.admitted if number not in numbers]
         self._ended += 1
+
+    def drop(self, number: int) -> None:
+        """As `Ledger.drop`. A recorded group was not dropped."""
+        raise ValueError(f"group {number} is trained in the recorded run")
 
     def state(self) -> dict[str, Any]:
         return {"ended": self._ended}

@@ -72,6 +72,7 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     _check_keep_best(recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
+    _check_max_failures(recipe.rollout, recipe.environment.error_budget)
     _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
     check_placement(recipe, method)
@@ -148,6 +149,17 @@ def _check_branches(rollout: RolloutConfig, episode: str) -> None:
                 f" = {rollout.branches}, so that every sample has a trunk to share. Change one of"
                 " them"
             )
+
+
+def _check_max_failures(rollout: RolloutConfig, error_budget: float) -> None:
+    """Refuse an error budget that ends the run at the first prompt that fails."""
+    if rollout.max_failures and error_budget * rollout.prompts_per_step < 1:
+        raise UserError(
+            f"rollout.max_failures = {rollout.max_failures} sets prompts aside that fail, but"
+            f" environment.error_budget = {error_budget:g} ends the run at the first of"
+            f" rollout.prompts_per_step = {rollout.prompts_per_step}. Set it to at least"
+            f" {math.ceil(1e4 / rollout.prompts_per_step) / 1e4:g}, or remove rollout.max_failures"
+        )
 
 
 def _check_truncation(top_k: int, algorithm: Method) -> None:

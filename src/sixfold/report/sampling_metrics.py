@@ -347,6 +347,15 @@ ROLLOUT = (
     ),
 )
 
+DEAD = (
+    Metric(
+        "rollout/dead_prompts",
+        "count",
+        "prompts that were set aside in dead_letters.jsonl; only with rollout.max_failures",
+        "prompts of which rollout.max_failures attempts failed since the last step",
+    ),
+)
+
 DYNAMIC = (
     Metric("dynamic/rounds", "count", "sampling rounds of the step", "1 + rounds of refilling"),
     Metric(
@@ -488,6 +497,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Time": TIME,
     "Reward": REWARD,
     "Rollout": ROLLOUT,
+    "Prompts set aside": DEAD,
     "Dynamic sampling": DYNAMIC,
     "Held-out": HELD_OUT,
     "Sampled datasets": SAMPLE,

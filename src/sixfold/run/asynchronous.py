@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..controller.asynchronous import AsyncCollector
+from ..controller.dead_letters import DeadLetters
 from ..controller.ledger import Ledger
 from ..controller.mixture import too_small
 from ..controller.oversample import DynamicK
@@ -43,7 +44,7 @@ def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | None:
 
 
 def async_collector(
-    assembly: Assembly, ledger: Admits, schedule: Schedule | None
+    assembly: Assembly, ledger: Admits, schedule: Schedule | None, dead: DeadLetters
 ) -> AsyncCollector:
     """Collector of the groups that train, with a stream of tasks and a player of its own.
 
@@ -51,6 +52,7 @@ def async_collector(
         assembly: model, tasks and settings.
         ledger: that of the run.
         schedule: the schedule to replay, or None.
+        dead: prompts that were set aside.
     """
     recipe, tasks = assembly.recipe, assembly.tasks
     config, seed = recipe.rollout, recipe.run.seed
@@ -69,6 +71,7 @@ def async_collector(
         choose=(
             DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
         ),
+        dead=dead,
     )
     if schedule is not None:
         assert isinstance(player.generator, ScheduledGenerator)
