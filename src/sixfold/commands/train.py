@@ -159,7 +159,7 @@ def _settings_of_replay(
                 f"{folder} has {key} = {value!r}, and its schedule does not say {why}: it cannot be"
                 " replayed"
             )
-    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    samples = rollout.prompts_per_step * (rollout.samples_per_prompt + 1)  # a greedy baseline
     return {
         # Sequences that wait for later weights must not block others.
         "engine.max_running": samples * (rollout.staleness + 2),

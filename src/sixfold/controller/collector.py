@@ -103,16 +103,14 @@ class Collector:
             groups, stats = await self.refill.groups(first, taken, seed, play)
         if self.greedy is not None:
             alone = await rounds.play(self.greedy, [group.task for group in groups], seed)
-            groups, of_greedy = with_baselines(groups, alone.groups)
-            stats = stats | of_greedy
+            groups = with_baselines(groups, alone.groups)
+            stats = stats | greedy_stats(groups)
         self._stats = stats | rounds.seconds | self.dead.take()
         return groups
 
 
-def with_baselines(
-    groups: Sequence[Group], greedy: Sequence[Group]
-) -> tuple[list[Group], dict[str, float]]:
-    """Fill in `Group.greedy`.
+def with_baselines(groups: Sequence[Group], greedy: Sequence[Group]) -> list[Group]:
+    """The groups, with `Group.greedy` filled in.
 
     The greedy completion is not one of the group's trajectories, so it is not trained on, and does
     not count in reward metrics, group statistics, staleness and dumps.
@@ -120,20 +118,17 @@ def with_baselines(
     Args:
         groups: groups of the step.
         greedy: scored groups of one greedy completion each, for the same tasks.
-
-    Returns:
-        The groups, and the metrics of the cost and reward of the greedy completions.
     """
-    filled = [
+    return [
         replace(group, greedy=alone.trajectories[0])
         for group, alone in zip(groups, greedy, strict=True)
     ]
-    return filled, _greedy_stats(greedy)
 
 
-def _greedy_stats(groups: Sequence[Group]) -> dict[str, float]:
-    trajectories = [group.trajectories[0] for group in groups]
-    known = [value for group in groups for value in group.rewards if value is not None]
+def greedy_stats(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of the cost and reward of the greedy completions of groups."""
+    trajectories = [group.greedy for group in groups if group.greedy]
+    known = [t.total_reward for t in trajectories if t.total_reward is not None]
     stats = {
         "rollout/greedy_tokens": float(sum(t.sampled_length for t in trajectories)),
         "rollout/greedy_error_frac": 1 - len(known) / len(trajectories),

@@ -122,14 +122,22 @@ def _dynamic_stats(rounds: Sequence[Round], kept: Sequence[Group]) -> dict[str, 
         - _tokens(kept)
         + sum(r.stats.get("rollout/dropped_tokens", 0.0) for r in rounds)
     )
-    stats = {
+    return {
         "rollout/kept_frac": kept_trajectories / begun,
         "rollout/dropped_tokens": dropped,
         "dynamic/rounds": float(len(rounds)),
-        "dynamic/extra_frac": sum(r.trajectories for r in rounds) / kept_trajectories - 1,
+        "dynamic/check_s": sum(r.check_s for r in rounds),
+        **sampled_stats(groups, kept),
+    }
+
+
+def sampled_stats(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
+    """Metrics of all sampled groups, of which some are kept."""
+    sampled = sum(len(g.trajectories) for g in groups)
+    stats = {
+        "dynamic/extra_frac": sampled / sum(len(g.trajectories) for g in kept) - 1,
         "dynamic/kept_frac": sum(map(mixed, groups)) / len(groups),
         "dynamic/unfilled": float(sum(not mixed(g) for g in kept)),
-        "dynamic/check_s": sum(r.check_s for r in rounds),
     }
     known = [value for g in groups for value in g.rewards if value is not None]
     judged = [

@@ -9,7 +9,8 @@ groups and samples every token from the same version gives the same bits.
     {"step": 3, "groups": [{"number": 9, "begun": 1, "versions": [[0, [[1, 12], [2, 4]]], ...]}]}
 
 A group has its number in the task stream, the number of steps that had ended when it started, and
-for each trajectory its sample and (version, tokens) of its sampled tokens.
+for each trajectory its sample and (version, tokens) of its sampled tokens. Sample -1 is the greedy
+baseline.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..types import Group, Trajectory
+
+GREEDY = -1
+"""Sample number of a greedy baseline in a schedule."""
 
 
 class Admits(Protocol):
@@ -87,7 +91,10 @@ class ScheduledGroup:
 
     @classmethod
     def of(cls, number: int, begun: int, group: Group) -> ScheduledGroup:
-        return cls(number, begun, {t.sample: sampled_versions(t) for t in group.trajectories})
+        versions = {t.sample: sampled_versions(t) for t in group.trajectories}
+        if group.greedy:
+            versions[GREEDY] = sampled_versions(group.greedy)
+        return cls(number, begun, versions)
 
     def to_record(self) -> dict[str, Any]:
         runs = [

@@ -214,7 +214,6 @@ def check_placement(recipe: Recipe, method: Method) -> None:
     _check_replay(recipe.replay, recipe.rollout.prompts_per_step, method)
     rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
     own = "the samplers have weights of their own, which they get after every step"
-    early = "groups start before the rewards of others are known"
     draft, nf4 = engine.speculation.kind == "draft", recipe.model.lora.base == "nf4"
     apart: list[Needed] = [
         ("sync.kind", recipe.sync.kind, "shared", own),
@@ -228,10 +227,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
     ahead: list[Needed] = [
-        ("algorithm.dynamic_sampling", method.dynamic_sampling, 0, early),
         ("environment.agent.command", agent.command, "", "steps of an agent do not overlap"),
-        *[("algorithm.advantage", method.advantage, "group_zscore", "no greedy samples are drawn")]
-        * method.needs_greedy,
     ]
     kind = recipe.placement.kind
     if kind == "ray" and find_spec("ray") is None:

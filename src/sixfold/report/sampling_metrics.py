@@ -357,7 +357,12 @@ DEAD = (
 )
 
 DYNAMIC = (
-    Metric("dynamic/rounds", "count", "sampling rounds of the step", "1 + rounds of refilling"),
+    Metric(
+        "dynamic/rounds",
+        "count",
+        "sampling rounds of the step",
+        "1 + rounds of refilling; ahead, groups sampled / groups trained, rounded up",
+    ),
     Metric(
         "dynamic/extra_frac",
         "share",

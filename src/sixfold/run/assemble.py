@@ -212,8 +212,14 @@ class Assembly:
         params = self._params(evaluation.temperature)
         return self._shared(Driver(self.plays, params, evaluation.samples, whole=False))
 
-    def prober(self) -> Rollout:
-        """Greedy rollout with one sample per task: progress of SFT, or a baseline."""
+    def prober(self, overlapping: Player | None = None) -> Rollout:
+        """Greedy rollout with one sample per task: progress of SFT, or a baseline.
+
+        Args:
+            overlapping: as in `rollout`.
+        """
+        if overlapping:
+            return Driver(overlapping, self._params(0.0), 1, whole=False, overlapping=True)
         return self._shared(Driver(self.plays, self._params(0.0), 1, whole=False))
 
     def _shared(self, rollout: Rollout) -> Rollout:

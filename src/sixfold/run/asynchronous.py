@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ..algorithm.method import Method
 from ..controller.asynchronous import AsyncCollector
 from ..controller.dead_letters import DeadLetters
 from ..controller.ledger import Ledger
 from ..controller.mixture import too_small
 from ..controller.oversample import DynamicK
-from ..controller.schedule import Admits, ReplayLedger, ScheduledGroup
-from ..controller.stream import step_seed, task_stream
+from ..controller.schedule import GREEDY, Admits, ReplayLedger, ScheduledGroup
+from ..controller.stream import greedy_seed, step_seed, task_stream
 from ..errors import UserError
 from ..rollout.meter import RunningMeter
 from ..rollout.scheduled import ScheduledGenerator, diverged
@@ -44,7 +45,11 @@ def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | None:
 
 
 def async_collector(
-    assembly: Assembly, ledger: Admits, schedule: Schedule | None, dead: DeadLetters
+    assembly: Assembly,
+    ledger: Admits,
+    schedule: Schedule | None,
+    dead: DeadLetters,
+    method: Method,
 ) -> AsyncCollector:
     """Collector of the groups that train, with a stream of tasks and a player of its own.
 
@@ -53,6 +58,7 @@ def async_collector(
         ledger: that of the run.
         schedule: the schedule to replay, or None.
         dead: prompts that were set aside.
+        method: the algorithm's method.
     """
     recipe, tasks = assembly.recipe, assembly.tasks
     config, seed = recipe.rollout, recipe.run.seed
@@ -72,6 +78,8 @@ def async_collector(
             DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
         ),
         dead=dead,
+        max_rounds=0 if schedule else method.dynamic_sampling,  # a schedule has what was trained
+        greedy=assembly.prober(replace(assembly.player)) if method.needs_greedy else None,
     )
     if schedule is not None:
         assert isinstance(player.generator, ScheduledGenerator)
@@ -85,7 +93,9 @@ def _follow(collector: AsyncCollector, generator: ScheduledGenerator, schedule: 
     names = {number: collector.group(number) for number in groups}
     generator.follow(
         {
-            (seed, task.id, sample): versions
+            (greedy_seed(seed), task.id, 0)
+            if sample == GREEDY
+            else (seed, task.id, sample): versions
             for number, (task, seed) in names.items()
             for sample, versions in groups[number].versions.items()
         }

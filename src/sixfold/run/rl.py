@@ -132,7 +132,11 @@ class RlStage(TrainingStage):
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
         self._timeline = context.timeline = assembly.player.timeline
-        self._running = async_collector(assembly, ledger, schedule, self._dead) if ledger else None
+        self._running = (
+            async_collector(assembly, ledger, schedule, self._dead, roles.method)
+            if ledger
+            else None
+        )
         self._buffer = buffer
 
     @property
