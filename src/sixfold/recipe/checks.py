@@ -212,7 +212,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         UserError: names the setting and the remedy.
     """
     _check_replay(recipe.replay, recipe.rollout.prompts_per_step, method)
-    rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
+    rollout, engine = recipe.rollout, recipe.engine
     own = "the samplers have weights of their own, which they get after every step"
     draft, nf4 = engine.speculation.kind == "draft", recipe.model.lora.base == "nf4"
     apart: list[Needed] = [
@@ -226,9 +226,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
-    ahead: list[Needed] = [
-        ("environment.agent.command", agent.command, "", "steps of an agent do not overlap"),
-    ]
+    ahead: list[Needed] = []
     kind = recipe.placement.kind
     if kind == "ray" and find_spec("ray") is None:
         raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")

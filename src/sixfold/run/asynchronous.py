@@ -16,10 +16,11 @@ from ..controller.schedule import GREEDY, Admits, ReplayLedger, ScheduledGroup
 from ..controller.stream import greedy_seed, step_seed, task_stream
 from ..errors import UserError
 from ..rollout.meter import RunningMeter
+from ..rollout.player import Plays
 from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
 from ..types import Group
-from .assemble import Assembly
+from .assemble import Assembly, agent_player
 
 Schedule = Sequence[Sequence[ScheduledGroup]]
 """Groups of every step of a recorded run."""
@@ -65,9 +66,14 @@ def async_collector(
     meter = RunningMeter(config.oversample or config.samples_per_prompt)
     player = replace(assembly.player)
     player.meter = meter
+    plays: Plays = player
+    if agent := agent_player(recipe.environment.agent, assembly.policy, player):
+        # Not the agent of evaluations: another meter counts its replies.
+        assembly.ending.callback(lambda: assembly.loop.run(agent.close()))
+        plays = agent
     stream = task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights)
     collector = AsyncCollector(
-        rollout=assembly.rollout(config.oversample, overlapping=player),
+        rollout=assembly.rollout(config.oversample, overlapping=plays),
         environment=assembly.environment,
         loop=assembly.loop,
         ledger=ledger,
@@ -79,7 +85,7 @@ def async_collector(
         ),
         dead=dead,
         max_rounds=0 if schedule else method.dynamic_sampling,  # a schedule has what was trained
-        greedy=assembly.prober(replace(assembly.player)) if method.needs_greedy else None,
+        greedy=assembly.prober(agent or replace(assembly.player)) if method.needs_greedy else None,
     )
     if schedule is not None:
         assert isinstance(player.generator, ScheduledGenerator)
