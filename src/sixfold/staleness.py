@@ -9,7 +9,9 @@ groups (s - 1) P to s P - 1, with P groups per step. With staleness S, more grou
     window      a step takes finished groups from the W oldest numbers that are not trained
                 (torchtitan's windowed FIFO)
 
-Nothing is dropped for its age or its length, so trained samples are as long as sampled ones.
+Nothing is dropped for its age or its length, so trained samples are as long as sampled ones. A
+group is dropped for its rewards alone: all its checks failed (`rollout.max_failures`), or its
+rewards are equal (`algorithm.dynamic_sampling`). Then a later group takes its place.
 
 **Bound.** The age of a group is the number of steps that end between its start and the step that
 trains it. It is at most S + ceil((W - 1) / P). When group g starts, trained > g - (S + 1) P, and
@@ -17,6 +19,10 @@ trained is a multiple of P, so at least floor(g / P) - S steps have ended. Group
 latest when it is the oldest. Then all g before it are trained, and at most W - 1 after it. So the
 step that trains it begins when at most floor((g + W - 1) / P) steps have ended. The difference is
 at most S + ceil((W - 1) / P). With S = 0 only the P groups of the step are open, and the age is 0.
+
+With D groups dropped so far, g may start once g < trained + D + (S + 1) P. All dropped ones have
+smaller numbers, so with g - D for g the group starts by the same rule. D only grows, so at most
+(g - D) + W - 1 groups are trained before g is, and the bound holds.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from tests.agents.test_agent_player import content
 from tests.rollout.episodes import End, Observation, scripted, user
 from tests.run.processes import metrics, tiny_recipe
 
+from sixfold.commands import train
+from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
@@ -110,6 +112,32 @@ def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path)
         [content(t) for t in group.trajectories] for group in expected
     ]
     assert all(len(t.turns) == 3 for group in found for t in group.trajectories)
+
+
+def test_an_agent_is_trained_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group of the task stream is trained once, with the versions of its tokens, and each
+    episode has its conversations. Weights change while episodes run.
+    """
+    (tmp_path / "talks.py").write_text(FUNCTION)
+    ahead = {"rollout__staleness": 1, "run__steps": 3, "sft__steps": 0}
+    flags = recipe(tmp_path, f"{tmp_path / 'talks.py'}:agent", **ahead)
+    made = parse_recipe('run.name = "ahead"', "test", flags)
+    assert train_run(made, reward=lambda completion, task: len(completion) / 12) == 0
+    played_groups = [played(tmp_path / "ahead", step) for step in (1, 2, 3)]
+    tasks = [t.task_id for step in played_groups for t in step if t.sample == 0]
+    assert len(tasks) == len(set(tasks)) == 6
+    lines = metrics(tmp_path / "ahead")
+    assert max(line["async/age_max"] for line in lines) <= 2 and "heldout/accuracy" in lines[1]
+    assert all(line["rollout/tokens"] > 0 for line in lines)
+    for number, step in enumerate(played_groups):
+        # The main conversation of two turns, and that of the sub-agent.
+        assert sorted(len(t.turns) for t in step) == [1] * 4 + [2] * 4
+        for t in step:
+            sampled = [v for v, m in zip(t.version, t.mask, strict=True) if m]
+            assert sampled == sorted(sampled) and number - 2 <= sampled[0] <= sampled[-1] <= number
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"runs an agent.*cannot be replayed"):
+        train.run(["--replay-schedule", "ahead"])
 
 
 @pytest.mark.slow

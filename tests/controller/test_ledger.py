@@ -16,13 +16,18 @@ from sixfold.staleness import largest_age, window_groups
 class Run:
     """A run over a ledger in which groups finish in an order drawn at random.
 
+    Args:
+        drops: probability that a group is dropped as it finishes.
+
     Attributes:
+        dropped: numbers of the dropped groups, by the step that they did not reach.
         ages: age of every trained group, by number.
         trained: numbers of the trained groups, by step.
     """
 
-    def __init__(self, ledger: Ledger, rng: random.Random) -> None:
-        self.ledger, self.rng = ledger, rng
+    def __init__(self, ledger: Ledger, rng: random.Random, drops: float = 0.0) -> None:
+        self.ledger, self.rng, self.drops = ledger, rng, drops
+        self.dropped: list[list[int]] = []
         self.begun: dict[int, int] = {}
         self.finished: set[int] = set()
         self.ages: dict[int, int] = {}
@@ -33,13 +38,17 @@ class Run:
         """Make one step: groups finish one by one until the ledger has enough."""
         ledger = self.ledger
         ended = ledger.trained // ledger.per_step
-        for number in ledger.admit():
-            assert number not in self.begun, "started twice"
-            self.begun[number] = ended
-        self.most_open = max(self.most_open, len(ledger.admitted))
+        self.dropped.append([])
+        self._admit(ended)
         while (chosen := ledger.choose(self.finished)) is None:
             running = [n for n in ledger.admitted if n not in self.finished]
-            self.finished.add(self.rng.choice(running))
+            number = self.rng.choice(running)
+            if self.rng.random() < self.drops:
+                ledger.drop(number)
+                self.dropped[-1].append(number)
+                self._admit(ended)
+            else:
+                self.finished.add(number)
         self.trained.append(chosen)
         for number in chosen:
             assert number not in self.ages, "trained twice"
@@ -47,26 +56,35 @@ class Run:
         ledger.train(chosen)
         self.finished -= set(chosen)
 
+    def _admit(self, ended: int) -> None:
+        for number in self.ledger.admit():
+            assert number not in self.begun, "started twice"
+            self.begun[number] = ended
+        self.most_open = max(self.most_open, len(self.ledger.admitted))
+
 
 @given(
     per_step=st.integers(1, 6),
     staleness=st.integers(0, 5),
     share=st.floats(0, 1),
     seed=st.integers(0, 10**6),
+    drops=st.sampled_from([0.0, 0.3, 0.8]),
 )
 def test_every_group_is_trained_once_and_none_gets_too_old(
-    per_step: int, staleness: int, share: float, seed: int
+    per_step: int, staleness: int, share: float, seed: int, drops: float
 ) -> None:
     steps, window = 12, window_groups(per_step, staleness, share)
-    run = Run(Ledger(per_step, staleness, window, steps), random.Random(seed))
+    run = Run(Ledger(per_step, staleness, window, steps), random.Random(seed), drops)
     for _ in range(steps):
         run.step()
     # All groups of the run, the slowest ones too: nothing is dropped for its age or its length.
-    assert sorted(run.ages) == list(range(steps * per_step))
+    dropped = [number for step in run.dropped for number in step]
+    assert sorted([*run.ages, *dropped]) == list(range(steps * per_step + len(dropped)))
+    assert len(run.ages) == steps * per_step
     assert max(run.ages.values()) <= largest_age(per_step, staleness, window)
     assert run.most_open <= (staleness + 1) * per_step
     assert not run.ledger.admit(), "a group starts that no step trains"
-    if not staleness:
+    if not staleness and not drops:
         assert run.trained == [list(range(s * per_step, (s + 1) * per_step)) for s in range(steps)]
 
 
@@ -97,27 +115,35 @@ def test_a_group_is_taken_only_out_of_the_window() -> None:
     assert ledger.choose({0, 1, 2, 3}) == [0, 1]
 
 
-@given(seed=st.integers(0, 10**6), killed_after=st.integers(0, 11))
-def test_a_resume_trains_what_is_missing(seed: int, killed_after: int) -> None:
-    """The open groups of the killed process start again, with no burst of new ones."""
+@given(
+    seed=st.integers(0, 10**6), killed_after=st.integers(0, 11), drops=st.sampled_from([0.0, 0.5])
+)
+def test_a_resume_trains_what_is_missing(seed: int, killed_after: int, drops: float) -> None:
+    """The open groups of the killed process start again, with no burst of new ones. So do those
+    that were dropped after its last step: no log has them.
+    """
 
     def ledger() -> Ledger:
         return Ledger(3, 2, 4, 12)
 
-    first = Run(ledger(), random.Random(seed))
+    first = Run(ledger(), random.Random(seed), drops)
     for _ in range(killed_after):
         first.step()
+    first.ledger.admit()
+    begun = [*first.ledger.admitted]
+    if drops:
+        first.ledger.drop(begun[0])
     state = json.loads(json.dumps(first.ledger.state()))
-    if killed_after < 12:
-        first.ledger.admit()
-    second = Run(ledger(), random.Random(seed + 1))
+    second = Run(ledger(), random.Random(seed + 1), drops)
     second.ledger.load(state)
-    assert second.ledger.admit() == first.ledger.admitted
+    assert second.ledger.admit() == begun
     second.ledger.load(state)
     for _ in range(12 - killed_after):
         second.step()
-    both = sorted([*first.ages, *second.ages])
-    assert both == list(range(36))
+    dropped = [number for run in (first, second) for step in run.dropped for number in step]
+    both = sorted([*first.ages, *second.ages, *dropped])
+    assert both == list(range(36 + len(dropped)))
+    assert len(first.ages) + len(second.ages) == 36
 
 
 def test_a_group_that_is_not_open_cannot_be_trained() -> None:

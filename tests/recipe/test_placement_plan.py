@@ -72,9 +72,6 @@ def test_settings_of_a_shared_engine_are_refused(
 @pytest.mark.parametrize(
     ("where", "flags", "why"),
     [
-        (AHEAD, ["--algorithm.name=dapo"], "algorithm.dynamic_sampling.*rewards of others"),
-        (AHEAD, ["--algorithm.name=remax"], 'algorithm.advantage = "greedy_baseline".*greedy'),
-        (AHEAD, ["--environment.agent.command=true"], "environment.agent.command"),
         (
             PROCESSES,
             ["--engine.speculation.kind=draft", "--engine.speculation.path=x"],
@@ -83,7 +80,7 @@ def test_settings_of_a_shared_engine_are_refused(
         ([RECOMPUTED, *AHEAD], ["--moe.routing=replay"], 'moe.routing = "replay".*other experts'),
     ],
 )
-def test_what_needs_a_whole_step_or_another_model_is_refused(
+def test_what_samplers_cannot_compute_is_refused(
     where: list[str], flags: list[str], why: str
 ) -> None:
     with pytest.raises(UserError, match=why):

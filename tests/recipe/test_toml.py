@@ -560,6 +560,7 @@ _TIED = {
     "pretrain.window",
     "data.arithmetic.min_terms",
     "rollout.window",
+    "rollout.max_failures",
     "engine.update_kv",
     "replay.max_age",
     "replay.gamma",

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from sixfold.algorithm.composed import make_algorithm
-from sixfold.algorithm.zoo import ZOO
 from sixfold.backends.samplers import Samplers
 from sixfold.commands import train
 from sixfold.controller.asynchronous import AsyncCollector
@@ -280,12 +278,87 @@ def test_a_process_that_does_not_start_says_why(
         run(tmp_path, "run", **PROCESSES)
 
 
-def test_an_algorithm_of_python_that_needs_whole_steps_is_refused(tmp_path: Path) -> None:
-    flags = tiny_recipe(tmp_path, **SETTINGS, **AHEAD)
-    recipe = parse_recipe("run.name = 'run'", "test", flags)
-    for name, why in (("dapo", "dynamic_sampling"), ("remax", "no greedy samples")):
-        with pytest.raises(UserError, match=why):
-            train_run(recipe, reward=length, algorithm=make_algorithm(ZOO[name], 12))
+def uneven(completion: str, task: Task) -> float:
+    """Equal rewards for the samples of every other task."""
+    return len(completion) / 12 if int(task.answer) % 2 else 1.0
+
+
+def replayed(ahead: Path, reward: Any, **settings: Any) -> Path:
+    flags = tiny_recipe(ahead.parent, **{**SETTINGS, **settings, "engine__max_running": 64})
+    recipe = parse_recipe("run.name = 'again'", "test", flags)
+    assert train_run(recipe, reward=reward, replayed=ahead / "schedule.jsonl") == 0
+    return ahead.parent / "again"
+
+
+def test_groups_with_equal_rewards_are_replaced_ahead(tmp_path: Path) -> None:
+    """DAPO: as long as rounds are left, later groups are trained in their place."""
+    more: dict[str, Any] = dict(
+        algorithm__name="dapo", algorithm__minibatches=2, algorithm__dynamic_sampling=9,
+        rollout__staleness=1, engine__max_running=6, trainer__learning_rate=0.01,
+    )  # fmt: skip
+    flags = tiny_recipe(tmp_path, **{**SETTINGS, **more})
+    recipe = parse_recipe("run.name = 'ahead'", "test", flags)
+    assert train_run(recipe, reward=uneven) == 0
+    ahead = tmp_path / "ahead"
+    lines, rows = metrics(ahead), [json.loads(line) for line in (ahead / "schedule.jsonl").open()]
+    numbers = [group["number"] for row in rows for group in row["groups"]]
+    assert len(set(numbers)) == len(numbers) == 16
+    rewards: dict[tuple[Path, str], set[float]] = {}
+    for file in ahead.glob("rollouts/*"):
+        for row in read_rollouts(file):
+            rewards.setdefault((file, row["task_id"]), set()).add(row["reward"]["value"])
+    assert len(rewards) == 16 and all(len(values) > 1 for values in rewards.values())
+    # Every number up to the last is trained, skipped, or still open.
+    skipped = sum(round(4 / line["dynamic/kept_frac"]) - 4 for line in lines)
+    assert skipped > 4 and 16 + skipped <= max(numbers) + 1 + 8
+    assert all(line["dynamic/unfilled"] == 0 for line in lines)
+    assert max(line["async/age_max"] for line in lines) <= 2
+    assert bits(replayed(ahead, uneven, **more))["weights"] == bits(ahead)["weights"]
+
+
+def test_dynamic_sampling_ahead_ends_with_its_rounds(tmp_path: Path) -> None:
+    """If no group is left that has a signal, a step takes those that it has."""
+
+    def same(completion: str, task: Task) -> float:
+        return 1.0
+
+    more: dict[str, Any] = dict(
+        algorithm__name="dapo", algorithm__minibatches=2, algorithm__dynamic_sampling=2,
+        rollout__staleness=1,
+    )  # fmt: skip
+    flags = tiny_recipe(tmp_path, **{**SETTINGS, **more})
+    recipe = parse_recipe("run.name = 'ahead'", "test", flags)
+    assert train_run(recipe, reward=same) == 0
+    for line in metrics(tmp_path / "ahead"):
+        assert line["dynamic/unfilled"] == 4 and line["dynamic/rounds"] <= 2
+    again = replayed(tmp_path / "ahead", same, **more)
+    assert sorted(trained(again)) == sorted(trained(tmp_path / "ahead"))
+
+
+def test_greedy_baselines_are_sampled_ahead(tmp_path: Path) -> None:
+    """ReMax: each group has one of its own, and a replay samples it from the same versions."""
+    more: dict[str, Any] = dict(
+        algorithm__name="remax", rollout__max_new_tokens=40, engine__max_running=3,
+        trainer__learning_rate=0.01, **AHEAD,
+    )  # fmt: skip
+    flags = tiny_recipe(tmp_path, **{**SETTINGS, **more})
+    recipe = parse_recipe("run.name = 'ahead'", "test", flags)
+    assert train_run(recipe, reward=length) == 0
+    ahead = tmp_path / "ahead"
+    rows = [json.loads(line) for line in (ahead / "schedule.jsonl").open()]
+    greedy = [dict(group["versions"])[-1] for row in rows for group in row["groups"]]
+    assert len(greedy) == 16 and len({version for runs in greedy for version, _ in runs}) > 1
+    tokens = [sum(count for runs in greedy[i : i + 4] for _, count in runs) for i in (0, 4, 8, 12)]
+    assert [line["rollout/greedy_tokens"] for line in metrics(ahead)] == tokens
+    again = replayed(ahead, length, **more)
+    assert bits(again) == bits(ahead)
+    assert (again / "schedule.jsonl").read_text() == (ahead / "schedule.jsonl").read_text()
+    with pytest.raises(ReplayDiverged, match="sample -1, differs"):
+        rows[-1]["groups"][0]["versions"][-1][1][-1][1] += 1
+        wrong = "".join(json.dumps(row) + "\n" for row in rows)
+        (again / "schedule.jsonl").write_text(wrong)
+        shutil.rmtree(ahead)
+        replayed(shutil.move(again, ahead), length, **more)
 
 
 def test_a_replay_is_made_again_and_not_resumed(

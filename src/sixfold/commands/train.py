@@ -114,6 +114,11 @@ def _replay(given: Options, name: str) -> int:
         )
     recipe = staged.base
     settings = _settings_of_replay(recipe.rollout, recipe.engine, recorded.path)
+    if recipe.environment.agent.command:
+        raise UserError(
+            f"{recorded.path} runs an agent, and its schedule does not say which conversation of a"
+            " sample has which tokens: it cannot be replayed"
+        )
     if not any(word.partition("=")[0] == "--run.name" for word in given.settings):
         settings["run.name"] = f"{recorded.path.name}-replay"
     recipe = with_model_folders(recipe.with_settings(settings))
@@ -159,7 +164,7 @@ def _settings_of_replay(
                 f"{folder} has {key} = {value!r}, and its schedule does not say {why}: it cannot be"
                 " replayed"
             )
-    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    samples = rollout.prompts_per_step * (rollout.samples_per_prompt + 1)  # a greedy baseline
     return {
         # Sequences that wait for later weights must not block others.
         "engine.max_running": samples * (rollout.staleness + 2),

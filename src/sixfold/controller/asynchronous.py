@@ -21,8 +21,12 @@ from ..event_loop import EventLoop
 from ..rollout.base import Choose, Rollout, groups_in_order
 from ..sync.base import WeightSync
 from ..types import Group, Task
+from .collector import greedy_stats, with_baselines
+from .dead_letters import DeadLetters
+from .dynamic_sampling import mixed, sampled_stats
 from .rounds import StaleGroup
 from .schedule import Admits, ScheduledGroup
+from .stream import greedy_seed
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class AsyncCollector:
         seed: maps a step number to its sampling seed.
         measure: metrics of the sampling since the last call, for the groups of a step.
         choose: dynamic K, or None.
+        dead: prompts that were set aside. Later groups take the place of theirs.
+        max_rounds: dynamic sampling: as many rounds of groups are sampled per step at most, and
+            later groups take the place of those with equal rewards. 0: groups are not skipped.
+        greedy: plays the greedy episode of each group at the same time, as its baseline. None: the
+            method needs none.
         on_finished: called with the number of every finished group. It may raise.
         on_failure: called with the error of a group.
         scheduled: how the groups of the last step were sampled.
@@ -64,12 +73,16 @@ class AsyncCollector:
     seed: Callable[[int], int]
     measure: Callable[[Sequence[Group]], dict[str, float]]
     choose: Choose | None = None
+    dead: DeadLetters = field(default_factory=DeadLetters)
+    max_rounds: int = 0
+    greedy: Rollout | None = None
     on_finished: Callable[[int, Group], None] = lambda number, group: None
     on_failure: Callable[[Exception], None] = lambda error: None
     scheduled: list[ScheduledGroup] = field(default_factory=list)
     _playing: set[asyncio.Task[None]] = field(default_factory=set)
     _scorers: dict[int, Scorer] = field(default_factory=dict)
     _finished: dict[int, _Finished] = field(default_factory=dict)
+    _skipped: list[Group] = field(default_factory=list)  # since the last step
     _taken: list[int] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: Exception | None = None
@@ -107,9 +120,11 @@ class AsyncCollector:
 
     async def _trained(self) -> None:
         self.ledger.train(self._taken)
-        for number in self._taken:
-            del self._finished[number]
-        self._taken = []
+        trained = [self._finished.pop(number).group for number in self._taken]
+        if self.max_rounds:
+            self._stats |= self._dynamic_stats(trained)
+        self._taken, self._skipped = [], []
+        self._stats |= self.dead.take()
         self._admit()
 
     async def _collect(self) -> list[Group]:
@@ -145,25 +160,62 @@ class AsyncCollector:
         return self.tasks(step)[index], self.seed(step)
 
     def _admit(self) -> None:
-        for number in self.ledger.admit():
-            task, seed = self.group(number)
-            scorer = self._scorer(number // self.ledger.per_step)
-            play = self._play(number, task, seed, scorer, self._ended)
-            playing = asyncio.create_task(play)
-            self._playing.add(playing)
-            playing.add_done_callback(self._playing.discard)
+        while numbers := self.ledger.admit():
+            for number in numbers:
+                task, seed = self.group(number)
+                if task.id in self.dead.ids:
+                    self.ledger.drop(number)
+                    continue
+                scorer = self._scorer(number // self.ledger.per_step)
+                play = self._play(number, task, seed, scorer, self._ended)
+                playing = asyncio.create_task(play)
+                self._playing.add(playing)
+                playing.add_done_callback(self._playing.discard)
 
     async def _play(self, number: int, task: Task, seed: int, scorer: Scorer, begun: int) -> None:
         """Sample and score one group. begun: steps that had ended when it started."""
+
+        async def attempt(tasks: Sequence[Task], earlier: int) -> list[Group]:
+            own = self.environment.scorer(self._expected) if earlier else scorer
+            groups = groups_in_order(self.rollout.play(tasks, seed, own, self.choose), tasks)
+            if self.greedy is None:
+                return await groups
+            alone = groups_in_order(self.greedy.play(tasks, greedy_seed(seed), own), tasks)
+            return with_baselines(*await asyncio.gather(groups, alone))
+
         try:
-            stream = self.rollout.play([task], seed, scorer, self.choose)
-            (group,) = await groups_in_order(stream, [task])
-            self.on_finished(number, group)
-            self._finished[number] = _Finished(group, begun)
+            survivors = await self.dead.survivors([task], attempt)
+            if survivors and not self._skip(survivors[0]):
+                self.on_finished(number, survivors[0])
+                self._finished[number] = _Finished(survivors[0], begun)
+            else:
+                self.ledger.drop(number)
+                self._admit()
         except Exception as error:  # noqa: BLE001  raised by `collect`
             self._failure = self._failure or error
             self.on_failure(error)
         self._changed.set()
+
+    def _skip(self, group: Group) -> bool:
+        """True if a group is skipped: its rewards are equal, and the step may have more groups."""
+        room = (self.max_rounds - 1) * self.ledger.per_step - len(self._skipped)
+        if room < 1 or mixed(group):
+            return False
+        self._skipped.append(group)
+        return True
+
+    def _dynamic_stats(self, trained: Sequence[Group]) -> dict[str, float]:
+        sampled = [*trained, *self._skipped]
+        return {
+            "rollout/kept_frac": self._stats["rollout/kept_frac"] * len(trained) / len(sampled),
+            "dynamic/rounds": float(-(-len(sampled) // len(trained))),
+            **sampled_stats(sampled, trained),
+        }
+
+    @property
+    def _expected(self) -> int:
+        """Trajectories of a step."""
+        return self.ledger.per_step * self.rollout.samples
 
     def _scorer(self, step: int) -> Scorer:
         """Scorer of the groups of one step of the task stream, which share an error budget.
@@ -172,8 +224,7 @@ class AsyncCollector:
             step: the step, counted from 0.
         """
         if step not in self._scorers:
-            expected = self.ledger.per_step * self.rollout.samples
-            self._scorers[step] = self.environment.scorer(expected)
+            self._scorers[step] = self.environment.scorer(self._expected)
             oldest = min(self.ledger.admitted) // self.ledger.per_step
             for old in [s for s in self._scorers if s < oldest]:
                 del self._scorers[old]
@@ -191,14 +242,19 @@ class AsyncCollector:
         groups = [one.group for one in found]
         ages = [self._ended - one.begun for one in found]
         trajectories = [t for group in groups for t in group.trajectories]
-        mixed = sum(len({v for v in t.version if v >= 0}) > 1 for t in trajectories)
-        return self.measure(groups) | {
-            "async/age_mean": sum(ages) / len(ages),
-            "async/age_max": float(max(ages)),
-            "async/mixed_frac": mixed / max(1, len(trajectories)),
-            "async/running": float(len(self.ledger.admitted) - len(self._finished)),
-            "async/buffered": float(len(self._finished) - len(found)),
-        }
+        changed = sum(len({v for v in t.version if v >= 0}) > 1 for t in trajectories)
+        of_greedy = greedy_stats(groups) if self.greedy else {}
+        return (
+            self.measure(groups)
+            | of_greedy
+            | {
+                "async/age_mean": sum(ages) / len(ages),
+                "async/age_max": float(max(ages)),
+                "async/mixed_frac": changed / max(1, len(trajectories)),
+                "async/running": float(len(self.ledger.admitted) - len(self._finished)),
+                "async/buffered": float(len(self._finished) - len(found)),
+            }
+        )
 
 
 class RunsAhead(Protocol):

@@ -16,8 +16,9 @@ from ..environment.base import EnvironmentRole
 from ..event_loop import EventLoop
 from ..rollout.base import Choose, Rollout
 from ..types import Group, Task
+from .dead_letters import DeadLetters
 from .dynamic_sampling import Refill
-from .rounds import Round, Rounds
+from .rounds import Round, Rounds, joined
 
 
 class Collects(Protocol):
@@ -46,6 +47,7 @@ class Collector:
         refill: dynamic sampling, or None.
         greedy: plays one greedy episode per task that reaches the step, as its baseline. None if
             the method needs none.
+        dead: prompts that were set aside.
     """
 
     rollout: Rollout
@@ -54,6 +56,7 @@ class Collector:
     choose: Choose | None = None
     refill: Refill | None = None
     greedy: Rollout | None = None
+    dead: DeadLetters = field(default_factory=DeadLetters)
     _stats: dict[str, float] = field(default_factory=dict)
 
     def collect(
@@ -75,29 +78,39 @@ class Collector:
     async def _collect(
         self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
     ) -> list[Group]:
-        scorer = self.environment.scorer(len(tasks) * self.rollout.samples)
-        rounds = Rounds(scorer, on_phase)
+        expected = len(tasks) * self.rollout.samples
+        rounds = Rounds(self.environment.scorer(expected), on_phase)
 
-        async def play(chosen: Sequence[Task], its_seed: int) -> Round:
-            return await rounds.play(self.rollout, chosen, its_seed, self.choose)
+        async def play(chosen: Sequence[Task], its_seed: int, fill: bool = False) -> Round:
+            played: list[Round] = []
 
-        if self.refill is None:
-            first = await play(tasks, seed)
-            groups, stats = first.groups, first.stats
-        else:
-            groups, stats = await self.refill.groups(tasks, seed, play)
+            async def attempt(some: Sequence[Task], earlier: int) -> list[Group]:
+                scorer = self.environment.scorer(expected) if earlier else None
+                played.append(await rounds.play(self.rollout, some, its_seed, self.choose, scorer))
+                return played[-1].groups
+
+            groups = await (
+                self.dead.fill(chosen, its_seed, attempt)
+                if fill
+                else self.dead.survivors(chosen, attempt)
+            )
+            return joined(groups, played)
+
+        first = await play(tasks, seed, fill=True)
+        groups, stats = first.groups, first.stats
+        if self.refill is not None:
+            taken = {task.id for task in tasks} | self.dead.ids
+            groups, stats = await self.refill.groups(first, taken, seed, play)
         if self.greedy is not None:
             alone = await rounds.play(self.greedy, [group.task for group in groups], seed)
-            groups, of_greedy = with_baselines(groups, alone.groups)
-            stats = stats | of_greedy
-        self._stats = stats | rounds.seconds
+            groups = with_baselines(groups, alone.groups)
+            stats = stats | greedy_stats(groups)
+        self._stats = stats | rounds.seconds | self.dead.take()
         return groups
 
 
-def with_baselines(
-    groups: Sequence[Group], greedy: Sequence[Group]
-) -> tuple[list[Group], dict[str, float]]:
-    """Fill in `Group.greedy`.
+def with_baselines(groups: Sequence[Group], greedy: Sequence[Group]) -> list[Group]:
+    """The groups, with `Group.greedy` filled in.
 
     The greedy completion is not one of the group's trajectories, so it is not trained on, and does
     not count in reward metrics, group statistics, staleness and dumps.
@@ -105,20 +118,17 @@ def with_baselines(
     Args:
         groups: groups of the step.
         greedy: scored groups of one greedy completion each, for the same tasks.
-
-    Returns:
-        The groups, and the metrics of the cost and reward of the greedy completions.
     """
-    filled = [
+    return [
         replace(group, greedy=alone.trajectories[0])
         for group, alone in zip(groups, greedy, strict=True)
     ]
-    return filled, _greedy_stats(greedy)
 
 
-def _greedy_stats(groups: Sequence[Group]) -> dict[str, float]:
-    trajectories = [group.trajectories[0] for group in groups]
-    known = [value for group in groups for value in group.rewards if value is not None]
+def greedy_stats(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of the cost and reward of the greedy completions of groups."""
+    trajectories = [group.greedy for group in groups if group.greedy]
+    known = [t.total_reward for t in trajectories if t.total_reward is not None]
     stats = {
         "rollout/greedy_tokens": float(sum(t.sampled_length for t in trajectories)),
         "rollout/greedy_error_frac": 1 - len(known) / len(trajectories),

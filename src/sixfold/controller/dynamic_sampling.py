@@ -10,7 +10,7 @@ and a resumed run draws the same tasks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from ..types import Group, Task
@@ -49,25 +49,27 @@ class Refill:
         self._weights = weights or {}
 
     async def groups(
-        self, tasks: Sequence[Task], seed: int, play: PlayRound
+        self, first: Round, taken: Collection[str], seed: int, play: PlayRound
     ) -> tuple[list[Group], dict[str, float]]:
         """Sample one scored group per slot.
 
-        Slot i holds the group of `tasks[i]`, or the mixed group that replaced it. The first mixed
-        group of a round goes to the first open slot.
+        Slot i holds the i-th group of the first round, or the mixed group that replaced it. The
+        first mixed group of a round goes to the first open slot.
 
         Args:
-            tasks: tasks of the step.
+            first: round of the tasks of the step.
+            taken: ids of other tasks that are not drawn.
             seed: seed of the step.
-            play: samples and scores one round.
+            play: samples and scores a further round.
 
         Returns:
             The groups, and the metrics over all rounds with the cost of refilling.
         """
-        rounds = [await play(tasks, seed)]
+        rounds = [first]
         slots = list(rounds[0].groups)
         open_slots = deque(i for i, group in enumerate(slots) if not mixed(group))
-        further = self._further(tasks, seed)
+        taken = {group.task.id for group in slots} | {*taken}
+        further = self._further(taken, len(slots), seed)
         while (
             open_slots
             and len(rounds) < self._max_rounds
@@ -78,13 +80,12 @@ class Refill:
                 slots[open_slots.popleft()] = group
         return slots, merged_stats(rounds) | _dynamic_stats(rounds, slots)
 
-    def _further(self, tasks: Sequence[Task], seed: int) -> Iterator[Task]:
-        """Tasks outside the step, in an order drawn from its seed.
+    def _further(self, taken: Collection[str], slots: int, seed: int) -> Iterator[Task]:
+        """Tasks that are not taken, in an order drawn from the seed of the step.
 
         Yields at most as many as the rounds can use.
         """
-        taken = {task.id for task in tasks}
-        count = min(len(self._tasks), len(tasks) * (self._max_rounds - 1) + len(taken))
+        count = min(len(self._tasks), slots * (self._max_rounds - 1) + len(taken))
         for i in weighted_order(self._tasks, count, f"{seed}/refill", self._weights):
             if self._tasks[i].id not in taken:
                 yield self._tasks[i]
@@ -121,14 +122,22 @@ def _dynamic_stats(rounds: Sequence[Round], kept: Sequence[Group]) -> dict[str, 
         - _tokens(kept)
         + sum(r.stats.get("rollout/dropped_tokens", 0.0) for r in rounds)
     )
-    stats = {
+    return {
         "rollout/kept_frac": kept_trajectories / begun,
         "rollout/dropped_tokens": dropped,
         "dynamic/rounds": float(len(rounds)),
-        "dynamic/extra_frac": sum(r.trajectories for r in rounds) / kept_trajectories - 1,
+        "dynamic/check_s": sum(r.check_s for r in rounds),
+        **sampled_stats(groups, kept),
+    }
+
+
+def sampled_stats(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
+    """Metrics of all sampled groups, of which some are kept."""
+    sampled = sum(len(g.trajectories) for g in groups)
+    stats = {
+        "dynamic/extra_frac": sampled / sum(len(g.trajectories) for g in kept) - 1,
         "dynamic/kept_frac": sum(map(mixed, groups)) / len(groups),
         "dynamic/unfilled": float(sum(not mixed(g) for g in kept)),
-        "dynamic/check_s": sum(r.check_s for r in rounds),
     }
     known = [value for g in groups for value in g.rewards if value is not None]
     judged = [

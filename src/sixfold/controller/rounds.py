@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..environment.base import Scorer
 from ..rollout.base import Choose, Rollout, groups_in_order
@@ -72,7 +72,12 @@ class Rounds:
         self.done: list[Round] = []
 
     async def play(
-        self, rollout: Rollout, tasks: Sequence[Task], seed: int, choose: Choose | None = None
+        self,
+        rollout: Rollout,
+        tasks: Sequence[Task],
+        seed: int,
+        choose: Choose | None = None,
+        scorer: Scorer | None = None,
     ) -> Round:
         """Sample and score one round.
 
@@ -81,6 +86,7 @@ class Rounds:
             tasks: tasks with distinct ids.
             seed: seed of the sampling noise.
             choose: ends groups early. None: groups have all samples.
+            scorer: scores this round alone. None: that of the step.
 
         Raises:
             StaleGroup: a token was sampled from other weights than the sampler's current ones.
@@ -93,7 +99,7 @@ class Rounds:
 
         began = time.perf_counter()
         self._on_phase("rollout")
-        stream = rollout.play(tasks, seed, self._scorer, choose, on_sampled)
+        stream = rollout.play(tasks, seed, scorer or self._scorer, choose, on_sampled)
         groups = await groups_in_order(stream, tasks)
         for group in groups:
             _check_fresh(group, rollout.version)
@@ -108,6 +114,14 @@ class Rounds:
             "time/rollout_s": sum(r.sample_s for r in self.done),
             "time/environment_s": sum(r.check_s for r in self.done),
         }
+
+
+def joined(groups: list[Group], rounds: Sequence[Round]) -> Round:
+    """Several rounds as one, of which only these groups are kept."""
+    if len(rounds) == 1:
+        return replace(rounds[0], groups=groups)
+    sampling, checks = sum(r.sample_s for r in rounds), sum(r.check_s for r in rounds)
+    return Round(groups, merged_stats(rounds), sampling, checks)
 
 
 def _check_fresh(group: Group, version: int) -> None:

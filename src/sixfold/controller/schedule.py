@@ -9,8 +9,8 @@ groups and samples every token from the same version gives the same bits.
     {"step": 3, "groups": [{"number": 9, "begun": 1, "versions": [[0, [[1, 12], [2, 4]]], ...]}]}
 
 A group has its number in the task stream, the number of steps that had ended when it started, and
-for each trajectory its sample and (version, tokens) of its sampled tokens. A run on
-several ranks also records their number, "ranks".
+for each trajectory its sample and (version, tokens) of its sampled tokens. Sample -1 is the greedy
+baseline. A run on several ranks also records their number, "ranks".
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..types import Group, Trajectory
+
+GREEDY = -1
+"""Sample number of a greedy baseline in a schedule."""
 
 
 class Admits(Protocol):
@@ -59,6 +62,10 @@ class Admits(Protocol):
         """Record that groups have been trained."""
         ...
 
+    def drop(self, number: int) -> None:
+        """Record that an open group will not be trained."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """The trained groups, as JSON."""
         ...
@@ -84,7 +91,10 @@ class ScheduledGroup:
 
     @classmethod
     def of(cls, number: int, begun: int, group: Group) -> ScheduledGroup:
-        return cls(number, begun, {t.sample: sampled_versions(t) for t in group.trajectories})
+        versions = {t.sample: sampled_versions(t) for t in group.trajectories}
+        if group.greedy:
+            versions[GREEDY] = sampled_versions(group.greedy)
+        return cls(number, begun, versions)
 
     def to_record(self) -> dict[str, Any]:
         runs = [
@@ -191,6 +201,10 @@ class ReplayLedger:
     def train(self, numbers: Collection[int]) -> None:
         self.admitted = [number for number in self.admitted if number not in numbers]
         self._ended += 1
+
+    def drop(self, number: int) -> None:
+        """As `Ledger.drop`. A recorded group was not dropped."""
+        raise ValueError(f"group {number} is trained in the recorded run")
 
     def state(self) -> dict[str, Any]:
         return {"ended": self._ended}

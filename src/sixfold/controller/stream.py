@@ -77,3 +77,11 @@ def task_stream(
 def step_seed(seed: int, step: int) -> int:
     """Sampling seed of a step. A task that recurs in a later epoch gets different noise."""
     return seed_number(f"{seed}/{step}", STEP_BYTES)
+
+
+def greedy_seed(seed: int) -> int:
+    """Seed of greedy completions that are sampled beside samples with this seed.
+
+    They have no noise, but a sample is known by seed, task and number.
+    """
+    return step_seed(seed, 0)

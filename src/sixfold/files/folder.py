@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "schedule.jsonl"
 
     @property
+    def dead_letters(self) -> Path:
+        """Prompts that were set aside, one JSON line each (`controller/dead_letters.py`)."""
+        return self.path / "dead_letters.jsonl"
+
+    @property
     def trace(self) -> Path:
         """Timeline of the newest steps (`report/trace.py`), with `log.trace_steps`."""
         return self.path / "trace.json"

@@ -72,6 +72,7 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     _check_keep_best(recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
+    _check_max_failures(recipe.rollout, recipe.environment.error_budget)
     _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
     check_placement(recipe, method)
@@ -150,6 +151,17 @@ def _check_branches(rollout: RolloutConfig, episode: str) -> None:
             )
 
 
+def _check_max_failures(rollout: RolloutConfig, error_budget: float) -> None:
+    """Refuse an error budget that ends the run at the first prompt that fails."""
+    if rollout.max_failures and error_budget * rollout.prompts_per_step < 1:
+        raise UserError(
+            f"rollout.max_failures = {rollout.max_failures} sets prompts aside that fail, but"
+            f" environment.error_budget = {error_budget:g} ends the run at the first of"
+            f" rollout.prompts_per_step = {rollout.prompts_per_step}. Set it to at least"
+            f" {math.ceil(1e4 / rollout.prompts_per_step) / 1e4:g}, or remove rollout.max_failures"
+        )
+
+
 def _check_truncation(top_k: int, algorithm: Method) -> None:
     if top_k == 1:
         raise UserError(
@@ -200,9 +212,8 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         UserError: names the setting and the remedy.
     """
     _check_replay(recipe.replay, recipe.rollout.prompts_per_step, method)
-    rollout, engine, agent = recipe.rollout, recipe.engine, recipe.environment.agent
+    rollout, engine = recipe.rollout, recipe.engine
     own = "the samplers have weights of their own, which they get after every step"
-    early = "groups start before the rewards of others are known"
     draft, nf4 = engine.speculation.kind == "draft", recipe.model.lora.base == "nf4"
     apart: list[Needed] = [
         ("sync.kind", recipe.sync.kind, "shared", own),
@@ -215,12 +226,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
-    ahead: list[Needed] = [
-        ("algorithm.dynamic_sampling", method.dynamic_sampling, 0, early),
-        ("environment.agent.command", agent.command, "", "steps of an agent do not overlap"),
-        *[("algorithm.advantage", method.advantage, "group_zscore", "no greedy samples are drawn")]
-        * method.needs_greedy,
-    ]
+    ahead: list[Needed] = []
     kind = recipe.placement.kind
     if kind == "ray" and find_spec("ray") is None:
         raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")

@@ -26,7 +26,7 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
             )
     if ranks == 1:
         return
-    for setting, (wrong, remedy, why) in _refused(recipe).items():
+    for setting, (wrong, remedy, why) in _refused(recipe, method).items():
         if wrong:
             shown = repr(remedy) if isinstance(remedy, str) else str(remedy).lower()
             raise UserError(
@@ -65,12 +65,20 @@ def _refused_by_groups(recipe: Recipe, method: Method) -> dict[str, dict[str, bo
     return {"tensor": always | tensor, "experts": always | {both: recipe.parallel.tensor > 1}}
 
 
-def _refused(recipe: Recipe) -> dict[str, tuple[bool, str | float, str]]:
+def _refused(recipe: Recipe, method: Method) -> dict[str, tuple[bool, str | float, str]]:
     """Settings that several ranks do not support: (wrong in this recipe, remedy, reason)."""
     trainer, reference = recipe.trainer, recipe.reference
     beside = "each rank samples with an engine of its own, beside its part of the weights"
     on_host = "state in host memory cannot be gathered for a checkpoint"
+    rollout, agent = recipe.rollout, recipe.environment.agent.command
+    uneven = method.dynamic_sampling or method.needs_greedy or rollout.max_failures or agent
     return {
+        "rollout.staleness": (
+            rollout.staleness > 0 and bool(uneven),
+            0,
+            "dynamic sampling, greedy baselines, agents and rollout.max_failures run ahead in one"
+            " process only",
+        ),
         "model.lora.dora": (
             recipe.model.lora.dora,
             False,

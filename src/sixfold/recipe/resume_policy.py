@@ -38,6 +38,7 @@ FIXED: dict[str, str] = {
     "sync": SAMPLER,
     "placement.kind": SAMPLER,
     "rollout.staleness": "it decides whether the checkpoint says which groups are trained",
+    "rollout.max_failures": "it decides whether the checkpoint says which prompts are set aside",
     "replay": "the checkpoint contains the buffer that it describes",
     "pretrain": "the windows and learning rates of the finished steps come from it",
     "sft": SFT,

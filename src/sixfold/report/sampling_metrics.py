@@ -347,8 +347,22 @@ ROLLOUT = (
     ),
 )
 
+DEAD = (
+    Metric(
+        "rollout/dead_prompts",
+        "count",
+        "prompts that were set aside in dead_letters.jsonl; only with rollout.max_failures",
+        "prompts of which rollout.max_failures attempts failed since the last step",
+    ),
+)
+
 DYNAMIC = (
-    Metric("dynamic/rounds", "count", "sampling rounds of the step", "1 + rounds of refilling"),
+    Metric(
+        "dynamic/rounds",
+        "count",
+        "sampling rounds of the step",
+        "1 + rounds of refilling; ahead, groups sampled / groups trained, rounded up",
+    ),
     Metric(
         "dynamic/extra_frac",
         "share",
@@ -488,6 +502,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Time": TIME,
     "Reward": REWARD,
     "Rollout": ROLLOUT,
+    "Prompts set aside": DEAD,
     "Dynamic sampling": DYNAMIC,
     "Held-out": HELD_OUT,
     "Sampled datasets": SAMPLE,

@@ -192,7 +192,7 @@ class Assembly:
         """Plays the episodes of training and evaluation."""
         return self.agent or self.player
 
-    def rollout(self, samples: int = 0, overlapping: Player | None = None) -> Rollout:
+    def rollout(self, samples: int = 0, overlapping: Plays | None = None) -> Rollout:
         """Rollout role for training, with the recipe's temperature and truncation.
 
         Args:
@@ -213,8 +213,14 @@ class Assembly:
         params = self._params(evaluation.temperature)
         return self._shared(Driver(self.plays, params, evaluation.samples, whole=False))
 
-    def prober(self) -> Rollout:
-        """Greedy rollout with one sample per task: progress of SFT, or a baseline."""
+    def prober(self, overlapping: Plays | None = None) -> Rollout:
+        """Greedy rollout with one sample per task: progress of SFT, or a baseline.
+
+        Args:
+            overlapping: as in `rollout`.
+        """
+        if overlapping:
+            return Driver(overlapping, self._params(0.0), 1, whole=False, overlapping=True)
         return self._shared(Driver(self.plays, self._params(0.0), 1, whole=False))
 
     def _shared(self, rollout: Rollout) -> Rollout:
@@ -330,7 +336,7 @@ def assemble(
         engine, sync, shards = engine_and_sync(*given, ranks, replaying)
         tasks.notes += _kernel_notes(engine, device, autocast)
         player = _player(recipe, policy, renderer, engine, longest, made)
-        agent = _agent(recipe.environment.agent, policy, player)
+        agent = agent_player(recipe.environment.agent, policy, player)
         on_failure.pop_all()
     return Assembly(
         recipe=recipe,
@@ -448,7 +454,7 @@ def _player(
     return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode, timeline)
 
 
-def _agent(config: AgentConfig, policy: Policy, player: Player) -> Agent | None:
+def agent_player(config: AgentConfig, policy: Policy, player: Player) -> Agent | None:
     """The player of the recipe's agent, if it has one.
 
     Raises:

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ..algorithm.method import Method
 from ..controller.asynchronous import AsyncCollector
+from ..controller.dead_letters import DeadLetters
 from ..controller.ledger import Ledger
 from ..controller.mixture import too_small
 from ..controller.oversample import DynamicK
-from ..controller.schedule import Admits, ReplayLedger, ScheduledGroup
-from ..controller.stream import step_seed, task_stream
+from ..controller.schedule import GREEDY, Admits, ReplayLedger, ScheduledGroup
+from ..controller.stream import greedy_seed, step_seed, task_stream
 from ..errors import UserError
 from ..rollout.meter import RunningMeter
+from ..rollout.player import Plays
 from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
 from ..types import Group
-from .assemble import Assembly
+from .assemble import Assembly, agent_player
 from .shared_groups import RankLedgers, SharedCollector
 
 Schedule = Sequence[Sequence[ScheduledGroup]]
@@ -58,7 +61,11 @@ def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | RankLed
 
 
 def async_collector(
-    assembly: Assembly, ledger: Admits | RankLedgers, schedule: Schedule | None
+    assembly: Assembly,
+    ledger: Admits | RankLedgers,
+    schedule: Schedule | None,
+    dead: DeadLetters,
+    method: Method,
 ) -> AsyncCollector | SharedCollector:
     """Collector of the groups that train, with a stream of tasks and a player of its own.
 
@@ -66,17 +73,24 @@ def async_collector(
         assembly: model, tasks and settings.
         ledger: that of the run.
         schedule: the schedule to replay, or None.
+        dead: prompts that were set aside.
+        method: the algorithm's method.
     """
     recipe, tasks = assembly.recipe, assembly.tasks
     config, seed = recipe.rollout, recipe.run.seed
     meter = RunningMeter(config.oversample or config.samples_per_prompt)
     player = replace(assembly.player)
     player.meter = meter
+    plays: Plays = player
+    if agent := agent_player(recipe.environment.agent, assembly.policy, player):
+        # Not the agent of evaluations: another meter counts its replies.
+        assembly.ending.callback(lambda: assembly.loop.run(agent.close()))
+        plays = agent
     # A group asks for the tasks of its whole step.
     stream = lru_cache(4)(task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights))
     ranks = assembly.ranks
     collector = AsyncCollector(
-        rollout=assembly.rollout(config.oversample, overlapping=player),
+        rollout=assembly.rollout(config.oversample, overlapping=plays),
         environment=assembly.environment,
         loop=assembly.loop,
         ledger=ledger.own if isinstance(ledger, RankLedgers) else ledger,
@@ -86,6 +100,9 @@ def async_collector(
         choose=(
             DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
         ),
+        dead=dead,
+        max_rounds=0 if schedule else method.dynamic_sampling,  # a schedule has what was trained
+        greedy=assembly.prober(agent or replace(assembly.player)) if method.needs_greedy else None,
     )
     if schedule is not None:
         assert isinstance(player.generator, ScheduledGenerator)
@@ -101,7 +118,9 @@ def _follow(collector: AsyncCollector, generator: ScheduledGenerator, schedule: 
     names = {number: collector.group(number) for number in groups}
     generator.follow(
         {
-            (seed, task.id, sample): versions
+            (greedy_seed(seed), task.id, 0)
+            if sample == GREEDY
+            else (seed, task.id, sample): versions
             for number, (task, seed) in names.items()
             for sample, versions in groups[number].versions.items()
         }

@@ -12,6 +12,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpointable import WithoutTensors
 from ..controller.asynchronous import AdmittingSync
 from ..controller.collector import Collects
+from ..controller.dead_letters import DeadLetters
 from ..controller.loop import Controller
 from ..controller.replay_buffer import ReplayBuffer, ReplayingCollector
 from ..controller.stream import step_seed, task_stream
@@ -123,10 +124,19 @@ class RlStage(TrainingStage):
             components["ledger"] = WithoutTensors(ledger)
         if buffer := replay_buffer(assembly.recipe.replay, assembly.tasks.train):
             components["replay"] = WithoutTensors(buffer)
+        # A replay trains the groups of its schedule, of which none was set aside.
+        most, tasks = assembly.recipe.rollout.max_failures, assembly.tasks
+        self._dead = DeadLetters(0 if schedule else most, tasks.train, tasks.weights)
+        if most:
+            components["dead_letters"] = WithoutTensors(self._dead)
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
         self._timeline = context.timeline = assembly.player.timeline
-        self._running = async_collector(assembly, ledger, schedule) if ledger else None
+        self._running = (
+            async_collector(assembly, ledger, schedule, self._dead, roles.method)
+            if ledger
+            else None
+        )
         self._buffer = buffer
 
     @property
@@ -144,6 +154,7 @@ class RlStage(TrainingStage):
             self._last,
             sync,
             (lambda: running.scheduled) if (running := self._running) else None,
+            self._dead,
         )
         self._log = log
         return self._controller(log, sync), log
@@ -190,7 +201,9 @@ class RlStage(TrainingStage):
     def _controller(self, log: RolloutLog, sync: MeasuredSync) -> Controller:
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
-        collector: Collects = self._running or training_collector(assembly, roles.method)
+        collector: Collects = self._running or training_collector(
+            assembly, roles.method, self._dead
+        )
         if self._buffer:
             collector = ReplayingCollector(collector, self._buffer)
         after = AdmittingSync(sync, self._running) if self._running else sync

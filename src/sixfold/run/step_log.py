@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
+from ..controller.dead_letters import DeadLetters
 from ..controller.schedule import ScheduledGroup
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
@@ -128,6 +130,7 @@ class RolloutLog(StepLog):
         last: keeps the state at the end of the last step.
         sync: weight sync of the run, measured.
         scheduled: how the groups of the step were sampled. None: at the step.
+        dead: prompts that were set aside.
     """
 
     def __init__(
@@ -140,10 +143,15 @@ class RolloutLog(StepLog):
         last: LastStep,
         sync: MeasuredSync,
         scheduled: Callable[[], Sequence[ScheduledGroup]] | None = None,
+        dead: DeadLetters | None = None,
     ) -> None:
         super().__init__(context, assembly, monitors, first_step)
         self._scheduled = scheduled
         self._schedule = AppendedFile(context.folder.schedule, context.warn) if scheduled else None
+        self._dead = dead if dead and dead.max_failures else None
+        self._letters = (
+            AppendedFile(context.folder.dead_letters, context.warn) if self._dead else None
+        )
         self._roles = roles
         self._last = last
         self._sync = sync
@@ -154,8 +162,8 @@ class RolloutLog(StepLog):
         """As `StepLog.close`."""
         super().close()
         self.write_trace()
-        if self._schedule:
-            self._schedule.close()
+        for file in filter(None, (self._schedule, self._letters)):
+            file.close()
 
     def write_trace(self) -> None:
         """Write the timeline of the newest steps, if the recipe keeps it."""
@@ -237,10 +245,19 @@ class RolloutLog(StepLog):
             )
         if self._scheduled and self._schedule:
             recorded = [group.to_record() for group in self._scheduled()]
-            record = {"step": step, "groups": recorded}
+            line: dict[str, Any] = {"step": step, "groups": recorded}
             if context.ranks.size > 1:
-                record["ranks"] = context.ranks.size
-            self._schedule.append((json.dumps(record) + "\n").encode())
+                line["ranks"] = context.ranks.size
+            self._schedule.append((json.dumps(line) + "
+").encode())
+        if self._dead and self._letters and (taken := self._dead.taken):
+            lines = (json.dumps({"step": step, **record}) + "
+" for record in taken)
+            self._letters.append("".join(lines).encode())
+            context.progress.note(
+                f"step {step}: {len(taken)} prompts failed {self._dead.max_failures} times and are"
+                f" set aside in {context.folder.dead_letters.name}"
+            )
         if log.rollouts_every and step % log.rollouts_every == 0:
             write_rollouts(
                 context.folder.rollout_file(step),

@@ -13,6 +13,7 @@ from ..algorithm.composed import Composed, make_algorithm
 from ..algorithm.method import Method
 from ..checkpointable import Checkpointable, WithoutTensors
 from ..controller.collector import Collector
+from ..controller.dead_letters import DeadLetters
 from ..controller.dynamic_sampling import Refill
 from ..controller.oversample import DynamicK
 from ..critic.actor_critic import ActorCritic
@@ -217,7 +218,9 @@ def method_of(config: AlgorithmConfig, own: Algorithm | None) -> Method:
     return own.method if isinstance(own, Composed) else resolve_algorithm(config)
 
 
-def training_collector(assembly: Assembly, method: Method) -> Collector:
+def training_collector(
+    assembly: Assembly, method: Method, dead: DeadLetters | None = None
+) -> Collector:
     """Collector of the groups that train.
 
     With `rollout.oversample`, more samples are started. With dynamic sampling, groups whose rewards
@@ -233,6 +236,7 @@ def training_collector(assembly: Assembly, method: Method) -> Collector:
         ),
         refill=Refill(assembly.tasks.train, rounds, assembly.tasks.weights) if rounds else None,
         greedy=assembly.prober() if method.needs_greedy else None,
+        dead=dead or DeadLetters(),
     )
 
 

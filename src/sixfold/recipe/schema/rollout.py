@@ -57,6 +57,12 @@ class RolloutConfig(Section):
         ge=0,
         le=1,
     )
+    max_failures: int = knob(
+        0,
+        "failures after which a prompt is written to dead_letters.jsonl and not sampled again; it"
+        " fails if the episodes or checks of all its samples fail (0: it is never set aside)",
+        ge=0,
+    )
     temperature: Real = knob(
         1.0, "sampling temperature; log-probs are computed at the same temperature", ge=1e-20
     )
