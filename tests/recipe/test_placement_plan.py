@@ -53,7 +53,6 @@ def test_copies_of_the_weights_count_in_memory() -> None:
         (["--sync.kind=copy"], "sync.kind", '"shared"'),
         (["--engine.kv_dtype=int8", CORRECTION], "engine.kv_dtype", '"auto"'),
         (["--engine.release_kv=true"], "engine.release_kv", "false"),
-        (["--rollout.backend.kind=sixfold"], "rollout.backend.kind", '"engine"'),
         ([HALF, LORA, "--model.lora.base=nf4"], "model.lora.base", '"bfloat16"'),
     ],
 )
@@ -81,6 +80,13 @@ def test_settings_of_a_shared_engine_are_refused(
             'engine.speculation.kind = "draft".*one model',
         ),
         ([RECOMPUTED, *AHEAD], ["--moe.routing=replay"], 'moe.routing = "replay".*other experts'),
+        (PROCESSES, ["--rollout.backend.kind=sixfold"], "rollout.backend.kind.*embedded engine"),
+        (
+            AHEAD,
+            ["--rollout.backend.kind=vllm", "--rollout.backend.sleep=true"],
+            "rollout.backend.sleep = true: vLLM samples while the trainer works",
+        ),
+        (AHEAD, [RECOMPUTED, "--rollout.backend.kind=sixfold"], "engine.update_kv.*no effect"),
     ],
 )
 def test_what_needs_a_whole_step_or_another_model_is_refused(

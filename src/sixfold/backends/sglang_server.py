@@ -130,7 +130,7 @@ class SglangServer:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        meta = (await self._sample(body, 0))["meta_info"]
+        meta = (await self._sample(body, None))["meta_info"]
         # The first token has no log-prob.
         return [float(logp) for logp, _, _ in meta["input_token_logprobs"][1:]]
 
@@ -167,7 +167,7 @@ class SglangServer:
         """End the requests that wait. The server was not started by this process and continues."""
         self._server.close()
 
-    async def _sample(self, body: object, priority: int) -> Any:
+    async def _sample(self, body: object, priority: int | None) -> Any:
         try:
             return await self._server.ask("POST", "/generate", body, LONG_S, priority)
         except Refused as error:

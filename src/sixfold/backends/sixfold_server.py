@@ -134,7 +134,7 @@ class SixfoldServer:
             "echo": True,
             "logprobs": 0,
         }
-        choice = (await self._complete(body, 0))["choices"][0]
+        choice = (await self._complete(body, None))["choices"][0]
         # The first token has no log-prob.
         return [float(logp) for logp in choice["logprobs"]["token_logprobs"][1:]]
 
@@ -167,7 +167,7 @@ class SixfoldServer:
         """End the requests that wait. The server was not started by this process and continues."""
         self._server.close()
 
-    async def _complete(self, body: object, priority: int) -> Any:
+    async def _complete(self, body: object, priority: int | None) -> Any:
         """Send a request for a completion. Waits while the server's queue is full."""
         began = time.monotonic()
         while True:
@@ -186,10 +186,15 @@ class SixfoldServer:
 
     def _read_completion(self, choice: Mapping[str, Any]) -> Sampled:
         kept = choice["kept_tokens"]
+        if other := set(choice["weight_versions"]) - self._versions.keys():
+            raise EngineLost(
+                f"the Sixfold server at {self._url} sampled from weights {min(other)}, which this"
+                " run has not loaded. Let no other client change the server's weights"
+            )
         return Sampled(
             tokens=[int(token) for token in choice["token_ids"]],
             logp=[float(logp) for logp in choice["token_logprobs"]],
-            version=[self._versions.get(held, -1) for held in choice["weight_versions"]],
+            version=[self._versions[held] for held in choice["weight_versions"]],
             finish_reason=choice["finish_reason"],
             reused=int(choice["reused_tokens"]),
             seconds=float(choice["seconds"]),

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ..processes.program import Requests
 
 BEAT_S = 1.0
+FIRST = 1 << 30
+"""Priority of scores. A weight sync waits for the probe's, while other requests are queued."""
 
 
 @dataclass
@@ -222,7 +224,7 @@ class Sampler:
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
         kind = RequestOutputKind.FINAL_ONLY
-        self._add(Running(number, time.perf_counter(), tokens), tokens, asked, kind, 0)
+        self._add(Running(number, time.perf_counter(), tokens), tokens, asked, kind, FIRST)
 
     def _add(
         self, running: Running, prompt: list[int], params: Any, kind: Any, priority: int

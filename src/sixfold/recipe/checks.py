@@ -20,6 +20,7 @@ from .schema import (
     ReplayConfig,
     RolloutConfig,
     TrainerConfig,
+    VllmBackend,
 )
 
 
@@ -208,16 +209,18 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         ("sync.kind", recipe.sync.kind, "shared", own),
         ("engine.kv_dtype", engine.kv_dtype, "auto", own),
         ("engine.release_kv", engine.release_kv, False, "they keep their memory"),
-        ("rollout.backend.kind", rollout.backend.kind, "engine", "they run the embedded engine"),
         *[("model.lora.base", "nf4", "bfloat16", f"{own}, merged")] * nf4,
     ]
     in_processes: list[Needed] = [
+        ("rollout.backend.kind", rollout.backend.kind, "engine", "they run the embedded engine"),
         ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
     ahead: list[Needed] = [
         ("algorithm.dynamic_sampling", method.dynamic_sampling, 0, early),
         ("environment.agent.command", agent.command, "", "steps of an agent do not overlap"),
+        *[("rollout.backend.sleep", True, False, "vLLM samples while the trainer works")]
+        * (isinstance(rollout.backend, VllmBackend) and rollout.backend.sleep),
         *[("algorithm.advantage", method.advantage, "group_zscore", "no greedy samples are drawn")]
         * method.needs_greedy,
     ]
@@ -301,6 +304,7 @@ def _options_of_the_server(engine: EngineConfig) -> list[tuple[str, object, obje
             default.prefill_tokens_per_step,
         ),
         ("engine.prefix_cache", engine.prefix_cache, default.prefix_cache),
+        ("engine.update_kv", engine.update_kv, default.update_kv),
     ]
 
 
