@@ -13,7 +13,7 @@ import torch
 from sixfold.backends.process_link import Call
 from sixfold.backends.samplers import Samplers
 from sixfold.backends.weight_files import streamed_file
-from sixfold.rollout.generator import EngineLost, Sampled, SampleKey
+from sixfold.rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
 from sixfold.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=2, seed=1)
@@ -55,7 +55,7 @@ class FakeProcess:
         self._check()
         return [float(self.version)]
 
-    async def load(self, given: str, version: int) -> int:
+    async def load_published(self, given: str, version: int) -> int:
         self._check()
         self.loads.append((given, version))
         self.given, self.version = given, version
@@ -172,7 +172,7 @@ def test_refused_weights_leave_the_old_ones() -> None:
         for version in (3, 4):
             with pytest.raises(ValueError, match=f"version = {version} must be greater than 4"):
                 await pool.load(WEIGHTS, version)
-        log[0].load = refuse  # type: ignore[method-assign]
+        log[0].load_published = refuse  # type: ignore[method-assign]
         with pytest.raises(ValueError, match="has shape"):
             await pool.load(WEIGHTS, 5)
         assert pool.version == 4
@@ -222,7 +222,7 @@ def test_a_replacement_goes_on_if_the_call_that_asked_for_it_is_cancelled() -> N
     async def play() -> Sampled:
         pool = samplers(log, count=1)
         await pool.load(WEIGHTS, 3)
-        load = FakeProcess.load
+        load = FakeProcess.load_published
 
         async def slowly(self: FakeProcess, path: str, version: int) -> int:
             loading.set()
@@ -231,7 +231,7 @@ def test_a_replacement_goes_on_if_the_call_that_asked_for_it_is_cancelled() -> N
 
         log[0].lost = True
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(FakeProcess, "load", slowly)
+            patch.setattr(FakeProcess, "load_published", slowly)
             first = asyncio.create_task(pool.generate([1], PARAMS, SampleKey("a")))
             await loading.wait()
             first.cancel()
@@ -244,3 +244,45 @@ def test_a_replacement_goes_on_if_the_call_that_asked_for_it_is_cancelled() -> N
 
     assert asyncio.run(play()).version == [3, 3]
     assert [process.asked for process in log] == [["a"], ["b"]]
+
+
+def test_other_calls_of_a_lost_server_end_with_it_and_are_sampled_again() -> None:
+    """One call finds that the server is lost. Closing its client ends the others."""
+    log: list[FakeProcess] = []
+    errors = [EngineLost("no answer"), GeneratorClosed("the connection is closed")]
+
+    async def play() -> None:
+        pool = samplers(log, count=1)
+        await pool.load(WEIGHTS, 3)
+
+        def fail() -> None:
+            raise errors.pop(0)
+
+        log[0]._check = fail  # type: ignore[method-assign]
+        calls = [pool.generate([1], PARAMS, SampleKey(name)) for name in "ab"]
+        assert [one.version for one in await asyncio.gather(*calls)] == [[3, 3]] * 2
+        assert pool.replaced == 1
+        pool.close()
+        log[1]._check = fail  # type: ignore[method-assign]
+        errors.append(GeneratorClosed("closed"))
+        with pytest.raises(GeneratorClosed, match="closed"):
+            await pool.generate([1], PARAMS, SampleKey("c"))
+
+    asyncio.run(play())
+
+
+def test_scores_of_other_programs_may_differ_by_rounding() -> None:
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        made: Any = lambda number: FakeProcess(number, log)  # noqa: E731
+        pool = Samplers(made, partial(streamed_file, 4), 2, 0, lambda line: None, limit=0.1)
+        await pool.load(WEIGHTS, 1)
+        for gap in (-0.05, 0.05):
+            log[1].version = 1 + gap  # type: ignore[assignment]
+            assert await pool.score([1, 2]) == [1.0]
+        log[1].version = 1.2  # type: ignore[assignment]
+        with pytest.raises(RuntimeError, match="sampler 1 has other weights"):
+            await pool.score([1, 2])
+
+    asyncio.run(play())

@@ -81,10 +81,21 @@ def test_settings_of_a_shared_engine_are_refused(
         ),
         ([RECOMPUTED, *AHEAD], ["--moe.routing=replay"], 'moe.routing = "replay".*other experts'),
         (PROCESSES, ["--rollout.backend.kind=sixfold"], "rollout.backend.kind.*embedded engine"),
+        (["--placement.kind=ray"], ["--rollout.backend.kind=vllm"], "rollout.backend.kind.*engine"),
+        (
+            [*PROCESSES, "--rollout.backend.kind=vllm"],
+            ["--rollout.backend.tensor_parallel=2", "--rollout.backend.devices=1,2,3"],
+            "lists 3 GPUs.*needs 4",
+        ),
+        (
+            ["--rollout.backend.kind=sglang", "--rollout.backend.restarts=1"],
+            ["--sync.kind=copy"],
+            "sync.kind = 'copy' does not work with rollout.backend.replicas or restarts",
+        ),
         (
             AHEAD,
             ["--rollout.backend.kind=vllm", "--rollout.backend.sleep=true"],
-            "rollout.backend.sleep = true: vLLM samples while the trainer works",
+            "rollout.backend.sleep = true: they keep their memory",
         ),
         (AHEAD, [RECOMPUTED, "--rollout.backend.kind=sixfold"], "engine.update_kv.*no effect"),
     ],

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,6 +292,30 @@ def test_a_request_that_the_server_cannot_run_is_a_mistake_of_the_caller(
         sample(engine)
     with pytest.raises(EngineLost, match="out of memory"):
         sample(engine)
+
+
+def test_a_lost_server_is_waited_for_as_long_as_the_patience_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=pause)
+    monkeypatch.setattr(json_server, "time", clock)
+
+    async def check() -> None:
+        if now < 5:
+            raise EngineLost("no server")
+
+    json_server.reach(check, 5.0)
+    assert now == 5
+    now = 0.0
+    with pytest.raises(EngineLost, match="no server"):
+        json_server.reach(check, 4.0)
+    assert now == 4
 
 
 @pytest.mark.slow

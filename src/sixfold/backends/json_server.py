@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from ..http_client import HttpClient
-from ..rollout.generator import EngineLost, GeneratorClosed
+from ..rollout.generator import EngineLost, GeneratorClosed, wait_for
 
 SHORT_S = 30.0
 LONG_S = 1800.0
@@ -22,6 +23,9 @@ LONG_S = 1800.0
 
 CONNECTIONS = 128
 """Maximum number of concurrent completions. Others wait, in the order of their priorities."""
+
+REACH_S = 1.0
+"""Time between two attempts to reach a lost server."""
 
 _SAID = 500  # characters of the server's answer in an error message
 
@@ -141,6 +145,26 @@ class JsonServer:
                 f"{self._name} at {self._url} answered {what} with {status}: {said}", status, said
             )
         return value
+
+
+def reach(check: Callable[[], Coroutine[Any, Any, None]], patience_s: float) -> None:
+    """Wait until a server answers.
+
+    Args:
+        check: asks it.
+        patience_s: longest wait, in seconds.
+
+    Raises:
+        EngineLost: it does not answer.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return wait_for(check())
+        except EngineLost:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(REACH_S)
 
 
 class Slots:

@@ -276,7 +276,7 @@ class RaySampler:
     async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
         return list(await self._result(self.actor.score.remote(list(tokens), temperature)))
 
-    async def load(self, given: Any, version: int) -> int:
+    async def load_published(self, given: Any, version: int) -> int:
         """As `Generator.load`, of weights in the object store."""
         running: int = await self._result(self.actor.load.remote(given, version))
         self.given = given

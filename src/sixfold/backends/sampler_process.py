@@ -92,7 +92,7 @@ class SamplerProcess:
         request = {"tokens": list(tokens), "temperature": temperature}
         return list((await self._ask("score", request))["logp"])
 
-    async def load(self, given: str, version: int) -> int:
+    async def load_published(self, given: str, version: int) -> int:
         """As `Generator.load`, of a safetensors file with the names of the policy's parameters."""
         running = (await self._ask("load", {"path": given, "version": version}))["running"]
         self.given = given

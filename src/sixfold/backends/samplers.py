@@ -3,7 +3,8 @@
 All calls of a task go to the process that has its prompt in its cache. A process that ends or hangs
 is replaced: the new one gets the weights of the last sync, and the calls of the old one are sampled
 again there. Noise depends on the task, the sample and the position alone, so the tokens are those
-that the lost process would have sampled from the same weights.
+that the lost process would have sampled from the same weights. A server is not started again: its
+calls wait until it answers again.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Sampler(Protocol):
         """As `Generator.score`."""
         ...
 
-    async def load(self, given: Any, version: int) -> int:
-        """As `Generator.load`, of published weights with the names of the policy's parameters."""
+    async def load_published(self, given: Any, version: int) -> int:
+        """As `Generator.load`, of published weights."""
         ...
 
     def close(self) -> None:
@@ -114,6 +115,8 @@ class Samplers:
         count: number of processes.
         restarts: times that a process is replaced before its loss ends the run.
         say: gets a line about each replacement.
+        limit: largest mean difference between the scores of two processes, in nats.
+        setting: the setting that has `restarts`.
 
     Attributes:
         version: version of the weights; -1 before the first `load`.
@@ -131,6 +134,8 @@ class Samplers:
         count: int,
         restarts: int,
         say: Callable[[str], None],
+        limit: float = 0.0,
+        setting: str = "placement.restarts",
     ) -> None:
         self.version = -1
         self.replaced = 0
@@ -138,6 +143,8 @@ class Samplers:
         self._publish = publish
         self._restarts = restarts
         self._say = say
+        self._limit = limit
+        self._setting = setting
         self._closed = False
         self._weights = ExitStack()
         self._replacing = set[asyncio.Task[None]]()
@@ -176,7 +183,7 @@ class Samplers:
                         tokens, params, key, stops=stops, priority=priority
                     )
                     return replace(sampled, sampler=place.number)
-                except EngineLost as error:
+                except GeneratorClosed as error:  # other calls of a lost server end with it
                     await self._replace(place, process, error)
         finally:
             place.calls -= 1
@@ -185,16 +192,17 @@ class Samplers:
         """As `Generator.score`, asked of all processes.
 
         Raises:
-            RuntimeError: if they do not give the same numbers.
+            RuntimeError: if their numbers differ by more than the limit.
         """
         found = await asyncio.gather(*(self._score(p, tokens, temperature) for p in self.places))
         for place, other in zip(self.places, found, strict=True):
-            if other != found[0]:
+            gaps = [abs(a - b) for a, b in zip(other, found[0], strict=True)]
+            if not sum(gaps) <= self._limit * len(gaps):
                 raise RuntimeError(f"sampler {place.number} has other weights than sampler 0")
         return found[0]
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """As `Generator.load`, of weights named as the policy's parameters.
+        """As `Generator.load`, of weights with the names that the processes expect.
 
         They stay published until the next call: a process that replaces another reads them. Version
         0 is accepted again, as in `EngineGenerator.load`.
@@ -247,7 +255,7 @@ class Samplers:
             process = await place.current()
             try:
                 return await process.score(tokens, temperature)
-            except EngineLost as error:
+            except GeneratorClosed as error:
                 await self._replace(place, process, error)
 
     async def _hand_over(self, place: Place) -> int:
@@ -257,26 +265,29 @@ class Samplers:
             if process.given is self._published:  # it was replaced meanwhile
                 return 0
             try:
-                return await process.load(self._published, self.version)
-            except EngineLost as error:
+                return await process.load_published(self._published, self.version)
+            except GeneratorClosed as error:
                 lost = error
         await self._replace(place, process, lost)
         return 0
 
-    async def _replace(self, place: Place, lost: Sampler, error: EngineLost) -> None:
+    async def _replace(self, place: Place, lost: Sampler, error: GeneratorClosed) -> None:
         """Start a new process in place of a lost one, unless that has been done.
 
         The work goes on if the call that asks for it is cancelled: others wait for the process.
 
         Raises:
             EngineLost: if it may not be replaced any more.
+            GeneratorClosed: if the samplers have been closed.
         """
+        if self._closed:
+            raise error
         work = asyncio.create_task(self._replace_now(place, lost, error))
         self._replacing.add(work)
         work.add_done_callback(self._replacing.discard)
         await asyncio.shield(work)
 
-    async def _replace_now(self, place: Place, lost: Sampler, error: EngineLost) -> None:
+    async def _replace_now(self, place: Place, lost: Sampler, error: GeneratorClosed) -> None:
         async with place.lock:
             if place.process is not lost:
                 return
@@ -286,7 +297,7 @@ class Samplers:
                     if self.replaced == self._restarts:
                         raise EngineLost(
                             f"{error}\n{self.replaced} processes have been replaced, and"
-                            f" placement.restarts = {self._restarts}. Continue with --resume"
+                            f" {self._setting} = {self._restarts}. Continue with --resume"
                         )
                     self.replaced += 1
                     self._say(f"{error}\nIt is replaced, and its requests are sampled again")
@@ -305,7 +316,7 @@ class Samplers:
         try:
             await asyncio.to_thread(new.ready)
             if self._published is not None:
-                await new.load(self._published, self.version)
+                await new.load_published(self._published, self.version)
         except BaseException:
             await asyncio.to_thread(new.close)
             raise

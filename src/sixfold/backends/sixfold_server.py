@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..recipe.schema.backend import KEY_VARIABLE
-from ..rollout.generator import EngineLost, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, Sampled, SampleKey
 from ..types import Kept, SamplingParams
-from .json_server import LONG_S, JsonServer, Refused
-from .weight_files import weights_folder
+from .json_server import LONG_S, JsonServer, Refused, reach
+from .weight_files import model_folder
 
 RETRY_S = 0.2
 """Time between two attempts while the server's queue is full."""
@@ -47,10 +48,15 @@ class SixfoldServer:
         config: configuration of the model, in Hugging Face format.
         tokenizer: tokenizer of the policy. The server compares it with its own.
         key: API key of the server; empty for none.
+        patience_s: longest time that `ready` waits for the server, in seconds.
 
     Attributes:
         version: version of the server's weights; -1 before the first `load`.
+        given: the published weights that it has. None before the first.
+        activity: None: the server does not report it.
     """
+
+    activity: Activity | None = None
 
     def __init__(
         self,
@@ -58,8 +64,11 @@ class SixfoldServer:
         config: PreTrainedConfig,
         tokenizer: PreTrainedTokenizerBase,
         key: str = "",
+        patience_s: float = 0.0,
     ) -> None:
         self.version = -1
+        self.given: Path | None = None
+        self._patience_s = patience_s
         self._url = url
         self._config = config
         self._tokenizer = tokenizer
@@ -68,6 +77,10 @@ class SixfoldServer:
         self._model = ""
         self._held = 0
         self._versions: dict[int, int] = {}
+
+    def ready(self) -> None:
+        """As `Sampler.ready`, by `connect`."""
+        reach(self.connect, self._patience_s)
 
     async def connect(self) -> None:
         """Ask for the name and the version of the served model.
@@ -81,6 +94,8 @@ class SixfoldServer:
             self._model = str(cards["data"][0]["id"])
             self._held = int(health["weight_version"])
         except Refused as error:
+            if error.status >= 500:
+                raise EngineLost(str(error)) from error
             raise UserError(f"{error}. Its API key belongs into {KEY_VARIABLE}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(
@@ -144,20 +159,23 @@ class SixfoldServer:
         Raises:
             UserError: the server refuses the weights.
         """
-        with weights_folder(weights, torch.float32) as (folder, _):
-            self._config.save_pretrained(folder)
-            self._tokenizer.save_pretrained(folder)
-            body = {"path": str(folder), "version": self._held + 1}
-            self._versions[self._held + 1] = version  # tokens may be sampled before the answer
-            try:
-                reply = await self._server.ask("POST", "/v1/weights", body, LONG_S)
-            except Refused as error:
-                if error.status >= 500:
-                    raise EngineLost(str(error)) from error
-                why = "" if error.status != 404 else f". Start the server with {_START}"
-                raise UserError(f"{error}{why}") from error
+        parts = [self._config, self._tokenizer]
+        with model_folder(weights, torch.float32, parts) as folder:
+            return await self.load_published(folder, version)
+
+    async def load_published(self, given: Path, version: int) -> int:
+        """As `load`, of a model folder."""
+        body = {"path": str(given), "version": self._held + 1}
+        self._versions[self._held + 1] = version  # tokens may be sampled before the answer
+        try:
+            reply = await self._server.ask("POST", "/v1/weights", body, LONG_S)
+        except Refused as error:
+            if error.status >= 500:
+                raise EngineLost(str(error)) from error
+            why = "" if error.status != 404 else f". Start the server with {_START}"
+            raise UserError(f"{error}{why}") from error
         self._held += 1
-        self.version = version
+        self.version, self.given = version, given
         return int(reply["in_flight"])
 
     async def sleep(self) -> None:

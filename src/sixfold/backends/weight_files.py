@@ -6,10 +6,10 @@ import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -72,6 +72,31 @@ def weights_folder(
             save_file(own, Path(folder, MODEL_FILE), metadata={"format": "pt"})
         del own  # the copy is as large as the model
         yield Path(folder), tied
+
+
+class Saves(Protocol):
+    """A configuration or a tokenizer."""
+
+    def save_pretrained(self, folder: Path, /) -> object:
+        """Write the files of a model folder."""
+        ...
+
+
+@contextmanager
+def model_folder(
+    weights: Mapping[str, Tensor], dtype: torch.dtype, parts: Sequence[Saves]
+) -> Iterator[Path]:
+    """Model folder for servers, in the directory for temporary files. It is deleted afterwards.
+
+    Args:
+        weights: tensors named as in a checkpoint.
+        dtype: dtype of the file.
+        parts: what else the folder has.
+    """
+    with weights_folder(weights, dtype) as (folder, _):
+        for part in parts:
+            part.save_pretrained(folder)
+        yield folder
 
 
 @contextmanager

@@ -24,7 +24,9 @@ def placement_facts(plan: Plan) -> list[Fact]:
         facts += [
             Fact(
                 "placement",
-                f"the trainer's process, and {who} with an engine and a copy of the weights each,"
+                f"the trainer's process, and {who} with"
+                f" {'vLLM' if rollout.backend.kind == 'vllm' else 'an engine'} and a copy of the"
+                " weights each,"
                 f" {placement.threads} CPU thread{'s' if placement.threads > 1 else ''} each;"
                 " rewards and tools run beside the trainer",
                 f"placement.kind = {placement.kind}; every task stays with one process",
