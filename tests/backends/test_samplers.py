@@ -13,7 +13,7 @@ import torch
 from sixfold.backends.process_link import Call
 from sixfold.backends.samplers import Samplers
 from sixfold.backends.weight_files import streamed_file
-from sixfold.rollout.generator import EngineLost, Sampled, SampleKey
+from sixfold.rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
 from sixfold.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=2, seed=1)
@@ -252,3 +252,45 @@ def test_a_replacement_goes_on_if_the_call_that_asked_for_it_is_cancelled() -> N
 
     assert asyncio.run(play()).version == [3, 3]
     assert [process.asked for process in log] == [["a"], ["b"]]
+
+
+def test_other_calls_of_a_lost_server_end_with_it_and_are_sampled_again() -> None:
+    """One call finds that the server is lost. Closing its client ends the others."""
+    log: list[FakeProcess] = []
+    errors = [EngineLost("no answer"), GeneratorClosed("the connection is closed")]
+
+    async def play() -> None:
+        pool = samplers(log, count=1)
+        await pool.load(WEIGHTS, 3)
+
+        def fail() -> None:
+            raise errors.pop(0)
+
+        log[0]._check = fail  # type: ignore[method-assign]
+        calls = [pool.generate([1], PARAMS, SampleKey(name)) for name in "ab"]
+        assert [one.version for one in await asyncio.gather(*calls)] == [[3, 3]] * 2
+        assert pool.replaced == 1
+        pool.close()
+        log[1]._check = fail  # type: ignore[method-assign]
+        errors.append(GeneratorClosed("closed"))
+        with pytest.raises(GeneratorClosed, match="closed"):
+            await pool.generate([1], PARAMS, SampleKey("c"))
+
+    asyncio.run(play())
+
+
+def test_scores_of_other_programs_may_differ_by_rounding() -> None:
+    log: list[FakeProcess] = []
+
+    async def play() -> None:
+        made: Any = lambda number: FakeProcess(number, log)  # noqa: E731
+        pool = Samplers(made, partial(streamed_file, 4), 2, 0, lambda line: None, limit=0.1)
+        await pool.load(WEIGHTS, 1)
+        for gap in (-0.05, 0.05):
+            log[1].version = 1 + gap  # type: ignore[assignment]
+            assert await pool.score([1, 2]) == [1.0]
+        log[1].version = 1.2  # type: ignore[assignment]
+        with pytest.raises(RuntimeError, match="sampler 1 has other weights"):
+            await pool.score([1, 2])
+
+    asyncio.run(play())

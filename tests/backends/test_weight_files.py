@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sixfold.backends import weight_files
-from sixfold.backends.weight_files import streamed_file
+from sixfold.backends.weight_files import check_folder, streamed_file, weights_folder
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 5), (), (0, 4), (7,), (2, 3, 4), (1,) * 12)
 
@@ -74,3 +74,17 @@ def test_all_tensors_are_read_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="No space"), streamed_file(1 << 12, computed, 3):
         pass
     assert computed.read == list(made())
+
+
+def test_a_folder_that_is_torn_or_of_another_version_is_refused() -> None:
+    with weights_folder({"a": torch.ones(6)}, 3, torch.float32) as (folder, _):
+        check_folder(folder, 3)
+        with pytest.raises(ValueError, match="version 4 were announced, but 3 arrived"):
+            check_folder(folder, 4)
+        path = folder / weight_files.MODEL_FILE
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(ValueError, match="version 3 are torn"):
+            check_folder(folder, 3)
+        path.unlink()
+        with pytest.raises(ValueError, match="version 3 are torn"):
+            check_folder(folder, 3)

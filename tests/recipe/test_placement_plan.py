@@ -53,7 +53,6 @@ def test_copies_of_the_weights_count_in_memory() -> None:
         (["--sync.kind=copy"], "sync.kind", '"shared"'),
         (["--engine.kv_dtype=int8", CORRECTION], "engine.kv_dtype", '"auto"'),
         (["--engine.release_kv=true"], "engine.release_kv", "false"),
-        (["--rollout.backend.kind=sixfold"], "rollout.backend.kind", '"engine"'),
         ([HALF, LORA, "--model.lora.base=nf4"], "model.lora.base", '"bfloat16"'),
     ],
 )
@@ -78,6 +77,24 @@ def test_settings_of_a_shared_engine_are_refused(
             'engine.speculation.kind = "draft".*one model',
         ),
         ([RECOMPUTED, *AHEAD], ["--moe.routing=replay"], 'moe.routing = "replay".*other experts'),
+        (PROCESSES, ["--rollout.backend.kind=sixfold"], "rollout.backend.kind.*embedded engine"),
+        (["--placement.kind=ray"], ["--rollout.backend.kind=vllm"], "rollout.backend.kind.*engine"),
+        (
+            [*PROCESSES, "--rollout.backend.kind=vllm"],
+            ["--rollout.backend.tensor_parallel=2", "--rollout.backend.devices=1,2,3"],
+            "lists 3 GPUs.*needs 4",
+        ),
+        (
+            ["--rollout.backend.kind=sglang", "--rollout.backend.restarts=1"],
+            ["--sync.kind=copy"],
+            "sync.kind = 'copy' does not work with rollout.backend.replicas or restarts",
+        ),
+        (
+            AHEAD,
+            ["--rollout.backend.kind=vllm", "--rollout.backend.sleep=true"],
+            "rollout.backend.sleep = true: they keep their memory",
+        ),
+        (AHEAD, [RECOMPUTED, "--rollout.backend.kind=sixfold"], "engine.update_kv.*no effect"),
     ],
 )
 def test_what_samplers_cannot_compute_is_refused(

@@ -532,6 +532,7 @@ def _numbers(accepts: str) -> st.SearchStrategy[float]:
 # tied to each other by the schema: drawn alone they contradict
 _TIED = {
     "rollout.backend.url",
+    "rollout.backend.replicas",
     "engine.speculation.shortest",
     "engine.speculation.longest",
     "environment.weights",

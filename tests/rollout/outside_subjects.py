@@ -84,6 +84,7 @@ def vllm(policy: Policy, max_running: int, ending: ExitStack, python: str = "") 
             use_fake(patch)
         config = vllm_config(policy.model.config, type(policy.model).__name__)
         generator = VllmProcess(config, policy.model.dtype, arguments, renderer, python)
+        generator.ready()
     ending.callback(generator.close)
     wait_for(generator.load(weights(policy), 0))
     return Subject(

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +261,27 @@ def test_a_cancelled_call_is_aborted_in_the_server(recorded: Any, policy: Policy
     assert len(server.rids) == 2 and len(set(server.rids)) == 1
 
 
+def test_new_weights_and_the_probe_do_not_queue_behind_completions(
+    recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_server, "CONNECTIONS", 1)
+    server = recorded(CONTRACT[0], {**CONTRACT[3], "slow": True}, *CONTRACT[1:3], CONTRACT[5])
+    engine = connect(server, policy)
+    weights = dict(policy.model.named_parameters(remove_duplicate=False))
+
+    async def play() -> None:
+        call = asyncio.create_task(engine.generate([5, 6, 7], PARAMS, SampleKey("t")))
+        await asyncio.to_thread(server.waiting.wait, 5)
+        await engine.load(weights, 7)
+        await engine.score(CONTRACT[5]["request"]["body"]["input_ids"])
+        assert not call.done()
+        server.pause.set()
+        await call
+
+    asyncio.run(play())
+    assert server.wrong == [] and server.exchanges == []
+
+
 def test_a_request_that_the_server_cannot_run_is_a_mistake_of_the_caller(
     recorded: Any, policy: Policy
 ) -> None:
@@ -270,6 +292,30 @@ def test_a_request_that_the_server_cannot_run_is_a_mistake_of_the_caller(
         sample(engine)
     with pytest.raises(EngineLost, match="out of memory"):
         sample(engine)
+
+
+def test_a_lost_server_is_waited_for_as_long_as_the_patience_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=pause)
+    monkeypatch.setattr(json_server, "time", clock)
+
+    async def check() -> None:
+        if now < 5:
+            raise EngineLost("no server")
+
+    json_server.reach(check, 5.0)
+    assert now == 5
+    now = 0.0
+    with pytest.raises(EngineLost, match="no server"):
+        json_server.reach(check, 4.0)
+    assert now == 4
 
 
 @pytest.mark.slow

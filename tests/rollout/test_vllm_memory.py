@@ -141,6 +141,7 @@ def test_sleep_frees_memory_between_requests_and_changes_no_token(
             Renderer(policy.tokenizer, policy.stop_token_ids),
             sleep=sleep,
         )
+        engine.ready()
         try:
             for version in (1, 2):
                 load(engine, weights(policy), version)
@@ -164,5 +165,5 @@ def test_the_process_sees_the_gpus_that_it_is_given(
         save_pretrained=lambda folder: Path(folder, "config.json").write_text(json.dumps({}))
     )
     with pytest.raises(UserError):
-        VllmProcess(config, torch.float32, {}, None, str(probe), devices="2,3")  # type: ignore
+        VllmProcess(config, torch.float32, {}, None, str(probe), devices="2,3").ready()  # type: ignore
     assert (tmp_path / "seen").read_text() == "2,3\n"

@@ -20,6 +20,8 @@ import pytest
 import torch
 from tests.conftest import make_tiny
 from tests.rollouts import GeneratorRollout
+from tests.run.processes import metrics
+from tests.run.test_ahead_outside import gaps, run
 from transformers import PreTrainedModel
 from vllm_processes import load, log_probs, score, start, weights
 
@@ -213,6 +215,21 @@ def test_a_grpo_run_whose_mismatch_is_rounding(tmp_path: Path) -> None:
     assert steps[-1]["sync/version"] > steps[0]["sync/version"] and {
         m["sync/staleness"] for m in steps
     } == {0.0}
+
+
+@pytest.mark.parametrize("stop", ["[]", "['1']"])
+def test_tokens_sampled_ahead_have_the_log_probs_of_their_versions(
+    tmp_path: Path, stop: str
+) -> None:
+    """New weights reach running requests, and each token names the weights that sampled it."""
+    sizes = {f"model__scratch__{key}": value for key, value in SIZES.model_dump().items()
+             if isinstance(value, int)}  # fmt: skip
+    backend = dict(rollout__backend__kind="vllm", rollout__backend__python=PYTHON)
+    ahead = run(tmp_path, rollout__stop=stop, engine__max_running=3, **backend, **sizes)
+    mixed = [line["async/mixed_frac"] for line in metrics(ahead)]
+    right, wrong = gaps(ahead)
+    print("async/mixed_frac:", mixed, "right:", right, "wrong:", wrong)
+    assert max(mixed) > 0 and right < LIMIT and wrong > 100 * LIMIT
 
 
 def test_a_killed_run_takes_vllm_with_it(tmp_path: Path) -> None:

@@ -44,13 +44,15 @@ def use_fake(patch: pytest.MonkeyPatch, fault: str = "", forking: bool = True) -
 
 def start(policy: Policy, python: str = "", dtype: torch.dtype = torch.float32) -> VllmProcess:
     """A process on the policy's architecture, with no weights of the policy yet."""
-    return VllmProcess(
+    process = VllmProcess(
         vllm_config(policy.model.config, type(policy.model).__name__),
         dtype,
         ARGUMENTS,
         Renderer(policy.tokenizer, policy.stop_token_ids),
         python,
     )
+    process.ready()
+    return process
 
 
 def load(process: VllmProcess, tensors: dict[str, Tensor], version: int) -> None:

@@ -65,7 +65,7 @@ def test_a_failed_stage_ends_and_counts_no_bytes() -> None:
 
 def test_stages_of_an_engine_in_another_process_are_recorded_inside_an_event_loop() -> None:
     async def load() -> None:
-        with weights_folder({"a": torch.ones(6), "b": torch.ones(2)}, torch.bfloat16):
+        with weights_folder({"a": torch.ones(6), "b": torch.ones(2)}, 1, torch.bfloat16):
             pass
 
     async def notebook() -> None:

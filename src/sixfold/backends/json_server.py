@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from ..http_client import HttpClient
-from ..rollout.generator import EngineLost, GeneratorClosed
+from ..rollout.generator import EngineLost, GeneratorClosed, wait_for
 
 SHORT_S = 30.0
 LONG_S = 1800.0
 """Time limits: SHORT_S for a status request, LONG_S for a completion or a weight sync."""
 
 CONNECTIONS = 128
-"""Maximum number of concurrent requests. Others wait, in the order of their priorities."""
+"""Maximum number of concurrent completions. Others wait, in the order of their priorities."""
+
+REACH_S = 1.0
+"""Time between two attempts to reach a lost server."""
 
 _SAID = 500  # characters of the server's answer in an error message
 
@@ -68,7 +72,7 @@ class JsonServer:
         path: str,
         body: object = None,
         timeout_s: float | None = None,
-        priority: int = 0,
+        priority: int | None = None,
     ) -> Any:
         """Send a request and return the parsed JSON answer, or None if the answer is empty.
 
@@ -77,7 +81,8 @@ class JsonServer:
             path: path of the request, starting with a slash.
             body: sent as JSON; None for no body.
             timeout_s: longest wait for the answer, in seconds. None: SHORT_S.
-            priority: larger values are sent first.
+            priority: larger values are sent first. None: sent at once, as new weights and
+                the probe are.
 
         Raises:
             EngineLost: the server cannot be reached, or does not answer with JSON in time.
@@ -108,10 +113,10 @@ class JsonServer:
             raise GeneratorClosed(f"the connection to {self._name} at {self._url} is closed")
 
     async def _ask(
-        self, method: str, path: str, body: object, timeout_s: float, priority: int
+        self, method: str, path: str, body: object, timeout_s: float, priority: int | None
     ) -> Any:
         what = f"{method} {path}"
-        async with self._slots.slot(priority):
+        async with nullcontext() if priority is None else self._slots.slot(priority):
             try:
                 async with asyncio.timeout(timeout_s):
                     status, _, answer = await self._client.request(
@@ -140,6 +145,26 @@ class JsonServer:
                 f"{self._name} at {self._url} answered {what} with {status}: {said}", status, said
             )
         return value
+
+
+def reach(check: Callable[[], Coroutine[Any, Any, None]], patience_s: float) -> None:
+    """Wait until a server answers.
+
+    Args:
+        check: asks it.
+        patience_s: longest wait, in seconds.
+
+    Raises:
+        EngineLost: it does not answer.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return wait_for(check())
+        except EngineLost:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(REACH_S)
 
 
 class Slots:

@@ -3,7 +3,8 @@
 All calls of a task go to the process that has its prompt in its cache. A process that ends or hangs
 is replaced: the new one gets the weights of the last sync, and the calls of the old one are sampled
 again there. Noise depends on the task, the sample and the position alone, so the tokens are those
-that the lost process would have sampled from the same weights.
+that the lost process would have sampled from the same weights. A server is not started again: its
+calls wait until it answers again.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Sampler(Protocol):
         """Read and check published weights, while requests run. `swap` puts them in force.
 
         Args:
-            given: the published weights, with the names of the policy's parameters.
+            given: the published weights.
             version: their version.
 
         Raises:
@@ -78,7 +79,7 @@ class Sampler(Protocol):
         ...
 
     async def swap(self, version: int) -> int:
-        """As `Generator.load`, of the staged weights."""
+        """As `Generator.load`, of the staged weights. vLLM and servers read them only here."""
         ...
 
     def close(self) -> None:
@@ -128,6 +129,8 @@ class Samplers:
         count: number of processes.
         restarts: times that a process is replaced before its loss ends the run.
         say: gets a line about each replacement.
+        limit: largest mean difference between the scores of two processes, in nats.
+        setting: the setting that has `restarts`.
 
     Attributes:
         version: version of the weights; -1 before the first `load`.
@@ -145,6 +148,8 @@ class Samplers:
         count: int,
         restarts: int,
         say: Callable[[str], None],
+        limit: float = 0.0,
+        setting: str = "placement.restarts",
     ) -> None:
         self.version = -1
         self.replaced = 0
@@ -152,6 +157,8 @@ class Samplers:
         self._publish = publish
         self._restarts = restarts
         self._say = say
+        self._limit = limit
+        self._setting = setting
         self._closed = False
         self._weights = ExitStack()
         self._replacing = set[asyncio.Task[None]]()
@@ -190,7 +197,7 @@ class Samplers:
                         tokens, params, key, stops=stops, priority=priority
                     )
                     return replace(sampled, sampler=place.number)
-                except EngineLost as error:
+                except GeneratorClosed as error:  # other calls of a lost server end with it
                     await self._replace(place, process, error)
         finally:
             place.calls -= 1
@@ -199,24 +206,28 @@ class Samplers:
         """As `Generator.score`, asked of all processes.
 
         Raises:
-            RuntimeError: if they do not give the same numbers.
+            RuntimeError: if their numbers differ by more than the limit.
         """
         found = await asyncio.gather(*(self._score(p, tokens, temperature) for p in self.places))
         for place, other in zip(self.places, found, strict=True):
-            if other != found[0]:
+            gaps = [abs(a - b) for a, b in zip(other, found[0], strict=True)]
+            if not sum(gaps) <= self._limit * len(gaps):
                 raise RuntimeError(f"sampler {place.number} has other weights than sampler 0")
         return found[0]
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """As `Generator.load`, of weights named as the policy's parameters.
+        """As `Generator.load`, of weights with the names that the processes expect.
 
-        No process uses them before all have read and checked them. They stay published until the
-        next call: a process that replaces another reads them. Version 0 is accepted again, as in
-        `EngineGenerator.load`.
+        No process uses them before all have read and checked them; vLLM and servers first check
+        that the file is whole. They stay published until the next call: a process that replaces
+        another reads them. Version 0 is accepted again, as in `EngineGenerator.load`.
 
         Raises:
             ValueError: if the tensors do not fit or were altered on the way, or the version is not
                 greater. The old weights stay in use in all processes.
+            UserError: if a server refuses them, or
+            EngineLost: if vLLM does, more often than it is replaced. Other processes may have them
+                then, as the versions of their tokens say. The run cannot go on.
         """
         if version < self.version or version == self.version != 0:
             raise ValueError(f"version = {version} must be greater than {self.version}")
@@ -263,7 +274,7 @@ class Samplers:
             process = await place.current()
             try:
                 return await process.score(tokens, temperature)
-            except EngineLost as error:
+            except GeneratorClosed as error:
                 await self._replace(place, process, error)
 
     async def _stage(self, place: Place, published: Any, version: int) -> Sampler:
@@ -274,7 +285,7 @@ class Samplers:
                 try:
                     await process.stage(published, version)
                     return process
-                except EngineLost as error:
+                except GeneratorClosed as error:
                     lost = error
             await self._replace(place, process, lost)
 
@@ -288,25 +299,28 @@ class Samplers:
                 if process is not staged:
                     await process.stage(self._published, self.version)
                 return await process.swap(self.version)
-            except EngineLost as error:
+            except GeneratorClosed as error:
                 lost = error
         await self._replace(place, process, lost)
         return 0
 
-    async def _replace(self, place: Place, lost: Sampler, error: EngineLost) -> None:
+    async def _replace(self, place: Place, lost: Sampler, error: GeneratorClosed) -> None:
         """Start a new process in place of a lost one, unless that has been done.
 
         The work goes on if the call that asks for it is cancelled: others wait for the process.
 
         Raises:
             EngineLost: if it may not be replaced any more.
+            GeneratorClosed: if the samplers have been closed.
         """
+        if self._closed:
+            raise error
         work = asyncio.create_task(self._replace_now(place, lost, error))
         self._replacing.add(work)
         work.add_done_callback(self._replacing.discard)
         await asyncio.shield(work)
 
-    async def _replace_now(self, place: Place, lost: Sampler, error: EngineLost) -> None:
+    async def _replace_now(self, place: Place, lost: Sampler, error: GeneratorClosed) -> None:
         async with place.lock:
             if place.process is not lost:
                 return
@@ -316,7 +330,7 @@ class Samplers:
                     if self.replaced == self._restarts:
                         raise EngineLost(
                             f"{error}\n{self.replaced} processes have been replaced, and"
-                            f" placement.restarts = {self._restarts}. Continue with --resume"
+                            f" {self._setting} = {self._restarts}. Continue with --resume"
                         )
                     self.replaced += 1
                     self._say(f"{error}\nIt is replaced, and its requests are sampled again")

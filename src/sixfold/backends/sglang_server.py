@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from transformers import PreTrainedConfig
 
 from ..errors import UserError
 from ..renderer.renderer import Renderer
-from ..rollout.generator import EngineLost, GeneratorClosed, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..rollout.stop_watch import cut_sampled
 from ..seeds import sample_seed
 from ..types import FinishReason, SamplingParams
-from .json_server import LONG_S, JsonServer, Refused
-from .weight_files import weights_folder
+from .json_server import LONG_S, JsonServer, Refused, reach
+from .weight_files import check_folder, model_folder
 
 _FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _START = "python -m sglang.launch_server --model-path MODEL --port PORT"
@@ -39,20 +40,37 @@ class SglangServer:
         config: configuration of the model, in Hugging Face format.
         dtype: dtype in which weights are passed to the server.
         renderer: decodes completions, to find stop strings.
+        patience_s: longest time that `ready` waits for the server, in seconds.
 
     Attributes:
         version: version of the server's weights; -1 before the first `load`.
+        given: the published weights that it has. None before the first.
+        activity: None: the server does not report it.
     """
 
+    activity: Activity | None = None
+
     def __init__(
-        self, url: str, config: PreTrainedConfig, dtype: torch.dtype, renderer: Renderer
+        self,
+        url: str,
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        renderer: Renderer,
+        patience_s: float = 0.0,
     ) -> None:
         self.version = -1
+        self.given: Path | None = None
+        self._staged: Path | None = None
+        self._patience_s = patience_s
         self._url = url
         self._config = config
         self._dtype = dtype
         self._renderer = renderer
         self._server = JsonServer("SGLang", url, _START)
+
+    def ready(self) -> None:
+        """As `Sampler.ready`, by `check`."""
+        reach(self.check, self._patience_s)
 
     async def check(self) -> None:
         """Check the server before the first request.
@@ -130,7 +148,7 @@ class SglangServer:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        meta = (await self._sample(body, 0))["meta_info"]
+        meta = (await self._sample(body, None))["meta_info"]
         # The first token has no log-prob.
         return [float(logp) for logp, _, _ in meta["input_token_logprobs"][1:]]
 
@@ -146,10 +164,20 @@ class SglangServer:
         Raises:
             UserError: the server does not report the new version afterwards.
         """
-        with weights_folder(weights, self._dtype) as (folder, _):
-            self._config.save_pretrained(folder)
-            body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
-            reply = await self._ask("POST", "/update_weights_from_disk", body, LONG_S)
+        with model_folder(weights, version, self._dtype, [self._config]) as folder:
+            await self.stage(folder, version)
+            return await self.swap(version)
+
+    async def stage(self, given: Path, version: int) -> None:
+        """As `Sampler.stage`, of a checkpoint folder. The server itself reads it in `swap`."""
+        check_folder(given, version)
+        self._staged = given
+
+    async def swap(self, version: int) -> int:
+        """As `load`, of the staged folder."""
+        path = str(self._staged)
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+        reply = await self._ask("POST", "/update_weights_from_disk", body, LONG_S)
         if not reply["success"]:
             raise UserError(f"SGLang at {self._url} did not load the weights: {reply['message']}")
         held = (await self._ask("GET", "/get_model_info"))["weight_version"]
@@ -157,7 +185,7 @@ class SglangServer:
             raise UserError(
                 f"SGLang at {self._url} reports weights '{held}' after '{version}' were loaded"
             )
-        self.version = version
+        self.version, self.given = version, self._staged
         return 0
 
     async def sleep(self) -> None:
@@ -167,7 +195,7 @@ class SglangServer:
         """End the requests that wait. The server was not started by this process and continues."""
         self._server.close()
 
-    async def _sample(self, body: object, priority: int) -> Any:
+    async def _sample(self, body: object, priority: int | None) -> Any:
         try:
             return await self._server.ask("POST", "/generate", body, LONG_S, priority)
         except Refused as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..recipe.schema.backend import KEY_VARIABLE
-from ..rollout.generator import EngineLost, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, Sampled, SampleKey
 from ..types import Kept, SamplingParams
-from .json_server import LONG_S, JsonServer, Refused
-from .weight_files import weights_folder
+from .json_server import LONG_S, JsonServer, Refused, reach
+from .weight_files import check_folder, model_folder
 
 RETRY_S = 0.2
 """Time between two attempts while the server's queue is full."""
@@ -47,10 +48,15 @@ class SixfoldServer:
         config: configuration of the model, in Hugging Face format.
         tokenizer: tokenizer of the policy. The server compares it with its own.
         key: API key of the server; empty for none.
+        patience_s: longest time that `ready` waits for the server, in seconds.
 
     Attributes:
         version: version of the server's weights; -1 before the first `load`.
+        given: the published weights that it has. None before the first.
+        activity: None: the server does not report it.
     """
+
+    activity: Activity | None = None
 
     def __init__(
         self,
@@ -58,8 +64,12 @@ class SixfoldServer:
         config: PreTrainedConfig,
         tokenizer: PreTrainedTokenizerBase,
         key: str = "",
+        patience_s: float = 0.0,
     ) -> None:
         self.version = -1
+        self.given: Path | None = None
+        self._staged: Path | None = None
+        self._patience_s = patience_s
         self._url = url
         self._config = config
         self._tokenizer = tokenizer
@@ -68,6 +78,10 @@ class SixfoldServer:
         self._model = ""
         self._held = 0
         self._versions: dict[int, int] = {}
+
+    def ready(self) -> None:
+        """As `Sampler.ready`, by `connect`."""
+        reach(self.connect, self._patience_s)
 
     async def connect(self) -> None:
         """Ask for the name and the version of the served model.
@@ -81,6 +95,8 @@ class SixfoldServer:
             self._model = str(cards["data"][0]["id"])
             self._held = int(health["weight_version"])
         except Refused as error:
+            if error.status >= 500:
+                raise EngineLost(str(error)) from error
             raise UserError(f"{error}. Its API key belongs into {KEY_VARIABLE}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(
@@ -134,7 +150,7 @@ class SixfoldServer:
             "echo": True,
             "logprobs": 0,
         }
-        choice = (await self._complete(body, 0))["choices"][0]
+        choice = (await self._complete(body, None))["choices"][0]
         # The first token has no log-prob.
         return [float(logp) for logp in choice["logprobs"]["token_logprobs"][1:]]
 
@@ -144,20 +160,29 @@ class SixfoldServer:
         Raises:
             UserError: the server refuses the weights.
         """
-        with weights_folder(weights, torch.float32) as (folder, _):
-            self._config.save_pretrained(folder)
-            self._tokenizer.save_pretrained(folder)
-            body = {"path": str(folder), "version": self._held + 1}
-            self._versions[self._held + 1] = version  # tokens may be sampled before the answer
-            try:
-                reply = await self._server.ask("POST", "/v1/weights", body, LONG_S)
-            except Refused as error:
-                if error.status >= 500:
-                    raise EngineLost(str(error)) from error
-                why = "" if error.status != 404 else f". Start the server with {_START}"
-                raise UserError(f"{error}{why}") from error
+        parts = [self._config, self._tokenizer]
+        with model_folder(weights, version, torch.float32, parts) as folder:
+            await self.stage(folder, version)
+            return await self.swap(version)
+
+    async def stage(self, given: Path, version: int) -> None:
+        """As `Sampler.stage`, of a model folder. The server itself reads it in `swap`."""
+        check_folder(given, version)
+        self._staged = given
+
+    async def swap(self, version: int) -> int:
+        """As `load`, of the staged folder."""
+        body = {"path": str(self._staged), "version": self._held + 1}
+        self._versions[self._held + 1] = version  # tokens may be sampled before the answer
+        try:
+            reply = await self._server.ask("POST", "/v1/weights", body, LONG_S)
+        except Refused as error:
+            if error.status >= 500:
+                raise EngineLost(str(error)) from error
+            why = "" if error.status != 404 else f". Start the server with {_START}"
+            raise UserError(f"{error}{why}") from error
         self._held += 1
-        self.version = version
+        self.version, self.given = version, self._staged
         return int(reply["in_flight"])
 
     async def sleep(self) -> None:
@@ -167,7 +192,7 @@ class SixfoldServer:
         """End the requests that wait. The server was not started by this process and continues."""
         self._server.close()
 
-    async def _complete(self, body: object, priority: int) -> Any:
+    async def _complete(self, body: object, priority: int | None) -> Any:
         """Send a request for a completion. Waits while the server's queue is full."""
         began = time.monotonic()
         while True:
@@ -186,10 +211,15 @@ class SixfoldServer:
 
     def _read_completion(self, choice: Mapping[str, Any]) -> Sampled:
         kept = choice["kept_tokens"]
+        if other := set(choice["weight_versions"]) - self._versions.keys():
+            raise EngineLost(
+                f"the Sixfold server at {self._url} sampled from weights {min(other)}, which this"
+                " run has not loaded. Let no other client change the server's weights"
+            )
         return Sampled(
             tokens=[int(token) for token in choice["token_ids"]],
             logp=[float(logp) for logp in choice["token_logprobs"]],
-            version=[self._versions.get(held, -1) for held in choice["weight_versions"]],
+            version=[self._versions[held] for held in choice["weight_versions"]],
             finish_reason=choice["finish_reason"],
             reused=int(choice["reused_tokens"]),
             seconds=float(choice["seconds"]),

@@ -16,23 +16,24 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..errors import UserError
 from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, last_lines
 from ..renderer.renderer import Renderer
-from ..rollout.generator import EngineLost, Sampled, SampleKey
+from ..rollout.generator import Activity, EngineLost, Sampled, SampleKey
 from ..seeds import sample_seed
 from ..types import SamplingParams
 from .process_link import Call, Link
-from .weight_files import MODEL_FILE, weights_folder
+from .weight_files import MODEL_FILE, check_folder, weights_folder
 
 START_S = 900.0
 """Time limit for the start. A large model with compiled kernels takes minutes."""
@@ -41,8 +42,32 @@ SILENCE_S = 300.0
 """Longest time without a heartbeat. It must cover one engine step or one weight sync."""
 
 
+Published = tuple[Path, dict[str, str]]
+"""Folder with weights, and for every further name of a tied tensor the name it is stored under."""
+
+
+@contextmanager
+def published(
+    weights: Mapping[str, Tensor], version: int, dtype: torch.dtype, shards: int
+) -> Iterator[Published]:
+    """Weights for vLLM processes, in memory if there is room. They are deleted afterwards.
+
+    Args:
+        weights: tensors named as in a checkpoint.
+        version: version of the weights.
+        dtype: dtype of the engines.
+        shards: GPUs that share each weight matrix. Several read the whole folder, so it also has
+            the tied tensors by their further names.
+    """
+    with weights_folder(weights, version, dtype, in_memory=True) as (folder, tied):
+        if shards > 1 and tied:
+            again = {name: weights[name].detach().to("cpu", dtype).clone() for name in tied}
+            save_file(again, folder / "tied.safetensors")
+        yield folder, tied
+
+
 class VllmProcess:
-    """A running vLLM process.
+    """A vLLM process, as a `Generator` or as one of several `Samplers`. It starts at once.
 
     Args:
         config: configuration of the model, in Hugging Face format.
@@ -56,11 +81,15 @@ class VllmProcess:
 
     Attributes:
         version: version of vLLM's weights; -1 before the first `load`.
+        given: the published weights that it has. None before the first.
+        activity: None: vLLM does not report it.
 
     Raises:
-        UserError: vLLM is not installed or does not start. Later calls raise EngineLost if the
-            process ends or sends no heartbeat for too long.
+        UserError: the interpreter is not there. Later calls raise EngineLost if the process ends or
+            sends no heartbeat for too long.
     """
+
+    activity: Activity | None = None
 
     def __init__(
         self,
@@ -74,6 +103,10 @@ class VllmProcess:
         sleep: bool = False,
     ) -> None:
         self.version = -1
+        self.given: Published | None = None
+        self._staged: Published | None = None
+        self._config = config
+        self._engine = {"dtype": str(dtype).removeprefix("torch."), **engine}
         self._dtype = dtype
         self._renderer = renderer
         self._sleep = sleep
@@ -94,17 +127,27 @@ class VllmProcess:
             },
             keeps_output=True,
         )
-        with ExitStack() as on_failure:
-            on_failure.callback(self._child.close, grace_s=0.0)
-            self.vllm_version = self._start(config, engine)
-            on_failure.pop_all()
-        self._link = Link("vLLM", self._child, lambda: SILENCE_S, self._engine_lost)
+        self._link: Link | None = None
 
-    def _start(self, config: PreTrainedConfig, engine: Mapping[str, Any]) -> str:
+    def ready(self) -> None:
+        """Wait until vLLM can be asked. A second call does nothing.
+
+        Raises:
+            UserError: the interpreter does not have vLLM.
+            EngineLost: vLLM does not start.
+        """
+        if self._link is None:
+            try:
+                self.vllm_version = self._start()
+            except BaseException:
+                self._child.close(grace_s=0.0)
+                raise
+            self._link = Link("vLLM", self._child, lambda: SILENCE_S, self._engine_lost)
+
+    def _start(self) -> str:
         with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:
-            config.save_pretrained(folder)
-            dtype = str(self._dtype).removeprefix("torch.")
-            request = {"model": folder, "engine": {"dtype": dtype, **engine}}
+            self._config.save_pretrained(folder)
+            request = {"model": folder, "engine": self._engine}
             try:
                 self._child.send(json.dumps(request).encode(), START_S)
                 version = str(json.loads(self._child.receive(START_S))["vllm"])
@@ -151,7 +194,7 @@ class VllmProcess:
             "priority": priority,
             "stream": bool(stops),
         }
-        async with self._link.call(request) as call:
+        async with self._call(request) as call:
             return await self._collect(call, stops)
 
     async def _collect(self, call: Call, stops: Sequence[str]) -> Sampled:
@@ -188,7 +231,7 @@ class VllmProcess:
         """
         if temperature != 1.0:
             raise ValueError(f"temperature = {temperature:g}: vLLM scores at temperature 1 only")
-        async with self._link.call({"do": "score", "tokens": list(tokens)}) as call:
+        async with self._call({"do": "score", "tokens": list(tokens)}) as call:
             return list((await call.reply())["logp"])
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
@@ -197,22 +240,43 @@ class VllmProcess:
         Running requests continue. vLLM first drops their keys and values, and computes them again
         with the new weights.
         """
-        with weights_folder(weights, self._dtype, in_memory=True) as (folder, tied):
-            path = str(folder / MODEL_FILE)
-            request = {"do": "load", "path": path, "tied": tied, "version": version}
-            async with self._link.call(request) as call:
-                running = int((await call.reply())["running"])
-        self.version = version
+        shards = int(self._engine.get("tensor_parallel_size", 1))
+        with published(weights, version, self._dtype, shards) as given:
+            await self.stage(given, version)
+            return await self.swap(version)
+
+    async def stage(self, given: Published, version: int) -> None:
+        """As `Sampler.stage`, but the tensors are not read: `swap` does, and checks their sums."""
+        check_folder(given[0], version)
+        self._staged = given
+
+    async def swap(self, version: int) -> int:
+        """As `load`, of the staged weights. The process ends if it refuses them."""
+        assert self._staged is not None
+        folder, tied = self._staged
+        path = str(folder / MODEL_FILE)
+        request = {"do": "load", "path": path, "tied": tied, "version": version}
+        async with self._call(request) as call:
+            running = int((await call.reply())["running"])
+        self.version, self.given = version, self._staged
         return running
 
     async def sleep(self) -> None:
         """Put vLLM to sleep if the recipe sets `rollout.backend.sleep`."""
         if self._sleep:
-            async with self._link.call({"do": "sleep"}) as call:
+            async with self._call({"do": "sleep"}) as call:
                 await call.reply()
 
     def close(self) -> None:
-        self._link.close()
+        if self._link is None:
+            self._child.close(grace_s=0.0)
+        else:
+            self._link.close()
+
+    def _call(self, request: Mapping[str, Any]) -> AbstractAsyncContextManager[Call]:
+        if self._link is None:
+            raise RuntimeError("vLLM is not ready")
+        return self._link.call(request)
 
     def _engine_lost(self, error: ChildError) -> EngineLost:
         last = f"Its last output:\n{self._child.last_words()}"

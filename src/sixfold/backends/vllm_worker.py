@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from ..processes.program import Requests
 
 BEAT_S = 1.0
+FIRST = 1 << 30
+"""Priority of scores. A weight sync waits for the probe's, while other requests are queued."""
 
 
 def _check_sums(path: str, weights: dict[str, Any]) -> None:
@@ -168,7 +170,8 @@ class Sampler:
         """Load weights and clear the KV cache. Later tokens are marked with the new version.
 
         Args:
-            path: safetensors file. It is in a folder that only this load uses.
+            path: safetensors file. If several GPUs share each weight matrix, its folder also has
+                the tied tensors by their further names.
             tied: further name of a tied tensor -> its name in the file.
             version: version of the weights.
 
@@ -186,22 +189,16 @@ class Sampler:
                 "the prefix cache could not be cleared, so old keys and values would be used"
                 " with new weights"
             )
-        # On a CPU, a tied output head has its own repacked copy of the weight. The copy would keep
-        # the old values unless the head is loaded by its name.
-        weights |= {name: weights[stored_as] for name, stored_as in tied.items()}
         # Not model.load_weights: on CPUs, parameters are repacked after loading and lose their
         # loader.
         if self._shards > 1:  # an iterator cannot be sent to other processes
-            from safetensors.torch import save_file
-
-            save_file(
-                {name: weights[name].clone() for name in tied},
-                os.path.join(os.path.dirname(path), "tied.safetensors"),
-            )
             self._llm.collective_rpc(
                 "reload_weights", kwargs={"weights_path": os.path.dirname(path)}
             )
         else:
+            # On a CPU, a tied output head has its own repacked copy of the weight. The copy would
+            # keep the old values unless the head is loaded by its name.
+            weights |= {name: weights[stored_as] for name, stored_as in tied.items()}
             self._llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
             )
@@ -241,7 +238,7 @@ class Sampler:
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
         kind = RequestOutputKind.FINAL_ONLY
-        self._add(Running(number, time.perf_counter(), tokens), tokens, asked, kind, 0)
+        self._add(Running(number, time.perf_counter(), tokens), tokens, asked, kind, FIRST)
 
     def _add(
         self, running: Running, prompt: list[int], params: Any, kind: Any, priority: int

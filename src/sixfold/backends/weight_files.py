@@ -13,13 +13,13 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
@@ -106,12 +106,13 @@ def checksum(name: str, tensor: Tensor) -> str:
 
 @contextmanager
 def weights_folder(
-    weights: Mapping[str, Tensor], dtype: torch.dtype, in_memory: bool = False
+    weights: Mapping[str, Tensor], version: int, dtype: torch.dtype, in_memory: bool = False
 ) -> Iterator[tuple[Path, dict[str, str]]]:
     """Folder with the weights in MODEL_FILE. It is deleted afterwards.
 
     Args:
         weights: tensors named as in a checkpoint.
+        version: version of the weights.
         dtype: dtype of the file.
         in_memory: use /dev/shm if it has the space.
 
@@ -124,9 +125,51 @@ def weights_folder(
         prefix="sixfold-weights-", dir=_memory(size) if in_memory else None
     ) as folder:
         with stage("broadcast", size):
-            save_file(own, Path(folder, MODEL_FILE), {"format": "pt", **_checksums(own)})
+            metadata = {"format": "pt", "version": str(version), **_checksums(own)}
+            save_file(own, Path(folder, MODEL_FILE), metadata)
         del own  # the copy is as large as the model
         yield Path(folder), tied
+
+
+def check_folder(folder: Path, version: int) -> None:
+    """Check that a folder of `weights_folder` is whole. Its checksums are not computed.
+
+    Raises:
+        ValueError: if the file is torn, or has another version.
+    """
+    try:
+        with safe_open(folder / MODEL_FILE, "pt") as file:  # reads the header alone
+            found = file.metadata()["version"]
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"the weights of version {version} are torn: {error}") from error
+    if found != str(version):
+        raise ValueError(f"the weights of version {version} were announced, but {found} arrived")
+
+
+class Saves(Protocol):
+    """A configuration or a tokenizer."""
+
+    def save_pretrained(self, folder: Path, /) -> object:
+        """Write the files of a model folder."""
+        ...
+
+
+@contextmanager
+def model_folder(
+    weights: Mapping[str, Tensor], version: int, dtype: torch.dtype, parts: Sequence[Saves]
+) -> Iterator[Path]:
+    """Model folder for servers, in the directory for temporary files. It is deleted afterwards.
+
+    Args:
+        weights: tensors named as in a checkpoint.
+        version: version of the weights.
+        dtype: dtype of the file.
+        parts: what else the folder has.
+    """
+    with weights_folder(weights, version, dtype) as (folder, _):
+        for part in parts:
+            part.save_pretrained(folder)
+        yield folder
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files.folder import RunFolder, recover
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
-from ..recipe.schema import EngineConfig, NoSpeculation, RolloutConfig
+from ..recipe.schema import EngineBackend, EngineConfig, NoSpeculation, RolloutConfig
 from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
 from ..report.replay_verdict import replay_verdict
@@ -152,9 +152,12 @@ def _settings_of_replay(
     Raises:
         UserError: if the run cannot be replayed.
     """
+    outside = rollout.backend.kind
     for key, value, only, why in (
         ("rollout.oversample", rollout.oversample, 0, "samples that were aborted"),
         ("rollout.branches", rollout.branches, 1, "who sampled the shared turns"),
+        *[("rollout.backend.kind", outside, "engine", "which noise that program drew")]
+        * (outside in ("vllm", "sglang")),
         ("engine.preemption.kind", engine.preemption.kind, "none", "keys that were computed again"),
         *[("engine.speculation.kind", "draft", "none", "what the draft model proposed")]
         * (engine.speculation.kind == "draft"),
@@ -166,6 +169,7 @@ def _settings_of_replay(
             )
     samples = rollout.prompts_per_step * (rollout.samples_per_prompt + 1)  # a greedy baseline
     return {
+        "rollout.backend": EngineBackend(),  # which a Sixfold server runs too
         # Sequences that wait for later weights must not block others.
         "engine.max_running": samples * (rollout.staleness + 2),
         "engine.kv_tokens": 0,

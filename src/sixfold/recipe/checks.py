@@ -15,11 +15,15 @@ from .schema import (
     DataConfig,
     EngineConfig,
     EvalConfig,
+    ProcessPlacement,
     Recipe,
     ReferenceConfig,
     ReplayConfig,
     RolloutConfig,
+    SglangBackend,
+    SixfoldBackend,
     TrainerConfig,
+    VllmBackend,
 )
 
 
@@ -197,11 +201,31 @@ def _check_backend(recipe: Recipe) -> None:
                 f"{key} = {toml_literal(value)} has no effect with rollout.backend.kind ="
                 f" '{backend}'. Remove it, or use rollout.backend.kind = 'engine'"
             )
+    if isinstance(r.backend, SglangBackend | SixfoldBackend):
+        if (r.backend.replicas or r.backend.restarts) and recipe.sync.kind != "shared":
+            raise UserError(
+                f"sync.kind = '{recipe.sync.kind}' does not work with rollout.backend.replicas or"
+                " restarts: servers get new weights only, after every step. Set sync.kind ="
+                " 'shared'"
+            )
+    elif isinstance(r.backend, VllmBackend) and isinstance(recipe.placement, ProcessPlacement):
+        _check_gpus(r.backend, recipe.placement.samplers)
     if backend != "sixfold" and (r.top_p < 1 or r.top_k or r.min_p):
         raise UserError(
             f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"
             " which tokens it kept, so the trainer cannot score them. Switch them off, or use"
             " rollout.backend.kind = 'engine'"
+        )
+
+
+def _check_gpus(backend: VllmBackend, samplers: int) -> None:
+    """Refuse a list of GPUs that cannot be divided among the vLLM processes."""
+    listed, needed = len(backend.devices.split(",")), samplers * backend.tensor_parallel
+    if backend.devices and listed != needed:
+        raise UserError(
+            f"rollout.backend.devices = '{backend.devices}' lists {listed} GPUs, but"
+            f" placement.samplers = {samplers} with rollout.backend.tensor_parallel ="
+            f" {backend.tensor_parallel} needs {needed}: list as many, or change one of them"
         )
 
 
@@ -219,15 +243,19 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         ("sync.kind", recipe.sync.kind, "shared", own),
         ("engine.kv_dtype", engine.kv_dtype, "auto", own),
         ("engine.release_kv", engine.release_kv, False, "they keep their memory"),
-        ("rollout.backend.kind", rollout.backend.kind, "engine", "they run the embedded engine"),
+        *[("rollout.backend.sleep", True, False, "they keep their memory")]
+        * (isinstance(rollout.backend, VllmBackend) and rollout.backend.sleep),
         *[("model.lora.base", "nf4", "bfloat16", f"{own}, merged")] * nf4,
     ]
+    backend, kind = rollout.backend.kind, recipe.placement.kind
+    starts = "they run the embedded engine, or vLLM in processes of this machine"
     in_processes: list[Needed] = [
+        *[("rollout.backend.kind", backend, "engine", starts)]
+        * ((kind, backend) != ("processes", "vllm")),
         ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
     ahead: list[Needed] = []
-    kind = recipe.placement.kind
     if kind == "ray" and find_spec("ray") is None:
         raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")
     if not rollout.staleness and rollout.window != RolloutConfig().window:
@@ -307,6 +335,7 @@ def _options_of_the_server(engine: EngineConfig) -> list[tuple[str, object, obje
             default.prefill_tokens_per_step,
         ),
         ("engine.prefix_cache", engine.prefix_cache, default.prefix_cache),
+        ("engine.update_kv", engine.update_kv, default.update_kv),
     ]
 
 

@@ -9,15 +9,26 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
+from ..backends.samplers import Samplers
 from ..backends.sglang_server import SglangServer
 from ..backends.sixfold_server import SixfoldServer
 from ..backends.vllm_memory import memory_share, visible_devices
-from ..backends.vllm_process import VllmProcess, vllm_config
+from ..backends.vllm_process import VllmProcess, published, vllm_config
+from ..backends.weight_files import model_folder
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
-from ..recipe.schema import EngineConfig, Recipe, SglangBackend, SixfoldBackend, VllmBackend
+from ..recipe.schema import (
+    EngineConfig,
+    Placement,
+    ProcessPlacement,
+    Recipe,
+    SglangBackend,
+    SixfoldBackend,
+    VllmBackend,
+)
 from ..recipe.schema.backend import KEY_VARIABLE
 from ..renderer.renderer import Renderer
 from ..rollout.generator import Generator, wait_for
@@ -27,6 +38,7 @@ from ..sync.sync import SyncError
 from ..sync.versioned import VersionedSync, Wait
 from ..trainer.parity import parity_limits
 from .kv_size import reserved_bytes, text_config
+from .samplers import warn
 
 VLLM_BLOCK = 128
 """Tokens per block of vLLM's KV cache on a CPU. Blocks are smaller on other devices."""
@@ -58,29 +70,19 @@ def start_remote_engine(
     config = vllm_config(policy.model.config, type(policy.model).__name__)
     dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
     reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
-    engine: Generator
-    if backend.kind == "sglang":
-        engine = sglang = SglangServer(backend.url, config, dtype, renderer)
-        wait(sglang.check())
-    elif backend.kind == "sixfold":
-        key = os.environ.get(KEY_VARIABLE, "")
-        engine = server = SixfoldServer(backend.url, config, policy.tokenizer, key)
-        wait(server.connect())
-    else:
-        engine = VllmProcess(
-            config,
-            dtype,
-            _vllm_arguments(recipe.engine, backend, policy, longest, dtype, reserved),
-            renderer,
-            backend.python,
-            torch.get_num_threads(),
-            visible_devices(
-                backend.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")
-            ),
-            backend.sleep,
-        )
-    ending.callback(engine.close)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
+    engine: Generator
+    if isinstance(backend, VllmBackend):
+
+        def arguments(own: VllmBackend) -> dict[str, Any]:
+            return _vllm_arguments(recipe.engine, own, policy, longest, dtype, reserved)
+
+        start = partial(_vllm_process, backend, config, dtype, arguments, renderer, policy)
+        device = policy.model.device
+        engine = _vllm(recipe.placement, backend, start, device, dtype, limit)
+    else:
+        engine = _server(backend, policy, config, dtype, renderer, limit, recipe.run.silence_s)
+    ending.callback(engine.close)
     sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest, policy.lora, wait)
     try:
         sync.refresh()
@@ -90,6 +92,125 @@ def start_remote_engine(
             " it: use 'engine'"
         ) from error
     return engine, sync
+
+
+def _server(
+    backend: SglangBackend | SixfoldBackend,
+    policy: Policy,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    renderer: Renderer,
+    limit: float,
+    silence_s: float,
+) -> Generator:
+    """The server, or several of them behind one generator.
+
+    Args:
+        backend: which servers.
+        policy: the trainer's model.
+        config: its configuration.
+        dtype: dtype of an SGLang server.
+        renderer: decodes completions.
+        limit: largest mean difference between the scores of two servers, in nats.
+        silence_s: longest wait for a lost server, in seconds.
+    """
+    urls = [backend.url, *backend.replicas]
+    reached = set[int]()
+
+    def start(number: int) -> SglangServer | SixfoldServer:
+        patience_s = silence_s if number in reached else 0.0  # the first time, a user waits
+        reached.add(number)
+        if isinstance(backend, SglangBackend):
+            return SglangServer(urls[number], config, dtype, renderer, patience_s)
+        key = os.environ.get(KEY_VARIABLE, "")
+        return SixfoldServer(urls[number], config, policy.tokenizer, key, patience_s)
+
+    if not backend.replicas and not backend.restarts:
+        only = start(0)
+        only.ready()
+        return only
+    if isinstance(backend, SglangBackend):
+        publish = partial(model_folder, dtype=dtype, parts=[config])
+    else:
+        publish = partial(model_folder, dtype=torch.float32, parts=[config, policy.tokenizer])
+    setting = "rollout.backend.restarts"
+    return Samplers(start, publish, len(urls), backend.restarts, warn, limit, setting)
+
+
+def _vllm(
+    placement: Placement,
+    backend: VllmBackend,
+    start: Callable[[int, int], VllmProcess],
+    device: torch.device,
+    dtype: torch.dtype,
+    limit: float,
+) -> Generator:
+    """The vLLM process, or several of them behind one generator.
+
+    Args:
+        placement: the processes.
+        backend: settings of vLLM.
+        start: starts the process with a number. It has so many CPU threads.
+        device: device of the policy.
+        dtype: dtype of the engines.
+        limit: largest mean difference between the scores of two processes, in nats.
+    """
+    if isinstance(placement, ProcessPlacement) and device.type != "cpu" and not backend.devices:
+        raise UserError(
+            "placement.kind = 'processes' with rollout.backend.kind = 'vllm' on a GPU needs"
+            " rollout.backend.devices: list the GPUs of the vLLM processes, e.g. '1,2'"
+        )
+    if not isinstance(placement, ProcessPlacement):
+        only = start(0, torch.get_num_threads())
+        only.ready()
+        return only
+    publish = partial(published, dtype=dtype, shards=backend.tensor_parallel)
+    return Samplers(
+        lambda number: start(number, placement.threads),
+        publish,
+        placement.samplers,
+        placement.restarts,
+        warn,
+        limit,
+    )
+
+
+def _vllm_process(
+    backend: VllmBackend,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    arguments: Callable[[VllmBackend], dict[str, Any]],
+    renderer: Renderer,
+    policy: Policy,
+    number: int,
+    threads: int,
+) -> VllmProcess:
+    """Start a vLLM process, on its share of the GPUs that the backend lists.
+
+    Args:
+        backend: settings of vLLM.
+        config: configuration of the policy.
+        dtype: dtype of the engine.
+        arguments: returns arguments of `vllm.LLM`, for a backend that lists only this share.
+        renderer: decodes completions.
+        policy: the trainer's model.
+        number: number of the process.
+        threads: its CPU threads.
+    """
+    shards = backend.tensor_parallel
+    share = backend.devices.split(",")[number * shards :][:shards]
+    own = backend.model_copy(update={"devices": ",".join(share)})
+    device, visible = str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return VllmProcess(
+        config,
+        dtype,
+        arguments(own),
+        renderer,
+        backend.python,
+        threads,
+        visible_devices(own.devices, device, visible),
+        backend.sleep,
+    )
 
 
 def _vllm_arguments(

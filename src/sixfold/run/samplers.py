@@ -76,7 +76,7 @@ def start_samplers(
         parts = _on_ray(placement, setup, ending)
     else:
         parts = _here(setup, 4 * model.num_parameters(), ranks)
-    samplers = Samplers(*parts, placement.samplers, placement.restarts, _say)
+    samplers = Samplers(*parts, placement.samplers, placement.restarts, warn)
     ending.callback(samplers.close)
     return samplers
 
@@ -144,5 +144,6 @@ def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[S
     return start, ray_sampler.stored_weights
 
 
-def _say(line: str) -> None:
+def warn(line: str) -> None:
+    """Print a warning for the user."""
     print(f"WARNING: {line}", file=sys.stderr, flush=True)

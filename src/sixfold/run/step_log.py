@@ -248,11 +248,9 @@ class RolloutLog(StepLog):
             line: dict[str, Any] = {"step": step, "groups": recorded}
             if context.ranks.size > 1:
                 line["ranks"] = context.ranks.size
-            self._schedule.append((json.dumps(line) + "
-").encode())
+            self._schedule.append((json.dumps(line) + "\n").encode())
         if self._dead and self._letters and (taken := self._dead.taken):
-            lines = (json.dumps({"step": step, **record}) + "
-" for record in taken)
+            lines = (json.dumps({"step": step, **record}) + "\n" for record in taken)
             self._letters.append("".join(lines).encode())
             context.progress.note(
                 f"step {step}: {len(taken)} prompts failed {self._dead.max_failures} times and are"

@@ -74,7 +74,8 @@ def _sampler_facts(backend: Backend, sync: SyncConfig, run: RunConfig) -> list[F
         who = f"vLLM in its own process, run by {backend.python or 'the same Python interpreter'}"
     else:
         program = "SGLang server" if backend.kind == "sglang" else "Sixfold server"
-        who = f"the {program} at {backend.url}, which must be running"
+        who = f"the {program} at {' and '.join([backend.url, *backend.replicas])}, which must be"
+        who += " running"
     return [
         Fact("sampler", who, f"rollout.backend.kind = {backend.kind}"),
         Fact(

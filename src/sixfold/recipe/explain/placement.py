@@ -24,14 +24,16 @@ def placement_facts(plan: Plan) -> list[Fact]:
         facts += [
             Fact(
                 "placement",
-                f"the trainer's process, and {who} with an engine and a copy of the weights each,"
+                f"the trainer's process, and {who} with"
+                f" {'vLLM' if rollout.backend.kind == 'vllm' else 'an engine'} and a copy of the"
+                " weights each,"
                 f" {placement.threads} CPU thread{'s' if placement.threads > 1 else ''} each;"
                 " rewards and tools run beside the trainer",
                 f"placement.kind = {placement.kind}; every task stays with one process",
             ),
             Fact("flows", _flows(plan, placement.samplers), through),
         ]
-    elif rollout.staleness:
+    elif rollout.staleness and rollout.backend.kind == "engine":
         facts += [
             Fact(
                 "placement",
@@ -51,12 +53,7 @@ def placement_facts(plan: Plan) -> list[Fact]:
                 f" {largest_age(per_step, bound, window)} steps old when it is trained",
                 "staleness + ceil((window - 1) / prompts_per_step), see docs/topologies.md",
             ),
-            Fact(
-                "new weights",
-                "reach running sequences, whose keys and values are"
-                f" {plan.recipe.engine.update_kv}",
-                "engine.update_kv",
-            ),
+            _new_weights(rollout.backend.kind, plan.recipe.engine.update_kv),
         ]
     if (replay := plan.recipe.replay).share:
         facts.append(
@@ -68,6 +65,15 @@ def placement_facts(plan: Plan) -> list[Fact]:
             )
         )
     return facts
+
+
+def _new_weights(backend: str, update_kv: str) -> Fact:
+    """What new weights do with running sequences."""
+    if backend == "sglang":
+        return Fact("new weights", "wait until running requests have ended", "SGLang's rule")
+    kept = {"engine": update_kv, "vllm": "recomputed"}.get(backend, "kept")
+    where = "engine.update_kv" if backend == "engine" else f"rollout.backend.kind = {backend}"
+    return Fact("new weights", f"reach running sequences, whose keys and values are {kept}", where)
 
 
 def _flows(plan: Plan, samplers: int) -> str:

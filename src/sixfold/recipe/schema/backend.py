@@ -41,6 +41,18 @@ def server_address(url: str) -> str:
     )
 
 
+Url = Annotated[str, AfterValidator(server_address)]
+_REPLICAS = knob(
+    (), "addresses of further servers of the same model; all requests of a task go to one of them"
+)
+_RESTARTS = knob(
+    0,
+    "times in a run that a lost server is waited for, at most run.silence_s each; its requests are"
+    " sampled again",
+    ge=0,
+)
+
+
 class EngineBackend(Section):
     """The embedded engine samples."""
 
@@ -48,7 +60,7 @@ class EngineBackend(Section):
 
 
 class VllmBackend(Section):
-    """vLLM samples, in a process that the run starts."""
+    """vLLM samples, in processes that the run starts: one, or those of [placement]."""
 
     kind: Literal["vllm"] = "vllm"
     python: str = knob(
@@ -56,12 +68,14 @@ class VllmBackend(Section):
     )
     devices: str = knob(
         "",
-        "numbers of the GPUs of the vLLM process, e.g. 1 or 1,2 (empty: the policy's GPU)",
+        "numbers of the GPUs of the vLLM process, or of all of them if placement.kind ="
+        " 'processes', e.g. 1 or 1,2 (empty: the policy's GPU)",
         pattern=DEVICES,
     )
     tensor_parallel: int = knob(
         1,
-        "number of GPUs that share each weight matrix; rollout.backend.devices must list as many",
+        "number of GPUs of a process, which share each weight matrix; rollout.backend.devices must"
+        " list as many for each",
         ge=1,
     )
     memory: Real = knob(
@@ -79,14 +93,18 @@ class SglangBackend(Section):
     """An SGLang server that is already running samples."""
 
     kind: Literal["sglang"] = "sglang"
-    url: Annotated[str, AfterValidator(server_address)] = knob(SGLANG, ADDRESS)
+    url: Url = knob(SGLANG, ADDRESS)
+    replicas: tuple[Url, ...] = _REPLICAS
+    restarts: int = _RESTARTS
 
 
 class SixfoldBackend(Section):
     """A running `sixfold serve` samples."""
 
     kind: Literal["sixfold"] = "sixfold"
-    url: Annotated[str, AfterValidator(server_address)] = knob(SIXFOLD, ADDRESS)
+    url: Url = knob(SIXFOLD, ADDRESS)
+    replicas: tuple[Url, ...] = _REPLICAS
+    restarts: int = _RESTARTS
 
 
 Backend = EngineBackend | VllmBackend | SglangBackend | SixfoldBackend

@@ -40,7 +40,7 @@ class EngineConfig(Section):
         "kept",
         "with rollout.staleness > 0: keys and values of running sequences when new weights arrive."
         " kept: later tokens attend to those of the old weights; recomputed: they are computed"
-        " again with the new weights",
+        " again with the new weights, as vLLM always does",
     )
     prefix_cache: Literal["radix", "hash", "none"] = knob(
         "radix",

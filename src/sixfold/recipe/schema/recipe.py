@@ -86,8 +86,9 @@ class Recipe(Section):
 
     @property
     def engines_apart(self) -> bool:
-        """True if [placement] gives the samplers weights of their own."""
-        return self.placement.kind != "local" or self.rollout.staleness > 0
+        """True if embedded engines have weights of their own, in processes or ahead."""
+        embedded = self.rollout.backend.kind == "engine"
+        return embedded and (self.placement.kind != "local" or self.rollout.staleness > 0)
 
     @property
     def samples_apart(self) -> bool:
