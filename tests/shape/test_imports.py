@@ -146,7 +146,7 @@ through the contracts of `environment` alone.
 """
 
 
-VLLMS = {"safetensors", "vllm"}
+VLLMS = {"safetensors", "torch", "vllm"}
 
 
 def _room(name: str) -> str:
