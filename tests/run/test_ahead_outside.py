@@ -148,6 +148,8 @@ def killed(pool: Samplers) -> None:
     os.kill(process._child.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_vllm_processes_sample_ahead_though_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm: dict[str, Any]
 ) -> None:
