@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from sixfold.checks.budget import RewardBudgetExceeded
+from sixfold.controller.dead_letters import DeadLetters
 from sixfold.controller.loop import Controller
 from sixfold.errors import UserError
 from sixfold.recipe.plan import make_plan
@@ -20,7 +22,7 @@ from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.driver import Driver
 from sixfold.run.start import train_run
-from sixfold.types import Task
+from sixfold.types import Group, Reward, Task, Trajectory
 
 from .processes import metrics, tiny_recipe
 
@@ -162,6 +164,22 @@ def test_the_breaker_ends_a_run_in_which_too_much_fails(
     more = {**more, "environment__error_budget": 1.0}
     with pytest.raises(UserError, match=r"all 8 prompts have failed 2 times.*judge is gone"):
         run(tmp_path / "all", broken, TASKS[:8], **more)
+
+
+def test_a_source_that_no_step_draws_does_not_keep_a_run_alive() -> None:
+    """Else a run ahead would look for its prompts for ever."""
+    tasks = [Task(name, "?", source=name) for name in ("usual", "seldom", "never")]
+    dead = DeadLetters(1, tasks, {"usual": 1.0, "seldom": 0.01, "never": 1e-17})
+    failed = Trajectory(
+        "t", 0, [1], "p", [0.0], [-1], (), reward=Reward(value=None, error="no judge")
+    )
+
+    async def play(given: Sequence[Task], attempt: int) -> list[Group]:
+        return [Group(task, [failed]) for task in given]
+
+    assert asyncio.run(dead.survivors(tasks[:1], play)) == []
+    with pytest.raises(UserError, match=r"all 2 prompts have failed 1 times.*no judge"):
+        asyncio.run(dead.survivors(tasks[1:2], play))
 
 
 def test_a_budget_that_lets_no_prompt_fail_is_refused() -> None:

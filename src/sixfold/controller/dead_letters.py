@@ -17,6 +17,9 @@ from ..errors import UserError
 from ..types import NOT_APPLICABLE, Group, Task
 from .mixture import weighted_order
 
+RARE = 1e-4
+"""Share of the largest weight below which a source counts as none: few steps, if any, draw it."""
+
 PlayAttempt = Callable[[Sequence[Task], int], Awaitable[Sequence[Group]]]
 """Plays and scores tasks. The number counts the earlier attempts."""
 
@@ -104,9 +107,11 @@ class DeadLetters:
                 "error": error,
             }
         )
-        if all(other.id in self.ids for other in self._tasks):
+        least = RARE * max(self._weights.values(), default=0.0)
+        drawn = [t.id for t in self._tasks if self._weights.get(t.source, 1.0) > least]
+        if self.ids.issuperset(drawn):
             raise UserError(
-                f"all {len(self._tasks)} prompts have failed {self.max_failures} times"
+                f"all {len(drawn)} prompts have failed {self.max_failures} times"
                 f" (rollout.max_failures). The last error: {error}"
             )
 
