@@ -43,14 +43,22 @@ _DEFAULT = DataConfig.model_fields["prompt_field"].default
 _PROMPTS = ("prompt", "context", "prompt_conversation", "messages", "conversations", "instruction")
 """Columns with the prompt that are tried if the recipe names none."""
 
-_LEFT_OUT: dict[Kind, str] = {
-    "empty": "a completion or a turn is empty. Write it, or remove the rows",
-    "prompt": "their completions answer different prompts. Only the last reply may differ",
-    "unscored": "a completion has no score. Add it, or remove the rows",
-    "equal": "their completions are equal. Remove them, or write different ones",
-    "tie": "no completion is better than another. Grade them apart, or sample more",
+_LEFT_OUT: dict[Kind, tuple[str, str]] = {
+    "empty": ("rows", "a completion or a turn is empty. Write it"),
+    "prompt": (
+        "rows",
+        "their completions answer different prompts. Only the last reply may differ",
+    ),
+    "unscored": ("rows", "a completion has no score. Add it"),
+    "equal": ("comparisons", "their completions are equal. Write different ones"),
+    "tie": (
+        "comparisons",
+        "no completion is better than another. Grade them apart, or sample more",
+    ),
 }
-"""Reason and remedy by kind. The first four are errors unless data.unanswered is 'drop'."""
+"""What is counted, the reason and the remedy. All but ties are errors unless data.unanswered is
+'drop'.
+"""
 
 Reply = str | Message
 Prompt = str | list[Message]
@@ -141,8 +149,8 @@ def _convert(
             counts[_refused(row, reason, data)] += 1
     counts = +counts
     notes = [
-        f"split '{name}': {counts[kind]} comparisons are left out: {why}"
-        for kind, why in _LEFT_OUT.items()
+        f"split '{name}': {counts[kind]} {unit} are left out: {why}"
+        for kind, (unit, why) in _LEFT_OUT.items()
         if counts[kind]
     ]
     if not kept:
@@ -189,7 +197,7 @@ def _comparison(
     for column, value, grade in completions(row, columns, config):
         own: Prompt | None
         own, reply = _completion(row, column, value)
-        if own is None and given is None and isinstance(reply, str):
+        if own is None and isinstance(reply, str):
             own, reply = _dialogue(row, reply, chat)
         prompts.append(given if own is None else own)
         replies.append(reply)
@@ -206,8 +214,8 @@ def _comparison(
     if any(other != prompt for other in prompts):
         raise NoPair(
             "prompt",
-            "the completions answer different prompts; only the last reply of"
-            " a conversation may differ",
+            "the completions answer different prompts; only the last reply of a conversation may"
+            " differ",
         )
     form = task_form(data)
     if form != "messages":
@@ -239,7 +247,9 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> Prompt | None:
     if _is_blank(value):
         raise NoPair("empty", f"the prompt {name!r} is empty")
     if isinstance(value, list):
-        return list(chat_messages(row.where, value))
+        messages = list(chat_messages(row.where, value))
+        ended = data.prompt_form == "messages" and messages[-1]["role"] == "assistant"
+        return messages[:-1] if ended else messages  # some sets repeat the chosen conversation
     if not isinstance(value, str):
         raise UserError(
             f"{row.where}: {name!r} must be text or a list of messages, got {json_type(value)}"
@@ -261,6 +271,11 @@ def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None
     if not isinstance(value, list):
         raise UserError(
             f"{row.where}: {column!r} must be text or a list of messages, got {json_type(value)}"
+        )
+    if all(isinstance(one, str) for one in value):
+        raise UserError(
+            f"{row.where}: {column!r} has several texts, but a completion is one reply. Compare"
+            " completions of one turn"
         )
     if has_empty_reply(value):
         raise NoPair("empty", f"{column!r} has an empty reply")

@@ -131,10 +131,10 @@ class PreferenceExamples:
                 counts["overlong"] += 1
                 continue
             distinct = _distinct(fitting)
-            counts["duplicate"] += len(fitting.completions) - len(distinct.completions)
             if len(whole.completions) > 1 and len({c.grade for c in distinct.completions}) < 2:
                 counts["equal" if fitting is whole else "equal_after_cut"] += 1
                 continue
+            counts["duplicate"] += len(fitting.completions) - len(distinct.completions)
             made[task.id] = distinct
         limit = f"{self._limit} tokens (preference.max_tokens, or the model's context)"
         whys: dict[Kind, str] = {
