@@ -18,7 +18,7 @@ from tests.models.families import BY_NAME, make_tokenizer
 
 from sixfold.data.comparisons import Comparison, Comparisons, load_comparisons
 from sixfold.errors import UserError
-from sixfold.recipe.schema import DataConfig, PreferenceConfig, SourceConfig
+from sixfold.recipe.schema import ComparisonsConfig, DataConfig, SourceConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.stages.dataset import sampled_row
 from sixfold.stages.keepers import Keeper
@@ -53,7 +53,7 @@ def load(
     file = path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = DataConfig(**{"source": str(file), "heldout": 0} | data)
-    return load_comparisons(settings, PreferenceConfig(**preference or {}), seed=0, chat=chat)
+    return load_comparisons(settings, ComparisonsConfig(**preference or {}), seed=0, chat=chat)
 
 
 def only(found: Comparisons) -> Comparison:
@@ -64,7 +64,13 @@ def only(found: Comparisons) -> Comparison:
 
 def group(found: Comparisons) -> Group:
     examples = PreferenceExamples(
-        found, renderer(), PreferenceConfig(), context=400, overlong="error", seed=0
+        found,
+        renderer(),
+        ComparisonsConfig(),
+        examples_per_step=4,
+        context=400,
+        overlong="error",
+        seed=0,
     )
     (made,) = examples.groups(1)
     return made
@@ -327,7 +333,7 @@ def test_a_parquet_file_pads_messages(tmp_path: Path) -> None:
     )
     found = load_comparisons(
         DataConfig(source=str(tmp_path / "rows.parquet"), heldout=0),
-        PreferenceConfig(),
+        ComparisonsConfig(),
         seed=0,
         chat=True,
     )
@@ -378,7 +384,7 @@ def test_sources_of_different_forms(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
         sources.append(SourceConfig(source=str(tmp_path / f"{name}.jsonl"), name=name))
     data = DataConfig(sources=tuple(sources), heldout=0)
-    found = load_comparisons(data, PreferenceConfig(), seed=0, chat=True)
+    found = load_comparisons(data, ComparisonsConfig(), seed=0, chat=True)
     assert [(task.id, task.source) for task in found.train] == [
         ("uf/train-0", "uf"),
         ("nemo/train-0", "nemo"),
@@ -491,7 +497,7 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a completion without its text": (
         {"prompt": ASK, "completions": [{"text": "2", "rank": 1}, {"text": "3", "rank": 2}]},
         {},
-        r"'completions.0.completion' \(preference.completion_field",
+        r"'completions.0.completion' \(comparisons.completion_field",
     ),
     "more right completions than there are": (
         LIST | {"num_correct": 3},

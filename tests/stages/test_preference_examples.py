@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from sixfold.data.comparison_forms import Kind
 from sixfold.data.comparisons import Comparison, Comparisons
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
-from sixfold.recipe.schema import PreferenceConfig
+from sixfold.recipe.schema import ComparisonsConfig
 from sixfold.renderer.conversation import Encoded, Example
 from sixfold.renderer.renderer import Renderer
 from sixfold.stages import preference_examples
@@ -41,12 +42,21 @@ def made(
     context: int = 50,
     overlong: str = "error",
     weights: dict[str, float] | None = None,
+    left_out: dict[Kind, int] | None = None,
+    examples_per_step: int = 8,
     **config: Any,
 ) -> PreferenceExamples:
-    found = Comparisons([*train], [*(heldout or [])], weights=weights or {})
-    settings = PreferenceConfig(**{"examples_per_step": 8} | config)
+    found = Comparisons(
+        [*train], [*(heldout or [])], weights=weights or {}, left_out=left_out or {}
+    )
     return PreferenceExamples(
-        found, renderer(), settings, context=context, overlong=overlong, seed=3
+        found,
+        renderer(),
+        ComparisonsConfig(**config),
+        examples_per_step=examples_per_step,
+        context=context,
+        overlong=overlong,
+        seed=3,
     )
 
 
@@ -80,7 +90,7 @@ def test_completions_follow_one_prompt_and_end_their_turn() -> None:
     assert {one.finish_reason for one in group.trajectories} == {"stop"}
     assert (examples.heldout_bytes, examples.notes[0][:40]) == (
         0,
-        "preference.examples_per_step = 8, but th",
+        "8 comparisons per step are asked for, bu",
     )
 
 
@@ -162,10 +172,9 @@ def test_completions_with_the_same_tokens_are_no_pair() -> None:
 
 
 def test_counts_go_on_from_those_of_the_rows() -> None:
-    found = Comparisons([compared("t", "a?", "c", "d")], [], left_out={"tie": 3, "equal": 1})
-    config = PreferenceConfig(examples_per_step=1)
-    examples = PreferenceExamples(found, renderer(), config, context=50, overlong="error", seed=0)
-    assert counted(examples) == {"tie": 3, "equal": 1}
+    tasks = [compared("t", "a?", "c", "d"), compared("u", "b?", "c", "c")]
+    examples = made(tasks, left_out={"tie": 3, "equal": 1})
+    assert counted(examples) == {"tie": 3, "equal": 2}
     assert len(examples.counts) == 8
 
 
@@ -213,11 +222,14 @@ def test_unpaired_labels_are_told_apart_from_pairs() -> None:
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"max_tokens": 51}, r"preference\.max_tokens = 51 is more than the model's context of 50"),
+        (
+            {"max_tokens": 51},
+            r"comparisons\.max_tokens = 51 is more than the model's context of 50",
+        ),
         ({"max_tokens": 4, "overlong": "drop"}, r"no training comparison is left.*more than 4 tok"),
         (
             {"weights": {"x": 1.0, "": 1.0}},
-            r"no comparison of 'x' is left.*preference\.max_tokens",
+            r"no comparison of 'x' is left.*comparisons\.max_tokens",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from ..recipe.schema import PreferenceConfig
+from ..recipe.schema import ComparisonsConfig
 from .columns import MISSING, lookup
 from .files import Row
 from .json_text import json_type, parse_json
@@ -30,7 +30,7 @@ Kind = Literal[
 - tie: no completion is better than another.
 - duplicate: a completion is equal to an earlier one of its prompt. Only the completion is left out.
 - overlong: a completion does not fit, with its prompt.
-- equal_after_cut: completions differ only in the part that `preference.truncate` cuts.
+- equal_after_cut: completions differ only in the part that `comparisons.truncate` cuts.
 """
 
 
@@ -81,10 +81,10 @@ _VERDICTS = {
 _LIKED = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 _SCORES = ("reward", "score", "rank")
 _SMALLER_IS_BETTER = ("rank", "ranks")
-_MARGIN = PreferenceConfig.model_fields["margin_field"].default
+_MARGIN = ComparisonsConfig.model_fields["margin_field"].default
 
 
-def recognise(row: Row, config: PreferenceConfig) -> Columns:
+def recognise(row: Row, config: ComparisonsConfig) -> Columns:
     """Form of a split, judged by its first row.
 
     Raises:
@@ -108,14 +108,14 @@ def recognise(row: Row, config: PreferenceConfig) -> Columns:
             return choice
     wanted = dict.fromkeys(" and ".join(choice.names) for choice in choices)
     raise UserError(
-        f"{row.where}: no columns of a comparison (preference.form = {config.form!r}): expected"
-        f" {', or '.join(wanted)}; row keys: {list(row.fields)}. preference.chosen_field,"
+        f"{row.where}: no columns of a comparison (comparisons.form = {config.form!r}): expected"
+        f" {', or '.join(wanted)}; row keys: {list(row.fields)}. comparisons.chosen_field,"
         " .rejected_field, .completion_field, .completions_field, .label_field and .score_field"
         " name others"
     )
 
 
-def completions(row: Row, columns: Columns, config: PreferenceConfig) -> list[Graded]:
+def completions(row: Row, columns: Columns, config: ComparisonsConfig) -> list[Graded]:
     """The completions of a row with their grades.
 
     Raises:
@@ -140,13 +140,13 @@ def completions(row: Row, columns: Columns, config: PreferenceConfig) -> list[Gr
 
 
 def _pair(
-    row: Row, names: Sequence[str], values: Sequence[Any], config: PreferenceConfig
+    row: Row, names: Sequence[str], values: Sequence[Any], config: ComparisonsConfig
 ) -> list[Graded]:
     """Chosen and rejected completions. Each side may be a list of several texts."""
     margin = column_value(row, config.margin_field)
     if margin is MISSING and config.margin_field != _MARGIN:
         raise UserError(
-            f"{row.where}: missing field {config.margin_field!r} (preference.margin_field); row"
+            f"{row.where}: missing field {config.margin_field!r} (comparisons.margin_field); row"
             f" keys: {list(row.fields)}"
         )
     better = 1.0 if margin in (MISSING, None) else _number(row, config.margin_field, margin)
@@ -154,7 +154,7 @@ def _pair(
         raise UserError(
             f"{row.where}: {config.margin_field!r} is {better:g}, but a margin says by how much the"
             " chosen completion is better. Swap the completions, or name another column by"
-            " preference.margin_field"
+            " comparisons.margin_field"
         )
     sides = [
         (value if isinstance(value, list) and value and _are_texts(value) else [value])
@@ -168,7 +168,7 @@ def _pair(
 
 
 def _listed(
-    row: Row, columns: Columns, values: Sequence[Any], config: PreferenceConfig
+    row: Row, columns: Columns, values: Sequence[Any], config: ComparisonsConfig
 ) -> list[Graded]:
     """Completions of a list. Each is text, messages, or an object that has them in a field."""
     name, items = columns.names[0], values[0]
@@ -195,14 +195,14 @@ def _listed(
             path, item = f"{path}.{config.completion_field}", lookup(item, config.completion_field)
             if item is MISSING:
                 raise UserError(
-                    f"{row.where}: missing field {path!r} (preference.completion_field names"
+                    f"{row.where}: missing field {path!r} (comparisons.completion_field names"
                     f" another); the completion has {list(items[at])}"
                 )
         found.append(Graded(path, item, grade))
     return found
 
 
-def _scores(row: Row, items: Sequence[Any], config: PreferenceConfig) -> list[float]:
+def _scores(row: Row, items: Sequence[Any], config: ComparisonsConfig) -> list[float]:
     """Grades of listed completions, from a field of each or from a column with a list of them."""
     for name in (config.score_field,) if config.score_field else _SCORES:
         values = [lookup(one, name) if isinstance(one, Mapping) else MISSING for one in items]
@@ -222,7 +222,7 @@ def _scores(row: Row, items: Sequence[Any], config: PreferenceConfig) -> list[fl
     wanted = config.score_field or ", ".join(_SCORES)
     raise UserError(
         f"{row.where}: the completions in {config.completions_field!r} have no {wanted}: neither a"
-        " field of each, nor a list beside them. preference.score_field names another"
+        " field of each, nor a list beside them. comparisons.score_field names another"
     )
 
 

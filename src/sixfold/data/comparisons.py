@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import UserError
-from ..recipe.schema import DataConfig, PreferenceConfig
+from ..recipe.schema import ComparisonsConfig, DataConfig
 from ..types import Message, Task
 from .columns import MISSING, lookup
 from .comparison_forms import Columns, Kind, NoPair, completions, recognise
@@ -90,7 +90,7 @@ class Comparisons(TaskSet):
 
 
 def load_comparisons(
-    data: DataConfig, config: PreferenceConfig, *, seed: int, chat: bool
+    data: DataConfig, config: ComparisonsConfig, *, seed: int, chat: bool
 ) -> Comparisons:
     """The comparisons of a recipe.
 
@@ -98,7 +98,7 @@ def load_comparisons(
 
     Args:
         data: the recipe's [data] section.
-        config: the recipe's [preference] section.
+        config: the recipe's [comparisons] section.
         seed: draws the held-out comparisons and, with a limit, the rows.
         chat: whether the model has a chat template. With one, dialogues written as text become
             messages.
@@ -118,14 +118,14 @@ def _convert(
     data: DataConfig,
     name: str,
     *,
-    config: PreferenceConfig,
+    config: ComparisonsConfig,
     chat: bool,
     left_out: Counter[Kind],
 ) -> tuple[list[Task], list[str]]:
     """Comparisons and notes from the rows of one split. Counts what is left out."""
     columns = recognise(rows[0], config)
     for column in columns.names:
-        require(rows, "preference.form", column)
+        require(rows, "comparisons.form", column)
     read: list[tuple[Row, Comparison]] = []
     counts: Counter[Kind] = Counter()
     for row in rows:
@@ -182,7 +182,7 @@ def _refused(row: Row, reason: NoPair, data: DataConfig) -> Kind:
 
 
 def _comparison(
-    row: Row, data: DataConfig, columns: Columns, config: PreferenceConfig, chat: bool
+    row: Row, data: DataConfig, columns: Columns, config: ComparisonsConfig, chat: bool
 ) -> Comparison:
     """The comparison of a row, without its id.
 
@@ -364,7 +364,7 @@ def _distinct(comparison: Comparison) -> Comparison:
     return _only(comparison, list(first.values()))
 
 
-def _compared(whole: Comparison, config: PreferenceConfig, unpaired: bool) -> Comparison:
+def _compared(whole: Comparison, config: ComparisonsConfig, unpaired: bool) -> Comparison:
     """The completions of a comparison that are trained on.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -13,7 +13,7 @@ from ..controller.stream import task_stream
 from ..data.comparison_forms import Kind
 from ..data.comparisons import Comparison, Comparisons
 from ..errors import UserError
-from ..recipe.schema import PreferenceConfig
+from ..recipe.schema import ComparisonsConfig
 from ..renderer.conversation import encode_conversation
 from ..renderer.renderer import Renderer
 from ..types import Group, Message, Reward, Task, Trajectory
@@ -46,7 +46,8 @@ class PreferenceExamples:
     Args:
         comparisons: from `data.comparisons`.
         renderer: with the tokenizer of the policy.
-        config: the recipe's [preference] section.
+        config: the recipe's [comparisons] section.
+        examples_per_step: comparisons per step.
         context: longest sequence of the model, in tokens.
         overlong: `data.overlong`: "error", or "drop" to leave out longer comparisons.
         seed: seed of the order.
@@ -72,15 +73,16 @@ class PreferenceExamples:
         self,
         comparisons: Comparisons,
         renderer: Renderer,
-        config: PreferenceConfig,
+        config: ComparisonsConfig,
         *,
+        examples_per_step: int,
         context: int,
         overlong: str,
         seed: int,
     ) -> None:
         if config.max_tokens > context:
             raise UserError(
-                f"preference.max_tokens = {config.max_tokens} is more than the model's context of"
+                f"comparisons.max_tokens = {config.max_tokens} is more than the model's context of"
                 f" {context} tokens: lower it, or set 0"
             )
         self.notes = list(comparisons.notes)
@@ -96,12 +98,12 @@ class PreferenceExamples:
         for name in comparisons.weights.keys() - {task.source for task in kept}:
             raise UserError(
                 f"data.sources: no comparison of {name!r} is left to train on, see the limit of"
-                f" {self._limit} tokens. Raise preference.max_tokens, or leave the source out"
+                f" {self._limit} tokens. Raise comparisons.max_tokens, or leave the source out"
             )
-        if len(kept) < config.examples_per_step and not comparisons.weights:
+        if len(kept) < examples_per_step and not comparisons.weights:
             self.notes.append(
-                f"preference.examples_per_step = {config.examples_per_step}, but there are only"
-                f" {len(kept)} comparisons: every step trains on all of them"
+                f"{examples_per_step} comparisons per step are asked for, but there are only"
+                f" {len(kept)}: every step trains on all of them"
             )
         self.counts: dict[str, int] = {kind: self._found[kind] for kind in get_args(Kind)}
         self.unpaired = any(len(one.completions) == 1 for one in self._stored.values())
@@ -112,12 +114,17 @@ class PreferenceExamples:
             for completion in one.completions:
                 digest.update(completion.tokens.tobytes() + repr(completion.grade).encode())
         self.fingerprint = digest.hexdigest()
-        self._stream = task_stream(kept, config.examples_per_step, seed, comparisons.weights)
+        self._kept = kept
+        self._stream = task_stream(kept, examples_per_step, seed, comparisons.weights)
         self.steps_per_epoch = self._stream.steps_per_epoch
 
     def groups(self, step: int) -> list[Group]:
         """Comparisons of a step, counted from 1. They depend on the seed and the step alone."""
         return [_group(task, self._stored[task.id]) for task in self._stream(step)]
+
+    def everything(self) -> Iterator[Group]:
+        """All comparisons that are trained, each once."""
+        return (_group(task, self._stored[task.id]) for task in self._kept)
 
     def _encode(self, tasks: Sequence[Task], which: str) -> Mapping[str, _Stored]:
         """Tokens by id of the comparison. Counts what is left out, and notes it."""
@@ -136,7 +143,7 @@ class PreferenceExamples:
                 continue
             counts["duplicate"] += len(fitting.completions) - len(distinct.completions)
             made[task.id] = distinct
-        limit = f"{self._limit} tokens (preference.max_tokens, or the model's context)"
+        limit = f"{self._limit} tokens (comparisons.max_tokens, or the model's context)"
         whys: dict[Kind, str] = {
             "overlong": f"they have more than {limit}",
             "equal": "their completions have the same tokens",
@@ -198,9 +205,9 @@ class PreferenceExamples:
             return None
         raise UserError(
             f"task {task.id}: the prompt has {len(stored.prompt)} tokens, with its longest"
-            f" completion {longest}, but only {self._limit} fit (preference.max_tokens, or the"
+            f" completion {longest}, but only {self._limit} fit (comparisons.max_tokens, or the"
             " model's context). Set data.overlong = 'drop' to leave out such comparisons, or"
-            " preference.truncate = true to cut their completions"
+            " comparisons.truncate = true to cut their completions"
         )
 
 

@@ -11,6 +11,7 @@ computed in `recipe/plan.py` and printed by `sixfold explain`.
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
 from .base import NAME, PATTERNS, Section, device_name
+from .comparisons import ComparisonsConfig
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import AgentConfig, EnvironmentConfig
@@ -19,7 +20,6 @@ from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement, ProcessPlacement, RayPlacement, SamplersApart
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
-from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
@@ -40,6 +40,7 @@ __all__ = [
     "ArithmeticConfig",
     "Backend",
     "CheckpointConfig",
+    "ComparisonsConfig",
     "CopySyncConfig",
     "CriticConfig",
     "DataConfig",
@@ -61,7 +62,6 @@ __all__ = [
     "ParallelConfig",
     "Placement",
     "Preemption",
-    "PreferenceConfig",
     "PretrainConfig",
     "ProcessPlacement",
     "RayPlacement",

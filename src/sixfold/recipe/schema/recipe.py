@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, model_validator
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .base import Section, knob
+from .comparisons import ComparisonsConfig
 from .data import DataConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
@@ -18,7 +19,6 @@ from .model import ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement
-from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
@@ -64,7 +64,7 @@ class Recipe(Section):
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
     sample: SampleConfig = SampleConfig()
-    preference: PreferenceConfig = PreferenceConfig()
+    comparisons: ComparisonsConfig = ComparisonsConfig()
     parallel: ParallelConfig = ParallelConfig()
     placement: Placement = knob(
         LocalPlacement(),

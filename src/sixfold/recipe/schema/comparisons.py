@@ -1,4 +1,4 @@
-"""Settings of preference training: which rows are comparisons, and how pairs come from them."""
+"""Settings of comparisons: the form of their rows, which pairs are made, and their length."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from .base import Section, knob
 ComparisonForm = Literal["auto", "pair", "labelled", "best_of", "ranked", "unpaired", "scored"]
 
 
-class PreferenceConfig(Section):
-    """Training on comparisons of completions."""
+class ComparisonsConfig(Section):
+    """Comparisons of completions, on which stages of kind preference and reward_model train."""
 
-    examples_per_step: int = knob(
-        64, "comparisons per step: prompts, each with all of its completions", ge=1
-    )
     form: ComparisonForm = knob(
         "auto",
         "form of the rows: pair (chosen and rejected), labelled (A, B and a verdict), best_of"
@@ -43,7 +40,7 @@ class PreferenceConfig(Section):
     score_field: str = knob(
         "",
         "column, or field of each completion, with a number that is larger for better completions"
-        " (empty: reward or score, or rank, which is smaller for better ones)",
+        " (empty: reward, score or rank); one that is named rank is smaller for better ones",
     )
     pairs: Literal["all", "extremes"] = knob(
         "all",
