@@ -49,17 +49,17 @@ def adaptive_beta(pairs: Pairs, s: Settings, running: float | None) -> Statistic
     """Beta of the step and the pairs that are kept: beta-DPO, arXiv:2407.08639 eq. 8 to 10.
 
     M_i is beta times the margin, M0 its running average over the steps. The kept pairs are those
-    with M_i nearest to M0; the paper draws them with a Gaussian probability around M0.
+    with M_i nearest to M0; the paper draws them with a Gaussian probability around M0. Beta stays
+    positive.
     """
-    scaled, before = s.beta * margin(pairs, s), running or 0.0
-    kept = max(1, math.ceil(s.kept * len(pairs) - 1e-9))
-    factor = torch.zeros_like(scaled)
-    factor[(scaled - before).abs().argsort(stable=True)[:kept]] = 1.0
-    factor *= pairs.weights.sum() / (pairs.weights * factor).sum()
-    average = mean(scaled, pairs.weights)
+    scaled, before, weights = s.beta * margin(pairs, s), running or 0.0, pairs.weights
+    kept = math.ceil(s.kept * int((weights > 0).sum()) - 1e-9)
+    distance = (scaled - before).abs().masked_fill(weights <= 0, math.inf)
+    factor = (_ranks(distance) < kept).to(scaled.dtype)
+    average = mean(scaled, weights)
     return Statistics(
         beta=(s.beta * (1 + s.adaptation * (average - before))).clamp(min=1e-3 * s.beta),
-        factor=factor,
+        factor=factor * weights.sum() / (weights * factor).sum(),
         running=s.momentum * before + (1 - s.momentum) * float(average),
     )
 
@@ -67,18 +67,25 @@ def adaptive_beta(pairs: Pairs, s: Settings, running: float | None) -> Statistic
 def sorted_pairs(pairs: Pairs, s: Settings, running: float | None) -> Statistics:
     """For each pair, the reference's difference of the rank of the policy's: AOT."""
     assert pairs.ref_chosen is not None and pairs.ref_rejected is not None
-    policy = pairs.chosen - pairs.rejected
-    reference = pairs.ref_chosen - pairs.ref_rejected
-    return Statistics(chosen_partner=reference.sort().values[_ranks(policy)])
+    policy, reference = pairs.chosen - pairs.rejected, pairs.ref_chosen - pairs.ref_rejected
+    return Statistics(chosen_partner=_partner(policy, reference, pairs.weights))
 
 
 def sorted_sides(pairs: Pairs, s: Settings, running: float | None) -> Statistics:
     """For each completion, the log-ratio of the same rank on the other side: unpaired AOT."""
     chosen, rejected = log_ratios(pairs)
     return Statistics(
-        chosen_partner=rejected.sort().values[_ranks(chosen)],
-        rejected_partner=chosen.sort().values[_ranks(rejected)],
+        chosen_partner=_partner(chosen, rejected, pairs.weights),
+        rejected_partner=_partner(rejected, chosen, pairs.weights),
     )
+
+
+def _partner(values: Tensor, others: Tensor, weights: Tensor) -> Tensor:
+    """[N] the value of `others` of each value's rank, among rows with a weight above 0."""
+    absent = weights <= 0
+    ordered = others.masked_fill(absent, math.inf).sort().values
+    partner = ordered[_ranks(values.masked_fill(absent, math.inf))]
+    return torch.where(absent, values, partner)
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -96,10 +103,9 @@ def reference_point(rows: Unpaired, s: Settings, running: float | None) -> Stati
 def reward_shift(rows: Unpaired, s: Settings, running: float | None) -> Statistics:
     """BCO's delta: running mean of the rewards of both labels (arXiv:2404.04656 eq. 12)."""
     rewards = s.beta * (rows.logp - rows.ref_logp)
-    sides = [
-        mean(rewards[side], rows.weights[side]) for side in (rows.liked, ~rows.liked) if side.any()
-    ]
-    now = torch.stack(sides).mean()
+    sides = [rows.weights * side for side in (rows.liked, ~rows.liked)]
+    means = [mean(rewards, weights) for weights in sides if weights.any()]
+    now = torch.stack(means).mean()
     delta = now if running is None else s.momentum * running + (1 - s.momentum) * now
     return Statistics(reference_point=delta, running=float(delta))
 
