@@ -61,7 +61,10 @@ ALLOWED = {
     "batch": {"types"},
     "checkpointable": {"errors"},
     "ranks": {"errors"},
-    "recipe": {"algorithm", "environment", "errors", "plugins", "sizing", "staleness"},
+    "recipe": {
+        *("algorithm", "environment", "errors", "plugins", "preference", "sizing", "staleness"),
+    },
+    "preference": set(),
     "sizing": {"errors", "recipe"},
     "kernels": set(),
     "processes": {"errors"},

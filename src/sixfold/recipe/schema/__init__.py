@@ -20,6 +20,7 @@ from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement, ProcessPlacement, RayPlacement, SamplersApart
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
+from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
@@ -62,6 +63,7 @@ __all__ = [
     "ParallelConfig",
     "Placement",
     "Preemption",
+    "PreferenceConfig",
     "PretrainConfig",
     "ProcessPlacement",
     "RayPlacement",

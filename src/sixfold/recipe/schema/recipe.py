@@ -19,6 +19,7 @@ from .model import ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement
+from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
@@ -63,6 +64,7 @@ class Recipe(Section):
     moe: MoeConfig = MoeConfig()
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
+    preference: PreferenceConfig = PreferenceConfig()
     sample: SampleConfig = SampleConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()
     parallel: ParallelConfig = ParallelConfig()
