@@ -55,6 +55,11 @@ class Mixture:
         """True if `whole_batch` reads the policy's log-probs: score the step before its update."""
         return any(term.row.statistics for term in self.terms)
 
+    @property
+    def needs_mismatched(self) -> bool:
+        """True if a statistic reads `Unpaired.mismatched`."""
+        return any(term.row.statistics == "reference point" for term in self.terms)
+
     def whole_batch(self, rows: Pairs | Unpaired, *, advance: bool = True) -> list[Statistics]:
         """Statistics of each term for a whole step.
 

@@ -12,6 +12,7 @@ from .distill import DISTILL, TEACHER, distill_stages
 from .dump import flat
 from .keys import check_keys
 from .knobs import knobs, sections
+from .online import ONLINE, ROUNDS, online_stages
 from .schema import NAME, SourceConfig
 from .settled import settled
 from .stages import (
@@ -28,6 +29,9 @@ from .stages import (
     kind_row,
 )
 from .toml_lines import TomlText
+
+COMPOSED = {DISTILL: distill_stages, ONLINE: online_stages}
+"""Kinds that stand for several stages."""
 
 
 def read_stages(
@@ -69,12 +73,12 @@ def read_stages(
             own[f"{TEACHER}.path"] = own.pop(TEACHER)
         written.append(Table(table["kind"], name, own))
         parts = [(table["kind"], name, own)]
-        if table["kind"] == DISTILL:
-            parts = distill_stages(name, own, f"{place('')}, stage '{name}'")
+        if expand := COMPOSED.get(table["kind"]):
+            parts = expand(name, own, f"{place('')}, stage '{name}'")
         for kind, part, settings in parts:
             if part in names[number + 1 :] or part in names[:number]:
                 raise UserError(
-                    f"stages: '{part}' is the name of another stage, and of the answers of"
+                    f"stages: '{part}' is the name of another stage, and of a part of"
                     f" '{name}'. Rename one ({place('name')})"
                 )
             stages.append(_stage(asked, kind, part, for_all, settings, stages, file, place))
@@ -133,6 +137,7 @@ def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict
     if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
         tree["model"] = {"path": model}
     teacher: dict[str, Any] = {}
+    rounds = {ROUNDS: tree.pop(ROUNDS)} if table["kind"] == ONLINE and ROUNDS in tree else {}
     if table["kind"] == DISTILL and TEACHER in tree:
         given = tree.pop(TEACHER)
         if not isinstance(given, str | dict):
@@ -144,7 +149,7 @@ def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict
         check_keys(teacher, lambda key: place(key.replace("model", TEACHER, 1)))
     check_keys(tree, place)
     shown = {key.replace("model", TEACHER, 1): value for key, value in _leaves(teacher)}
-    return shown | dict(_leaves(tree))
+    return shown | rounds | dict(_leaves(tree))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -210,7 +215,10 @@ def _stage(
             " all of its steps. Remove it, and set sft.steps"
         )
     # SFT is a stage of its own: none warms up.
-    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0, "sft.epochs": epochs})
+    own_epochs = {key: epochs for key in [kind_row(kind).epochs] if key}
+    recipe = recipe.with_settings(
+        {"run.steps": steps, "sft.steps": 0, "sft.epochs": 0, **own_epochs}
+    )
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     if stage.row.reads == "solutions" and stage.reads_tasks and recipe.sft.train_on == "all":

@@ -20,6 +20,7 @@ from ..errors import UserError, nearest
 from ..plugins import Registered
 from .distill import DISTILL
 from .dump import dump_recipe, flat, toml_literal
+from .online import ONLINE
 from .schema import DataConfig, ModelConfig, Recipe
 
 STAGES = "stages"
@@ -28,7 +29,7 @@ REFERENCE = "stage:"
 """Start of the name of an earlier stage's artifact."""
 
 Made = Literal["model", "dataset"]
-Reads = Literal["tasks", "solutions", "texts"]
+Reads = Literal["tasks", "solutions", "texts", "comparisons"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,12 @@ class Kind:
         spec: `module:class`, a `stages.kind.StageKind`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
-        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; or texts.
+        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; texts; or
+            comparisons of completions.
         loss: its loss in words. Empty for the loss of the recipe's algorithm, or for none.
         epochs: setting with its number of passes over the data, from which its steps may follow.
+
+    The first of `sections` holds the settings of a stage that trains on examples.
     """
 
     purpose: str
@@ -76,6 +80,15 @@ KINDS: Mapping[str, Kind] = {
         loss="cross-entropy of the replies; prompts are only read",
         epochs="sft.epochs",
     ),
+    "preference": Kind(
+        purpose="prefer better completions to worse ones",
+        makes="model",
+        spec="sixfold.stages.preference:PreferenceKind",
+        sections=("preference", "comparisons"),
+        steps="preference.steps",
+        reads="comparisons",
+        epochs="preference.epochs",
+    ),
     "sample": Kind(
         purpose="sample completions and keep the good ones as a dataset",
         makes="dataset",
@@ -96,7 +109,7 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 
 def kind_names() -> list[str]:
     """Names of all kinds that a recipe may name."""
-    return [*KINDS, DISTILL, *OTHER_KINDS]
+    return [*KINDS, DISTILL, ONLINE, *OTHER_KINDS]
 
 
 def kind_row(name: str) -> Kind:
@@ -142,6 +155,11 @@ class Stage:
     @property
     def row(self) -> Kind:
         return kind_row(self.kind)
+
+    @property
+    def passes(self) -> int:
+        """Passes over its examples. 0: its steps are given."""
+        return int(flat(self.recipe)[self.row.epochs]) if self.row.epochs else 0
 
     @property
     def reads_tasks(self) -> bool:
@@ -203,7 +221,7 @@ class StagedRecipe:
     Attributes:
         base: the recipe without the settings of the stages.
         stages: in the order in which they run. Empty for a recipe without stages.
-        tables: as they are written. One of kind `distill` stands for two stages.
+        tables: as they are written. One of kind `distill` or `online` stands for several stages.
     """
 
     base: Recipe
@@ -310,7 +328,7 @@ def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:
     generated = any(name in SOURCES or library_of(name) for name in data.names)
     if reads == "solutions":
         return form == "tasks" if form != "auto" else bool(data.trace_field) or generated
-    return reads == "tasks" or generated
+    return reads == "tasks" or (reads == "texts" and generated)
 
 
 def dataset_settings(source: str, form: str) -> dict[str, Any]:

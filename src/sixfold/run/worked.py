@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 from ..errors import UserError
 from ..recipe.schema import SftConfig, TrainerConfig
 from ..rollout.worked_episode import worked_episodes
 from ..trainer.neftune import EmbeddingNoise
+from ..trainer.packing import PackedRow
 from ..trainer.sft import example
 from ..trainer.trainer import Trainer
 from ..types import Group, Task
@@ -57,7 +60,11 @@ def sft_trainer_config(trainer: TrainerConfig, sft: SftConfig) -> TrainerConfig:
 
 
 def supervised_trainer(
-    assembly: Assembly, config: TrainerConfig, steps: int, neftune_alpha: float = 0.0
+    assembly: Assembly,
+    config: TrainerConfig,
+    steps: int,
+    neftune_alpha: float = 0.0,
+    frozen: Callable[[PackedRow], Tensor] | None = None,
 ) -> Trainer:
     """Trainer of the policy on given texts.
 
@@ -68,6 +75,7 @@ def supervised_trainer(
         config: settings of the trainer.
         steps: length of the learning-rate schedule.
         neftune_alpha: scale of the noise on the embeddings. 0: none.
+        frozen: as for `Trainer`.
     """
     root, seed = assembly.root(), assembly.recipe.run.seed
     trainer = Trainer(
@@ -75,6 +83,7 @@ def supervised_trainer(
         config,
         replace(assembly.scoring, temperature=1.0),
         steps,
+        frozen=frozen,
         seed=seed,
         ranks=assembly.data_ranks,
     )

@@ -14,6 +14,31 @@ class PreferenceConfig(Section):
     the list reads is refused.
     """
 
+    steps: int = knob(0, "updates of a stage of kind preference (0: preference.epochs)", ge=0)
+    epochs: int = knob(
+        0,
+        "passes over the comparisons, in place of preference.steps (0: preference.steps decides)",
+        ge=0,
+    )
+    examples_per_step: int = knob(
+        32, "comparisons per step: prompts, each with all of its completions", ge=1
+    )
+    learning_rate: Real = knob(1e-4, "AdamW learning rate, 5 to 10 times below that of SFT", gt=0)
+    warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
+    weight_decay: Real = knob(0.0, "AdamW weight decay", ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = knob(
+        "constant", "learning rate after the warm-up: constant, or a decay to 0 at the last step"
+    )
+    reference: Literal["frozen", "cached"] = knob(
+        "frozen",
+        "where log-probs of the reference come from: frozen (a second model, in every step) or"
+        " cached (computed once, before the first step)",
+    )
+    cache: str = knob(
+        "",
+        "folder of computed log-probs that runs share, with reference = 'cached' (empty: each run"
+        " computes its own)",
+    )
     losses: list[str] = knob(["dpo"], "preference losses that are summed", min_length=1)
     weights: list[Real] = knob([], "weight of each loss, in the same order (empty: 1 each)")
     beta: Real | None = knob(

@@ -32,6 +32,9 @@ class SampleConfig(Section):
 
     samples: int = knob(8, "completions per task", ge=1)
     tasks: int = knob(0, "number of tasks sampled, drawn at random (0: all)", ge=0)
+    draw: int = knob(
+        0, "number of the draw: another one draws other tasks, and other completions", ge=0
+    )
     keep: Literal["solved", "reward", "best", "all"] = knob(
         "solved",
         "completions that are kept: solved (those that the verifier accepts), reward (those with a"

@@ -1,0 +1,139 @@
+"""Kind `preference`: prefer better completions to worse ones, by a loss of `preference.zoo`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..batch import Batch
+from ..data.comparisons import load_comparisons
+from ..errors import UserError
+from ..model.weights_hash import weights_hash
+from ..preference.mixture import Mixture, Term
+from ..recipe.preference_plan import resolve_losses
+from ..recipe.schema import PreferenceConfig
+from ..reference.base import KeptReference
+from ..reference.cached import FILE, CachedReference
+from ..reference.frozen import NoReference
+from ..reference.teacher import load_teacher
+from ..run.assemble import Assembly
+from ..run.trainable_roles import make_reference
+from ..run.work import Work
+from ..trainer.logprobs import PolicyRoot, Root, score_tables
+from ..trainer.sharded import whole
+from ..types import Group
+from .examples import Examples
+from .kind import StageKind
+from .objective import Objective
+from .preference_examples import PreferenceExamples
+from .preference_objective import PreferenceObjective
+from .supervised import SupervisedWork
+
+
+class PreferenceKind(StageKind):
+    """Prefers better completions to worse ones."""
+
+    def work(self) -> Work:
+        own = self.recipe.preference
+        _mixture(own)  # refuses what does not fit before anything is loaded
+        trainer = self.recipe.trainer.model_copy(
+            update={
+                "learning_rate": own.learning_rate,
+                "warmup_steps": own.warmup_steps,
+                "weight_decay": own.weight_decay,
+                "schedule": own.schedule,
+            }
+        )
+        return SupervisedWork(
+            "preference training",
+            self.method,
+            trainer,
+            comparison_examples,
+            epochs=own.epochs,
+            make_objective=_objective,
+        )
+
+
+def comparison_examples(assembly: Assembly) -> PreferenceExamples:
+    """The comparisons of a stage, in the tokens of its policy."""
+    recipe, renderer = assembly.recipe, assembly.renderer
+    data, own, seed = recipe.data, recipe.comparisons, recipe.run.seed
+    found = load_comparisons(data, own, seed=seed, chat=renderer.has_template)
+    return PreferenceExamples(
+        found,
+        renderer,
+        own,
+        examples_per_step=recipe.preference.examples_per_step,
+        context=assembly.policy.context,
+        overlong=data.overlong,
+        seed=seed,
+    )
+
+
+def _mixture(own: PreferenceConfig) -> Mixture:
+    mixture = Mixture([Term(*term) for term in resolve_losses(own)])
+    if own.reference == "cached" and not mixture.needs_reference:
+        raise UserError(
+            f"preference.reference = 'cached' has no effect: {', '.join(own.losses)} needs no"
+            " reference. Remove it"
+        )
+    if own.reference == "cached" and mixture.needs_mismatched:
+        raise UserError(
+            "preference.reference = 'cached' does not work with the loss kto, which compares each"
+            " prompt with other completions in every step. Use 'frozen', or bco"
+        )
+    if own.cache and own.reference != "cached":
+        raise UserError("preference.cache needs preference.reference = 'cached'")
+    return mixture
+
+
+def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objective:
+    own, path = assembly.recipe.preference, assembly.recipe.reference.path
+    mixture = _mixture(own)
+    if isinstance(examples, PreferenceExamples) and examples.unpaired and not mixture.unpaired:
+        raise UserError(
+            f"preference.losses: {', '.join(own.losses)} takes pairs, but the data has single"
+            " completions with a label. Use kto, bco or apo_zero_unpaired"
+        )
+    scoring = replace(assembly.scoring, temperature=1.0)
+
+    def score(root: Root, batch: Batch) -> Tensor:
+        config = assembly.recipe.trainer
+        budget = config.max_tokens_per_microbatch, config.share_prefix
+        return score_tables(root, batch, scoring, *budget, assembly.data_ranks)[0]
+
+    def teacher() -> PreTrainedModel | None:
+        return load_teacher(path, assembly.policy, assembly.policy.context) if path else None
+
+    def fill(cached: CachedReference, groups: Sequence[Group]) -> None:
+        """Compute the reference's log-probs with the policy itself, which is still untrained."""
+        separate = teacher()
+        root = PolicyRoot(separate) if separate else assembly.root()
+        model = separate or assembly.whole_policy.model
+        weights = weights_hash((name, whole(p)) for name, p in model.named_parameters())
+        key = f"{weights[:32]}-{scoring.autocast or 'float32'}".replace("torch.", "")
+        cached.fill(key, groups, partial(score, root))
+
+    reference: KeptReference = NoReference()
+    prepare = None
+    if mixture.needs_reference and own.reference == "cached":
+        shared = Path(own.cache) if own.cache else None
+        reference = cached = CachedReference(folder / FILE, shared, assembly.ranks)
+        prepare = partial(fill, cached)
+    elif mixture.needs_reference:
+        reference = make_reference(assembly, teacher(), scoring)
+    return PreferenceObjective(
+        mixture,
+        reference,
+        partial(score, assembly.root()),
+        device=assembly.device,
+        limit=assembly.policy.context,
+        teacher=bool(path) and prepare is None,
+        cut_frac=examples.cut_frac if isinstance(examples, PreferenceExamples) else 0.0,
+        prepare=prepare,
+    )
