@@ -246,6 +246,20 @@ def test_scored_completions_of_a_stage_make_one_comparison_for_each_task(tmp_pat
     assert [t.completions for t in extremes.train] == [("2", "3"), ("3", "4")]  # type: ignore[attr-defined]
 
 
+def test_sampled_completions_have_the_tokens_that_were_sampled(tmp_path: Path) -> None:
+    task = Task("t", ASK)
+    end = renderer().turn_end_tokens
+    drawn = [renderer().plain(text) + end for text in (" 2", "a  b.", "<b>\n\n3", "4\n")]
+    rows = [
+        sampled_row(Keeper(task, k, renderer().decode(tokens), float(k)), model="m", seed=1)
+        for k, tokens in enumerate(drawn)
+    ]
+    made = group(load(tmp_path, *rows))
+    assert [one.tokens for one in made.trajectories] == [
+        renderer().encode(task) + tokens for tokens in drawn
+    ]
+
+
 def test_scored_completions_without_tasks_are_compared_by_prompt(tmp_path: Path) -> None:
     rows = [
         {"prompt": p, "completion": c, "score": s} for p, c, s in (("a", "x", 1), ("b", "x", 0))

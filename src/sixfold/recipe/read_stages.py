@@ -285,7 +285,8 @@ def _loads_sampled(sampled: Stage, where: str) -> dict[str, Any]:
         for knob in knobs().values()
         if knob.section == "data" and knob.name not in kept
     }
-    found |= dataset_settings(REFERENCE + sampled.name, _form(sampled, where))
+    # Stages are evaluated on tasks of the recipe, so none of the dataset need be set aside.
+    found |= {**dataset_settings(REFERENCE + sampled.name, _form(sampled, where)), "heldout": 0}
     return {f"data.{name}": value for name, value in found.items()}
 
 
