@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..errors import UserError
-from ..recipe.schema import SftConfig, TrainerConfig
+from ..recipe.schema import PreferenceConfig, PretrainConfig, SftConfig, TrainerConfig
 from ..rollout.worked_episode import worked_episodes
 from ..trainer.neftune import EmbeddingNoise
 from ..trainer.packing import PackedRow
@@ -16,6 +16,9 @@ from ..trainer.sft import example
 from ..trainer.trainer import Trainer
 from ..types import Group, Task
 from .assemble import Assembly
+
+OptimizerSettings = PretrainConfig | SftConfig | PreferenceConfig
+"""Section of a stage that trains on examples."""
 
 
 def solved_tasks(tasks: Sequence[Task]) -> list[Task]:
@@ -47,14 +50,14 @@ def worked_groups(assembly: Assembly, tasks: Sequence[Task]) -> list[Group]:
     return [example(task, renderer.encode(task), renderer.solution(task)) for task in tasks]
 
 
-def sft_trainer_config(trainer: TrainerConfig, sft: SftConfig) -> TrainerConfig:
-    """Settings of the trainer in SFT."""
+def stage_trainer_config(trainer: TrainerConfig, own: OptimizerSettings) -> TrainerConfig:
+    """Settings of the trainer in a stage that has a learning rate of its own."""
     return trainer.model_copy(
         update={
-            "learning_rate": sft.learning_rate,
-            "warmup_steps": sft.warmup_steps,
-            "weight_decay": sft.weight_decay,
-            "schedule": sft.schedule,
+            "learning_rate": own.learning_rate,
+            "warmup_steps": own.warmup_steps,
+            "weight_decay": own.weight_decay,
+            "schedule": own.schedule,
         }
     )
 

@@ -24,6 +24,7 @@ from ..reference.teacher import load_teacher
 from ..run.assemble import Assembly
 from ..run.trainable_roles import make_reference
 from ..run.work import Work
+from ..run.worked import stage_trainer_config
 from ..trainer.logprobs import PolicyRoot, Root, score_tables
 from ..trainer.sharded import whole
 from ..types import Group
@@ -41,20 +42,14 @@ class PreferenceKind(StageKind):
     def work(self) -> Work:
         own = self.recipe.preference
         _mixture(own)  # refuses what does not fit before anything is loaded
-        trainer = self.recipe.trainer.model_copy(
-            update={
-                "learning_rate": own.learning_rate,
-                "warmup_steps": own.warmup_steps,
-                "weight_decay": own.weight_decay,
-                "schedule": own.schedule,
-            }
-        )
+        trainer = stage_trainer_config(self.recipe.trainer, own)
         return SupervisedWork(
             "preference training",
             self.method,
             trainer,
             comparison_examples,
             epochs=own.epochs,
+            section="preference",
             make_objective=_objective,
         )
 

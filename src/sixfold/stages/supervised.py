@@ -44,6 +44,7 @@ class SupervisedWork(Work):
         epochs: passes over the examples, from which the number of steps follows. 0: the recipe has
             that number.
         neftune_alpha: scale of the noise on the embeddings. 0: none.
+        section: section of the recipe with the settings of the stage.
         make_objective: makes what is minimised, from the folder of the run and its examples.
     """
 
@@ -56,6 +57,7 @@ class SupervisedWork(Work):
         texts: Iterable[str] | None = None,
         epochs: int = 0,
         neftune_alpha: float = 0.0,
+        section: str = "sft",
         make_objective: Callable[[Assembly, Examples, Path], Objective] = imitation,
     ) -> None:
         super().__init__(method)
@@ -65,6 +67,7 @@ class SupervisedWork(Work):
         self._name = name
         self._trainer = trainer
         self._make_examples = make_examples
+        self._section = section
         self._make_objective = make_objective
         self._new = False
 
@@ -76,8 +79,9 @@ class SupervisedWork(Work):
             steps = self._epochs * self._examples.steps_per_epoch
             if not steps:
                 raise UserError(
-                    f"{self._name}: epochs = {self._epochs}, but sources that are drawn by weight"
-                    " have no epochs. Set steps instead, or remove the weights of data.sources"
+                    f"{self._section}.epochs = {self._epochs}: sources that are drawn by weight"
+                    f" have no epochs. Set {self._section}.steps instead, or remove the weights"
+                    " of data.sources"
                 )
             assembly.recipe = assembly.recipe.with_settings({"run.steps": steps})
 
