@@ -12,11 +12,11 @@ import pytest
 
 from sixfold.errors import UserError
 from sixfold.model.loading import load_policy
+from sixfold.model.weights_hash import weights_hash
 from sixfold.recipe.schema import ModelConfig
 from sixfold.recipe.stages import StagedRecipe
 from sixfold.recipe.toml import parse_staged
 from sixfold.stages.driver import train_stages
-from sixfold.model.weights_hash import weights_hash
 from tests.run.processes import start
 from tests.stages.staged_runs import flags, result
 
@@ -100,7 +100,9 @@ def test_kept_completions_are_the_training_tasks_of_the_next_stage(whole: Path) 
     assert summary(whole, "sample")["counts"]["kept"] == len(found)
     worked = whole / "stages" / "worked" / "checkpoints" / "step-000060" / "model"
     sampler = load_policy(ModelConfig(path=str(worked)), seed=0, device="cpu")
-    assert {row["provenance"]["model"] for row in found} == {weights_hash(sampler.weights().items())}
+    assert {row["provenance"]["model"] for row in found} == {
+        weights_hash(sampler.weights().items())
+    }
     # Evaluated on the held-out tasks of the recipe, which are no rows of the dataset.
     assert summary(whole, "kept")["heldout_tasks"] == 8
 

@@ -25,6 +25,7 @@ from .stages import (
     StagedRecipe,
     Table,
     dataset_settings,
+    generated_source,
     kind_names,
     kind_row,
 )
@@ -225,6 +226,13 @@ def _stage(
         raise UserError(
             f"{where}: sft.train_on = 'all' is for conversations; of tasks, the solutions are"
             " trained. Set it in the stages that train on conversations"
+        )
+    tasks = generated_source(recipe.data)
+    if stage.row.reads == "comparisons" and tasks:
+        raise UserError(
+            f"{where}: data.source = '{tasks}' generates tasks, which have no completions to"
+            " compare. Use a stage of kind online, which samples them, or data.source ="
+            " 'stage:NAME' with the dataset of a sample stage with sample.keep = 'all'"
         )
     return stage
 

@@ -325,10 +325,15 @@ def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:
         data: [data] of the stage.
         form: its `sft.form`.
     """
-    generated = any(name in SOURCES or library_of(name) for name in data.names)
+    generated = bool(generated_source(data))
     if reads == "solutions":
         return form == "tasks" if form != "auto" else bool(data.trace_field) or generated
     return reads == "tasks" or (reads == "texts" and generated)
+
+
+def generated_source(data: DataConfig) -> str:
+    """The first source that generates tasks. Empty if none does."""
+    return next((name for name in data.names if name in SOURCES or library_of(name)), "")
 
 
 def dataset_settings(source: str, form: str) -> dict[str, Any]:
