@@ -86,14 +86,14 @@ class PreferenceLoss:
         formula: the loss of a pair or of a completion in one line.
         change: what it changes of its predecessor, in words.
         use: when to choose it.
-        link: name of its function in `losses.LINKS`.
+        link: name of its function in `losses.LINKS` or `losses.UNPAIRED`.
         peers: names of other frameworks for it.
         reads: the settings that it reads.
         defaults: its own values of the settings.
         needs_reference: whether it compares with a reference model.
         unpaired: whether it takes single completions, liked or disliked, in place of pairs.
-        statistics: name in `statistics.STATISTICS` of what it needs of the whole step, from the
-            policy's log-probs before the step's update. Empty: nothing.
+        statistics: name in `statistics.PAIRED` or `UNPAIRED` of what it needs of the whole step,
+            from the policy's log-probs before the step's update. Empty: nothing.
     """
 
     name: str
@@ -112,9 +112,9 @@ class PreferenceLoss:
 
     @property
     def cost(self) -> str:
-        """Models in memory and forward passes, in words."""
+        """Models in memory, and a further forward pass of the policy, in words."""
         models = "policy + reference" if self.needs_reference else "policy"
-        return f"{models}; {'one more forward pass of the policy' if self.statistics else 'none'}"
+        return f"{models}; scores the step before its update" if self.statistics else models
 
     def whole_batch(
         self, rows: Pairs | Unpaired, settings: Settings, running: float | None = None

@@ -32,7 +32,7 @@ CDPO = replace(
     use="labels that are often wrong",
     reads=_SMOOTHED,
     defaults=Settings(label_smoothing=0.1),
-    peers="OpenRLHF label_smoothing; TRL: a term of [sigmoid, robust], or CPO's label_smoothing",
+    peers="OpenRLHF label_smoothing; TRL: a weighted sum of sigmoid and robust",
 )
 ROBUST = replace(
     CDPO,
@@ -77,7 +77,7 @@ IPO_SUM = replace(
     change="sums over tokens, as printed: the loss grows with the square of the length",
     use="to compare with frameworks that sum",
     defaults=Settings(),
-    peers="OpenRLHF ipo; torchtune's former ipo; TRL CPO's ipo, without a reference",
+    peers="OpenRLHF ipo; torchtune's former ipo",
 )
 DPO_NORM = replace(
     DPO,
