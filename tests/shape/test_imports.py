@@ -82,6 +82,10 @@ ALLOWED = {
         *("batch", "checkpointable", "errors", "model", "processes", "ranks", "recipe", "trainer"),
         "types",
     },
+    "reward_model": {
+        *("batch", "checkpointable", "environment", "errors", "model", "ranks", "recipe"),
+        *("renderer", "trainer", "types"),
+    },
     "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "kernels", "rollout"},
     "renderer": {"errors", "json_schema", "model", "types"},

@@ -78,10 +78,6 @@ class AdapterValueModel(nn.Module):
         self.lora.save(folder, weights, task)
 
 
-ValueModel = PreTrainedModel | AdapterValueModel | PolicyValueHead
-"""A token-classification model with one label, a body with an adapter, or a head on the policy."""
-
-
 def make_value_root(
     policy: PolicyRoot,
     body: Literal["own", "policy"],

@@ -21,6 +21,7 @@ from ..plugins import Registered
 from .distill import DISTILL
 from .dump import dump_recipe, flat, toml_literal
 from .online import ONLINE
+from .reward_models import reward_model_paths, with_paths
 from .schema import DataConfig, ModelConfig, Recipe
 
 STAGES = "stages"
@@ -28,7 +29,7 @@ STAGES = "stages"
 REFERENCE = "stage:"
 """Start of the name of an earlier stage's artifact."""
 
-Made = Literal["model", "dataset"]
+Made = Literal["model", "dataset", "reward_model"]
 Reads = Literal["tasks", "solutions", "texts", "comparisons"]
 
 
@@ -89,6 +90,16 @@ KINDS: Mapping[str, Kind] = {
         reads="comparisons",
         epochs="preference.epochs",
     ),
+    "reward_model": Kind(
+        purpose="train a reward model on comparisons",
+        makes="reward_model",
+        spec="sixfold.stages.reward_model:RewardModelKind",
+        sections=("reward_model", "comparisons"),
+        steps="reward_model.steps",
+        reads="comparisons",
+        loss="of the differences of the scores of better and worse completions",
+        epochs="reward_model.epochs",
+    ),
     "sample": Kind(
         purpose="sample completions and keep the good ones as a dataset",
         makes="dataset",
@@ -128,12 +139,15 @@ ACCEPTS: Mapping[str, Made] = {
     "data.heldout_split": "dataset",
     "data.sources": "dataset",
     "sample.mix": "dataset",
+    "environment.rewards": "reward_model",
 }
 """Setting that may name a stage -> what that stage has to make."""
 
 
 _TABLES = ("data.sources", "sample.mix")
 """Lists of tables with a `source`."""
+_REWARDS = "environment.rewards"
+"""List of names, some of them of stages."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +210,8 @@ class Stage:
             section, _, name = key.partition(".")
             tables = getattr(getattr(self.recipe, section), name)
             values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
+        rewards = self.recipe.environment.rewards
+        values[_REWARDS] = tuple(with_paths(reward, path) for reward in rewards)
         return self.recipe.with_settings(values)
 
 
@@ -245,6 +261,8 @@ class StagedRecipe:
 
         A stage that reads no tasks (pretraining text, sampled answers) uses the recipe's [data].
         """
+        if stage.row.makes == "reward_model":  # it solves no tasks
+            return None
         own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
         sampled = {"data.source", "data.sources"} & dict(stage.inputs).keys()
         if stage.reads_tasks and (own or not sampled):
@@ -367,4 +385,6 @@ def _texts(key: str, value: Any) -> list[str]:
     """Texts of a setting that may name a stage."""
     if key in _TABLES:
         return [table["source"] for table in value]
+    if key == _REWARDS:
+        return [path for name in value for path in reward_model_paths(name)]
     return [value] if isinstance(value, str) else []

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..recipe.schema import PreferenceConfig, PretrainConfig, SftConfig, TrainerConfig
 from ..rollout.worked_episode import worked_episodes
+from ..trainer.logprobs import Root
 from ..trainer.neftune import EmbeddingNoise
 from ..trainer.packing import PackedRow
 from ..trainer.sft import example
@@ -68,8 +69,9 @@ def supervised_trainer(
     steps: int,
     neftune_alpha: float = 0.0,
     frozen: Callable[[PackedRow], Tensor] | None = None,
+    other: Root | None = None,
 ) -> Trainer:
-    """Trainer of the policy on given texts.
+    """Trainer of the policy, or of another model, on given texts.
 
     They were not sampled from the policy, so it trains at temperature 1 and not the rollout's.
 
@@ -79,10 +81,11 @@ def supervised_trainer(
         steps: length of the learning-rate schedule.
         neftune_alpha: scale of the noise on the embeddings. 0: none.
         frozen: as for `Trainer`.
+        other: model that is trained in place of the policy.
     """
     root, seed = assembly.root(), assembly.recipe.run.seed
     trainer = Trainer(
-        root,
+        other or root,
         config,
         replace(assembly.scoring, temperature=1.0),
         steps,

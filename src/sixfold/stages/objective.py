@@ -12,7 +12,7 @@ from torch import Tensor
 from ..batch import Batch, LossOutput, Metrics, collate
 from ..checkpointable import Checkpointable
 from ..run.assemble import Assembly
-from ..trainer.logprobs import score_tables
+from ..trainer.logprobs import Root, score_tables
 from ..trainer.packing import PackedRow
 from ..trainer.sft import SupervisedLoss
 from ..types import Group
@@ -28,9 +28,11 @@ class Objective(Protocol):
 
     Attributes:
         frozen: as for `Trainer`.
+        root: model that is trained in place of the policy. None: the policy is.
     """
 
     frozen: Callable[[PackedRow], Tensor] | None
+    root: Root | None
 
     def begin(self, examples: Examples) -> None:
         """Called before the first step of a new run, with the weights that it starts from."""
@@ -38,6 +40,10 @@ class Objective(Protocol):
 
     def components(self) -> Mapping[str, Checkpointable]:
         """What a checkpoint stores of it, by name."""
+        ...
+
+    def restored(self, model: Path) -> None:
+        """Called when the components are restored. model: the model folder of the checkpoint."""
         ...
 
     def batch(self, groups: Sequence[Group]) -> Batch:
@@ -66,6 +72,7 @@ class Imitation:
     """
 
     frozen = None
+    root = None
 
     def __init__(self, assembly: Assembly, heldout_bytes: int) -> None:
         self._assembly = assembly
@@ -78,6 +85,9 @@ class Imitation:
 
     def components(self) -> Mapping[str, Checkpointable]:
         return {}
+
+    def restored(self, model: Path) -> None:
+        """Does nothing."""
 
     def batch(self, groups: Sequence[Group]) -> Batch:
         return self._loss.prepare(collate(groups).to(self._assembly.device))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ class PreferenceObjective:
         prepare: computes what the reference needs of all examples, before the first step.
     """
 
+    root = None
+
     def __init__(
         self,
         mixture: Mixture,
@@ -72,6 +75,9 @@ class PreferenceObjective:
     @property
     def frozen(self) -> Callable[..., Tensor] | None:
         return self._reference.scorer
+
+    def restored(self, model: Path) -> None:
+        """Does nothing."""
 
     def components(self) -> Mapping[str, Checkpointable]:
         found: dict[str, Checkpointable] = {

@@ -46,6 +46,7 @@ class SupervisedWork(Work):
         neftune_alpha: scale of the noise on the embeddings. 0: none.
         section: section of the recipe with the settings of the stage.
         make_objective: makes what is minimised, from the folder of the run and its examples.
+        own_model: as for `Work`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SupervisedWork(Work):
         neftune_alpha: float = 0.0,
         section: str = "sft",
         make_objective: Callable[[Assembly, Examples, Path], Objective] = imitation,
+        own_model: bool = False,
     ) -> None:
         super().__init__(method)
         self.texts = texts
@@ -70,6 +72,7 @@ class SupervisedWork(Work):
         self._section = section
         self._make_objective = make_objective
         self._new = False
+        self.own_model = own_model
 
     def load(self, assembly: Assembly) -> None:
         self._examples = self._make_examples(assembly)
@@ -103,7 +106,7 @@ class SupervisedWork(Work):
         steps = assembly.recipe.run.steps
         objective = self._make_objective(assembly, self._examples, context.folder.path)
         trainer = supervised_trainer(
-            assembly, self._trainer, steps, self._neftune_alpha, objective.frozen
+            assembly, self._trainer, steps, self._neftune_alpha, objective.frozen, objective.root
         )
         if self._new:
             with context.interrupts.finishing():
@@ -146,6 +149,10 @@ class SupervisedStage(TrainingStage):
     @property
     def version(self) -> int:
         return self._trainer.version
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        super().restore(checkpoint)
+        self._objective.restored(checkpoint.model_path)
 
     def loop(self, first_step: int) -> tuple[SupervisedLoop, SupervisedLog]:
         log = SupervisedLog(

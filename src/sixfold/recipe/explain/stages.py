@@ -51,7 +51,7 @@ def overview(
 
 def whole_stage(staged: StagedRecipe, stage: Stage, plan: Plan) -> list[Fact]:
     """All facts of a stage that does not sample to learn."""
-    data, trains = staged.evaluated_on(stage), stage.row.makes == "model"
+    data, trains = staged.evaluated_on(stage), stage.row.makes != "dataset"
     model = [fact for fact in model_facts(plan)[1:] if trains or fact.topic != "memory"]
     begin = [_model_fact(stage, plan), *model, *_stage_facts(staged, stage)]
     end = _made_fact(staged, stage)
@@ -177,15 +177,15 @@ def _size_fact(stage: Stage, plan: Plan) -> Fact:
     size = (
         UNKNOWN if plan.checkpoint_bytes is None else f"about {bytes_text(plan.checkpoint_bytes)}"
     )
-    checkpoint = f"; a checkpoint: {size}" if stage.row.makes == "model" else ""
+    checkpoint = f"; a checkpoint: {size}" if stage.row.makes != "dataset" else ""
     # The plan is one of RL, which holds more than sampling alone.
-    most = "" if stage.row.makes == "model" else "at most "
+    most = "" if stage.row.makes != "dataset" else "at most "
     return Fact("memory", f"at the peak: {most}{peak}{checkpoint}")
 
 
 def _made_fact(staged: StagedRecipe, stage: Stage) -> Fact:
     made = "adapter" if stage.recipe.model.lora.rank else "model"
-    made = made if stage.row.makes == "model" else stage.row.makes
+    made = made if stage.row.makes == "model" else stage.row.makes.replace("_", " ")
     users = [
         other.name for other in staged.stages if stage.name in (name for _, name in other.inputs)
     ]

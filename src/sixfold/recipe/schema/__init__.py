@@ -25,6 +25,7 @@ from .pretrain import PretrainConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
+from .reward_model import RewardModelConfig, RewardScoringConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import MixConfig, SampleConfig
@@ -71,6 +72,8 @@ __all__ = [
     "RecomputePreemption",
     "ReferenceConfig",
     "ReplayConfig",
+    "RewardModelConfig",
+    "RewardScoringConfig",
     "RolloutConfig",
     "RunConfig",
     "SampleConfig",

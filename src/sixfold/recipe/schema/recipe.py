@@ -23,6 +23,7 @@ from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
+from .reward_model import RewardModelConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import SampleConfig
@@ -65,8 +66,9 @@ class Recipe(Section):
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
     preference: PreferenceConfig = PreferenceConfig()
-    sample: SampleConfig = SampleConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
+    sample: SampleConfig = SampleConfig()
     parallel: ParallelConfig = ParallelConfig()
     placement: Placement = knob(
         LocalPlacement(),
