@@ -28,7 +28,7 @@ kind = "reward_model"
 name = "rm"
 data.source = "PAIRS"
 data.heldout = 16
-reward_model.steps = 16
+reward_model.steps = 30
 reward_model.learning_rate = 5e-3
 reward_model.warmup_steps = 0
 reward_model.centring = 0.01
@@ -59,7 +59,7 @@ def rows() -> list[dict[str, str]]:
 def recipe(place: Path, text: str = TEXT, **overrides: Any) -> Any:
     pairs = place / "pairs.jsonl"
     pairs.write_text("\n".join(map(json.dumps, rows())))
-    given = flags(place, checkpoint__every=8, **overrides)
+    given = flags(place, checkpoint__every=10, **overrides)
     at = given.index("--data.heldout")  # the stage has its own
     return parse_staged(text.replace("PAIRS", str(pairs)), "p.toml", given[:at] + given[at + 2 :])
 
@@ -93,7 +93,7 @@ def test_a_reward_model_is_learned_resumed_and_used(tmp_path: Path) -> None:
     stage = run / "stages" / "rm"
     for name in ("artifact.json", "summary.json"):
         (stage / name).unlink()
-    shutil.rmtree(stage / "checkpoints" / "step-000016")
+    shutil.rmtree(stage / "checkpoints" / "step-000030")
     rl = run / "stages" / "rl"
     (rl / "artifact.json").unlink()
     (rl / "summary.json").unlink()
@@ -106,7 +106,7 @@ def test_a_reward_model_stands_only_where_one_is_needed(tmp_path: Path) -> None:
     for old, new, error in (
         ('environment.rewards = ["stage:rm"]', 'model = "stage:rm"', "makes a rew"),
         ('kind = "reward_model"', 'kind = "sft"', "reward_model.steps belongs to stages of kind"),
-        ("reward_model.steps = 16", "", r"reward_model\.steps is 0, .* or reward_model\.epochs"),
+        ("reward_model.steps = 30", "", r"reward_model\.steps is 0, .* or reward_model\.epochs"),
         ("stage:rm", "stage:mr", "no earlier stage has this name"),
     ):
         with pytest.raises(UserError, match=error):

@@ -24,15 +24,17 @@ SCORED_TOGETHER = 256
 
 
 class Objective(Protocol):
-    """Objective of a supervised stage.
+    """Objective of a supervised stage."""
 
-    Attributes:
-        frozen: as for `Trainer`.
-        root: model that is trained in place of the policy. None: the policy is.
-    """
+    @property
+    def frozen(self) -> Callable[[PackedRow], Tensor] | None:
+        """As for `Trainer`."""
+        ...
 
-    frozen: Callable[[PackedRow], Tensor] | None
-    root: Root | None
+    @property
+    def root(self) -> Root | None:
+        """Model that is trained in place of the policy. None: the policy is."""
+        ...
 
     def begin(self, examples: Examples) -> None:
         """Called before the first step of a new run, with the weights that it starts from."""
