@@ -64,7 +64,7 @@ ALLOWED = {
     "recipe": {
         *("algorithm", "environment", "errors", "plugins", "preference", "sizing", "staleness"),
     },
-    "preference": set(),
+    "preference": {"batch"},
     "sizing": {"errors", "recipe"},
     "kernels": set(),
     "processes": {"errors"},

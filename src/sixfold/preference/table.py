@@ -37,11 +37,11 @@ def pair_table(group: Tensor, grades: Tensor) -> tuple[Tensor, Tensor]:
         for better, worse in pairs:
             found.append((better, len(rows[better])))
             rows[better].append((worse - better, len(found) - 1, len(pairs)))
-    width = max(1, *(len(row) for row in rows))
+    width = max(1, *map(len, rows))
     table = torch.zeros(len(rows), width, 3, dtype=torch.int64)
-    for better, row in enumerate(rows):
-        if row:
-            table[better, : len(row)] = torch.tensor(row)
+    for better, wins in enumerate(rows):
+        if wins:
+            table[better, : len(wins)] = torch.tensor(wins)
     places = [better * width + column for better, column in found]
     return table, torch.tensor(places, dtype=torch.int64)
 

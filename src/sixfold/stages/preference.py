@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from ..run.work import Work
 from ..run.worked import stage_trainer_config
 from ..trainer.logprobs import PolicyRoot, Root, score_tables
 from ..trainer.sharded import whole
-from ..types import Group
 from .examples import Examples
 from .kind import StageKind
 from .objective import Objective
@@ -105,8 +103,10 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
     def teacher() -> PreTrainedModel | None:
         return load_teacher(path, assembly.policy, assembly.policy.context) if path else None
 
-    def fill(cached: CachedReference, groups: Sequence[Group]) -> None:
+    def fill(cached: CachedReference) -> None:
         """Compute the reference's log-probs with the policy itself, which is still untrained."""
+        assert isinstance(examples, PreferenceExamples)
+        groups = [*examples.everything(), *examples.heldout]
         separate = teacher()
         root = PolicyRoot(separate) if separate else assembly.root()
         model = separate or assembly.whole_policy.model

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class PreferenceObjective:
         limit: longest sequence of the policy, in tokens.
         teacher: the reference is a separate model, which no checkpoint stores.
         cut_frac: share of the pairs with a completion whose end is cut.
-        prepare: computes what the reference needs of all examples, before the first step.
+        prepare: called before the first step: computes a cached reference.
     """
 
     root = None
@@ -58,7 +58,7 @@ class PreferenceObjective:
         limit: int,
         teacher: bool = False,
         cut_frac: float = 0.0,
-        prepare: Callable[[Sequence[Group]], None] | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._mixture = mixture
         self._reference = reference
@@ -91,7 +91,7 @@ class PreferenceObjective:
     def begin(self, examples: Examples) -> None:
         """Compute a cached reference, and measure held-out examples before the first step."""
         if self._prepare:
-            self._prepare([*examples.everything(), *examples.heldout])
+            self._prepare()
         if examples.heldout and (found := self.heldout(examples.heldout)):
             self._start.logp = number(found, "preference/heldout_logp_chosen")
             self._start.margin = number(found, "preference/heldout_margin")
@@ -127,7 +127,8 @@ class PreferenceObjective:
         if "preference/liked_frac" in metrics:
             liked = number(metrics, "preference/liked_frac")
             for side, share in (("liked", liked), ("disliked", 1 - liked)):
-                total = metrics.pop(f"preference/{side}_reward")
+                total = number(metrics, f"preference/{side}_reward")
+                del metrics[f"preference/{side}_reward"]
                 if share > 0:
                     metrics[f"preference/{side}_reward"] = total / share
         if "preference/chosen_shift" in metrics:
@@ -327,11 +328,10 @@ def _accuracies(pairs: Pairs, groups: Sequence[int], mixture: Mixture) -> list[f
 def _joined(parts: Sequence[Pairs | Unpaired]) -> Pairs | Unpaired:
     """All rows as one table."""
     columns = {
-        name: torch.cat([getattr(part, name) for part in parts])
+        name: None if value is None else torch.cat([getattr(part, name) for part in parts])
         for name, value in vars(parts[0]).items()
-        if isinstance(value, Tensor)
     }
-    return replace(parts[0], **columns)
+    return type(parts[0])(**columns)
 
 
 def _displacement(shift: float, margin_: float) -> float:
