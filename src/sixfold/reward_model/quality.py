@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,8 +90,3 @@ def length_slope(scores: Tensor, lengths: Tensor, groups: Tensor) -> float:
     r, n = within_groups(scores, groups), within_groups(lengths, groups)
     square = n.square().sum()
     return float((r * n).sum() / square) if float(square) > 0 else 0.0
-
-
-def group_numbers(sizes: Sequence[int]) -> Tensor:
-    """[B] number of the group of each row, for groups of these sizes."""
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
