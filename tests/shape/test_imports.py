@@ -79,8 +79,8 @@ ALLOWED = {
         "types",
     },
     "reference": {
-        *("batch", "checkpointable", "errors", "model", "processes", "ranks", "recipe", "trainer"),
-        "types",
+        *("batch", "checkpointable", "errors", "files", "model", "processes", "ranks", "recipe"),
+        *("trainer", "types"),
     },
     "reward_model": {
         *("batch", "checkpointable", "environment", "errors", "model", "ranks", "recipe"),

@@ -8,7 +8,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..errors import UserError
-from ..recipe.schema import PreferenceConfig, PretrainConfig, SftConfig, TrainerConfig
+from ..recipe.schema import (
+    PreferenceConfig,
+    PretrainConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrainerConfig,
+)
 from ..rollout.worked_episode import worked_episodes
 from ..trainer.logprobs import Root
 from ..trainer.neftune import EmbeddingNoise
@@ -18,7 +24,7 @@ from ..trainer.trainer import Trainer
 from ..types import Group, Task
 from .assemble import Assembly
 
-OptimizerSettings = PretrainConfig | SftConfig | PreferenceConfig
+OptimizerSettings = PretrainConfig | SftConfig | PreferenceConfig | RewardModelConfig
 """Section of a stage that trains on examples."""
 
 

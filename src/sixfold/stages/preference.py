@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch
 from ..data.comparisons import load_comparisons
+from ..data.task_set import apart_from_heldout
 from ..errors import UserError
 from ..model.weights_hash import weights_hash
 from ..preference.mixture import Mixture, Term
@@ -45,24 +46,43 @@ class PreferenceKind(StageKind):
             "preference training",
             self.method,
             trainer,
-            comparison_examples,
+            partial(comparison_examples, examples_per_step=own.examples_per_step),
             epochs=own.epochs,
             section="preference",
             make_objective=_objective,
         )
 
 
-def comparison_examples(assembly: Assembly) -> PreferenceExamples:
-    """The comparisons of a stage, in the tokens of its policy."""
+def comparison_examples(
+    assembly: Assembly, examples_per_step: int, spare: int = 0
+) -> PreferenceExamples:
+    """The comparisons of a stage, in the tokens of its policy.
+
+    Args:
+        assembly: model, tasks and settings.
+        examples_per_step: comparisons per step.
+        spare: tokens of the context that no comparison may use.
+
+    Raises:
+        UserError: if none is left.
+    """
     recipe, renderer = assembly.recipe, assembly.renderer
     data, own, seed = recipe.data, recipe.comparisons, recipe.run.seed
     found = load_comparisons(data, own, seed=seed, chat=renderer.has_template)
+    kept = apart_from_heldout(found.train, assembly.tasks.heldout)
+    if left := len(found.train) - len(kept):
+        if not kept:
+            raise UserError(
+                "data: the prompt of every comparison is held out for evaluation, so none is left"
+                " to train on"
+            )
+        found.notes.append(f"{left} comparisons left out: their prompts are held out")
     return PreferenceExamples(
-        found,
+        replace(found, train=kept),
         renderer,
         own,
-        examples_per_step=recipe.preference.examples_per_step,
-        context=assembly.policy.context,
+        examples_per_step=examples_per_step,
+        context=assembly.policy.context - spare,
         overlong=data.overlong,
         seed=seed,
     )

@@ -327,7 +327,7 @@ def _accuracies(pairs: Pairs, groups: Sequence[int], mixture: Mixture) -> list[f
 
 def _joined(parts: Sequence[Pairs | Unpaired]) -> Pairs | Unpaired:
     """All rows as one table."""
-    columns = {
+    columns: dict[str, Any] = {
         name: None if value is None else torch.cat([getattr(part, name) for part in parts])
         for name, value in vars(parts[0]).items()
     }

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..data.comparisons import load_comparisons
 from ..errors import UserError
 from ..reward_model.model import reward_model_of, scalar_root
 from ..reward_model.objective import RewardObjective
 from ..run.assemble import Assembly
 from ..run.work import Work
+from ..run.worked import stage_trainer_config
 from .examples import Examples
 from .kind import StageKind
 from .objective import Objective
-from .preference_examples import PreferenceExamples
+from .preference import comparison_examples
 from .supervised import SupervisedWork
-
-_TRAINER = ("learning_rate", "warmup_steps", "weight_decay", "schedule")
 
 
 class RewardModelKind(StageKind):
@@ -25,13 +23,13 @@ class RewardModelKind(StageKind):
 
     def work(self) -> Work:
         own = self.recipe.reward_model
-        changed = {name: getattr(own, name) for name in _TRAINER}
         return SupervisedWork(
             "reward model",
             self.method,
-            self.recipe.trainer.model_copy(update=changed),
+            stage_trainer_config(self.recipe.trainer, own),
             _comparisons,
             epochs=own.epochs,
+            section="reward_model",
             make_objective=_objective,
             own_model=True,
         )
@@ -43,23 +41,14 @@ def _comparisons(assembly: Assembly) -> Examples:
     Raises:
         UserError: if they do not fit the loss, or the model gets an adapter.
     """
-    recipe, renderer = assembly.recipe, assembly.renderer
+    recipe = assembly.recipe
     if assembly.policy.lora:
         raise UserError(
             "a reward model has no adapter: all of its weights are trained. Set model.lora.rank = 0"
             " in this stage"
         )
-    data, own, seed = recipe.data, recipe.reward_model, recipe.run.seed
-    found = load_comparisons(data, recipe.comparisons, seed=seed, chat=renderer.has_template)
-    examples = PreferenceExamples(
-        found,
-        renderer,
-        recipe.comparisons,
-        examples_per_step=own.examples_per_step,
-        context=assembly.policy.context - 1,  # the closing token
-        overlong=data.overlong,
-        seed=seed,
-    )
+    own = recipe.reward_model
+    examples = comparison_examples(assembly, own.examples_per_step, spare=1)  # the closing token
     if own.loss == "bradley_terry" and examples.unpaired:
         raise UserError(
             "reward_model.loss = 'bradley_terry' compares completions, but the data has single"
