@@ -4,8 +4,11 @@ docs/preference_losses.md
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from sixfold.commands.algorithms import markdown_table
-from sixfold.commands.preference_losses import loss_markdown
+from sixfold.commands.preference_losses import loss_facts, loss_settings
+from sixfold.preference.loss import PreferenceLoss
 from sixfold.preference.zoo import LOSSES
 
 HEAD = """# Preference losses
@@ -25,7 +28,32 @@ for all pairs of a step, before they are split over micro-batches and ranks.
 def page() -> str:
     """The whole page as Markdown."""
     rows = list(LOSSES.values())
-    return "\n".join([HEAD.format(table=markdown_table(rows)), *map(loss_markdown, rows)])
+    return "\n".join([HEAD.format(table=markdown_table(rows)), *map(_section, rows)])
+
+
+def _section(row: PreferenceLoss) -> str:
+    """One loss as a section."""
+    facts = [
+        fill(
+            f"- {title}: {f'`{text}`' if title == 'formula' else text}",
+            100,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for title, text in loss_facts(row)
+    ]
+    values = ", ".join(
+        f"`{key.partition('.')[2]} = {value}`" for key, value, _ in loss_settings(row)
+    )
+    settings = fill(
+        f"- settings: {values}",
+        100,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"## {row.name}\n\n{row.paper}\n\n" + "\n".join([*facts, settings]) + "\n"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def preference_losses(*, beta: float, scale: str, source: str) -> Outcome:
     """
 
     def dpo(h: float) -> float:
-        return logistic(source)(h)[0]
+        return dpo_loss(h) if source == "formula" else logistic(source)(h)[0]
 
     def ipo(h: float) -> float:
         if source == "formula":

@@ -8,14 +8,16 @@ import pytest
 import torch
 from preference_rows import loss_and_gradient, made, with_gradient
 
-from sixfold.preference.loss import DIVERGENCES, SCORES, Settings
+from sixfold.preference.loss import SCORES, Settings
 from sixfold.preference.mixture import Mixture, Term
 from sixfold.preference.pairs import Pairs, Statistics
 from sixfold.preference.tilt import tilted
 from sixfold.preference.zoo import LOSSES
+from sixfold.recipe.knobs import knobs
 
 PAIRED = [name for name, row in LOSSES.items() if not row.unpaired]
 N = 11
+DIVERGENCES = knobs()["preference.divergence"].choices
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -101,7 +103,7 @@ def test_ipo_is_0_at_its_target_where_its_gradient_changes_sign() -> None:
     settings = Settings(beta=0.25)
     target = 1 / (2 * settings.beta)
     rows, _ = pair(target)
-    assert float(LOSSES["ipo_sum"].per_pair(rows, settings, Statistics())) == 0.0
+    assert LOSSES["ipo_sum"].per_pair(rows, settings, Statistics()).item() == 0.0
     assert (
         gradient("ipo_sum", target - 0.1, settings)
         < 0

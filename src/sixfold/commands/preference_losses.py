@@ -88,28 +88,3 @@ def loss_text(row: PreferenceLoss, width: int) -> str:
             "in a recipe\n" + indent("\n".join(loss_recipe_lines(row)), "  "),
         ]
     )
-
-
-def loss_markdown(row: PreferenceLoss) -> str:
-    """One loss as a section of docs/preference_losses.md."""
-    facts = [
-        fill(
-            f"- {title}: {f'`{text}`' if title == 'formula' else text}",
-            100,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for title, text in loss_facts(row)
-    ]
-    values = ", ".join(
-        f"`{key.partition('.')[2]} = {value}`" for key, value, _ in loss_settings(row)
-    )
-    settings = fill(
-        f"- settings: {values}",
-        100,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return f"## {row.name}\n\n{row.paper}\n\n" + "\n".join([*facts, settings]) + "\n"

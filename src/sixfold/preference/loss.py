@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .pairs import Pairs, Statistics, Unpaired
 
-DIVERGENCES = ("reverse-kl", "forward-kl", "js", "alpha", "squared")
 MARGIN = ("beta", "tail_weight", "sft_weight")
 """Settings that every loss of pairs reads."""
 SCORES = (*MARGIN, "shift", "divergence", "divergence_alpha")
@@ -39,7 +38,7 @@ class Settings:
         shift: weight of the worse completion in the margin.
         tail_weight: weight of the tokens after the length of the pair's shorter completion.
         penalty: weight of the fall of the better completion below the reference.
-        divergence: one of DIVERGENCES.
+        divergence: "reverse-kl", "forward-kl", "js", "alpha" or "squared".
         divergence_alpha: alpha of the divergence "alpha".
         liked_weight: weight of liked completions.
         disliked_weight: weight of disliked completions.

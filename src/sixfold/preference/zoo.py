@@ -20,6 +20,7 @@ DPO = PreferenceLoss(
     change="a reward model and PPO become one logistic loss: beta h is the reward",
     use="the default: clean pairs, and a reference that could have written them",
     link="logistic",
+    defaults=Settings(divergence_alpha=0.5),
     peers="TRL sigmoid; OpenRLHF, open-instruct, Axolotl dpo; LlamaFactory, NeMo-RL sigmoid",
 )
 CDPO = replace(
@@ -145,7 +146,7 @@ BETA_DPO = replace(
     change="beta follows the step's margin; the fifth of the pairs furthest from M0 is left out",
     use="pairs of uneven quality; likelihood displacement",
     reads=(*SCORES, "label_smoothing"),
-    defaults=Settings(kept=0.8),
+    defaults=Settings(kept=0.8, adaptation=0.6, momentum=0.9),
     statistics="adaptive beta",
     peers="none",
 )
@@ -182,6 +183,7 @@ DISCOPOP = replace(
     change="a blend of logistic and exponential loss that a search over losses found",
     use="to compare",
     link="discopop",
+    defaults=Settings(modulation=0.05),
     peers="TRL discopop",
 )
 NCA = replace(
@@ -326,6 +328,7 @@ KTO = replace(
     use="thumbs up and down, or very unequal numbers of them",
     link="kto",
     reads=("beta", "liked_weight", "disliked_weight"),
+    defaults=Settings(liked_weight=1.0, disliked_weight=1.0),
     unpaired=True,
     statistics="reference point",
     peers="TRL KTOConfig kto (z0 from a micro-batch); LlamaFactory, Axolotl kto",

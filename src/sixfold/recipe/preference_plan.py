@@ -9,8 +9,6 @@ from ..preference.loss import PreferenceLoss, Settings
 from ..preference.zoo import LOSSES
 from .schema import PreferenceConfig
 
-_PLAN = ("losses", "weights")
-
 
 def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Settings, float]]:
     """The rows of a recipe's losses, their settings with the recipe's overrides, their weights.
