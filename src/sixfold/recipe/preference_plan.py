@@ -38,7 +38,36 @@ def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Setti
         if (value := getattr(config, name, None)) is not None
     }
     _check_read(rows, given)
+    _check_reference(config, rows)
     return [(row, _settings(row, given), weight) for row, weight in zip(rows, weights, strict=True)]
+
+
+def keeps_reference(config: PreferenceConfig) -> bool:
+    """True if a stage with these settings keeps a reference model in memory."""
+    trained = config.steps or config.epochs
+    return bool(trained) and config.reference == "frozen" and _compares(config)
+
+
+def _compares(config: PreferenceConfig) -> bool:
+    """True if a loss compares with a reference."""
+    return any(_row(name).needs_reference for name in config.losses)
+
+
+def _check_reference(config: PreferenceConfig, rows: list[PreferenceLoss]) -> None:
+    if config.cache and config.reference != "cached":
+        raise UserError("preference.cache needs preference.reference = 'cached'")
+    if config.reference != "cached":
+        return
+    if not _compares(config):
+        raise UserError(
+            f"preference.reference = 'cached' has no effect: {', '.join(config.losses)} needs no"
+            " reference. Remove it"
+        )
+    if fresh := next((row.name for row in rows if row.statistics == "reference point"), ""):
+        raise UserError(
+            f"preference.reference = 'cached' does not work with the loss {fresh}, which compares"
+            " each prompt with other completions in every step. Use 'frozen', or bco"
+        )
 
 
 def _row(name: str) -> PreferenceLoss:

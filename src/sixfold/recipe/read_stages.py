@@ -13,6 +13,7 @@ from .dump import flat
 from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
+from .preference_plan import resolve_losses
 from .schema import NAME, SourceConfig
 from .settled import settled
 from .stages import (
@@ -26,6 +27,7 @@ from .stages import (
     Table,
     dataset_settings,
     generated_source,
+    in_stage,
     kind_names,
     kind_row,
 )
@@ -216,10 +218,14 @@ def _stage(
             " all of its steps. Remove it, and set sft.steps"
         )
     # SFT is a stage of its own: none warms up.
-    own_epochs = {key: epochs for key in [kind_row(kind).epochs] if key}
-    recipe = recipe.with_settings(
-        {"run.steps": steps, "sft.steps": 0, "sft.epochs": 0, **own_epochs}
-    )
+    row = kind_row(kind)
+    lengths = {"sft.steps": 0, "sft.epochs": 0, "preference.steps": 0, "preference.epochs": 0}
+    own_length = {} if kind == "sft" else {key: steps for key in [row.steps] if key}
+    own_length |= {key: epochs for key in [row.epochs] if key}
+    recipe = recipe.with_settings({**lengths, **own_length, "run.steps": steps})
+    if "preference" in row.sections:
+        with in_stage(name):
+            resolve_losses(recipe.preference)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     if stage.row.reads == "solutions" and stage.reads_tasks and recipe.sft.train_on == "all":

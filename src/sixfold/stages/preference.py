@@ -16,7 +16,6 @@ from ..errors import UserError
 from ..model.weights_hash import weights_hash
 from ..preference.mixture import Mixture, Term
 from ..recipe.preference_plan import resolve_losses
-from ..recipe.schema import PreferenceConfig
 from ..reference.base import KeptReference
 from ..reference.cached import FILE, CachedReference
 from ..reference.frozen import NoReference
@@ -40,7 +39,6 @@ class PreferenceKind(StageKind):
 
     def work(self) -> Work:
         own = self.recipe.preference
-        _mixture(own)  # refuses what does not fit before anything is loaded
         trainer = stage_trainer_config(self.recipe.trainer, own)
         return SupervisedWork(
             "preference training",
@@ -88,26 +86,9 @@ def comparison_examples(
     )
 
 
-def _mixture(own: PreferenceConfig) -> Mixture:
-    mixture = Mixture([Term(*term) for term in resolve_losses(own)])
-    if own.reference == "cached" and not mixture.needs_reference:
-        raise UserError(
-            f"preference.reference = 'cached' has no effect: {', '.join(own.losses)} needs no"
-            " reference. Remove it"
-        )
-    if own.reference == "cached" and mixture.needs_mismatched:
-        raise UserError(
-            "preference.reference = 'cached' does not work with the loss kto, which compares each"
-            " prompt with other completions in every step. Use 'frozen', or bco"
-        )
-    if own.cache and own.reference != "cached":
-        raise UserError("preference.cache needs preference.reference = 'cached'")
-    return mixture
-
-
 def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objective:
     own, path = assembly.recipe.preference, assembly.recipe.reference.path
-    mixture = _mixture(own)
+    mixture = Mixture([Term(*term) for term in resolve_losses(own)])
     if isinstance(examples, PreferenceExamples) and examples.unpaired and not mixture.unpaired:
         raise UserError(
             f"preference.losses: {', '.join(own.losses)} takes pairs, but the data has single"
