@@ -141,6 +141,7 @@ class Batch:
         unit: [B] int64, number of the row's unit. Rows of one unit (such as a preference pair) are
             always in the same mini-batch and micro-batch, so a loss sees whole units. None: each
             row is a unit.
+        pairs: [B, M, 3] int64, pairs of better and worse rows: `preference.table.pair_table`.
         kept: kept set of each token, or None if nothing was truncated. If set, all log-probs and
             entropies above refer to the renormalised distribution over the kept set.
         routes: experts that computed the tokens of each row at sampling, on the host. None for a
@@ -174,6 +175,7 @@ class Batch:
     marked: Tensor | None = None
     minibatch: Tensor | None = None
     unit: Tensor | None = None
+    pairs: Tensor | None = None
     kept: KeptSets | None = None
     routes: tuple[Routes | None, ...] = field(default=(), repr=False)
     names: tuple[str, ...] = ()
@@ -236,7 +238,7 @@ class Batch:
 
 
 LAYOUT = frozenset(
-    {"tokens", "mask", "version", "lengths", "prompt_lengths", "group", "unit", "kept"}
+    {"tokens", "mask", "version", "lengths", "prompt_lengths", "group", "unit", "pairs", "kept"}
 )
 """Fields that describe where the tokens of a batch are. No role changes them."""
 

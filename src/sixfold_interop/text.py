@@ -9,25 +9,40 @@ from textwrap import fill
 from typing import Any
 
 from sixfold.algorithm.method import Method
+from sixfold.preference.loss import PreferenceLoss
 from sixfold.recipe.dump import flat, toml_literal
 from sixfold.recipe.schema import Recipe
 
 from . import FRAMEWORKS, Conversion, Sizes, convert, written
+from .trl_preference import converted_loss, only_trl
 
 _SIZES = ("prompts_per_step", "samples_per_prompt", "max_new_tokens")
 _SHELL = set(" $[]{}()\"'*?&|<>;")
 
 
 def converted(
-    framework: str, rows: Sequence[Method], recipe: Recipe | None, *, as_json: bool, width: int
+    framework: str,
+    rows: Sequence[Method | PreferenceLoss],
+    recipe: Recipe | None,
+    *,
+    as_json: bool,
+    width: int,
 ) -> str:
+    losses = [row for row in rows if isinstance(row, PreferenceLoss)]
+    if losses:
+        only_trl(framework, losses[0])
+        made = [converted_loss(row) for row in losses]
+        if as_json:
+            return json.dumps([conversion.as_dict() for conversion in made], indent=2)
+        return "\n\n".join([f"{FRAMEWORKS['trl'].title}.", *(_conversion(c, width) for c in made)])
+    methods = [row for row in rows if isinstance(row, Method)]
     rollout = (recipe or Recipe()).rollout
     sizes = Sizes(rollout.prompts_per_step, rollout.samples_per_prompt, rollout.max_new_tokens)
     if recipe is None:
-        found = [convert(framework, row, sizes) for row in rows]
+        found = [convert(framework, row, sizes) for row in methods]
     else:
         values = flat(recipe)
-        found = [_of_recipe(framework, row, values, sizes) for row in rows]
+        found = [_of_recipe(framework, row, values, sizes) for row in methods]
     if as_json:
         return json.dumps([conversion.as_dict() for conversion in found], indent=2)
     return conversion_text(framework, found, width, sizes)

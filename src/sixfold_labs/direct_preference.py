@@ -8,19 +8,29 @@ import random
 from sixfold.pages.lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome, Table, Value
 
 from .controls import seed_control
-from .preferences import RESPONSES, TRUE_SCORES, labelled_pair, sigmoid, softplus
+from .preferences import PREFERENCE_SOURCE, RESPONSES, TRUE_SCORES, labelled_pair, logistic, sigmoid
 from .softmax_policy import softmax
 
 FIRST, BEST = 0, len(RESPONSES) - 1
 TRUE_GAP = TRUE_SCORES[BEST] - TRUE_SCORES[FIRST]
 
 
-def optimal_policy(beta: float) -> list[float]:
+def optimal_policy(beta: float, source: str = "formula") -> list[float]:
     """Maximiser of E[score] - beta * KL(pi || uniform): softmax(score / beta)."""
-    return softmax([score / beta for score in TRUE_SCORES])
+    if source == "formula":
+        return softmax([score / beta for score in TRUE_SCORES])
+    import torch
+
+    from sixfold.preference.tilt import tilted
+
+    scores = torch.tensor(TRUE_SCORES, dtype=torch.float64)
+    found: list[float] = tilted(torch.zeros_like(scores), scores, beta).exp().tolist()
+    return found
 
 
-def train_policy(beta: float, eta: float, steps: int, seed: int) -> tuple[list[float], list[float]]:
+def train_policy(
+    beta: float, eta: float, steps: int, seed: int, source: str = "formula"
+) -> tuple[list[float], list[float]]:
     """Run SGD on the DPO loss with a uniform reference, one pair per step.
 
     Args:
@@ -28,25 +38,26 @@ def train_policy(beta: float, eta: float, steps: int, seed: int) -> tuple[list[f
         eta: learning rate.
         steps: number of pairs.
         seed: seed of the pairs and their labels.
+        source: "formula" or "library".
 
     Returns:
         (logits, pi(D) after each step).
     """
-    draw = random.Random(seed)
+    draw, loss = random.Random(seed), logistic(source)
     logits = [0.0] * len(RESPONSES)
     best: list[float] = []
     for _ in range(steps):
         winner, loser = labelled_pair(draw)
         # The reference is uniform, so log-ratios differ by the difference of the logits.
         margin = beta * (logits[winner] - logits[loser])
-        push = eta * beta * sigmoid(-margin)
+        push = eta * beta * loss(margin)[1]
         logits[winner] += push
         logits[loser] -= push
         best.append(softmax(logits)[BEST])
     return logits, best
 
 
-def dpo_policy(*, beta: float, eta: float, steps: int, seed: int) -> Outcome:
+def dpo_policy(*, beta: float, eta: float, steps: int, seed: int, source: str) -> Outcome:
     """Train a softmax policy over four responses by DPO.
 
     Args:
@@ -54,13 +65,14 @@ def dpo_policy(*, beta: float, eta: float, steps: int, seed: int) -> Outcome:
         eta: learning rate.
         steps: number of pairs.
         seed: seed of the pairs and their labels.
+        source: "formula" or "library".
     """
-    logits, best = train_policy(beta, eta, steps, seed)
+    logits, best = train_policy(beta, eta, steps, seed, source)
     policy = softmax(logits)
     log_policy = [math.log(max(p, 1e-300)) for p in policy]
     rewards = [beta * (logp + math.log(len(RESPONSES))) for logp in log_policy]
     gap = rewards[BEST] - rewards[FIRST]
-    best_policy = optimal_policy(beta)
+    best_policy = optimal_policy(beta, source)
     rows: list[list[Value]] = [
         [name, TRUE_SCORES[i], policy[i], best_policy[i], log_policy[i], rewards[i]]
         for i, name in enumerate(RESPONSES)
@@ -105,6 +117,7 @@ DPO_POLICY = Lab(
         Control("eta", 0.1, "learning rate", low=0.01, high=0.5, step=0.01),
         Control("steps", 500, "number of pairs", low=1, high=20_000, step=50),
         seed_control("the pairs and labels"),
+        PREFERENCE_SOURCE,
     ),
     run=dpo_policy,
     breaking=Breaking(
@@ -117,7 +130,7 @@ DPO_POLICY = Lab(
 )
 
 
-def dpo_margin(*, beta: float, eta: float, steps: int) -> Outcome:
+def dpo_margin(*, beta: float, eta: float, steps: int, source: str) -> Outcome:
     """Train the log-probabilities of one pair by DPO.
 
     The gradient of the loss is -beta * sigmoid(-margin) for the chosen response and the opposite
@@ -127,11 +140,13 @@ def dpo_margin(*, beta: float, eta: float, steps: int) -> Outcome:
         beta: KL weight.
         eta: learning rate.
         steps: number of updates.
+        source: "formula" or "library".
     """
+    loss = logistic(source)
     chosen = rejected = 0.0  # log-ratios to the reference
     margins = [0.0]
     for _ in range(steps):
-        push = eta * beta * sigmoid(-margins[-1])
+        push = eta * beta * loss(margins[-1])[1]
         chosen, rejected = chosen + push, rejected - push
         margins.append(beta * (chosen - rejected))
     margin = margins[-1]
@@ -142,8 +157,8 @@ def dpo_margin(*, beta: float, eta: float, steps: int) -> Outcome:
             "margin": margin,
             "preference_probability": sigmoid(margin),
             "preference_accuracy": float(margin > 0),
-            "loss": softplus(-margin),
-            "gradient_of_chosen": -beta * sigmoid(-margin),
+            "loss": loss(margin)[0],
+            "gradient_of_chosen": -beta * loss(margin)[1],
         },
         figures=(Chart("Margin", "step", "margin", (Curve("margin", list(enumerate(margins))),)),),
     )
@@ -162,6 +177,7 @@ DPO_MARGIN = Lab(
         Control("beta", 0.1, "KL weight", low=0.05, high=1.0, step=0.05),
         Control("eta", 0.2, "learning rate", low=0.01, high=1.0, step=0.01),
         Control("steps", 100, "number of updates", low=0, high=2000, step=10),
+        PREFERENCE_SOURCE,
     ),
     run=dpo_margin,
     breaking=Breaking(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sixfold.pages.lab import Breaking, Chart, Control, Curve, Lab, Outcome, Table, Value
 
-from .preferences import softplus
+from .preferences import PREFERENCE_SOURCE, library_loss, logistic, softplus
 
 SCALES = ("margin", "log-ratio")
 LOW, HIGH, POINTS = -4.0, 8.0, 121
@@ -37,24 +37,32 @@ def ipo_loss(h: float, beta: float, scale: str) -> float:
     return ((h if scale == "margin" else h / beta) - 1 / (2 * beta)) ** 2
 
 
-def preference_losses(*, beta: float, scale: str) -> Outcome:
+def preference_losses(*, beta: float, scale: str, source: str) -> Outcome:
     """Loss curves of DPO and IPO.
 
     Args:
         beta: KL weight.
         scale: what IPO compares with 1/(2 beta): "margin" or "log-ratio".
+        source: "formula" or "library".
     """
+
+    def dpo(h: float) -> float:
+        return dpo_loss(h) if source == "formula" else logistic(source)(h)[0]
+
+    def ipo(h: float) -> float:
+        if source == "formula":
+            return ipo_loss(h, beta, scale)
+        return library_loss("ipo_sum", beta, h if scale == "margin" else h / beta)[0]
+
     grid = [LOW + i * (HIGH - LOW) / (POINTS - 1) for i in range(POINTS)]
     minimum = ipo_minimum(beta, scale)
-    rows: list[list[Value]] = [
-        [h, dpo_loss(h), ipo_loss(h, beta, scale)] for h in (-4.0, -2.0, 0.0, 1.0, 2.0, 4.0, 8.0)
-    ]
+    rows: list[list[Value]] = [[h, dpo(h), ipo(h)] for h in (-4.0, -2.0, 0.0, 1.0, 2.0, 4.0, 8.0)]
     return Outcome(
         values={
             "ipo_minimum_margin": minimum,
             "ipo_minimum_log_ratio": minimum / beta,
             "ipo_minimum_in_plot": LOW <= minimum <= HIGH,
-            "dpo_loss_at_ipo_minimum": dpo_loss(minimum),
+            "dpo_loss_at_ipo_minimum": dpo(minimum),
         },
         tables=(Table("Losses", ("margin", "DPO", "IPO"), rows),),
         figures=(
@@ -63,8 +71,8 @@ def preference_losses(*, beta: float, scale: str) -> Outcome:
                 "margin h",
                 "loss, nats",
                 (
-                    Curve("DPO", [(h, dpo_loss(h)) for h in grid]),
-                    Curve("IPO", [(h, ipo_loss(h, beta, scale)) for h in grid]),
+                    Curve("DPO", [(h, dpo(h)) for h in grid]),
+                    Curve("IPO", [(h, ipo(h)) for h in grid]),
                 ),
             ),
         ),
@@ -84,6 +92,7 @@ PREFERENCE_LOSSES = Lab(
     controls=(
         Control("beta", 0.5, "KL weight", low=0.05, high=2.0, step=0.05),
         Control("scale", "margin", "what IPO compares with 1/(2 beta)", choices=SCALES),
+        PREFERENCE_SOURCE,
     ),
     run=preference_losses,
     breaking=Breaking(

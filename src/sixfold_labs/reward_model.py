@@ -9,7 +9,7 @@ import random
 from sixfold.pages.lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome, Table, Value
 
 from .controls import seed_control
-from .preferences import RESPONSES, TRUE_SCORES, labelled_pair, sigmoid, softplus
+from .preferences import PREFERENCE_SOURCE, RESPONSES, TRUE_SCORES, labelled_pair, logistic
 
 PAIRS = tuple(itertools.combinations(range(len(RESPONSES)), 2))
 
@@ -31,42 +31,47 @@ def ordered_pairs(learned: list[float]) -> float:
     return sum(learned[high] > learned[low] for low, high in PAIRS) / len(PAIRS)
 
 
-def fit(eta: float, steps: int, seed: int) -> tuple[list[float], list[float], list[bool]]:
+def fit(
+    eta: float, steps: int, seed: int, source: str = "formula"
+) -> tuple[list[float], list[float], list[bool]]:
     """Run SGD on -log sigmoid(r_w - r_l), one pair per step.
 
     Args:
         eta: learning rate.
         steps: number of pairs.
         seed: seed of the pairs and their labels.
+        source: "formula" or "library".
 
     Returns:
         (learned scores, loss of each pair, whether the model agreed with each label before its
         update).
     """
-    draw = random.Random(seed)
+    draw, loss = random.Random(seed), logistic(source)
     scores = [0.0] * len(RESPONSES)
     losses: list[float] = []
     agreed: list[bool] = []
     for _ in range(steps):
         winner, loser = labelled_pair(draw)
         margin = scores[winner] - scores[loser]
-        losses.append(softplus(-margin))
+        value, weight = loss(margin)
+        losses.append(value)
         agreed.append(margin > 0)
-        push = eta * sigmoid(-margin)
+        push = eta * weight
         scores[winner] += push
         scores[loser] -= push
     return scores, losses, agreed
 
 
-def reward_model(*, eta: float, steps: int, seed: int) -> Outcome:
+def reward_model(*, eta: float, steps: int, seed: int, source: str) -> Outcome:
     """Fit a reward model to pairs with sampled labels.
 
     Args:
         eta: learning rate.
         steps: number of pairs.
         seed: seed of the pairs and their labels.
+        source: "formula" or "library".
     """
-    scores, losses, agreed = fit(eta, steps, seed)
+    scores, losses, agreed = fit(eta, steps, seed, source)
     learned, true = centred(scores), centred(list(TRUE_SCORES))
     shares = list(itertools.accumulate(agreed))
     rows: list[list[Value]] = [
@@ -115,6 +120,7 @@ REWARD_MODEL = Lab(
         Control("eta", 0.3, "learning rate", low=0.01, high=1.0, step=0.01),
         Control("steps", 500, "number of pairs", low=1, high=10_000, step=50),
         seed_control("the pairs and labels"),
+        PREFERENCE_SOURCE,
     ),
     run=reward_model,
     breaking=Breaking(

@@ -18,6 +18,7 @@ from sixfold.algorithm.method import Method
 from sixfold.algorithm.zoo import ZOO
 from sixfold.cli import main
 from sixfold.commands.algorithms import FIXED, markdown_table, meaning, recipe_lines, text_table
+from sixfold.preference.zoo import LOSSES
 from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig
 
@@ -55,19 +56,22 @@ def test_the_width_is_the_terminals(
 ) -> None:
     for width in (100, 160):
         monkeypatch.setenv("COLUMNS", str(width))
-        assert printed(capsys) == text_table(ROWS, width) + "\n"
+        losses = text_table(list(LOSSES.values()), width)
+        assert printed(capsys) == f"{text_table(ROWS, width)}\n\n{losses}\n"
 
 
 def test_markdown_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    markdown = printed(capsys, "--format", "markdown")
-    assert markdown == markdown_table(ROWS) + "\n"
+    markdown, _, losses = printed(capsys, "--format", "markdown").partition("\n\n")
+    assert markdown == markdown_table(ROWS)
+    assert losses == markdown_table(list(LOSSES.values())) + "\n"
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines()]
     assert [line[1:] for line in lines[2:]] == [list(cells(row).values())[1:] for row in ROWS]
     assert lines[2 + list(ZOO).index("gspo_token")][0] == "[gspo_token](gspo.md)"
     data = json.loads(printed(capsys, "--format", "json"))
-    assert [{key: row[key] for key in cells(ROWS[0])} for row in data] == [
+    assert [{key: row[key] for key in cells(ROWS[0])} for row in data[: len(ROWS)]] == [
         cells(row) for row in ROWS
     ]
+    assert [row["name"] for row in data[len(ROWS) :]] == list(LOSSES)
     dapo = data[list(ZOO).index("dapo")]
     assert (
         dapo["choices"]["clip_high"] == 0.28
@@ -113,7 +117,11 @@ def test_the_recipe_lines_make_the_row(name: str) -> None:
 
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, message in {
-        ("dappo",): f"no algorithm 'dappo'. Did you mean 'dapo'? Known: {', '.join(ZOO)}",
+        ("dappo",): (
+            f"no algorithm 'dappo'. Did you mean 'dapo'? Known: {', '.join([*ZOO, *LOSSES])}"
+        ),
+        ("dpo", "--convert", "verl"): "'dpo' is a preference loss, which is converted to trl only",
+        ("dpo", "--try", "--sft-steps", "3"): "sixfold algorithms: --sft-steps is for algorithms",
         (
             "--convert",
             "slime",
@@ -126,7 +134,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
             "sixfold algorithms: --format markdown prints the whole table only; with NAME or"
             " --convert use text or json"
         ),
-        ("--convert", "trl", "nope"): f"no algorithm 'nope'. Known: {', '.join(ZOO)}",
+        ("--convert", "trl", "nope"): f"no algorithm 'nope'. Known: {', '.join([*ZOO, *LOSSES])}",
         ("--convrt", "trl"): (
             "sixfold algorithms: unknown option '--convrt'. Did you mean '--convert'? See sixfold"
             " algorithms --help"
@@ -214,7 +222,7 @@ def test_all_rows_are_converted_at_once_and_as_json(capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_it_reads_the_zoo_without_torch() -> None:
     code = (
-        "import sys; from sixfold.cli import main; main(['algorithms', 'grpo']); sys.exit('torch'"
+        "import sys; from sixfold.cli import main; main(['algorithms', 'dpo']); sys.exit('torch'"
         " in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -29,8 +29,9 @@ from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch
 from sixfold.critic.actor_critic import ActorCritic
 from sixfold.critic.critic import Critic
-from sixfold.critic.value_model import AdapterValueModel, value_head
+from sixfold.critic.value_model import AdapterValueModel
 from sixfold.model.merge import merge_into
+from sixfold.model.scalar_head import scalar_head
 from sixfold.model.trained_lora import TrainedLora, add_lora, lower_base
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.schema import CriticConfig, LoraConfig
@@ -100,7 +101,7 @@ def whole_critic(lora: TrainedLora, head: nn.Linear) -> Critic:
     merged = copy.deepcopy(lora.base)
     merge_into(merged, lora.adapter())
     critic = make_critic(merged.requires_grad_(True), "own")
-    value_head(critic.model).load_state_dict(head.state_dict())  # type: ignore[arg-type]
+    scalar_head(critic.model).load_state_dict(head.state_dict())  # type: ignore[arg-type]
     return critic
 
 

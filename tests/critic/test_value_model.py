@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
 from sixfold.batch import Batch
-from sixfold.critic.value_model import PolicyValueHead, make_value_root, value_head
+from sixfold.critic.value_model import PolicyValueHead, make_value_root
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
+from sixfold.model.scalar_head import scalar_head
 from sixfold.trainer.logprobs import PolicyRoot
 
 WITHOUT_CLASS = {"gemma3_text"}
@@ -82,7 +83,7 @@ def test_a_head_on_the_policy_reads_its_last_hidden_states_one_token_earlier(
     values = critic.score(batch).values
     assert values is not None and float(values[batch.mask].std()) > 0.1
     torch.testing.assert_close(
-        values, head_values(tiny(name), value_head(critic.model), batch), rtol=1e-5, atol=1e-5
+        values, head_values(tiny(name), scalar_head(critic.model), batch), rtol=1e-5, atol=1e-5
     )
 
 
@@ -149,7 +150,7 @@ def test_no_dropout_is_left_in_an_own_body(name: str) -> None:
         == sum(isinstance(m, nn.Dropout) for m in model.modules())
         > 0
     )
-    torch.nn.init.normal_(value_head(model).weight)
+    torch.nn.init.normal_(scalar_head(model).weight)
     model.set_attn_implementation("eager")
     model.train()
     tokens = torch.arange(2, 22)[None]

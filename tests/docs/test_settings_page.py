@@ -56,6 +56,13 @@ def test_settings_page_is_the_schema() -> None:
     assert all(len(row) == 4 for row in table_rows(page))
 
 
+def test_the_page_of_preference_losses_is_their_rows() -> None:
+    page = (DOCS / "preference_losses.md").read_text(encoding="utf-8")
+    assert page == load("make_preference_losses").page(), (
+        "run: python docs/make_preference_losses.py > docs/preference_losses.md"
+    )
+
+
 def test_the_table_of_algorithms_is_the_one_that_the_command_prints() -> None:
     page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
     assert f"\n{markdown_table(list(ZOO.values()))}\n" in page, (

@@ -115,3 +115,18 @@ def test_dpo_margin_rewards_and_gradient_at_the_start() -> None:
     assert one.number("reward_chosen") == pytest.approx(0.1 * 0.2 * 0.1 / 2)
     assert one.number("reward_rejected") == -one.number("reward_chosen")
     assert one.values["preference_accuracy"] == 1
+
+
+@pytest.mark.parametrize("name", ["reward-model", "dpo-policy", "dpo-margin", "preference-losses"])
+def test_the_library_gives_the_numbers_of_the_formulas(name: str) -> None:
+    steps = {} if name == "preference-losses" else {"steps": 60}
+    for changes in ({}, {"beta": 0.25} if name != "reward-model" else {"eta": 0.7}):
+        lab = find(name)
+        formula = lab(source="formula", **steps, **changes)
+        library = lab(source="library", **steps, **changes)
+        for key, value in formula.values.items():
+            assert library.values[key] == pytest.approx(value, rel=1e-9), key
+        for ours, theirs in zip(formula.tables, library.tables, strict=True):
+            for row, other in zip(ours.rows, theirs.rows, strict=True):
+                numbers = [(x, y) for x, y in zip(row, other, strict=True) if x != y]
+                assert all(y == pytest.approx(x, rel=1e-9) for x, y in numbers)

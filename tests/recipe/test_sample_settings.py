@@ -35,6 +35,8 @@ def test_tables_of_mixed_data(tmp_path: Path) -> None:
     [
         ('keep = "best"\nthreshold = 0.5', "sample.threshold.*keep = 'reward'"),
         ('keep = "best"\nper_task = 2', "sample.per_task.*keep = 'reward'"),
+        ('keep = "all"\nper_task = 2', "sample.per_task.*keep = 'reward'"),
+        ('keep = "all"\nthreshold = 0.5', "sample.threshold.*keep = 'reward'"),
         ('mix = [{ source = "a.csv" }]', "sample.mix.*a.csv.*jsonl"),
         ('mix = [{ source = "stage:" }]', "sample.mix.*stage:NAME"),
         ('mix = [{ source = "a.jsonl", weight = 0 }]', "weight"),

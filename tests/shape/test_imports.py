@@ -61,7 +61,10 @@ ALLOWED = {
     "batch": {"types"},
     "checkpointable": {"errors"},
     "ranks": {"errors"},
-    "recipe": {"algorithm", "environment", "errors", "plugins", "sizing", "staleness"},
+    "recipe": {
+        *("algorithm", "environment", "errors", "plugins", "preference", "sizing", "staleness"),
+    },
+    "preference": {"batch"},
     "sizing": {"errors", "recipe"},
     "kernels": set(),
     "processes": {"errors"},
@@ -76,8 +79,12 @@ ALLOWED = {
         "types",
     },
     "reference": {
-        *("batch", "checkpointable", "errors", "model", "processes", "ranks", "recipe", "trainer"),
-        "types",
+        *("batch", "checkpointable", "errors", "files", "model", "processes", "ranks", "recipe"),
+        *("trainer", "types"),
+    },
+    "reward_model": {
+        *("batch", "checkpointable", "environment", "errors", "model", "ranks", "recipe"),
+        *("renderer", "trainer", "types"),
     },
     "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "kernels", "rollout"},

@@ -71,6 +71,7 @@ def test_every_reason() -> None:
         [0, 1, 2, 4, 12],
         {3: "below_threshold", **faults},
     )
+    assert outcome(chosen, keep="all") == ([0, 2, 3, 4, 12], {1: "duplicate", **faults})
     rest = dict.fromkeys((0, 1, 2, 3, 12), "not_best")
     assert outcome(chosen, keep="best") == ([4], {**rest, **faults})
 
@@ -121,11 +122,11 @@ GROUPS = st.lists(st.lists(SAMPLES, min_size=1, max_size=6), max_size=4).map(
 CONFIGS = st.builds(
     lambda keep, per_task, deduplicate, threshold: SampleConfig(
         keep=keep,
-        per_task=0 if keep == "best" else per_task,
+        per_task=0 if keep in ("best", "all") else per_task,
         deduplicate=deduplicate,
         threshold=threshold if keep == "reward" else 1.0,
     ),
-    st.sampled_from(["solved", "reward", "best"]),
+    st.sampled_from(["solved", "reward", "best", "all"]),
     st.integers(0, 3),
     st.booleans(),
     st.sampled_from([0.0, 0.5, 1.0]),

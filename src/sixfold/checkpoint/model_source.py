@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..files.folder import model_stage
 from ..recipe.hub_names import not_found
+from ..recipe.reward_models import STAGE, with_paths
 from ..recipe.schema import Recipe
 from .listing import newest_checkpoint
 from .manifest import MANIFEST, verify
@@ -21,13 +22,14 @@ MODEL = "model"
 """Name of the model folder in a checkpoint."""
 
 
-def model_folder(path: str, setting: str = "MODEL") -> str:
+def model_folder(path: str, setting: str = "MODEL", *, reward_model: bool = False) -> str:
     """Model folder or hub id that a user's argument refers to.
 
     Args:
         path: a run (its newest intact checkpoint; of a run with stages, that of the last finished
             stage that made a model), a checkpoint, a model folder, or a hub id.
         setting: name of the argument, for error messages.
+        reward_model: of a run with stages, take the last reward model in place of the last model.
 
     Raises:
         UserError: if nothing is found, or no checkpoint is intact. Every byte of a checkpoint is
@@ -36,7 +38,8 @@ def model_folder(path: str, setting: str = "MODEL") -> str:
     folder = Path(path).expanduser()
     is_run, is_checkpoint = _kind(folder, setting)
     if is_run:
-        return str(_newest(folder, setting) / MODEL)
+        made = ("reward_model",) if reward_model else ("model", "adapter")
+        return str(_newest(folder, setting, made) / MODEL)
     if is_checkpoint:
         verify(folder)
         return str(folder / MODEL)
@@ -47,8 +50,8 @@ def model_folder(path: str, setting: str = "MODEL") -> str:
     return path
 
 
-def _newest(run: Path, setting: str) -> Path:
-    checkpoint, warnings = newest_checkpoint(model_stage(run) / "checkpoints")
+def _newest(run: Path, setting: str, made: tuple[str, ...]) -> Path:
+    checkpoint, warnings = newest_checkpoint(model_stage(run, made) / "checkpoints")
     for warning in warnings:
         print(warning, file=sys.stderr)
     if checkpoint is None:
@@ -62,7 +65,8 @@ def _newest(run: Path, setting: str) -> Path:
 def with_model_folders(recipe: Recipe) -> Recipe:
     """Recipe in which runs and checkpoints are replaced by their model folders.
 
-    Applies to model.path, reference.path and engine.speculation.path.
+    Applies to model.path, reference.path, engine.speculation.path and the reward models among
+    environment.rewards.
 
     The run stores its recipe in this form. When it is resumed, it finds the same weights, even if
     the run that they came from has continued.
@@ -78,6 +82,15 @@ def with_model_folders(recipe: Recipe) -> Recipe:
             changes[name] = section.model_copy(
                 update={"path": model_folder(section.path, f"{name}.path")}
             )
+    setting = "environment.rewards"
+
+    def pinned_reward(path: str) -> str:
+        known = not path.startswith(STAGE) and any(_kind(Path(path).expanduser(), setting))
+        return model_folder(path, setting, reward_model=True) if known else path
+
+    rewards = tuple(with_paths(name, pinned_reward) for name in recipe.environment.rewards)
+    if rewards != recipe.environment.rewards:
+        changes["environment"] = recipe.environment.model_copy(update={"rewards": rewards})
     draft = recipe.engine.speculation
     if draft.kind == "draft":
         setting = "engine.speculation.path"

@@ -1,7 +1,7 @@
 """`sixfold algorithms [NAME] [--convert FRAMEWORK | --try]`.
 
-Prints the table of algorithms, one algorithm in full, or the settings of another framework that
-give the same numbers; or runs one on a small task.
+Prints the tables of algorithms and preference losses, one of them in full, or the settings of
+another framework that give the same numbers; or runs one on a small task.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from ..algorithm.method import ADVANTAGES, LOSSES, Method
 from ..algorithm.zoo import ZOO
 from ..cli.parsing import RECIPE_HELP, NonNegativeInt, VerbParser, argument, option
 from ..errors import UserError, nearest
+from ..preference.loss import PreferenceLoss
+from ..preference.zoo import LOSSES as PREFERENCES
 from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.dump import toml_literal
 from ..recipe.knobs import knobs
 from ..recipe.schema import Recipe
 from ..recipe.toml import load_recipe
+from .preference_losses import loss_cells, loss_dict, loss_text
 
 FIXED = {
     "tau_negative": "temperature of the soft gate where A < 0",
@@ -36,13 +39,16 @@ FIXED = {
 """Fields of a method that are not settings of a recipe, with descriptions."""
 
 
+Row = Method | PreferenceLoss
+
+
 class Converter(Protocol):
     """Settings of another framework that give the same numbers (`plugins.CONVERTERS`)."""
 
     def __call__(
         self,
         framework: str,
-        rows: Sequence[Method],
+        rows: Sequence[Row],
         recipe: Recipe | None,
         *,
         as_json: bool,
@@ -52,7 +58,7 @@ class Converter(Protocol):
 
         Args:
             framework: name of the framework.
-            rows: algorithms.
+            rows: algorithms, or preference losses.
             recipe: gives the sizes and the other settings. None: sizes of a recipe that sets none.
             as_json: JSON instead of text.
             width: columns of the text.
@@ -62,8 +68,8 @@ class Converter(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Options:
     name: str | None = argument(
-        "show this algorithm: formula, changes, all choices, and recipe lines; with --convert"
-        " also a recipe",
+        "show this algorithm or preference loss: formula, changes, all choices, and recipe lines;"
+        " with --convert also a recipe",
         None,
     )
     recipe: str | None = option(
@@ -71,7 +77,8 @@ class Options:
         f" other settings; {RECIPE_HELP}"
     )
     convert: str = option(
-        "print settings for verl, trl or openrlhf that give the same numbers",
+        "print settings for verl, trl or openrlhf that give the same numbers (preference losses:"
+        " trl)",
         "",
         choices=plugins.names(plugins.CONVERTERS),
         metavar="FRAMEWORK",
@@ -89,8 +96,8 @@ class Options:
 
 PARSER = VerbParser(
     "algorithms",
-    "List the algorithms and what each changes in its predecessor, show one in full, or print"
-    " the settings of another framework that give the same numbers.",
+    "List the algorithms and preference losses and what each changes in its predecessor, show one"
+    " in full, or print the settings of another framework that give the same numbers.",
     Options,
 )
 
@@ -104,9 +111,11 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError("sixfold algorithms: --recipe needs --convert FRAMEWORK")
         print(_converted(given, (), load_recipe(given.recipe)))
         return 0
-    if given.name is not None and given.name not in ZOO:
+    known: dict[str, Row] = {**ZOO, **PREFERENCES}
+    if given.name is not None and given.name not in known:
         raise UserError(
-            f"no algorithm '{given.name}'.{nearest(given.name, list(ZOO))} Known: {', '.join(ZOO)}"
+            f"no algorithm '{given.name}'.{nearest(given.name, list(known))} Known:"
+            f" {', '.join(known)}"
         )
     asked = {
         name: value
@@ -118,28 +127,38 @@ def run(arguments: Sequence[str]) -> int:
     if given.try_:
         if given.name is None or given.convert:
             raise UserError("sixfold algorithms: --try needs a NAME, and no --convert")
+        if given.name in PREFERENCES:
+            from .preference_task import try_loss
+
+            if "sft_steps" in asked:
+                raise UserError("sixfold algorithms: --sft-steps is for algorithms, not for losses")
+            try_loss(PREFERENCES[given.name], **asked)
+            return 0
         from .shared_task import try_algorithm
 
         try_algorithm(given.name, **asked)
         return 0
-    rows = [ZOO[given.name]] if given.name else list(ZOO.values())
+    algorithms, losses = list(ZOO.values()), list(PREFERENCES.values())
+    rows: list[Row] = [known[given.name]] if given.name else [*algorithms, *losses]
     if given.format == "markdown" and (given.name or given.convert):
         raise UserError(
             "sixfold algorithms: --format markdown prints the whole table only; with NAME or"
             " --convert use text or json"
         )
     if given.convert:
-        print(_converted(given, rows, None))
+        print(_converted(given, rows if given.name else algorithms, None))
     elif given.format == "json":
         print(_json([_as_dict(row) for row in rows]))
     elif given.name:
         print(one(rows[0], _width()))
+    elif given.format == "markdown":
+        print(markdown_table(algorithms), markdown_table(losses), sep="\n\n")
     else:
-        print(markdown_table(rows) if given.format == "markdown" else text_table(rows, _width()))
+        print(text_table(algorithms, _width()), text_table(losses, _width()), sep="\n\n")
     return 0
 
 
-def _converted(given: Options, rows: Sequence[Method], recipe: Recipe | None) -> str:
+def _converted(given: Options, rows: Sequence[Row], recipe: Recipe | None) -> str:
     converter: Converter = plugins.load(plugins.CONVERTERS, given.convert)
     if recipe is not None:
         method = resolve_algorithm(recipe.algorithm)
@@ -160,7 +179,9 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2)
 
 
-def _as_dict(row: Method) -> dict[str, object]:
+def _as_dict(row: Row) -> dict[str, object]:
+    if isinstance(row, PreferenceLoss):
+        return loss_dict(row)
     return {
         **cells(row),
         "choices": {name: getattr(row, name) for name in _choices(row)},
@@ -168,9 +189,16 @@ def _as_dict(row: Method) -> dict[str, object]:
     }
 
 
-def text_table(rows: Sequence[Method], width: int) -> str:
-    """Table of algorithms, split into blocks that fit the width. Each block starts with names."""
-    table = [cells(row) for row in rows]
+def _cells(row: Row) -> dict[str, str]:
+    return loss_cells(row) if isinstance(row, PreferenceLoss) else cells(row)
+
+
+def text_table(rows: Sequence[Row], width: int) -> str:
+    """Table of algorithms or of preference losses, split into blocks that fit the width.
+
+    Each block starts with names.
+    """
+    table = [_cells(row) for row in rows]
     widths = {
         column: max(len(column), *(len(line[column]) for line in table)) for column in table[0]
     }
@@ -191,9 +219,9 @@ def text_table(rows: Sequence[Method], width: int) -> str:
     return "\n\n".join(lines)
 
 
-def markdown_table(rows: Sequence[Method]) -> str:
-    """Table for docs/algorithms/README.md. Each name links to the algorithm's page."""
-    table = [cells(row) for row in rows]
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Table for docs/algorithms/README.md or docs/preference_losses.md. Each name is a link."""
+    table = [{name: text.replace("|", r"\|") for name, text in _cells(row).items()} for row in rows]
     lines = [
         list(table[0]),
         ["---"] * len(table[0]),
@@ -203,11 +231,13 @@ def markdown_table(rows: Sequence[Method]) -> str:
 
 
 def _linked(name: str) -> str:
-    return f"[{name}]({home(name).stem}.md)"
+    return f"[{name}]({f'#{name}' if name in PREFERENCES else f'{home(name).stem}.md'})"
 
 
-def one(row: Method, width: int) -> str:
-    """One algorithm in full: module docstring, changes, all choices with meanings, recipe lines."""
+def one(row: Row, width: int) -> str:
+    """One algorithm or loss in full: what it is, changes, choices with meanings, recipe lines."""
+    if isinstance(row, PreferenceLoss):
+        return loss_text(row, width)
     parts = [
         docstring(row.name),
         *_patch_text(row),

@@ -15,7 +15,6 @@ t - 1: a baseline for a token must not have seen that token.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -30,8 +29,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..errors import UserError
-from ..model.attention import NAME
+from ..model.scalar_head import one_label_without_dropout, scalar_head, with_scalar_head, zero
 from ..model.trained_lora import TrainedLora, file_name
 from ..trainer.logprobs import PolicyRoot, ScalarRoot, read_states
 
@@ -44,7 +42,7 @@ class PolicyValueHead(nn.Module):
         self.score = nn.Linear(
             policy.get_output_embeddings().weight.shape[-1], 1, device=policy.device
         )
-        _zero(self.score)
+        zero(self.score)
 
 
 class AdapterValueModel(nn.Module):
@@ -60,7 +58,7 @@ class AdapterValueModel(nn.Module):
         self.body = lora.model
         width = lora.base.get_output_embeddings().weight.shape[-1]
         self.score = nn.Linear(width, 1, device=lora.base.device)
-        _zero(self.score)
+        zero(self.score)
 
     def save(self, folder: Path, trained: Mapping[str, Tensor]) -> None:
         """Write adapter and head in PEFT's format, for a token-classification model of the base.
@@ -78,10 +76,6 @@ class AdapterValueModel(nn.Module):
         folder.mkdir(exist_ok=True)
         task = {"task_type": "TOKEN_CLS", "modules_to_save": [head]}
         self.lora.save(folder, weights, task)
-
-
-ValueModel = PreTrainedModel | AdapterValueModel | PolicyValueHead
-"""A token-classification model with one label, a body with an adapter, or a head on the policy."""
 
 
 def make_value_root(
@@ -107,87 +101,25 @@ def make_value_root(
         return ScalarRoot(adapted, adapted.score, partial(read_states, adapted.body))
     if body == "own":
         model = own_value_model(whole or policy.model)
-        return ScalarRoot(model, value_head(model), partial(read_states, model))
+        return ScalarRoot(model, scalar_head(model), partial(read_states, model))
     head = PolicyValueHead(policy.model)
     # no_grad: the body gets no gradient from the head.
     return ScalarRoot(head, head.score, torch.no_grad()(policy.states))
 
 
-def value_head(model: ValueModel) -> nn.Linear:
-    """The head: the only linear layer beside the body.
-
-    It is called `score` in most token-classification classes and `classifier` in GPT-2 and related
-    models.
-    """
-    (head,) = [child for child in model.children() if isinstance(child, nn.Linear)]
-    return head
-
-
 def own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
-    """Token-classification model of the policy's architecture.
-
-    Its body weights are copied, its head is zero, and it runs in evaluation mode with Sixfold's
-    attention function.
-    """
-    config = _one_value_without_dropout(policy.config)
-    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
-        raise _unsupported_error(policy, "transformers has no token-classification class for it")
-    # The random weights are all overwritten, so the run's random state must not advance.
-    with torch.random.fork_rng(devices=[]):
-        model = AutoModelForTokenClassification.from_config(
-            config,
-            # At least float32: bfloat16 cannot represent small differences between values.
-            dtype=torch.promote_types(policy.dtype, torch.float32),
-            attn_implementation=NAME,
-        )
-    between = [
-        child
-        for child in model.children()
-        if child is not model.base_model and not isinstance(child, nn.Dropout)
-    ]
-    if type(model.base_model) is not type(policy.base_model) or [
-        type(child) for child in between
-    ] != [nn.Linear]:
-        raise _unsupported_error(
-            policy, f"{type(model).__name__} is not the same body under one linear head"
-        )
-    model.base_model.load_state_dict(policy.base_model.state_dict())
-    _zero(value_head(model))
-    return model.to(policy.device).eval()
-
-
-def _one_value_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Copy of the policy's configuration with one label and every dropout 0."""
-    config = copy.deepcopy(config)
-    config.num_labels = 1
-    for key, value in vars(config).items():
-        if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
-            setattr(config, key, 0.0)
-    # Set it even where the configuration lacks it: token-classification classes default a missing
-    # value to 0.1, and values of one state would then vary.
-    config.classifier_dropout = 0.0
-    return config
+    """Token-classification model of the policy's architecture, with a head of zeros."""
+    return with_scalar_head(
+        policy, "token", "critic.body = 'own': no value model for {}; use critic.body = 'policy'"
+    )
 
 
 def _head_name(config: PreTrainedConfig) -> str:
     """Name of the head in the token-classification class of an architecture, if there is one."""
-    config = _one_value_without_dropout(config)
+    config = one_label_without_dropout(config)
     if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return "score"
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = AutoModelForTokenClassification.from_config(config)
     (name,) = [name for name, child in model.named_children() if isinstance(child, nn.Linear)]
     return name
-
-
-def _unsupported_error(policy: PreTrainedModel, why: str) -> UserError:
-    return UserError(
-        f"critic.body = 'own': no value model for {type(policy).__name__} ({why}); use critic.body"
-        " = 'policy'"
-    )
-
-
-@torch.no_grad()
-def _zero(head: nn.Linear) -> None:
-    for p in head.parameters():
-        p.zero_()

@@ -27,8 +27,15 @@ from ..types import Message, Task, is_trained
 from .columns import MISSING, lookup
 from .files import Row
 from .json_text import json_type
-from .messages import chat_messages, check_turns, has_empty_reply, stored_messages, without_nulls
-from .prompts import shown_tools, task_form, template_arguments, worded
+from .messages import chat_messages, check_turns, has_empty_reply, stored_messages
+from .prompts import (
+    column_value,
+    shown_tools,
+    task_form,
+    template_arguments,
+    with_own_system,
+    worded,
+)
 from .rows import check_ids, check_value, row_id, tool_notes
 from .sources import load_rows
 from .task_set import TaskSet, prompt_key
@@ -140,18 +147,12 @@ def _recognise(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, 
 
 def _task(row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat: bool) -> Task:
     """The conversation of a row, without its id."""
-    values = [_value(row, column) for column in columns]
+    values = [column_value(row, column) for column in columns]
     if form != "alpaca":
         values = _messages_of(row, values)
-    system = _value(row, "system")
-    if isinstance(system, str) and system.strip():
-        if data.system_prompt:
-            raise UserError(
-                f"{row.where}: the row already has a system message: leave data.system_prompt empty"
-            )
-        data = data.model_copy(update={"system_prompt": system})
+    data = with_own_system(row, data)
     if form == "alpaca":
-        given, history = _value(row, "input"), _value(row, "history")
+        given, history = column_value(row, "input"), column_value(row, "history")
         values[0] = _alpaca(row, values[0], "" if given in (MISSING, None) else given, chat)
         if history not in (MISSING, None, []):
             values = _after_history(row, history, values)
@@ -166,11 +167,6 @@ def _task(row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat:
         tools=shown_tools(row) or (),
         template_args=template_arguments(row),
     )
-
-
-def _value(row: Row, column: str) -> Any:
-    value = lookup(row.fields, column)
-    return without_nulls(value) if row.padded else value
 
 
 def _messages_of(row: Row, values: list[Any]) -> list[Any]:

@@ -60,10 +60,10 @@ def read_conversations(
 
 
 def _read(row: Row, data: DataConfig) -> Row:
-    value = lookup(row.fields, data.prompt_field)
+    value = column_value(row, data.prompt_field)
     if value is MISSING and data.prompt_field == _DEFAULT:
-        value = next((row.fields[one] for one in _CONVERSATIONS if one in row.fields), MISSING)
-    value = stored_messages(row.where, without_nulls(value) if row.padded else value)
+        value = next((column_value(row, c) for c in _CONVERSATIONS if c in row.fields), MISSING)
+    value = stored_messages(row.where, value)
     if not isinstance(value, list):
         return row
     messages, reply = chat_messages(row.where, value), None
@@ -154,10 +154,10 @@ def shown_tools(row: Row) -> tuple[Mapping[str, Any], ...] | None:
     Returns:
         None if the column has another form.
     """
-    value = _column(row, TOOLS)
+    value = column_value(row, TOOLS)
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parse_json(f"{row.where}: {TOOLS!r}", value)
-    if not value:
+    if value is MISSING or not value:
         return ()
     found = []
     for tool in value if isinstance(value, list) else [None]:
@@ -174,10 +174,10 @@ def template_arguments(row: Row) -> Mapping[str, Any]:
     Raises:
         UserError: it is not an object, or names an argument that is no variable.
     """
-    value = _column(row, ARGUMENTS)
+    value = column_value(row, ARGUMENTS)
     if isinstance(value, str):
         value = parse_json(f"{row.where}: {ARGUMENTS!r}", value)
-    if value is None:
+    if value is MISSING or value is None:
         return {}
     if not isinstance(value, Mapping):
         raise UserError(
@@ -192,7 +192,23 @@ def template_arguments(row: Row) -> Mapping[str, Any]:
     return dict(value)
 
 
-def _column(row: Row, column: str) -> Any:
-    """The value of a column, without the fields that Arrow has added."""
-    value = row.fields.get(column)
+def with_own_system(row: Row, data: DataConfig) -> DataConfig:
+    """The settings with the system message in the row's column `system`, if it has one.
+
+    Raises:
+        UserError: `data.system_prompt` is set too.
+    """
+    system = column_value(row, "system")
+    if not (isinstance(system, str) and system.strip()):
+        return data
+    if data.system_prompt:
+        raise UserError(
+            f"{row.where}: the row already has a system message: leave data.system_prompt empty"
+        )
+    return data.model_copy(update={"system_prompt": system})
+
+
+def column_value(row: Row, path: str) -> Any:
+    """The value at a path, without the fields that Arrow has added, or MISSING."""
+    value = lookup(row.fields, path)
     return without_nulls(value) if row.padded else value

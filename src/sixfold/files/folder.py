@@ -473,22 +473,26 @@ def open_run(path: Path) -> RunFolder:
     return run
 
 
-def model_stage(path: Path) -> Path:
+def model_stage(path: Path, made: Sequence[str] = ("model", "adapter")) -> Path:
     """Folder of the last finished stage that made a model. A run without stages is its own.
 
+    Args:
+        path: folder of the run.
+        made: what the stage made, as in its artifact.
+
     Raises:
-        UserError: if no stage has made a model yet.
+        UserError: if no stage has made one yet.
     """
     stages = RunFolder(path).stages
     for folder in reversed(stages):
         with suppress(OSError, ValueError):
-            if json.loads((folder / ARTIFACT).read_bytes())["made"] != "dataset":
+            if json.loads((folder / ARTIFACT).read_bytes())["made"] in made:
                 return folder
     if stages:
         names = ", ".join(folder.name for folder in stages)
         raise UserError(
-            f"{path}: none of its stages ({names}) has made a model yet. Go on with it: sixfold"
-            f" train --resume {path}"
+            f"{path}: none of its stages ({names}) has made a {made[0]} yet. Go on with"
+            f" it: sixfold train --resume {path}"
         )
     return path
 

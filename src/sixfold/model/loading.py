@@ -365,6 +365,12 @@ def _from_disk(
     pinned = revision or "main"
     with _refusals(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer", path):
         config = AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
+        if classes := [n for n in config.architectures or () if n.endswith("Classification")]:
+            raise UserError(
+                f"{setting} = '{path}' is a reward model or a classifier ({classes[0]}), which"
+                " writes no text. Name a language model; a reward model belongs into"
+                " environment.rewards"
+            )
         for key in vars(config):
             if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
                 setattr(config, key, 0.0)

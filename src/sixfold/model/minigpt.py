@@ -19,13 +19,18 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     Cache,
     GenerationMixin,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_layers import GenericForTokenClassification, GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -242,7 +247,12 @@ class MiniGPTForTokenClassification(GenericForTokenClassification, MiniGPTPreTra
     """The body under a linear head, for value models."""
 
 
+class MiniGPTForSequenceClassification(GenericForSequenceClassification, MiniGPTPreTrainedModel):
+    """The body under a linear head, for reward models."""
+
+
 AutoConfig.register("minigpt", MiniGPTConfig)
 AutoModel.register(MiniGPTConfig, MiniGPTModel)
 AutoModelForCausalLM.register(MiniGPTConfig, MiniGPTForCausalLM)
 AutoModelForTokenClassification.register(MiniGPTConfig, MiniGPTForTokenClassification)
+AutoModelForSequenceClassification.register(MiniGPTConfig, MiniGPTForSequenceClassification)

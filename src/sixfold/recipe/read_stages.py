@@ -12,6 +12,8 @@ from .distill import DISTILL, TEACHER, distill_stages
 from .dump import flat
 from .keys import check_keys
 from .knobs import knobs, sections
+from .online import ONLINE, ROUNDS, online_stages
+from .preference_plan import resolve_losses
 from .schema import NAME, SourceConfig
 from .settled import settled
 from .stages import (
@@ -24,10 +26,15 @@ from .stages import (
     StagedRecipe,
     Table,
     dataset_settings,
+    generated_source,
+    in_stage,
     kind_names,
     kind_row,
 )
 from .toml_lines import TomlText
+
+COMPOSED = {DISTILL: distill_stages, ONLINE: online_stages}
+"""Kinds that stand for several stages."""
 
 
 def read_stages(
@@ -69,12 +76,12 @@ def read_stages(
             own[f"{TEACHER}.path"] = own.pop(TEACHER)
         written.append(Table(table["kind"], name, own))
         parts = [(table["kind"], name, own)]
-        if table["kind"] == DISTILL:
-            parts = distill_stages(name, own, f"{place('')}, stage '{name}'")
+        if expand := COMPOSED.get(table["kind"]):
+            parts = expand(name, own, f"{place('')}, stage '{name}'")
         for kind, part, settings in parts:
             if part in names[number + 1 :] or part in names[:number]:
                 raise UserError(
-                    f"stages: '{part}' is the name of another stage, and of the answers of"
+                    f"stages: '{part}' is the name of another stage, and of a part of"
                     f" '{name}'. Rename one ({place('name')})"
                 )
             stages.append(_stage(asked, kind, part, for_all, settings, stages, file, place))
@@ -133,6 +140,7 @@ def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict
     if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
         tree["model"] = {"path": model}
     teacher: dict[str, Any] = {}
+    rounds = {ROUNDS: tree.pop(ROUNDS)} if table["kind"] == ONLINE and ROUNDS in tree else {}
     if table["kind"] == DISTILL and TEACHER in tree:
         given = tree.pop(TEACHER)
         if not isinstance(given, str | dict):
@@ -144,7 +152,7 @@ def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict
         check_keys(teacher, lambda key: place(key.replace("model", TEACHER, 1)))
     check_keys(tree, place)
     shown = {key.replace("model", TEACHER, 1): value for key, value in _leaves(teacher)}
-    return shown | dict(_leaves(tree))
+    return shown | rounds | dict(_leaves(tree))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -210,13 +218,27 @@ def _stage(
             " all of its steps. Remove it, and set sft.steps"
         )
     # SFT is a stage of its own: none warms up.
-    recipe = recipe.with_settings({"run.steps": steps, "sft.steps": 0, "sft.epochs": epochs})
+    row = kind_row(kind)
+    lengths = {"sft.steps": 0, "sft.epochs": 0, "preference.steps": 0, "preference.epochs": 0}
+    own_length = {} if kind == "sft" else {key: steps for key in [row.steps] if key}
+    own_length |= {key: epochs for key in [row.epochs] if key}
+    recipe = recipe.with_settings({**lengths, **own_length, "run.steps": steps})
+    if "preference" in row.sections:
+        with in_stage(name):
+            resolve_losses(recipe.preference)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     if stage.row.reads == "solutions" and stage.reads_tasks and recipe.sft.train_on == "all":
         raise UserError(
             f"{where}: sft.train_on = 'all' is for conversations; of tasks, the solutions are"
             " trained. Set it in the stages that train on conversations"
+        )
+    tasks = generated_source(recipe.data)
+    if stage.row.reads == "comparisons" and tasks:
+        raise UserError(
+            f"{where}: data.source = '{tasks}' generates tasks, which have no completions to"
+            " compare. Use a stage of kind online, which samples them, or data.source ="
+            " 'stage:NAME' with the dataset of a sample stage with sample.keep = 'all'"
         )
     return stage
 
@@ -277,7 +299,8 @@ def _loads_sampled(sampled: Stage, where: str) -> dict[str, Any]:
         for knob in knobs().values()
         if knob.section == "data" and knob.name not in kept
     }
-    found |= dataset_settings(REFERENCE + sampled.name, _form(sampled, where))
+    # Stages are evaluated on tasks of the recipe, so none of the dataset need be set aside.
+    found |= {**dataset_settings(REFERENCE + sampled.name, _form(sampled, where)), "heldout": 0}
     return {f"data.{name}": value for name, value in found.items()}
 
 

@@ -42,6 +42,9 @@ FIXED: dict[str, str] = {
     "replay": "the checkpoint contains the buffer that it describes",
     "pretrain": "the windows and learning rates of the finished steps come from it",
     "sft": SFT,
+    "preference": "the losses and learning rates of the finished steps come from it",
+    "comparisons": "the comparisons of the finished steps come from it",
+    "reward_model": "the losses of the finished steps come from it",
 }
 """Setting or section -> reason why a resumed run cannot change it."""
 

@@ -20,6 +20,8 @@ from ..errors import UserError, nearest
 from ..plugins import Registered
 from .distill import DISTILL
 from .dump import dump_recipe, flat, toml_literal
+from .online import ONLINE
+from .reward_models import reward_model_paths, with_paths
 from .schema import DataConfig, ModelConfig, Recipe
 
 STAGES = "stages"
@@ -27,8 +29,8 @@ STAGES = "stages"
 REFERENCE = "stage:"
 """Start of the name of an earlier stage's artifact."""
 
-Made = Literal["model", "dataset"]
-Reads = Literal["tasks", "solutions", "texts"]
+Made = Literal["model", "dataset", "reward_model"]
+Reads = Literal["tasks", "solutions", "texts", "comparisons"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,12 @@ class Kind:
         spec: `module:class`, a `stages.kind.StageKind`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
-        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; or texts.
+        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; texts; or
+            comparisons of completions.
         loss: its loss in words. Empty for the loss of the recipe's algorithm, or for none.
         epochs: setting with its number of passes over the data, from which its steps may follow.
+
+    The first of `sections` holds the settings of a stage that trains on examples.
     """
 
     purpose: str
@@ -76,6 +81,25 @@ KINDS: Mapping[str, Kind] = {
         loss="cross-entropy of the replies; prompts are only read",
         epochs="sft.epochs",
     ),
+    "preference": Kind(
+        purpose="prefer better completions to worse ones",
+        makes="model",
+        spec="sixfold.stages.preference:PreferenceKind",
+        sections=("preference", "comparisons"),
+        steps="preference.steps",
+        reads="comparisons",
+        epochs="preference.epochs",
+    ),
+    "reward_model": Kind(
+        purpose="train a reward model on comparisons",
+        makes="reward_model",
+        spec="sixfold.stages.reward_model:RewardModelKind",
+        sections=("reward_model", "comparisons"),
+        steps="reward_model.steps",
+        reads="comparisons",
+        loss="of the differences of the scores of better and worse completions",
+        epochs="reward_model.epochs",
+    ),
     "sample": Kind(
         purpose="sample completions and keep the good ones as a dataset",
         makes="dataset",
@@ -96,7 +120,7 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 
 def kind_names() -> list[str]:
     """Names of all kinds that a recipe may name."""
-    return [*KINDS, DISTILL, *OTHER_KINDS]
+    return [*KINDS, DISTILL, ONLINE, *OTHER_KINDS]
 
 
 def kind_row(name: str) -> Kind:
@@ -115,12 +139,15 @@ ACCEPTS: Mapping[str, Made] = {
     "data.heldout_split": "dataset",
     "data.sources": "dataset",
     "sample.mix": "dataset",
+    "environment.rewards": "reward_model",
 }
 """Setting that may name a stage -> what that stage has to make."""
 
 
 _TABLES = ("data.sources", "sample.mix")
 """Lists of tables with a `source`."""
+_REWARDS = "environment.rewards"
+"""List of names, some of them of stages."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +169,11 @@ class Stage:
     @property
     def row(self) -> Kind:
         return kind_row(self.kind)
+
+    @property
+    def passes(self) -> int:
+        """Passes over its examples. 0: its steps are given."""
+        return int(flat(self.recipe)[self.row.epochs]) if self.row.epochs else 0
 
     @property
     def reads_tasks(self) -> bool:
@@ -178,6 +210,8 @@ class Stage:
             section, _, name = key.partition(".")
             tables = getattr(getattr(self.recipe, section), name)
             values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
+        rewards = self.recipe.environment.rewards
+        values[_REWARDS] = tuple(with_paths(reward, path) for reward in rewards)
         return self.recipe.with_settings(values)
 
 
@@ -203,7 +237,7 @@ class StagedRecipe:
     Attributes:
         base: the recipe without the settings of the stages.
         stages: in the order in which they run. Empty for a recipe without stages.
-        tables: as they are written. One of kind `distill` stands for two stages.
+        tables: as they are written. One of kind `distill` or `online` stands for several stages.
     """
 
     base: Recipe
@@ -227,6 +261,8 @@ class StagedRecipe:
 
         A stage that reads no tasks (pretraining text, sampled answers) uses the recipe's [data].
         """
+        if stage.row.makes == "reward_model":  # it solves no tasks
+            return None
         own = {"data.heldout", "data.heldout_split"} & stage.settings.keys()
         sampled = {"data.source", "data.sources"} & dict(stage.inputs).keys()
         if stage.reads_tasks and (own or not sampled):
@@ -307,10 +343,15 @@ def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:
         data: [data] of the stage.
         form: its `sft.form`.
     """
-    generated = any(name in SOURCES or library_of(name) for name in data.names)
+    generated = bool(generated_source(data))
     if reads == "solutions":
         return form == "tasks" if form != "auto" else bool(data.trace_field) or generated
-    return reads == "tasks" or generated
+    return reads == "tasks" or (reads == "texts" and generated)
+
+
+def generated_source(data: DataConfig) -> str:
+    """The first source that generates tasks. Empty if none does."""
+    return next((name for name in data.names if name in SOURCES or library_of(name)), "")
 
 
 def dataset_settings(source: str, form: str) -> dict[str, Any]:
@@ -344,4 +385,6 @@ def _texts(key: str, value: Any) -> list[str]:
     """Texts of a setting that may name a stage."""
     if key in _TABLES:
         return [table["source"] for table in value]
+    if key == _REWARDS:
+        return [path for name in value for path in reward_model_paths(name)]
     return [value] if isinstance(value, str) else []

@@ -42,6 +42,8 @@ TEMPERATURE_GAP = 0.01
 """Difference of mismatch/temperature from 1 that raises an alarm. The metric is only reported if
 its standard error is below a fifth of this.
 """
+DISPLACED = 0.1
+"""Log-prob that better completions lose, in nats per token, above which they are displaced."""
 STRICT_GAP = 0.05
 """Share of held-out samples that only the usual verifier counts as solved, above which it is
 probably exploited.
@@ -103,6 +105,30 @@ _LEVELS = (
         "the verifier counts {:.1%} of the held-out samples as solved that eval.strict refuses: the"
         " policy may be exploiting it. Read the samples in the report",
         "strict",
+    ),
+)
+_PREFERENCE = (
+    _Level(
+        "preference/displacement",
+        WINDOW,
+        lambda nats: nats > DISPLACED,
+        "likelihood displacement: the better completions have lost {:.2f} nats per token on the"
+        " reference, although the margin grows. Try the loss dpop, dpo_shift or squared_po, or a"
+        " term 'sft'",
+    ),
+    _Level(
+        "preference/heldout_displacement",
+        1,
+        lambda nats: nats > DISPLACED,
+        "likelihood displacement: held-out better completions have lost {:.2f} nats per token since"
+        " the start, although their margin has grown",
+    ),
+    _Level(
+        "preference/length_corr",
+        WINDOW,
+        lambda share: abs(share) > 0.5,
+        "the margin goes with the length of the completions (preference/length_corr = {:.2f}): try"
+        " dpo_norm, ld_dpo or simpo, or pairs of equal length",
     ),
 )
 
@@ -170,7 +196,7 @@ class Alarms:
         said = [self._drift(key, values[key]) for key in _WATCHED if key in values]
         said += self._levels(_LEVELS, values)
         said += self._compare_with_prediction(values)
-        said += self._levels(_JUDGE, values)
+        said += self._levels((*_JUDGE, *_PREFERENCE), values)
         return [line for line in said if line]
 
     def observe_end(self) -> list[str]:

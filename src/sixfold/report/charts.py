@@ -136,6 +136,43 @@ def judge_figures(run: RunRecord) -> list[Figure]:
     ]
 
 
+def preference_figures(run: RunRecord) -> list[Figure]:
+    """Order, margin and log-probs of better and worse completions. Empty without preferences."""
+    if not (run.series("preference/margin") or run.series("preference/liked_reward")):
+        return []
+    pairs = [
+        _shares(
+            "Pairs in the right order",
+            [
+                _line(run, "preference/accuracy", "training", 6, thin=True),
+                _line(run, "preference/heldout_accuracy", "held-out"),
+            ],
+        ),
+        _lines(
+            "Margin",
+            _line(run, "preference/margin", "training", 6, thin=True),
+            _line(run, "preference/heldout_margin", "held-out"),
+        ),
+        _lines(
+            "Log-prob, nats per token",
+            _line(run, "preference/logp_chosen", "better"),
+            _line(run, "preference/logp_rejected", "worse", 1),
+        ),
+        _lines(
+            "Gain on the reference, nats per token",
+            _line(run, "preference/chosen_shift", "better"),
+            _line(run, "preference/rejected_shift", "worse", 1),
+        ),
+        _single("Correlation of margin and length", run, "preference/length_corr", 3),
+    ]
+    single = _lines(
+        "Implicit reward",
+        _line(run, "preference/liked_reward", "liked"),
+        _line(run, "preference/disliked_reward", "disliked", 1),
+    )
+    return pairs if run.series("preference/margin") else [single]
+
+
 def numerics_figures(run: RunRecord) -> list[Figure]:
     """Mismatch of engine and trainer, policy ratio, KL, entropy, gradients and losses."""
     if not run.metrics:

@@ -17,6 +17,7 @@ from .charts import (
     judge_figures,
     learning_figures,
     numerics_figures,
+    preference_figures,
     rollout_figures,
     time_view,
 )
@@ -89,7 +90,7 @@ def render(run: RunRecord) -> str:
         warnings=warnings(run),
         notes=other_notes(run),
         problems=run.problems,
-        curves=learning_figures(run),
+        curves=[*learning_figures(run), *preference_figures(run)],
         verdicts=verdict_view(run),
         samples=_samples(run.before, run.after),
         time=time_view(run),

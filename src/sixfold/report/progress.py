@@ -225,6 +225,9 @@ class Progress:
             figures.append(("reward", f"{m['reward/ema']:.3f}{now}"))
         elif "train/loss" in m:
             figures.append(("loss", f"{m['train/loss']:.4f}"))
+        if "preference/accuracy" in m:
+            margin = f"  (margin {m['preference/margin']:.3f})"
+            figures.append(("pairs right", f"{percent(m['preference/accuracy'])}{margin}"))
         if faults := _faults(m):
             figures.append(("verdicts", faults))
         if "heldout/accuracy" in m:

@@ -14,11 +14,15 @@ from ..errors import nearest
 from . import sampling_metrics, training_metrics
 from .judge_metrics import JUDGE
 from .metric import Metric, Value
+from .preference_metrics import PREFERENCE
+from .reward_model_metrics import REWARD_MODEL
 
 GROUPS: Mapping[str, tuple[Metric, ...]] = {
     **sampling_metrics.GROUPS,
     "Judge": JUDGE,
     **training_metrics.GROUPS,
+    "Preferences": PREFERENCE,
+    "Reward models": REWARD_MODEL,
 }
 
 METRICS: tuple[Metric, ...] = tuple(metric for group in GROUPS.values() for metric in group)

@@ -19,6 +19,8 @@ from ..environment.grade import Array
 from ..environment.registry import EPISODES, reward_row
 from ..environment.tools.episode import Equipped
 from ..plugins import module_spec
+from ..recipe.adapter_folder import folder_hash
+from ..recipe.reward_models import reward_model_paths
 from ..types import Task
 
 PARTS = {
@@ -99,7 +101,9 @@ def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[lis
 
 
 def _fingerprint(reward: str | Callable[..., Any]) -> list[str]:
-    if isinstance(reward, str):
+    if isinstance(reward, str) and (paths := reward_model_paths(reward)):
+        name, source = "reward_model", " ".join(folder_hash(Path(p)) for p in paths).encode()
+    elif isinstance(reward, str):
         row = reward_row(reward)
         if row.version:
             return [reward, f"{_VERSION}{row.version}"]

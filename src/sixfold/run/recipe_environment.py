@@ -10,11 +10,16 @@ from ..checks.environment import Environment
 from ..checks.limits import Level, allow
 from ..checks.prints import Prints
 from ..environment import episodes, rewards
+from ..environment.named import load_object
 from ..environment.registry import any_needs, any_runs_programs
 from ..environment.resource import Resource
 from ..environment.solved import REWARD
 from ..errors import UserError
+from ..recipe.reward_models import reward_model_paths
 from ..recipe.schema import EnvironmentConfig, EvalConfig, Recipe
+
+_REWARD_MODEL = "sixfold.reward_model.reward:reward_model"
+"""Loaded by name: this module does not import torch."""
 
 RESOURCES = "sixfold.resources"
 """Entry points of what rewards need, by the name in their rows. "sandbox" is a function of the
@@ -68,7 +73,7 @@ def recipe_environment(
     if reward is None:
         isolation_note(config)  # refuses a machine that is too weak, also for an evaluation
     return Environment(
-        (reward,) if reward is not None else config.rewards,
+        (reward,) if reward is not None else [_loaded(n, config) for n in config.rewards],
         weights=() if reward is not None else config.weights,
         timeout_s=config.timeout_s,
         error_budget=config.error_budget,
@@ -79,6 +84,16 @@ def recipe_environment(
         judge=judge,
         prints=prints,
     )
+
+
+def _loaded(name: str, config: EnvironmentConfig) -> str | Callable[..., Any]:
+    """A reward model as a function, which runs in this process. The name of any other reward.
+
+    Raises:
+        UserError: if the reward model cannot be loaded.
+    """
+    paths = reward_model_paths(name)
+    return load_object(_REWARD_MODEL)(paths, config.reward_model) if paths else name
 
 
 def strict_environment(
@@ -121,7 +136,8 @@ def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
         UserError: for an unknown name, a malformed one, or a file that does not exist.
     """
     for name in config.rewards:
-        rewards.NAMED.check(name)
+        if not reward_model_paths(name):  # they are looked for when they are loaded
+            rewards.NAMED.check(name)
     if evaluation.strict:
         try:
             rewards.NAMED.check(evaluation.strict)

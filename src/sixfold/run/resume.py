@@ -51,7 +51,9 @@ def find_checkpoint(
         return None
     say(f"resuming {run.path} from {checkpoint.path.name}")
     saved, state = Inputs.of(checkpoint).settings, RunState.of(checkpoint)
-    if recipe.sft.epochs:  # the steps follow from the examples, which are loaded later
+    if (
+        recipe.sft.epochs or recipe.preference.epochs
+    ):  # the steps follow from the examples, which are loaded later
         recipe = recipe.with_settings({"run.steps": saved["run.steps"]})
     if recipe.run.steps < state.step:
         raise UserError(

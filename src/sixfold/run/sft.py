@@ -21,7 +21,7 @@ from .interrupts import Interrupted, Interrupts
 from .out_of_memory import free_memory_of, is_out_of_memory
 from .policy_evaluation import evaluate_policy
 from .several_ranks import alike
-from .worked import sft_trainer_config, supervised_trainer, training_tasks, worked_groups
+from .worked import stage_trainer_config, supervised_trainer, training_tasks, worked_groups
 
 PROBE_TASKS = 128
 
@@ -96,7 +96,7 @@ class SftStage:
             rest, sft.examples_per_step, recipe.run.seed, self.assembly.tasks.weights
         )
         trainer = supervised_trainer(
-            self.assembly, sft_trainer_config(recipe.trainer, sft), sft.steps, sft.neftune_alpha
+            self.assembly, stage_trainer_config(recipe.trainer, sft), sft.steps, sft.neftune_alpha
         )
         self._mark = self._good = restore(trainer)
         try:

@@ -179,7 +179,7 @@ def run_work(
             elif not ranks.rank:
                 recover(directory / name)
             progress.phase("loading")
-            source = str(checkpoint.model_path) if checkpoint else ""
+            source = str(checkpoint.model_path) if checkpoint and not work.own_model else ""
             prints = stack.enter_context(closing(Prints()))
             assembly = assemble(
                 recipe,

@@ -27,7 +27,7 @@ from ..reference.frozen import FrozenReference, FusedReference, NoReference
 from ..reference.reset import ResetPolicy
 from ..reference.teacher import load_teacher
 from ..reference.worker_reference import WorkerReference
-from ..trainer.logprobs import PolicyRoot, Proximal
+from ..trainer.logprobs import PolicyRoot, Proximal, Scoring
 from ..trainer.optimizer import reset_optimizer
 from ..trainer.parity import TRAINING_LIMIT
 from ..trainer.trainer import Trainer
@@ -154,7 +154,7 @@ def build_roles(
     scoring = replace(assembly.scoring, entropy_gradient=method.entropy_in_loss)
     budget = config.max_tokens_per_microbatch, config.share_prefix
     reference = (
-        _reference(assembly, teacher or teacher_of(assembly, own))
+        make_reference(assembly, teacher or teacher_of(assembly, own), assembly.scoring)
         if algorithm.needs_reference
         else NoReference()
     )
@@ -240,7 +240,9 @@ def training_collector(
     )
 
 
-def _reference(assembly: Assembly, teacher: PreTrainedModel | None) -> KeptReference:
+def make_reference(
+    assembly: Assembly, teacher: PreTrainedModel | None, scoring: Scoring
+) -> KeptReference:
     """Frozen reference: the teacher, or the current policy. It is closed with the assembly."""
     config, own = assembly.recipe.trainer, assembly.recipe.reference
     model, base = teacher or assembly.whole_policy.model, None
@@ -262,13 +264,13 @@ def _reference(assembly: Assembly, teacher: PreTrainedModel | None) -> KeptRefer
         root, copy = assembly.shards.shard(PolicyRoot(model.requires_grad_(False))), False
     if own.placement == "worker":
         silence_s = assembly.recipe.run.silence_s
-        reference = WorkerReference(model, assembly.scoring, budget, shared, own.threads, silence_s)
+        reference = WorkerReference(model, scoring, budget, shared, own.threads, silence_s)
     elif own.placement == "fused":
-        reference = FusedReference(model, assembly.scoring, copy=copy, base=base, root=root)
+        reference = FusedReference(model, scoring, copy=copy, base=base, root=root)
     else:
         reference = FrozenReference(
             model,
-            assembly.scoring,
+            scoring,
             budget,
             shared,
             copy=copy,

@@ -29,6 +29,7 @@ class Work:
         steps: make the steps. False: end before the first.
         predicted: predict the durations of the steps, which are steps of RL.
         ahead: samples may be drawn while others are trained (`rollout.staleness`).
+        own_model: the model of its checkpoints is another one than the policy.
     """
 
     algorithm: Algorithm | None = None
@@ -39,6 +40,7 @@ class Work:
     steps = True
     predicted = False
     ahead = False
+    own_model = False
 
     def __init__(self, method: Method) -> None:
         self.method = method

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from ..errors import UserError
-from ..recipe.schema import SftConfig, TrainerConfig
+from ..recipe.schema import (
+    PreferenceConfig,
+    PretrainConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrainerConfig,
+)
 from ..rollout.worked_episode import worked_episodes
+from ..trainer.logprobs import Root
 from ..trainer.neftune import EmbeddingNoise
+from ..trainer.packing import PackedRow
 from ..trainer.sft import example
 from ..trainer.trainer import Trainer
 from ..types import Group, Task
 from .assemble import Assembly
+
+OptimizerSettings = PretrainConfig | SftConfig | PreferenceConfig | RewardModelConfig
+"""Section of a stage that trains on examples."""
 
 
 def solved_tasks(tasks: Sequence[Task]) -> list[Task]:
@@ -44,22 +57,27 @@ def worked_groups(assembly: Assembly, tasks: Sequence[Task]) -> list[Group]:
     return [example(task, renderer.encode(task), renderer.solution(task)) for task in tasks]
 
 
-def sft_trainer_config(trainer: TrainerConfig, sft: SftConfig) -> TrainerConfig:
-    """Settings of the trainer in SFT."""
+def stage_trainer_config(trainer: TrainerConfig, own: OptimizerSettings) -> TrainerConfig:
+    """Settings of the trainer in a stage that has a learning rate of its own."""
     return trainer.model_copy(
         update={
-            "learning_rate": sft.learning_rate,
-            "warmup_steps": sft.warmup_steps,
-            "weight_decay": sft.weight_decay,
-            "schedule": sft.schedule,
+            "learning_rate": own.learning_rate,
+            "warmup_steps": own.warmup_steps,
+            "weight_decay": own.weight_decay,
+            "schedule": own.schedule,
         }
     )
 
 
 def supervised_trainer(
-    assembly: Assembly, config: TrainerConfig, steps: int, neftune_alpha: float = 0.0
+    assembly: Assembly,
+    config: TrainerConfig,
+    steps: int,
+    neftune_alpha: float = 0.0,
+    frozen: Callable[[PackedRow], Tensor] | None = None,
+    other: Root | None = None,
 ) -> Trainer:
-    """Trainer of the policy on given texts.
+    """Trainer of the policy, or of another model, on given texts.
 
     They were not sampled from the policy, so it trains at temperature 1 and not the rollout's.
 
@@ -68,13 +86,16 @@ def supervised_trainer(
         config: settings of the trainer.
         steps: length of the learning-rate schedule.
         neftune_alpha: scale of the noise on the embeddings. 0: none.
+        frozen: as for `Trainer`.
+        other: model that is trained in place of the policy.
     """
     root, seed = assembly.root(), assembly.recipe.run.seed
     trainer = Trainer(
-        root,
+        other or root,
         config,
         replace(assembly.scoring, temperature=1.0),
         steps,
+        frozen=frozen,
         seed=seed,
         ranks=assembly.data_ranks,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..recipe.algorithm_plan import resolve_algorithm
+from ..recipe.preference_plan import keeps_reference
 from ..recipe.schema import (
     ALL_LINEAR,
     EngineConfig,
@@ -233,7 +234,7 @@ def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
     base = 1 if held.adapter else shards
     trains = [*_gradients(held), *_optimizer(trainer, held)]
     parts = [_shared(_weights(held), base), *(_shared(part, shards) for part in trains)]
-    if method.needs_reference:
+    if method.needs_reference or keeps_reference(recipe.preference):
         among = shards if recipe.reference.path else base
         parts += [_shared(part, among) for part in _reference(recipe.reference, held)]
     if method.needs_critic and recipe.critic.body == "own":

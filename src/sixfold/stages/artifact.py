@@ -41,7 +41,7 @@ class Artifact:
     Attributes:
         stage: name of the stage.
         kind: its kind.
-        made: "model", "adapter" or "dataset".
+        made: "model", "adapter", "reward_model" or "dataset".
         path: the checkpoint or the file, relative to the stage's folder.
         sha256: hash of the content: of the model's files, or of the dataset.
         settings: settings that decided the content, by dotted key.
@@ -102,12 +102,12 @@ def publish(folder: Path, stage: Stage, made: Made, inputs: Mapping[str, str]) -
         UserError: if its result is missing or damaged.
     """
     path, kind = folder / DATASET, str(made)
-    if made == "model":
+    if made != "dataset":
         checkpoint, _ = newest_checkpoint(folder / "checkpoints")
         if checkpoint is None:
             raise UserError(f"{folder} has no intact checkpoint, so stage '{stage.name}' made none")
         path = checkpoint
-        kind = "adapter" if is_adapter(str(checkpoint / MODEL)) else "model"
+        kind = "adapter" if is_adapter(str(checkpoint / MODEL)) else kind
     artifact = Artifact(
         stage.name,
         stage.kind,

@@ -6,6 +6,7 @@ from ..data.texts import load_texts
 from ..rollout.worked_episode import worked_episodes
 from ..run.assemble import Assembly
 from ..run.work import Work
+from ..run.worked import stage_trainer_config
 from ..types import Task, Trajectory
 from .examples import Examples
 from .kind import StageKind
@@ -18,14 +19,7 @@ class PretrainKind(StageKind):
 
     def work(self) -> Work:
         recipe, own = self.recipe, self.recipe.pretrain
-        trainer = recipe.trainer.model_copy(
-            update={
-                "learning_rate": own.learning_rate,
-                "warmup_steps": own.warmup_steps,
-                "weight_decay": own.weight_decay,
-                "schedule": own.schedule,
-            }
-        )
+        trainer = stage_trainer_config(recipe.trainer, own)
         texts = None
         if not recipe.model.path and recipe.model.scratch.tokenizer == "trained":
             found = load_texts(recipe.data, own.text_field, seed=recipe.run.seed)

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..batch import Metrics
 from ..controller.collector import Collector
 from ..controller.stream import step_seed
@@ -26,7 +24,7 @@ from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..files.blocks import done_blocks, join, read_rows, write_block
 from ..files.durable import write_json_atomic
-from ..model.loading import Policy
+from ..model.weights_hash import weights_hash
 from ..ranks import together
 from ..recipe.dump import flat
 from ..recipe.resume_policy import settings_of
@@ -73,7 +71,7 @@ class SampleWork(Work):
                 "environment.agent: the conversations of an agent cannot become rows, because SFT"
                 " could not play them again. Sample with environment.episode, or without an episode"
             )
-        self._tasks = drawn_tasks(assembly.tasks.train, config.tasks, seed)
+        self._tasks = drawn_tasks(assembly.tasks.train, config.tasks, seed + config.draw)
         if config.tasks > len(self._tasks):
             raise UserError(
                 f"sample.tasks = {config.tasks}, but there are {len(self._tasks)} training tasks."
@@ -117,7 +115,7 @@ class SampleRun:
         self._mixes = mixes
         self._blocks = [tasks[at : at + size] for at in range(0, len(tasks), size)]
         self._folder = context.folder.path / BLOCKS
-        self._model = weights_hash(assembly.whole_policy)
+        self._model = weights_hash(assembly.whole_policy.weights().items())
         self._collector = Collector(
             rollout=assembly.rollout(self._config.samples),
             environment=assembly.environment,
@@ -185,7 +183,7 @@ class SampleRun:
         """Sample a block, and write its metrics and then its rows."""
         context, assembly, began = self._context, self._assembly, time.perf_counter()
         context.interrupts.stop_here()
-        seed = step_seed(self._seed, 1)
+        seed = step_seed(self._seed, 1 + self._config.draw)
         groups = self._collector.collect(self._blocks[number], seed, context.progress.phase)
         read = partial(completion_of, decode=assembly.renderer.decode, stops=assembly.player.stops)
         selection = select(groups, self._config, read)
@@ -263,17 +261,6 @@ class SampleRun:
         )
         context.progress.note(f"report: {write_report(context.folder.path)}")
         shutil.rmtree(folder)  # last: until now a resume would need it
-
-
-def weights_hash(policy: Policy) -> str:
-    """Hash of a model's weights, with their names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(policy.weights().items()):
-        digest.update(name.encode())
-        digest.update(
-            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        )
-    return digest.hexdigest()
 
 
 def _done(folder: Path, count: int) -> int:

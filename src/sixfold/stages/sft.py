@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..recipe.stages import reads_tasks
 from ..run.assemble import Assembly
 from ..run.work import Work
-from ..run.worked import sft_trainer_config
+from ..run.worked import stage_trainer_config
 from .examples import Examples, TaskExamples
 from .kind import StageKind
 from .sft_examples import ConversationExamples
@@ -26,7 +26,7 @@ class SftKind(StageKind):
         return SupervisedWork(
             "SFT",
             self.method,
-            sft_trainer_config(self.recipe.trainer, sft),
+            stage_trainer_config(self.recipe.trainer, sft),
             TaskExamples if worked else _conversations,
             epochs=sft.epochs,
             neftune_alpha=sft.neftune_alpha,

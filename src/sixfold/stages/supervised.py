@@ -1,16 +1,17 @@
-"""A stage that trains on given tokens: pretraining, SFT and distillation.
+"""A stage that trains on given tokens: pretraining, SFT, distillation, preferences.
 
-They differ in their examples and their trainer's settings only.
+They differ in their examples, their objective and their trainer's settings.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from ..algorithm.method import Method
-from ..batch import Metrics, collate
+from ..batch import Metrics
 from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import UserError
@@ -26,15 +27,9 @@ from ..run.step_log import StepLog
 from ..run.training import TrainingStage, reached_limit
 from ..run.work import Work
 from ..run.worked import supervised_trainer
-from ..trainer.logprobs import score_tables
-from ..trainer.sft import SupervisedLoss
 from ..trainer.trainer import Trainer
-from ..types import Group
 from .examples import Examples
-from .pretrain_examples import bits_per_byte
-
-_SCORED_TOGETHER = 256
-"""Held-out examples in one batch."""
+from .objective import Objective, imitation
 
 
 class SupervisedWork(Work):
@@ -49,6 +44,9 @@ class SupervisedWork(Work):
         epochs: passes over the examples, from which the number of steps follows. 0: the recipe has
             that number.
         neftune_alpha: scale of the noise on the embeddings. 0: none.
+        section: section of the recipe with the settings of the stage.
+        make_objective: makes what is minimised, from the folder of the run and its examples.
+        own_model: as for `Work`.
     """
 
     def __init__(
@@ -60,6 +58,9 @@ class SupervisedWork(Work):
         texts: Iterable[str] | None = None,
         epochs: int = 0,
         neftune_alpha: float = 0.0,
+        section: str = "sft",
+        make_objective: Callable[[Assembly, Examples, Path], Objective] = imitation,
+        own_model: bool = False,
     ) -> None:
         super().__init__(method)
         self.texts = texts
@@ -68,6 +69,10 @@ class SupervisedWork(Work):
         self._name = name
         self._trainer = trainer
         self._make_examples = make_examples
+        self._section = section
+        self._make_objective = make_objective
+        self._new = False
+        self.own_model = own_model
 
     def load(self, assembly: Assembly) -> None:
         self._examples = self._make_examples(assembly)
@@ -77,8 +82,9 @@ class SupervisedWork(Work):
             steps = self._epochs * self._examples.steps_per_epoch
             if not steps:
                 raise UserError(
-                    f"sft.epochs = {self._epochs}: sources that are drawn by weight have no epochs."
-                    " Set sft.steps instead, or remove the weights of data.sources"
+                    f"{self._section}.epochs = {self._epochs}: sources that are drawn by weight"
+                    f" have no epochs. Set {self._section}.steps instead, or remove the weights"
+                    " of data.sources"
                 )
             assembly.recipe = assembly.recipe.with_settings({"run.steps": steps})
 
@@ -87,6 +93,7 @@ class SupervisedWork(Work):
 
     def begin(self, context: RunContext, assembly: Assembly, checkpoint: Checkpoint | None) -> None:
         """Evaluate the model that the stage starts from."""
+        self._new = True
         context.progress.phase("evaluation")
         if heldout := assembly.tasks.heldout:
             context.state.before = record(evaluate_policy(assembly, heldout, version=0))
@@ -97,8 +104,16 @@ class SupervisedWork(Work):
 
     def stage(self, context: RunContext, assembly: Assembly, monitors: Monitors) -> SupervisedStage:
         steps = assembly.recipe.run.steps
-        trainer = supervised_trainer(assembly, self._trainer, steps, self._neftune_alpha)
-        return SupervisedStage(self._name, context, assembly, monitors, trainer, self._examples)
+        objective = self._make_objective(assembly, self._examples, context.folder.path)
+        trainer = supervised_trainer(
+            assembly, self._trainer, steps, self._neftune_alpha, objective.frozen, objective.root
+        )
+        if self._new:
+            with context.interrupts.finishing():
+                objective.begin(self._examples)
+        return SupervisedStage(
+            self._name, context, assembly, monitors, trainer, self._examples, objective
+        )
 
 
 class SupervisedStage(TrainingStage):
@@ -111,6 +126,7 @@ class SupervisedStage(TrainingStage):
         monitors: watch the metrics.
         trainer: trainer of the policy.
         examples: what it trains on.
+        objective: what it minimises.
     """
 
     def __init__(
@@ -121,15 +137,22 @@ class SupervisedStage(TrainingStage):
         monitors: Monitors,
         trainer: Trainer,
         examples: Examples,
+        objective: Objective,
     ) -> None:
-        super().__init__(context, assembly, monitors, trainer, {"policy": trainer})
+        components = {"policy": trainer, **objective.components()}
+        super().__init__(context, assembly, monitors, trainer, components)
         self.name = name
         self._trainer = trainer
         self._examples = examples
+        self._objective = objective
 
     @property
     def version(self) -> int:
         return self._trainer.version
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        super().restore(checkpoint)
+        self._objective.restored(checkpoint.model_path)
 
     def loop(self, first_step: int) -> tuple[SupervisedLoop, SupervisedLog]:
         log = SupervisedLog(
@@ -138,10 +161,11 @@ class SupervisedStage(TrainingStage):
             self._monitors,
             first_step,
             self._examples,
+            self._objective,
             self._last,
         )
         return SupervisedLoop(
-            self._context, self._trainer, self._examples, log, self._assembly.device
+            self._context, self._trainer, self._examples, self._objective, log
         ), log
 
 
@@ -152,8 +176,8 @@ class SupervisedLoop:
         context: the run. Its state counts the steps.
         trainer: trainer of the policy.
         examples: what it trains on.
+        objective: what it minimises.
         log: log of the steps.
-        device: device of the batches.
     """
 
     def __init__(
@@ -161,14 +185,14 @@ class SupervisedLoop:
         context: RunContext,
         trainer: Trainer,
         examples: Examples,
+        objective: Objective,
         log: SupervisedLog,
-        device: str,
     ) -> None:
         self._context = context
         self._trainer = trainer
         self._examples = examples
+        self._objective = objective
         self._log = log
-        self._device = device
 
     def run(self, until: Callable[[int, Metrics], bool]) -> None:
         """Make steps until `until(step, metrics)` is True."""
@@ -181,15 +205,15 @@ class SupervisedLoop:
                 return
 
     def _step(self, step: int) -> Metrics:
-        began, objective = time.perf_counter(), SupervisedLoss()
+        began = time.perf_counter()
         self._context.phase("batch")
-        batch = objective.prepare(collate(self._examples.groups(step)).to(self._device))
+        batch = self._objective.batch(self._examples.groups(step))
         made = time.perf_counter()
         self._context.phase("trainer")
-        metrics = self._trainer.train_step(batch, objective.compute_loss)
+        metrics = self._trainer.train_step(batch, self._objective.compute_loss)
         ended = time.perf_counter()
         return {
-            **metrics,
+            **self._objective.derived(metrics),
             "train/tok_s": int(batch.mask.sum()) / (ended - made),
             "time/batch_s": made - began,
             "time/trainer_s": ended - made,
@@ -203,6 +227,7 @@ class SupervisedLog(StepLog):
     Args:
         context: as for `StepLog`, as are `assembly`, `monitors` and `first_step`.
         examples: have the held-out examples.
+        objective: measures them.
         last: keeps the state at the end of the last step.
     """
 
@@ -213,10 +238,12 @@ class SupervisedLog(StepLog):
         monitors: Monitors,
         first_step: int,
         examples: Examples,
+        objective: Objective,
         last: LastStep,
     ) -> None:
         super().__init__(context, assembly, monitors, first_step)
         self._examples = examples
+        self._objective = objective
         self._last = last
 
     @property
@@ -244,46 +271,14 @@ class SupervisedLog(StepLog):
         if reached_limit(self._context, recipe.run) and not due:
             began = time.perf_counter()
             self._context.phase("evaluation")
-            metrics |= self._heldout_loss()
+            metrics |= self._heldout_metrics()
             metrics["time/eval_s"] = time.perf_counter() - began
         super().close_step(step, metrics, version)
 
     def evaluated(self, step: int, version: int) -> tuple[Metrics, str]:
         found, warning = super().evaluated(step, version) if super().heldout else ({}, "")
-        return {**found, **self._heldout_loss()}, warning
+        return {**found, **self._heldout_metrics()}, warning
 
-    def _heldout_loss(self) -> Metrics:
-        if not (heldout := self._examples.heldout):
-            return {}
-        nats, tokens = heldout_loss(self._assembly, heldout)
-        found: Metrics = {"heldout/loss": nats / tokens}
-        if size := self._examples.heldout_bytes:
-            found["heldout/bits_per_byte"] = bits_per_byte(nats, size)
-        return found
-
-
-def heldout_loss(assembly: Assembly, examples: Sequence[Group]) -> tuple[float, int]:
-    """Loss on held-out examples.
-
-    Args:
-        assembly: the policy.
-        examples: the examples.
-
-    Returns:
-        Sum of the negative log-probs of the trained tokens, in nats, and their number.
-    """
-    config, scoring = assembly.recipe.trainer, replace(assembly.scoring, temperature=1.0)
-    nats, tokens = 0.0, 0
-    for at in range(0, len(examples), _SCORED_TOGETHER):
-        batch = collate(examples[at : at + _SCORED_TOGETHER]).to(assembly.device)
-        logp, _ = score_tables(
-            assembly.root(),
-            batch,
-            scoring,
-            config.max_tokens_per_microbatch,
-            config.share_prefix,
-            assembly.data_ranks,
-        )
-        nats -= float(logp[batch.mask].double().sum())
-        tokens += int(batch.mask.sum())
-    return nats, tokens
+    def _heldout_metrics(self) -> Metrics:
+        heldout = self._examples.heldout
+        return self._objective.heldout(heldout) if heldout else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..memory import memory_of
 from ..plan import Plan
@@ -15,7 +16,12 @@ from .rollout import sampling_facts
 from .tasks import eval_facts, held_out, sources
 from .trainer import disk_facts
 
-_EXAMPLES = {"texts": "windows", "solutions": "examples", "tasks": "examples"}
+_EXAMPLES = {
+    "texts": "windows",
+    "solutions": "examples",
+    "tasks": "examples",
+    "comparisons": "comparisons",
+}
 
 
 def overview(
@@ -45,7 +51,7 @@ def overview(
 
 def whole_stage(staged: StagedRecipe, stage: Stage, plan: Plan) -> list[Fact]:
     """All facts of a stage that does not sample to learn."""
-    data, trains = staged.evaluated_on(stage), stage.row.makes == "model"
+    data, trains = staged.evaluated_on(stage), stage.row.makes != "dataset"
     model = [fact for fact in model_facts(plan)[1:] if trains or fact.topic != "memory"]
     begin = [_model_fact(stage, plan), *model, *_stage_facts(staged, stage)]
     end = _made_fact(staged, stage)
@@ -89,6 +95,8 @@ def _stage_facts(staged: StagedRecipe, stage: Stage) -> list[Fact]:
     recipe, loss = stage.recipe, stage.row.loss
     if loss and stage.kind == "sft" and recipe.sft.train_on != "assistant":
         loss = f"cross-entropy of the tokens that sft.train_on = '{recipe.sft.train_on}' chooses"
+    if stage.kind == "preference":
+        loss = f"of preference.losses {', '.join(recipe.preference.losses)}"
     if not loss and stage.kind == "rl":
         loss = (
             f"of the algorithm {recipe.algorithm.name}, on rewards {_rewards(recipe.environment)}"
@@ -111,6 +119,8 @@ def _trains_on(stage: Stage) -> str:
         what = "tasks, written out," if stage.reads_tasks else "texts"
     elif reads == "solutions":
         what = "worked solutions" if stage.reads_tasks else "conversations"
+    elif reads == "comparisons":
+        what = "comparisons"
     else:
         what = "tasks"
     return f"{what} of {where or sources(data)}"
@@ -141,20 +151,24 @@ def _steps(stage: Stage) -> str:
             f"{recipe.run.steps} of {rollout.prompts_per_step} prompts x"
             f" {rollout.samples_per_prompt} completions"
         )
-    examples = recipe.pretrain if "pretrain" in row.sections else recipe.sft
-    each = f"{examples.examples_per_step} {_EXAMPLES[row.reads]}"
-    if row.epochs and (epochs := recipe.sft.epochs):
+    each = f"{_own(stage).examples_per_step} {_EXAMPLES[row.reads]}"
+    if epochs := stage.passes:
         return f"{epochs} passes over the examples, {each} at a time"
     return f"{recipe.run.steps} of {each}"
 
 
 def _training_fact(stage: Stage) -> Fact:
-    own = stage.recipe.pretrain if "pretrain" in stage.row.sections else stage.recipe.sft
+    own = _own(stage)
     return Fact(
         "training",
         f"AdamW, learning rate {own.learning_rate:g} ({own.schedule}, {own.warmup_steps} warm-up"
         f" steps), weight decay {own.weight_decay:g}",
     )
+
+
+def _own(stage: Stage) -> Any:
+    """Settings of a stage that trains on examples."""
+    return getattr(stage.recipe, stage.row.sections[0])
 
 
 def _size_fact(stage: Stage, plan: Plan) -> Fact:
@@ -163,15 +177,15 @@ def _size_fact(stage: Stage, plan: Plan) -> Fact:
     size = (
         UNKNOWN if plan.checkpoint_bytes is None else f"about {bytes_text(plan.checkpoint_bytes)}"
     )
-    checkpoint = f"; a checkpoint: {size}" if stage.row.makes == "model" else ""
+    checkpoint = f"; a checkpoint: {size}" if stage.row.makes != "dataset" else ""
     # The plan is one of RL, which holds more than sampling alone.
-    most = "" if stage.row.makes == "model" else "at most "
+    most = "" if stage.row.makes != "dataset" else "at most "
     return Fact("memory", f"at the peak: {most}{peak}{checkpoint}")
 
 
 def _made_fact(staged: StagedRecipe, stage: Stage) -> Fact:
     made = "adapter" if stage.recipe.model.lora.rank else "model"
-    made = made if stage.row.makes == "model" else stage.row.makes
+    made = made if stage.row.makes == "model" else stage.row.makes.replace("_", " ")
     users = [
         other.name for other in staged.stages if stage.name in (name for _, name in other.inputs)
     ]

@@ -11,6 +11,7 @@ computed in `recipe/plan.py` and printed by `sixfold explain`.
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
 from .base import NAME, PATTERNS, Section, device_name
+from .comparisons import ComparisonsConfig
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import AgentConfig, EnvironmentConfig
@@ -19,10 +20,12 @@ from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement, ProcessPlacement, RayPlacement, SamplersApart
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
+from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
+from .reward_model import RewardModelConfig, RewardScoringConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import MixConfig, SampleConfig
@@ -39,6 +42,7 @@ __all__ = [
     "ArithmeticConfig",
     "Backend",
     "CheckpointConfig",
+    "ComparisonsConfig",
     "CopySyncConfig",
     "CriticConfig",
     "DataConfig",
@@ -60,6 +64,7 @@ __all__ = [
     "ParallelConfig",
     "Placement",
     "Preemption",
+    "PreferenceConfig",
     "PretrainConfig",
     "ProcessPlacement",
     "RayPlacement",
@@ -67,6 +72,8 @@ __all__ = [
     "RecomputePreemption",
     "ReferenceConfig",
     "ReplayConfig",
+    "RewardModelConfig",
+    "RewardScoringConfig",
     "RolloutConfig",
     "RunConfig",
     "SampleConfig",

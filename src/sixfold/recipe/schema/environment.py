@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import Real, Section, knob
 from .judge import JudgeConfig
+from .reward_model import RewardScoringConfig
 
 
 class SandboxConfig(Section):
@@ -145,6 +146,7 @@ class EnvironmentConfig(Section):
         " think_format, think_answer_format, json_format, word_count, no_repetition, language,"
         " reasoning_gym, reasoning_gym_solved,"
         " judge_rubric, judge_reference, judge_pairwise, judge_constitution,"
+        " reward_model:FOLDER, stage:NAME (a reward model; several with commas are an ensemble),"
         " path.py:function or module:function",
     )
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")
@@ -170,6 +172,7 @@ class EnvironmentConfig(Section):
     search: SearchConfig = SearchConfig()
     sql: SqlConfig = SqlConfig()
     judge: JudgeConfig = JudgeConfig()
+    reward_model: RewardScoringConfig = RewardScoringConfig()
     web: WebConfig = WebConfig()
 
     @property

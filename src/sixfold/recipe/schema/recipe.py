@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, model_validator
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .base import Section, knob
+from .comparisons import ComparisonsConfig
 from .data import DataConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
@@ -18,9 +19,11 @@ from .model import ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement
+from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
+from .reward_model import RewardModelConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
 from .sample import SampleConfig
@@ -62,6 +65,9 @@ class Recipe(Section):
     moe: MoeConfig = MoeConfig()
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
+    preference: PreferenceConfig = PreferenceConfig()
+    comparisons: ComparisonsConfig = ComparisonsConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     sample: SampleConfig = SampleConfig()
     parallel: ParallelConfig = ParallelConfig()
     placement: Placement = knob(

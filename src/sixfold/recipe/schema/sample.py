@@ -32,10 +32,14 @@ class SampleConfig(Section):
 
     samples: int = knob(8, "completions per task", ge=1)
     tasks: int = knob(0, "number of tasks sampled, drawn at random (0: all)", ge=0)
-    keep: Literal["solved", "reward", "best"] = knob(
+    draw: int = knob(
+        0, "number of the draw: another one draws other tasks, and other completions", ge=0
+    )
+    keep: Literal["solved", "reward", "best", "all"] = knob(
         "solved",
         "completions that are kept: solved (those that the verifier accepts), reward (those with a"
-        " reward of at least `threshold`), or best (of each task, the one with the highest reward)",
+        " reward of at least `threshold`), best (of each task, the one with the highest reward), or"
+        " all (good and bad ones, to compare them in preference training)",
     )
     threshold: Real = knob(1.0, "lowest reward that is kept; needs keep = 'reward'")
     per_task: int = knob(
@@ -70,9 +74,10 @@ class SampleConfig(Section):
                 f"sample.threshold has no effect with sample.keep = '{self.keep}'. Leave it out, or"
                 " set sample.keep = 'reward'"
             )
-        if self.keep == "best" and self.per_task > 1:
+        kept = {"best": "one completion per task", "all": "the bad completions too"}
+        if self.keep in kept and self.per_task > (self.keep == "best"):
             raise ValueError(
-                f"sample.per_task = {self.per_task}, but sample.keep = 'best' keeps one completion"
-                " per task. Leave it out, or set sample.keep = 'reward'"
+                f"sample.per_task = {self.per_task}, but sample.keep = '{self.keep}' keeps"
+                f" {kept[self.keep]}. Leave it out, or set sample.keep = 'reward'"
             )
         return self

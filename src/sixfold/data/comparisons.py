@@ -1,0 +1,391 @@
+"""Comparisons of completions, from the forms of public preference datasets.
+
+Each row becomes one Comparison: a prompt, and completions with grades. Rows of form `scored` have
+one completion each, and those of one prompt make a comparison. `comparison_forms` reads the
+completions of each form.
+
+A prompt stands in `data.prompt_field`, or before the last reply of whole conversations, which are
+lists of messages, or texts as in Anthropic's HH ("Human:", "Assistant:"). The completions of a
+comparison answer one prompt, so its tokens are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ..errors import UserError
+from ..recipe.schema import ComparisonsConfig, DataConfig
+from ..types import Message, Task
+from .columns import MISSING, lookup
+from .comparison_forms import Columns, Kind, NoPair, completions, recognise
+from .dialogue import is_dialogue, split_dialogue, turns
+from .files import Row
+from .json_text import json_type
+from .messages import chat_messages, has_empty_reply, stored_messages
+from .prompts import (
+    column_value,
+    shown_tools,
+    task_form,
+    task_prompt,
+    template_arguments,
+    with_own_system,
+)
+from .rows import check_ids, check_value, require, row_id, tool_notes
+from .sources import load_rows
+from .task_set import TaskSet
+
+_DEFAULT = DataConfig.model_fields["prompt_field"].default
+_PROMPTS = ("prompt", "context", "prompt_conversation", "messages", "conversations", "instruction")
+"""Columns with the prompt that are tried if the recipe names none."""
+
+_LEFT_OUT: dict[Kind, tuple[str, str]] = {
+    "empty": ("rows", "a completion or a turn is empty. Write it"),
+    "prompt": (
+        "rows",
+        "their completions answer different prompts. Only the last reply may differ",
+    ),
+    "unscored": ("rows", "a completion has no score. Add it"),
+    "equal": ("comparisons", "their completions are equal. Write different ones"),
+    "tie": (
+        "comparisons",
+        "no completion is better than another. Grade them apart, or sample more",
+    ),
+}
+"""What is counted, the reason and the remedy. All but ties are errors unless data.unanswered is
+'drop'.
+"""
+
+Reply = str | Message
+Prompt = str | list[Message]
+
+
+@dataclass(frozen=True)
+class Comparison(Task):
+    """A prompt with completions, of which some are preferred to others.
+
+    Attributes:
+        completions: texts, or messages of the assistant. One, if its grade only says whether it is
+            liked.
+        grades: grade of each completion. It is preferred to those with smaller ones.
+    """
+
+    completions: tuple[Reply, ...] = ()
+    grades: tuple[float, ...] = ()
+
+
+@dataclass
+class Comparisons(TaskSet):
+    """Comparisons to train on, and comparisons that are held out.
+
+    Args:
+        left_out: number of comparisons, or completions, that are left out, by kind.
+    """
+
+    left_out: dict[Kind, int] = field(default_factory=dict)
+
+
+def load_comparisons(
+    data: DataConfig, config: ComparisonsConfig, *, seed: int, chat: bool
+) -> Comparisons:
+    """The comparisons of a recipe.
+
+    A comparison is not trained on if one with the same prompt is held out.
+
+    Args:
+        data: the recipe's [data] section.
+        config: the recipe's [comparisons] section.
+        seed: draws the held-out comparisons and, with a limit, the rows.
+        chat: whether the model has a chat template. With one, dialogues written as text become
+            messages.
+
+    Raises:
+        UserError: a source is missing or empty, or a row is no comparison. Names file and line.
+    """
+    left_out: Counter[Kind] = Counter()
+    found = load_rows(data, seed, partial(_convert, config=config, chat=chat, left_out=left_out))
+    return Comparisons(
+        found.train, found.heldout, found.notes, found.weights, found.hub_commits, dict(left_out)
+    )
+
+
+def _convert(
+    rows: Sequence[Row],
+    data: DataConfig,
+    name: str,
+    *,
+    config: ComparisonsConfig,
+    chat: bool,
+    left_out: Counter[Kind],
+) -> tuple[list[Task], list[str]]:
+    """Comparisons and notes from the rows of one split. Counts what is left out."""
+    columns = recognise(rows[0], config)
+    for column in columns.names:
+        require(rows, "comparisons.form", column)
+    read: list[tuple[Row, Comparison]] = []
+    counts: Counter[Kind] = Counter()
+    for row in rows:
+        for column, value in row.fields.items():
+            check_value(row.where, column, value)
+        try:
+            made = _comparison(row, data, columns, config, chat)
+            read.append(
+                (row, replace(made, id=row_id(row, data.id_field) or f"{name}-{row.number}"))
+            )
+        except NoPair as reason:
+            counts[_refused(row, reason, data)] += 1
+    if columns.form == "scored":
+        read = _grouped(read)
+    kept: list[tuple[Row, Comparison]] = []
+    for row, comparison in read:
+        try:
+            kept.append((row, _compared(comparison, config, columns.form == "unpaired")))
+            counts["duplicate"] += len(comparison.grades) - len(_distinct(comparison).grades)
+        except NoPair as reason:
+            counts[_refused(row, reason, data)] += 1
+    counts = +counts
+    notes = [
+        f"split '{name}': {counts[kind]} {unit} are left out: {why}"
+        for kind, (unit, why) in _LEFT_OUT.items()
+        if counts[kind]
+    ]
+    if not kept:
+        raise UserError(f"split '{name}' has 0 usable comparisons of {len(rows)} rows: {notes[0]}")
+    if counts["duplicate"]:
+        notes.append(
+            f"split '{name}': {counts['duplicate']} completions are left out: they are equal to an"
+            " earlier one of their prompt"
+        )
+    left_out.update(counts)
+    tasks: list[Task] = [comparison for _, comparison in kept]
+    kept_rows = [row for row, _ in kept]
+    check_ids(tasks, kept_rows, data.id_field)
+    return tasks, notes + tool_notes(kept_rows, name)
+
+
+def _refused(row: Row, reason: NoPair, data: DataConfig) -> Kind:
+    """The kind of a row that is left out.
+
+    Raises:
+        UserError: such rows must not be left out.
+    """
+    if data.unanswered == "error" and reason.kind != "tie":
+        raise UserError(
+            f"{row.where}: {reason}. Correct the row, or leave such rows out by data.unanswered ="
+            " 'drop'"
+        ) from reason
+    return reason.kind
+
+
+def _comparison(
+    row: Row, data: DataConfig, columns: Columns, config: ComparisonsConfig, chat: bool
+) -> Comparison:
+    """The comparison of a row, without its id.
+
+    Raises:
+        UserError: a value has the wrong type, or there is no prompt.
+        NoPair: a text is empty, or the completions answer different prompts.
+    """
+    data = with_own_system(row, data)
+    given = _given_prompt(row, data, chat)
+    prompts: list[Prompt | None] = []
+    replies, grades = [], []
+    for column, value, grade in completions(row, columns, config):
+        own: Prompt | None
+        own, reply = _completion(row, column, value)
+        if own is None and isinstance(reply, str):
+            own, reply = _dialogue(row, reply, chat)
+        prompts.append(given if own is None else own)
+        replies.append(reply)
+        grades.append(grade)
+    if isinstance(given, list):  # a text may be a part of the conversation
+        prompts.append(given)
+    prompt = prompts[0] if prompts else given
+    if prompt is None or None in prompts:
+        raise UserError(
+            f"{row.where}: there is no prompt. Name its column by data.prompt_field, or give whole"
+            " conversations (lists of messages, or texts with 'Human:' and 'Assistant:'); row keys:"
+            f" {list(row.fields)}"
+        )
+    if any(other != prompt for other in prompts):
+        raise NoPair(
+            "prompt",
+            "the completions answer different prompts; only the last reply of a conversation may"
+            " differ",
+        )
+    form = task_form(data)
+    if form != "messages":
+        replies = [_as_text(row, reply, form) for reply in replies]
+    told = task_prompt(replace(row, fields={data.prompt_field: prompt}), data)
+    if isinstance(told, str) and not all(isinstance(reply, str) for reply in replies):
+        told = (Message(role="user", content=told),)
+    return Comparison(
+        "",
+        told,
+        source=data.source,
+        tools=() if form == "rendered" else shown_tools(row) or (),
+        template_args={} if form == "rendered" else template_arguments(row),
+        form=form,
+        completions=tuple(replies),
+        grades=tuple(grades),
+    )
+
+
+def _given_prompt(row: Row, data: DataConfig, chat: bool) -> Prompt | None:
+    """The prompt of a row in a column of its own. None if it has no such column."""
+    names = (data.prompt_field, *(_PROMPTS if data.prompt_field == _DEFAULT else ()))
+    name = next((one for one in names if lookup(row.fields, one) is not MISSING), None)
+    if name is None:
+        if data.prompt_field != _DEFAULT:
+            require([row], "data.prompt_field", data.prompt_field)
+        return None
+    value = stored_messages(row.where, column_value(row, name))
+    if _is_blank(value):
+        raise NoPair("empty", f"the prompt {name!r} is empty")
+    if isinstance(value, list):
+        messages = list(chat_messages(row.where, value))
+        ended = data.prompt_form == "messages" and messages[-1]["role"] == "assistant"
+        return messages[:-1] if ended else messages  # some sets repeat the chosen conversation
+    if not isinstance(value, str):
+        raise UserError(
+            f"{row.where}: {name!r} must be text or a list of messages, got {json_type(value)}"
+        )
+    return (
+        _turns(value) if chat and data.prompt_form == "messages" and is_dialogue(value) else value
+    )
+
+
+def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None, Reply]:
+    """The messages before a reply, or None if there are none, and the reply."""
+    value = stored_messages(row.where, value)
+    if _is_blank(value):
+        raise NoPair("empty", f"{column!r} is empty")
+    if isinstance(value, str):
+        return None, value
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        raise UserError(
+            f"{row.where}: {column!r} must be text or a list of messages, got {json_type(value)}"
+        )
+    if all(isinstance(one, str) for one in value):
+        raise UserError(
+            f"{row.where}: {column!r} has several texts, but a completion is one reply. Compare"
+            " completions of one turn"
+        )
+    if has_empty_reply(value):
+        raise NoPair("empty", f"{column!r} has an empty reply")
+    *before, reply = chat_messages(row.where, value)
+    if reply["role"] != "assistant":
+        raise UserError(
+            f"{row.where}: {column!r} must end with a reply of the assistant, not with a message of"
+            f" {reply['role']}"
+        )
+    if before and before[0]["role"] == "assistant":
+        raise UserError(
+            f"{row.where}: {column!r} has {len(value)} messages after the prompt, but a completion"
+            " is one reply. Move the earlier messages into the prompt"
+        )
+    reply.pop("weight", None)  # a completion is always trained
+    return before or None, reply
+
+
+def _is_blank(value: Any) -> bool:
+    return value in (None, []) or (isinstance(value, str) and not value.strip())
+
+
+def _dialogue(row: Row, text: str, chat: bool) -> tuple[Prompt | None, str]:
+    """The prompt and the reply of a dialogue written as text. No prompt if it is none."""
+    found = split_dialogue(text)
+    if not found:
+        return None, text
+    prompt, reply = found
+    if not reply.strip():
+        raise NoPair("empty", "the last reply is empty")
+    return (_turns(prompt), reply.strip()) if chat else (prompt, reply)
+
+
+def _turns(dialogue: str) -> list[Message]:
+    """The messages of a dialogue."""
+    messages = turns(dialogue)
+    if not all(message["content"] for message in messages):
+        raise NoPair("empty", "a turn of the dialogue is empty")
+    if any(m["role"] != ("user", "assistant")[at % 2] for at, m in enumerate(messages)):
+        raise NoPair("prompt", "the turns of Human and Assistant do not alternate")
+    return messages
+
+
+def _as_text(row: Row, reply: Reply, form: str) -> str:
+    """The text of a reply, for prompts that no chat template ends."""
+    if isinstance(reply, str):
+        return reply
+    if reply.get("tool_calls"):
+        raise UserError(
+            f"{row.where}: a completion with tool calls needs data.prompt_form = 'messages', not"
+            f" '{form}'"
+        )
+    return reply["content"]
+
+
+def _grouped(read: Sequence[tuple[Row, Comparison]]) -> list[tuple[Row, Comparison]]:
+    """Comparisons of scored completions: those of one prompt, and of one task if the rows name it.
+
+    A comparison has the place of its first row, and the id of its task or of that row.
+    """
+    groups: dict[tuple[Any, str], list[tuple[Row, Comparison]]] = {}
+    for row, one in read:
+        task = lookup(row.fields, "provenance.task")
+        named = task if isinstance(task, str) else None
+        groups.setdefault((named, one.prompt_key), []).append((row, one))
+    return [
+        (
+            members[0][0],
+            replace(
+                members[0][1],
+                id=members[0][1].id if task is None else task,
+                completions=tuple(one.completions[0] for _, one in members),
+                grades=tuple(one.grades[0] for _, one in members),
+            ),
+        )
+        for (task, _), members in groups.items()
+    ]
+
+
+def _distinct(comparison: Comparison) -> Comparison:
+    """The comparison with the first of equal completions, in order."""
+    first: dict[str, int] = {}
+    for at, reply in enumerate(comparison.completions):
+        text = reply.strip() if isinstance(reply, str) else json.dumps(reply, sort_keys=True)
+        first.setdefault(text, at)
+    return _only(comparison, list(first.values()))
+
+
+def _compared(whole: Comparison, config: ComparisonsConfig, unpaired: bool) -> Comparison:
+    """The completions of a comparison that are trained on.
+
+    Raises:
+        NoPair: no two different ones have different grades.
+    """
+    if unpaired:
+        return whole
+    if len(set(whole.grades)) < 2:
+        raise NoPair("tie", "no completion is better than another")
+    distinct = _distinct(whole)
+    grades = distinct.grades
+    if len(set(grades)) < 2:
+        raise NoPair("equal", "the completions are equal")
+    if config.pairs == "all":
+        return distinct
+    return _only(distinct, sorted((grades.index(max(grades)), grades.index(min(grades)))))
+
+
+def _only(comparison: Comparison, indices: Sequence[int]) -> Comparison:
+    return replace(
+        comparison,
+        completions=tuple(comparison.completions[at] for at in indices),
+        grades=tuple(comparison.grades[at] for at in indices),
+    )

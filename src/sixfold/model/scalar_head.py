@@ -1,0 +1,103 @@
+"""A model with one linear head of one output: the body of a causal LM under transformers' class for
+token or for sequence classification.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ..errors import UserError
+from .attention import NAME
+
+Reading = Literal["token", "sequence"]
+"""What transformers' class gives a number to: each token, or a whole sequence."""
+
+_CLASSES: dict[str, tuple[Any, Any]] = {
+    "token": (MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification),
+    "sequence": (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification),
+}
+
+
+def with_scalar_head(policy: PreTrainedModel, reading: Reading, refusal: str) -> PreTrainedModel:
+    """Model with the architecture of a causal LM, in transformers' classification class.
+
+    Its body weights are copied, its head is zero, and it runs in evaluation mode with Sixfold's
+    attention function.
+
+    Args:
+        policy: the causal LM.
+        reading: which class.
+        refusal: what is refused if there is no such class, and the remedy, around "{}" for why.
+
+    Raises:
+        UserError: if transformers has no suitable class for the architecture.
+    """
+    config = one_label_without_dropout(policy.config)
+    known, make = _CLASSES[reading]
+    said = f"{type(policy).__name__} ({{}})"
+    if type(config) not in known:
+        why = f"transformers has no {reading}-classification class for it"
+        raise UserError(refusal.format(said.format(why)))
+    # The random weights are all overwritten, so the run's random state must not advance.
+    with torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = make.from_config(
+            config,
+            # At least float32: bfloat16 cannot represent small differences between values.
+            dtype=torch.promote_types(policy.dtype, torch.float32),
+            attn_implementation=NAME,
+        )
+    between = [
+        child
+        for child in model.children()
+        if child is not model.base_model and not isinstance(child, nn.Dropout)
+    ]
+    if type(model.base_model) is not type(policy.base_model) or [
+        type(child) for child in between
+    ] != [nn.Linear]:
+        why = f"{type(model).__name__} is not the same body under one linear head"
+        raise UserError(refusal.format(said.format(why)))
+    model.base_model.load_state_dict(policy.base_model.state_dict())
+    zero(scalar_head(model))
+    return model.to(policy.device).eval()  # type: ignore[arg-type]
+
+
+def scalar_head(model: nn.Module) -> nn.Linear:
+    """The head: the only linear layer beside the body.
+
+    It is called `score` in most classes and `classifier` in the token classification of GPT-2 and
+    related models.
+    """
+    (head,) = [child for child in model.children() if isinstance(child, nn.Linear)]
+    return head
+
+
+def one_label_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Copy of a causal LM's configuration with one label and every dropout 0."""
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    for key, value in vars(config).items():
+        if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)
+    # Set it even where the configuration lacks it: token-classification classes default a missing
+    # value to 0.1, and values of one state would then vary.
+    config.classifier_dropout = 0.0
+    return config
+
+
+@torch.no_grad()
+def zero(head: nn.Linear) -> None:
+    """Set a head to zero, so that every output is exactly 0."""
+    for p in head.parameters():
+        p.zero_()

@@ -1,0 +1,108 @@
+"""Resolve the losses of [preference], and refuse settings that cannot work. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import UserError, nearest
+from ..preference.loss import PreferenceLoss, Settings
+from ..preference.zoo import LOSSES
+from .schema import PreferenceConfig
+
+
+def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Settings, float]]:
+    """The rows of a recipe's losses, their settings with the recipe's overrides, their weights.
+
+    Raises:
+        UserError: for an unknown loss, or settings that contradict each other.
+    """
+    rows = [_row(name) for name in config.losses]
+    weights = config.weights or [1.0] * len(rows)
+    if len(weights) != len(rows):
+        raise UserError(
+            f"preference.weights has {len(weights)} numbers, but preference.losses has {len(rows)}"
+            " losses. Give one weight for each loss, or none"
+        )
+    if any(weight < 0 for weight in weights) or not any(weights):
+        raise UserError(f"preference.weights = {weights}: use weights >= 0, not all 0")
+    if len({row.unpaired for row in rows}) > 1:
+        single = next(row.name for row in rows if row.unpaired)
+        raise UserError(
+            f"preference.losses: '{single}' takes single completions with a label, and"
+            f" '{next(row.name for row in rows if not row.unpaired)}' takes pairs. Use losses of"
+            " one kind"
+        )
+    given = {
+        name: value
+        for name in Settings.__dataclass_fields__
+        if (value := getattr(config, name, None)) is not None
+    }
+    _check_read(rows, given)
+    _check_reference(config, rows)
+    return [(row, _settings(row, given), weight) for row, weight in zip(rows, weights, strict=True)]
+
+
+def keeps_reference(config: PreferenceConfig) -> bool:
+    """True if a stage with these settings keeps a reference model in memory."""
+    trained = config.steps or config.epochs
+    return bool(trained) and config.reference == "frozen" and _compares(config)
+
+
+def _compares(config: PreferenceConfig) -> bool:
+    """True if a loss compares with a reference."""
+    return any(_row(name).needs_reference for name in config.losses)
+
+
+def _check_reference(config: PreferenceConfig, rows: list[PreferenceLoss]) -> None:
+    if config.cache and config.reference != "cached":
+        raise UserError("preference.cache needs preference.reference = 'cached'")
+    if config.reference != "cached":
+        return
+    if not _compares(config):
+        raise UserError(
+            f"preference.reference = 'cached' has no effect: {', '.join(config.losses)} needs no"
+            " reference. Remove it"
+        )
+    if fresh := next((row.name for row in rows if row.statistics == "reference point"), ""):
+        raise UserError(
+            f"preference.reference = 'cached' does not work with the loss {fresh}, which compares"
+            " each prompt with other completions in every step. Use 'frozen', or bco"
+        )
+
+
+def _row(name: str) -> PreferenceLoss:
+    if name not in LOSSES:
+        raise UserError(
+            f"preference.losses: no loss '{name}'.{nearest(name, list(LOSSES))} Known:"
+            f" {', '.join(LOSSES)}"
+        )
+    return LOSSES[name]
+
+
+def _check_read(rows: list[PreferenceLoss], given: dict[str, object]) -> None:
+    names = ", ".join(row.name for row in rows)
+    for name in given:
+        if not any(name in row.reads for row in rows):
+            readers = ", ".join(row.name for row in LOSSES.values() if name in row.reads)
+            raise UserError(
+                f"preference.{name} has no effect on the loss {names}. Remove it, or use one of"
+                f" {readers}"
+            )
+    if "sft_weight" in given and len(rows) > 1:
+        raise UserError(
+            "preference.sft_weight would add its term to each of the losses. Add 'sft' to"
+            " preference.losses, and its weight to preference.weights"
+        )
+    if "divergence_alpha" in given and given.get("divergence") != "alpha":
+        raise UserError("preference.divergence_alpha needs preference.divergence = 'alpha'")
+
+
+def _settings(row: PreferenceLoss, given: dict[str, object]) -> Settings:
+    read = {name: value for name, value in given.items() if name in row.reads}
+    settings = replace(row.defaults, **read)  # type: ignore[arg-type]
+    if row.link == "exo" and not settings.label_smoothing:
+        raise UserError(
+            "preference.label_smoothing = 0 makes the loss exo infinite. Use a small value, such"
+            f" as {row.defaults.label_smoothing:g}"
+        )
+    return settings

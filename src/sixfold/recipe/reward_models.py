@@ -1,0 +1,30 @@
+"""Names of reward models among `environment.rewards`. No torch.
+
+`reward_model:PATH` names a folder, a run, a checkpoint or a hub id, and `stage:NAME` the result of
+an earlier stage. Several, with commas between them, are an ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+PREFIX = "reward_model:"
+STAGE = "stage:"
+
+
+def reward_model_paths(name: str) -> list[str]:
+    """Paths, or names of stages, of the reward models that a reward names. [] for other rewards."""
+    if not name.startswith((PREFIX, STAGE)):
+        return []
+    return name.removeprefix(PREFIX).split(",")
+
+
+def with_paths(name: str, path: Callable[[str], str]) -> str:
+    """The name of a reward with other paths of its reward models.
+
+    Args:
+        name: the name. That of another reward does not change.
+        path: gives the new path of each.
+    """
+    paths = reward_model_paths(name)
+    return PREFIX + ",".join(map(path, paths)) if paths else name

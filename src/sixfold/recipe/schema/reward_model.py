@@ -1,0 +1,67 @@
+"""Settings of reward models: how a stage trains one, and how it scores as a reward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Device, Real, Section, knob
+
+
+class RewardModelConfig(Section):
+    """Training of a reward model on the comparisons that [comparisons] describes."""
+
+    steps: int = knob(0, "number of steps", ge=0)
+    epochs: int = knob(
+        0, "passes over the comparisons, in place of reward_model.steps (0: steps decides)", ge=0
+    )
+    examples_per_step: int = knob(
+        64, "comparisons per step: prompts, each with all of its completions", ge=1
+    )
+    loss: Literal["bradley_terry", "bce"] = knob(
+        "bradley_terry",
+        "bradley_terry: -log sigma(difference of scores) of every pair; bce: binary cross-entropy"
+        " of each completion, whose grade is a label between 0 and 1",
+    )
+    head: Literal["last", "mean"] = knob(
+        "last",
+        "where the score is read: last (the last token of the completion, as transformers reads"
+        " it), or mean (over all tokens of the completion)",
+    )
+    margin: bool = knob(
+        False, "the difference of the grades of a pair is the margin of its loss (arXiv:2307.09288)"
+    )
+    centring: Real = knob(
+        0.0,
+        "weight of (r_w + r_l)^2, which holds scores around 0 (arXiv:2312.09244, which has 0.01; 0:"
+        " off)",
+        ge=0,
+    )
+    normalise: bool = knob(
+        True,
+        "store an offset and a scale that give held-out completions rewards of mean 0 and standard"
+        " deviation 1",
+    )
+    length_debias: bool = knob(
+        False,
+        "rewards lose the part that the length explains among held-out completions of one prompt",
+    )
+    learning_rate: Real = knob(1e-5, "AdamW learning rate", gt=0)
+    warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
+    weight_decay: Real = knob(0.0, "AdamW weight decay", ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = knob(
+        "cosine", "learning rate after the warm-up: constant, or a decay to 0 at the last step"
+    )
+
+
+class RewardScoringConfig(Section):
+    """How the reward models among `environment.rewards` score."""
+
+    device: Device = knob("auto", "device of the reward models")
+    precision: Literal["float32", "bfloat16"] = knob("float32", "dtype of their weights")
+    max_tokens: int = knob(16384, "most tokens that a reward model computes at once", ge=1)
+    std_factor: Real = knob(
+        0.0,
+        "k of an ensemble of reward models, whose reward is mean - k * standard deviation"
+        " (arXiv:2310.02743; 0: the mean)",
+        ge=0,
+    )

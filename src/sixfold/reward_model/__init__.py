@@ -1,0 +1,11 @@
+"""Reward models: a scalar head on a body, trained on comparisons or labels, and used as a reward.
+
+rows.py        rows of comparisons, and the score of each row
+losses.py      per-pair and per-completion losses
+objective.py   loss of a step, and the report on held-out comparisons
+quality.py     figures of the report
+calibration.py offset, scale and length slope, stored with the model
+model.py       make, save and load
+scorer.py      scores of completions
+reward.py      reward models among `environment.rewards`
+"""

@@ -1,0 +1,74 @@
+"""Offset, scale and length slope of a reward model, in the config.json of its folder.
+
+`mean` and `std` are the keys that OpenRLHF reads and writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from .quality import length_slope
+
+_SMALLEST_STD = 1e-6
+"""A model whose scores differ by less has no scale: it has not learned yet."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What turns a score r of a completion of n tokens into a reward.
+
+    The reward is (r - length_slope * (n - length_mean) - mean) / std.
+
+    Attributes:
+        mean: offset.
+        std: scale.
+        length_slope: score per token that is taken away. 0: the length does not count.
+        length_mean: tokens at which nothing is taken away.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    length_slope: float = 0.0
+    length_mean: float = 0.0
+
+    def reward(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """[N] rewards of scores [N] of completions with these lengths [N]."""
+        return (scores - self.length_slope * (lengths - self.length_mean) - self.mean) / self.std
+
+    def write(self, config: PreTrainedConfig) -> None:
+        """Set the figures in the configuration of a model, with which they are saved."""
+        for name, value in asdict(self).items():
+            setattr(config, name, value)
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Calibration:
+        """The figures in a model's configuration. A missing one has its default."""
+        found: dict[str, Any] = vars(config)
+        fields = asdict(cls())
+        return cls(**{name: float(found.get(name, value)) for name, value in fields.items()})
+
+
+def calibrate(
+    scores: Tensor, lengths: Tensor, groups: Tensor, *, normalise: bool, debias: bool
+) -> Calibration:
+    """Calibration that gives these scores mean 0 and standard deviation 1.
+
+    Args:
+        scores: [N] float64.
+        lengths: [N] tokens of each completion, float64.
+        groups: [N] number of each completion's group, from 0.
+        normalise: whether there is an offset and a scale.
+        debias: whether what the length explains of the scores of one prompt is taken away.
+    """
+    slope = length_slope(scores, lengths, groups) if debias else 0.0
+    middle = float(lengths.mean()) if debias else 0.0
+    if not normalise:
+        return Calibration(length_slope=slope, length_mean=middle)
+    rest = scores - slope * (lengths - middle)
+    std = float(torch.std(rest, correction=0))
+    return Calibration(float(rest.mean()), std if std > _SMALLEST_STD else 1.0, slope, middle)

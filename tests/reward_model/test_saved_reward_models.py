@@ -1,0 +1,145 @@
+"""Reward models in folders: scores equal those of transformers' pipeline, in both directions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from comparisons import padded_states, policy, random_reward_model, saved
+from tests.conftest import make_tiny
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from sixfold.errors import UserError
+from sixfold.model.loading import load_policy
+from sixfold.model.scalar_head import scalar_head
+from sixfold.recipe.schema import ModelConfig, RewardScoringConfig
+from sixfold.reward_model.calibration import Calibration
+from sixfold.reward_model.model import load_reward_model
+from sixfold.reward_model.reward import reward_model
+from sixfold.reward_model.scorer import Scorer
+
+TEXTS = ["12+30=42", "7", "9*9=81 abc", "1+1=3"]
+
+
+def piped(folder: Path, texts: list[str], batch_size: int = 1) -> list[float]:
+    """Scores by transformers' pipeline."""
+    classify = pipeline("text-classification", model=str(folder), device="cpu")
+    found = classify(texts, function_to_apply="none", batch_size=batch_size, top_k=None)
+    return [float(one[-1]["score"]) for one in found]
+
+
+def scores(folder: Path, texts: list[str]) -> list[float]:
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    found = []
+    for text in texts:
+        ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+        found.append(float(scorer.rewards(ids[:1], [ids[1:]])[0]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "minigpt", "gemma2"])
+def test_the_pipeline_gives_the_scores_of_a_saved_model(name: str, tmp_path: Path) -> None:
+    own = policy(name)
+    model = random_reward_model(name, own=own)
+    folder = saved(model, own, tmp_path / "rm")
+    assert scores(folder, TEXTS) == pytest.approx(piped(folder, TEXTS, batch_size=3), abs=1e-5)
+    plain = load_reward_model(str(folder), "cpu")
+    Calibration(0.5, 2.0, 0.01, 3.0).write(model.config)
+    loaded = load_reward_model(str(saved(model, own, tmp_path / "rm2")), "cpu")
+    assert loaded.calibration == Calibration(0.5, 2.0, 0.01, 3.0)
+    raw, rewards = (Scorer(m, 64).rewards([7, 8], [[9], [10, 11, 12]]) for m in (plain, loaded))
+    lengths = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert torch.allclose(rewards, (raw - 0.01 * (lengths - 3) - 0.5) / 2)
+
+
+def test_models_of_others_are_read_where_transformers_reads_them(tmp_path: Path) -> None:
+    """Their pad token is often the end token, and their head may have two labels."""
+    own = policy()
+    own.tokenizer.pad_token = own.tokenizer.eos_token
+    for labels in (1, 2):
+        config = make_tiny("qwen3").config
+        config.num_labels, config.pad_token_id = labels, own.tokenizer.eos_token_id
+        torch.manual_seed(5)
+        model = AutoModelForSequenceClassification.from_config(config)
+        folder = saved(model, own, tmp_path / f"{labels}")
+        texts = [*TEXTS, "1+2=3<|end|>", "1+2=3<|end|><|end|>"]
+        found = scores(folder, texts)
+        with torch.no_grad():
+            expected = []
+            for text in texts:
+                ids = torch.tensor([own.tokenizer(text)["input_ids"]])
+                logits = model(ids).logits[0]
+                expected.append(float(logits[-1] - (logits[0] if labels == 2 else 0.0)))
+        assert found == pytest.approx(expected, abs=1e-5)
+        if labels == 1:
+            assert found == pytest.approx(piped(folder, texts), abs=1e-5)
+        assert found[-1] == pytest.approx(found[-2], abs=1e-5)
+
+
+def test_the_id_of_the_pad_token_has_no_influence(tmp_path: Path) -> None:
+    own = policy()
+    model = random_reward_model(own=own)
+    end = int(own.tokenizer.eos_token_id)
+    found = []
+    for pad in (0, end, 9, None):
+        model.config.pad_token_id = pad
+        scorer = Scorer(load_reward_model(str(saved(model, own, tmp_path / f"{pad}")), "cpu"), 4096)
+        found.append(scorer.rewards([7, 8], [[9, end], [9, 9]]).tolist())
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_a_model_whose_pad_token_ends_completions_gives_transformers_none() -> None:
+    own = policy()
+    assert random_reward_model(own=own).config.pad_token_id == own.tokenizer.pad_token_id
+    own.tokenizer.pad_token = own.tokenizer.eos_token
+    assert random_reward_model(own=own).config.pad_token_id is None
+
+
+def test_the_mean_head_reads_the_tokens_of_the_completion(tmp_path: Path) -> None:
+    own = policy()
+    model = random_reward_model(head="mean", own=own)
+    scorer = Scorer(load_reward_model(str(saved(model, own, tmp_path / "rm")), "cpu"), 4096)
+    found = scorer.rewards([7, 8, 9], [[10], [11, 12, 13, 1]]).tolist()
+    with torch.no_grad():
+        expected = [
+            float(scalar_head(model)(padded_states(model, [7, 8, 9, *ids])[3:].mean(0)))
+            for ids in ([10], [11, 12, 13, 1])
+        ]
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_policy_is_no_reward_model_and_the_reverse(tmp_path: Path) -> None:
+    own = policy()
+    folder = saved(random_reward_model(own=own), own, tmp_path / "rm")
+    own.save((tmp_path / "policy").absolute())
+    with pytest.raises(UserError, match=r"policy' is no reward model: .*Qwen3ForCausalLM"):
+        load_reward_model(str(tmp_path / "policy"), "cpu")
+    with pytest.raises(UserError, match=r"is a reward model .*belongs into environment\.rewards"):
+        load_policy(ModelConfig(path=str(folder)), seed=0, device="cpu")
+    with pytest.raises(UserError, match=r"'stage:rm' names a stage"):
+        reward_model(["stage:rm"], RewardScoringConfig())
+
+
+def test_another_vocabulary_is_scored_by_text(tmp_path: Path) -> None:
+    """Tokens that mean the same texts are scored as they were sampled."""
+    own = policy()
+    model = random_reward_model(own=own)
+    folder = saved(model, own, tmp_path / "rm")
+    function = reward_model([str(folder)], RewardScoringConfig(device="cpu"))
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    tokenizer = own.tokenizer
+    prompt = scorer.renderer.shown(ids := scorer.renderer.plain("1+1="))
+    replies = [[*scorer.renderer.plain(text), 1] for text in ("2", "3 a")]
+    shown = [scorer.renderer.shown(one, special=False) for one in replies]
+    given = (["1+1="] * 2, shown)
+
+    def call(token_shift: int) -> list[float]:
+        moved = [[token + token_shift for token in one] for one in replies]
+        found = function(*given, moved, [ids] * 2, [prompt] * 2, ["stop", "stop"])
+        return [float(one) for one in found if isinstance(one, float)]
+
+    assert call(0) == pytest.approx(scorer.rewards(ids, replies).tolist(), abs=1e-9)
+    chat = tokenizer("<|user|>1+1=<|assistant|>")["input_ids"]
+    assert call(1) == pytest.approx(scorer.rewards(chat, replies).tolist(), abs=1e-9)
+    assert call(0) != pytest.approx(call(1), abs=1e-4)

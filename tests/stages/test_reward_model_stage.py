@@ -1,0 +1,142 @@
+"""A stage that trains a reward model, and stages that are rewarded by it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.checkpoint.model_source import model_folder
+from sixfold.errors import UserError
+from sixfold.recipe.toml import parse_staged
+from sixfold.reward_model.model import load_reward_model
+from sixfold.reward_model.scorer import Scorer
+from sixfold.stages.driver import train_stages
+from sixfold.stages.plans import stage_plans
+from sixfold.types import Task
+from tests.stages.staged_runs import flags, result
+
+TEXT = """\
+run.name = "p"
+
+[[stages]]
+kind = "reward_model"
+name = "rm"
+data.source = "PAIRS"
+data.heldout = 16
+reward_model.steps = 30
+reward_model.learning_rate = 5e-3
+reward_model.warmup_steps = 0
+reward_model.centring = 0.01
+reward_model.examples_per_step = 16
+
+[[stages]]
+kind = "rl"
+name = "rl"
+run.steps = 2
+data.heldout = 8
+environment.rewards = ["stage:rm"]
+"""
+
+
+def rows() -> list[dict[str, str]]:
+    """Sums whose better reply is the even number, whatever the prompt."""
+    draw = random.Random(0)
+    return [
+        {
+            "prompt": f"{draw.randrange(10)}+{draw.randrange(10)}=",
+            "chosen": str(2 * draw.randrange(5)),
+            "rejected": str(2 * draw.randrange(5) + 1),
+        }
+        for _ in range(96)
+    ]
+
+
+def recipe(place: Path, text: str = TEXT, **overrides: Any) -> Any:
+    pairs = place / "pairs.jsonl"
+    pairs.write_text("\n".join(map(json.dumps, rows())))
+    given = flags(place, checkpoint__every=10, **overrides)
+    at = given.index("--data.heldout")  # the stage has its own
+    return parse_staged(text.replace("PAIRS", str(pairs)), "p.toml", given[:at] + given[at + 2 :])
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_learned_resumed_and_used(tmp_path: Path) -> None:
+    assert train_stages(recipe(tmp_path)) == 0
+    run = tmp_path / "p"
+    whole = result(run)
+    artifacts = {
+        name: json.loads((run / "stages" / name / "artifact.json").read_bytes())
+        for name in ("rm", "rl")
+    }
+    assert artifacts["rm"]["made"] == "reward_model"
+    assert artifacts["rl"]["inputs"]["rm"] == artifacts["rm"]["sha256"]
+    last = whole["rm"]["metrics"][-1]
+    assert last["reward_model/heldout_accuracy"] == 1.0 and last["heldout/loss"] < 0.2
+    assert sum(last["reward_model/heldout_delta_hist"]) == 16
+
+    # Its rewards of the held-out completions have mean 0 and deviation 1; those of others are near.
+    folder = model_folder(str(run), reward_model=True)
+    scorer = Scorer(load_reward_model(folder, "cpu"), 4096)
+    task = Task("sum", "3+4=")
+    replies = [str(n) for n in range(10)]
+    ids = scorer.encoded(task, replies, [True] * 10)
+    rewards = scorer.rewards(*ids).tolist()
+    assert min(rewards[0::2]) > 0.5 and max(rewards[1::2]) < -0.5
+    assert all(0.5 < abs(reward) < 1.7 for reward in rewards)
+
+    # A stage without an artifact goes on from its checkpoint, and everything comes out the same.
+    stage = run / "stages" / "rm"
+    for name in ("artifact.json", "summary.json"):
+        (stage / name).unlink()
+    shutil.rmtree(stage / "checkpoints" / "step-000030")
+    rl = run / "stages" / "rl"
+    (rl / "artifact.json").unlink()
+    (rl / "summary.json").unlink()
+    shutil.rmtree(rl / "checkpoints" / "step-000002")
+    assert train_stages(recipe(tmp_path), resume=run) == 0
+    assert result(run) == whole
+
+
+def test_a_reward_model_stands_only_where_one_is_needed(tmp_path: Path) -> None:
+    for old, new, error in (
+        ('environment.rewards = ["stage:rm"]', 'model = "stage:rm"', "makes a rew"),
+        ('kind = "reward_model"', 'kind = "sft"', "reward_model.steps belongs to stages of kind"),
+        ("reward_model.steps = 30", "", r"reward_model\.steps is 0, .* or reward_model\.epochs"),
+        ("stage:rm", "stage:mr", "no earlier stage has this name"),
+    ):
+        with pytest.raises(UserError, match=error):
+            recipe(tmp_path, TEXT.replace(old, new))
+    staged = recipe(tmp_path)
+    assert stage_plans(staged, "p.toml").keys() == {"rm", "rl"}
+    # The stage after it goes on with the newest model, which is not the reward model.
+    assert staged.stages[1].recipe.model.path == ""
+    several = TEXT.replace('["stage:rm"]', '["stage:rm,stage:rm,/others", "arithmetic"]')
+    bound = recipe(tmp_path, several).stages[1].bound({"rm": "/made/rm"})
+    assert bound.environment.rewards == (
+        "reward_model:/made/rm,/made/rm,/others",
+        "arithmetic",
+    )
+
+
+@pytest.mark.slow
+def test_labelled_completions_have_no_pairs_to_compare(tmp_path: Path) -> None:
+    labelled = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in rows()
+        for side in ("chosen", "rejected")
+    ]
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, labelled)))
+    text = TEXT.partition('[[stages]]\nkind = "rl"')[0].replace(
+        "PAIRS", str(tmp_path / "labels.jsonl")
+    )
+    with pytest.raises(UserError, match=r"single completions with a label\. Use loss = 'bce'"):
+        train_stages(recipe(tmp_path, text))
+    bce = text.replace("reward_model.centring = 0.01", 'reward_model.loss = "bce"')
+    assert train_stages(recipe(tmp_path, bce), overwrite=True) == 0
+    last = result(tmp_path / "p")["rm"]["metrics"][-1]
+    assert last["reward_model/heldout_accuracy"] == 1.0
