@@ -9,7 +9,7 @@ import tempfile
 
 import torch
 import transformers
-from sft_job import Job
+from sft_job import Job, fill_adapter
 from side_process import emit
 from trainer_job import Meter
 
@@ -22,27 +22,36 @@ from sixfold.trainer.learned import Learned
 from sixfold.trainer.trainer import Trainer
 
 
-def recipe_of(job: Job, steps: int, folder: str) -> str:
-    """The job as a recipe."""
+def recipe_of(job: Job, steps: int, folder: str, kind: str) -> str:
+    """The job as a recipe with one stage.
+
+    Args:
+        job: the job.
+        steps: steps of the stage.
+        folder: where the run is written.
+        kind: kind of the stage, which is also the name of its section.
+    """
+    adapter = f"{{rank = {job.lora_rank}, alpha = {job.lora_alpha}}}" if job.lora_rank else "{}"
     return f"""
-run.name = "sft"
+run.name = "{kind}"
 run.dir = {folder!r}
 run.device = "cpu"
 run.threads = {job.threads}
 model.path = {job.model!r}
+model.lora = {adapter}
 data.source = {job.rows!r}
 data.heldout = 0
 checkpoint.every = 0
 eval.every = 0
 
 [[stages]]
-kind = "sft"
-sft.steps = {steps}
-sft.examples_per_step = {job.rows_per_step}
-sft.learning_rate = {job.learning_rate!r}
-sft.warmup_steps = 0
-sft.schedule = "{job.schedule}"
-sft.weight_decay = {job.weight_decay!r}
+kind = "{kind}"
+{kind}.steps = {steps}
+{kind}.examples_per_step = {job.rows_per_step}
+{kind}.learning_rate = {job.learning_rate!r}
+{kind}.warmup_steps = 0
+{kind}.schedule = "{job.schedule}"
+{kind}.weight_decay = {job.weight_decay!r}
 trainer.betas = {list(job.betas)!r}
 trainer.epsilon = {job.epsilon!r}
 trainer.grad_clip = {job.grad_clip!r}
@@ -63,6 +72,8 @@ def measure_steps(meter: Meter) -> None:
     counts: dict[str, int] = {}
 
     def observed(trainer: Trainer, batch: Batch, loss: Loss) -> Learned:
+        if not meter.step:
+            fill_adapter(trainer.model)
         learned = learn(trainer, batch, loss)
         meter.grad_norm = learned.grad_norm or 0.0
         counts.update(trained=int(batch.mask.sum()), tokens=int(batch.lengths.sum()))
@@ -71,8 +82,14 @@ def measure_steps(meter: Meter) -> None:
     SupervisedLoop._step, Trainer.learn = measured, observed  # type: ignore[method-assign,assignment]
 
 
-def main(path: str) -> None:
-    """Run the job in the file at `path`."""
+def train(path: str, kind: str, changes: str = "") -> None:
+    """Run the job in the file at `path`.
+
+    Args:
+        path: job file.
+        kind: kind of the stage.
+        changes: lines that are added to the recipe.
+    """
     job = Job.load(path)
     meter = Meter(job.steps)
     measure_steps(meter)
@@ -83,8 +100,9 @@ def main(path: str) -> None:
     }
     emit("start", side="sixfold", versions=versions)
     with tempfile.TemporaryDirectory() as folder:
-        train_stages(parse_staged(recipe_of(job, meter.steps, folder), "the job"))
+        recipe = recipe_of(job, meter.steps, folder, kind) + changes
+        train_stages(parse_staged(recipe, "the job"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    train(sys.argv[1], "sft")

@@ -111,18 +111,25 @@ def configure(job: Job, steps: int, output_dir: str) -> trl.GRPOConfig:
     )
 
 
-def adapter(job: Job) -> Any:
-    """Configuration of the adapters, or None."""
-    if not job.lora_rank:
+def adapter(rank: int) -> Any:
+    """Configuration of adapters of this rank, or None if it is 0."""
+    if not rank:
         return None
     from peft import LoraConfig
 
     return LoraConfig(
-        r=job.lora_rank,
-        lora_alpha=int(LORA_SCALE * job.lora_rank),
+        r=rank,
+        lora_alpha=int(LORA_SCALE * rank),
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
+
+
+def score_completions_only() -> None:
+    """Run the head on completions only, as TRL does where it has Triton. On a CPU, TRL otherwise
+    runs the head on prompts and padding too.
+    """
+    trl.trainer.utils._use_triton = lambda device: True
 
 
 def main(path: str, scores_completions_only: bool) -> None:
@@ -130,13 +137,12 @@ def main(path: str, scores_completions_only: bool) -> None:
 
     Args:
         path: job file.
-        scores_completions_only: run the head on completions only, as TRL does where it has Triton.
-            On a CPU, TRL otherwise runs the head on prompts and padding too.
+        scores_completions_only: run the head on completions only.
     """
     job = Job.load(path)
     torch.set_num_threads(job.threads)
     if scores_completions_only:
-        trl.trainer.utils._use_triton = lambda device: True
+        score_completions_only()
     meter = Meter(job.steps)
     rows = [{"prompt": "w2"}] * (len(job.prompts) * meter.steps)
     with tempfile.TemporaryDirectory() as output_dir:
@@ -147,7 +153,7 @@ def main(path: str, scores_completions_only: bool) -> None:
             args=configure(job, meter.steps, output_dir),
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
             train_dataset=Dataset.from_list(rows),
-            peft_config=adapter(job),
+            peft_config=adapter(job.lora_rank),
             callbacks=[StepClock(meter)],
         )
         parameters = list(trainer.model.parameters())

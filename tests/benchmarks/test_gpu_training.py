@@ -6,17 +6,8 @@ import importlib
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-
-GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
-
-
-@pytest.fixture(autouse=True)
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (GPU, GPU.parent):
-        monkeypatch.syspath_prepend(str(folder))
 
 
 def test_the_tiny_job_runs_on_a_cpu(tmp_path: Path) -> None:
