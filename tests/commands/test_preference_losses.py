@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sixfold.cli import main
-from sixfold.commands.preference_losses import loss_recipe_lines
-from sixfold.commands.preference_task import SmallTask, measured, train_loss
+from sixfold.recipe.explain.preference_losses import loss_recipe_lines
+from sixfold.preference.small_task import SmallTask, measured, train_loss
 from sixfold.errors import UserError
 from sixfold.preference.loss import Settings
 from sixfold.preference.zoo import LOSSES

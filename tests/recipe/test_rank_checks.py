@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold.algorithm.zoo import ZOO
 from sixfold.errors import UserError
+from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.rank_checks import check_ranks
 from sixfold.recipe.toml import parse_recipe
 
 
 def check(flags: list[str], ranks: int = 2) -> None:
     recipe = parse_recipe('run.name = "run"', "test", flags)
-    check_ranks(recipe, ZOO[recipe.algorithm.name], ranks)
+    check_ranks(recipe, resolve_algorithm(recipe.algorithm), ranks)
 
 
-def test_processes_of_ranks_need_whole_weights() -> None:
+def test_processes_of_ranks_sample_with_adapters_and_ahead() -> None:
     check(["--placement.kind=processes"])
-    with pytest.raises(UserError, match=r"placement.kind must be 'local' .*adapter"):
-        check(["--placement.kind=processes", "--model.lora.rank=4"])
+    check(["--placement.kind=processes", "--model.lora.rank=4"])
+    check(["--placement.kind=processes", "--rollout.staleness=1"])
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--algorithm.dynamic_sampling=2", "--algorithm.name=remax", "--rollout.max_failures=2"],
+)
+def test_ranks_that_sample_ahead_train_whole_shares(flag: str) -> None:
+    check([flag])
+    with pytest.raises(UserError, match=r"rollout\.staleness must be 0 with several ranks"):
+        check([flag, "--rollout.staleness=1"])
 
 
 @pytest.mark.parametrize(
@@ -27,7 +37,6 @@ def test_processes_of_ranks_need_whole_weights() -> None:
         ("sync.kind", "copy", "'shared'"),
         ("rollout.backend.kind", "vllm", "'engine'"),
         ("placement.kind", "ray", "'local'"),
-        ("rollout.staleness", "1", "0"),
         ("reference.placement", "worker", "'inline'"),
         ("reference.offload", "true", "false"),
         ("trainer.weights", "bfloat16", "'float32'"),

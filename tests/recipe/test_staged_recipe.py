@@ -431,7 +431,7 @@ def test_a_distillation_that_cannot_be_is_refused() -> None:
         DISTILLED.replace('"big"', "3")
     )
     assert "no earlier stage has this name" in refused(DISTILLED.replace("big", "stage:bag"))
-    assert "'small-answers' is the name of another stage, and of the answers of 'small'" in refused(
+    assert "'small-answers' is the name of another stage, and of a part of 'small'" in refused(
         DISTILLED + '[[stages]]\nkind = "sft"\nname = "small-answers"\nsft.steps = 1\n'
     )
     assert "unknown key 'teacher'" in refused(DISTILLED.replace("distill", "sft"))

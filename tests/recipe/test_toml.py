@@ -84,7 +84,8 @@ MISTAKES = {
         (
             "'learning_rate' belongs under 'critic' (critic.learning_rate) or 'trainer'"
             " (trainer.learning_rate) or 'pretrain' (pretrain.learning_rate) or 'sft'"
-            " (sft.learning_rate) (demo.toml, line 1)"
+            " (sft.learning_rate) or 'preference' (preference.learning_rate) or 'reward_model'"
+            " (reward_model.learning_rate) (demo.toml, line 1)"
         ),
     ),
     "word for integer": (
@@ -536,6 +537,8 @@ _TIED = {
     "engine.speculation.shortest",
     "engine.speculation.longest",
     "environment.weights",
+    "preference.losses",
+    "preference.weights",
     "environment.rewards",
     "model.scratch.heads",
     "model.scratch.kv_heads",

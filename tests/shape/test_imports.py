@@ -138,7 +138,9 @@ the commands.
 """
 
 CONTRACTS = {
-    ("sizing", "recipe"): {"recipe.algorithm_plan", "recipe.schema"},
+    ("sizing", "recipe"): {
+        *("recipe.algorithm_plan", "recipe.preference_plan", "recipe.schema"),
+    },
     ("engine", "model"): {"model.base"},
     ("renderer", "model"): {"model.chat_template", "model.turn_end"},
     ("backends", "engine"): {"engine.weight_stages"},

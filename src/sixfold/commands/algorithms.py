@@ -24,10 +24,10 @@ from ..preference.loss import PreferenceLoss
 from ..preference.zoo import LOSSES as PREFERENCES
 from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.dump import toml_literal
+from ..recipe.explain.preference_losses import loss_cells, loss_dict, loss_text
 from ..recipe.knobs import knobs
 from ..recipe.schema import Recipe
 from ..recipe.toml import load_recipe
-from .preference_losses import loss_cells, loss_dict, loss_text
 
 FIXED = {
     "tau_negative": "temperature of the soft gate where A < 0",
@@ -128,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
         if given.name is None or given.convert:
             raise UserError("sixfold algorithms: --try needs a NAME, and no --convert")
         if given.name in PREFERENCES:
-            from .preference_task import try_loss
+            from ..preference.small_task import try_loss
 
             if "sft_steps" in asked:
                 raise UserError("sixfold algorithms: --sft-steps is for algorithms, not for losses")

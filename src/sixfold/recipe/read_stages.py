@@ -96,8 +96,9 @@ def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
         kind = table.get("kind")
         if not isinstance(kind, str) or kind not in kind_names():
             said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
+            hint = nearest(kind, kind_names()) if isinstance(kind, str) else ""
             raise UserError(
-                f"stages: entry {number + 1} {said}.{nearest(str(kind), kind_names())} Kinds are"
+                f"stages: entry {number + 1} {said}.{hint} Kinds are"
                 f" {', '.join(kind_names())} ({place('kind')})"
             )
         name = table.get("name", kind)

@@ -39,8 +39,8 @@ class PreferenceConfig(Section):
         "folder of computed log-probs that runs share, with reference = 'cached' (empty: each run"
         " computes its own)",
     )
-    losses: list[str] = knob(["dpo"], "preference losses that are summed", min_length=1)
-    weights: list[Real] = knob([], "weight of each loss, in the same order (empty: 1 each)")
+    losses: tuple[str, ...] = knob(("dpo",), "preference losses that are summed", min_length=1)
+    weights: tuple[Real, ...] = knob((), "weight of each loss, in the same order (empty: 1 each)")
     beta: Real | None = knob(
         None, "scale of the margin: larger values keep the policy nearer to the reference", gt=0
     )

@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..preference.loss import PreferenceLoss
-from ..preference.losses import log_ratios, margin
-from ..preference.mixture import Mixture, Term
-from ..preference.pairs import Pairs, Unpaired
+from .loss import PreferenceLoss
+from .losses import log_ratios, margin
+from .mixture import Mixture, Term
+from .pairs import Pairs, Unpaired
 
 PROMPTS, FEATURES, TOKENS, WORDS, PER_PROMPT = 16, 6, 4, 8, 16
 STEPS, LEARNING_RATE = 100, 0.02

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from textwrap import fill, indent
 
-from ..preference.loss import PreferenceLoss
-from ..recipe.dump import toml_literal
-from ..recipe.knobs import knobs
+from ...preference.loss import PreferenceLoss
+from ..dump import toml_literal
+from ..knobs import knobs
 
 
 def loss_cells(row: PreferenceLoss) -> dict[str, str]:
