@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.errors import UserError
+from sixfold.errors import RunFailed, UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.run.start import train_run
@@ -80,7 +80,7 @@ def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "stale")
-    with pytest.raises(RuntimeError, match="engine and trainer score the probe differently"):
+    with pytest.raises(RunFailed, match="weight sync failed: engine and trainer score the probe differently"):
         run(tmp_path, "stale", 2, trainer__learning_rate=0.01)
 
 
