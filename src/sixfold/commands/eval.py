@@ -1,17 +1,17 @@
 """`sixfold eval [RECIPE] RUN [RUN ...] [--against DIR] [--out DIR]`.
 
-All checkpoints are evaluated on the same held-out tasks with the same sampling noise.
+All checkpoints are evaluated on the same held-out tasks with the same sampling noise. Reward models
+are evaluated on comparisons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.manifest import MANIFEST, OtherRelease
@@ -22,18 +22,29 @@ from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.record import faults, solved_if
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
-from ..files.folder import RunFolder, installed_version, model_stage
+from ..files.folder import RunFolder, model_stage
 from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
 from ..recipe.plan import make_plan
-from ..recipe.schema import EvalConfig, LoraConfig, Recipe, RunConfig, SharedSyncConfig
+from ..recipe.schema import (
+    ComparisonsConfig,
+    EvalConfig,
+    LoraConfig,
+    Recipe,
+    RunConfig,
+    SharedSyncConfig,
+)
 from ..recipe.stages import STAGES
 from ..recipe.toml import load_recipe, load_staged
-from ..report.numbers import p_value, percent, points
+from ..report.numbers import percent
 from ..stages.artifact import DATASET
-
-LONGEST_NAME = 24
-"""Letters of a path at the head of a column. Longer paths are numbered and listed above."""
+from .eval_table import (
+    add_interval,
+    print_columns,
+    print_differences,
+    recorded_differences,
+    versions,
+)
 
 TEXT = """\
 Evaluate checkpoints on held-out tasks: share solved, pass@k and mean score, with 95 % intervals.
@@ -41,6 +52,11 @@ Evaluate checkpoints on held-out tasks: share solved, pass@k and mean score, wit
     sixfold eval runs/a                         # on the held-out tasks of its own recipe
     sixfold eval runs/a runs/b --against Qwen/Qwen2.5-0.5B-Instruct
     sixfold eval my.toml runs/a --eval.samples 8 --eval.temperature 1
+
+Reward models are evaluated on the comparisons of a recipe: pairs in the right order, best of N, and
+the score of RewardBench 2.
+
+    sixfold eval comparisons.toml runs/p/stages/rm --data.heldout 0
 """
 
 
@@ -78,11 +94,18 @@ def run(arguments: Sequence[str]) -> int:
     named = [*given.given, *given.checkpoint]
     if not named:
         raise UserError("sixfold eval: give a run to evaluate, such as sixfold eval runs/demo")
+    from .eval_comparisons import evaluate_reward_models, is_reward_model
+
     own = None if given.given and named[0] in shipped_recipes() else own_recipe(named[0])
     checkpoints = named if own else named[1:]
     if own is None and not given.given:
         raise UserError(
             f"sixfold eval: {named[0]} is no run, so it has no recipe of its own. Name one first:"
+            f" sixfold eval RECIPE {' '.join(named)}"
+        )
+    if own and is_reward_model(named[0]):
+        raise UserError(
+            f"sixfold eval: {named[0]} is a reward model. Name a recipe with comparisons first:"
             f" sixfold eval RECIPE {' '.join(named)}"
         )
     recipe = with_model_folders(
@@ -92,6 +115,19 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(
             f"sixfold eval: name the runs, checkpoints or models to evaluate by {named[0]}, such as"
             f" sixfold eval {named[0]} runs/{recipe.run.name}"
+        )
+    every = [*checkpoints, *([given.against] if given.against else [])]
+    if own is None and (
+        recipe.comparisons != ComparisonsConfig() or any(map(is_reward_model, every))
+    ):
+        return evaluate_reward_models(
+            recipe.data,
+            recipe.comparisons,
+            recipe.environment.reward_model,
+            recipe.run,
+            checkpoints,
+            given.against,
+            given.out,
         )
     if not make_plan(recipe).evaluations:
         raise UserError(
@@ -197,13 +233,7 @@ def evaluate_checkpoints(
     tests = {r.path: _compare(r.found, results[-1].found) for r in results[:-1]} if against else {}
     console = Console()
     _print_figures(console, recipe.eval, results)
-    for path, test in tests.items():
-        d = test.difference
-        console.print(
-            f"{path} minus {against}: {points(d.mean)} points ({points(d.low)} to"
-            f" {points(d.high)}), better on {test.wins} tasks, worse on {test.losses},"
-            f" {p_value(test.p_value)} ({test.test})"
-        )
+    print_differences(console, against, tests)
     folder = make_out(out, Path(recipe.run.dir), recipe.run.name)
     written = write_results(
         folder,
@@ -276,24 +306,7 @@ def _print_figures(console: Console, config: EvalConfig, results: Sequence[Evalu
         Text(f"{len(results[0].found.groups)} held-out tasks; {solved_if(results[0].rule)}")
     )
     columns = [_figures(config, result) for result in results]
-    labels = list(dict.fromkeys(label for rows in columns for label in rows))
-    names = [result.path for result in results]
-    if max(map(len, names)) > LONGEST_NAME:
-        names = [f"[{number}]" for number in range(1, len(results) + 1)]
-        for name, result in zip(names, results, strict=True):
-            console.print(Text(f"{name} {result.path}"))
-    width = max(len(cell) for cell in (*names, *(c for rows in columns for c in rows.values())))
-    beside = max(1, (console.width - max(map(len, labels)) - 2) // (width + 2))
-    for first in range(0, len(results), beside):
-        console.print()
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("")
-        for name in names[first : first + beside]:
-            table.add_column(Text(name), overflow="fold")
-        for label in labels:
-            cells = [rows.get(label, "-") for rows in columns[first : first + beside]]
-            table.add_row(Text(label), *map(Text, cells))
-        console.print(table)
+    print_columns(console, [result.path for result in results], columns)
 
 
 def _figures(config: EvalConfig, result: Evaluated) -> dict[str, str]:
@@ -304,17 +317,12 @@ def _figures(config: EvalConfig, result: Evaluated) -> dict[str, str]:
         "version": "-" if result.version is None else str(result.version),
     }
 
-    def add(label: str, share: Interval, form: Callable[[float], str]) -> None:
-        rows[label] = form(share.mean)
-        # A label for each, as rows are looked up by it.
-        rows[f"  95% of {label}"] = f"{form(share.low)} to {form(share.high)}"
-
-    add("solved", found.interval, percent)
+    add_interval(rows, "solved", found.interval)
     for k in _ks(config.samples):
         if k > 1:
-            add(f"pass@{k}", found.pass_interval(k), percent)
+            add_interval(rows, f"pass@{k}", found.pass_interval(k))
     if (score := found.score) is not None:
-        add("mean score", score, "{:.3f}".format)
+        add_interval(rows, "mean score", score, "{:.3f}".format)
     if len(found.parts) > 1:
         rows |= {name: f"{mean:.3f}" for name, mean in found.parts.items()}
     if (strict := found.strict_share) is not None:
@@ -362,22 +370,8 @@ def _results(
             }
             for number, r in enumerate(results, start=1)
         ],
-        "comparisons": [
-            {
-                "checkpoint": path,
-                "against": against,
-                "difference": test.difference.mean,
-                "difference_interval": list(test.difference[1:]),
-                "wins": test.wins,
-                "losses": test.losses,
-                "p_value": test.p_value,
-                "test": test.test,
-            }
-            for path, test in tests.items()
-        ],
-        "versions": {
-            name: installed_version(name) for name in ("sixfold", "torch", "transformers")
-        },
+        "comparisons": recorded_differences(against, tests),
+        "versions": versions(),
     }
 
 

@@ -43,6 +43,9 @@ _DEFAULT = DataConfig.model_fields["prompt_field"].default
 _PROMPTS = ("prompt", "context", "prompt_conversation", "messages", "conversations", "instruction")
 """Columns with the prompt that are tried if the recipe names none."""
 
+SUBSET = "subset"
+"""Column with the part of a benchmark to which a comparison belongs."""
+
 _LEFT_OUT: dict[Kind, tuple[str, str]] = {
     "empty": ("rows", "a completion or a turn is empty. Write it"),
     "prompt": (
@@ -226,6 +229,7 @@ def _comparison(
     return Comparison(
         "",
         told,
+        columns={SUBSET: row.fields[SUBSET]} if SUBSET in row.fields else {},
         source=data.source,
         tools=() if form == "rendered" else shown_tools(row) or (),
         template_args={} if form == "rendered" else template_arguments(row),

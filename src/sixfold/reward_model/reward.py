@@ -97,6 +97,21 @@ def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardFun
             f"{_SETTING}: {named[0]!r} names a stage, and this recipe has no stage before it. Write"
             " reward_model:FOLDER"
         )
+    scorers = load_scorers(paths, config, _SETTING)
+    return RewardFunction(scorers, config.std_factor)
+
+
+def load_scorers(paths: Sequence[str], config: RewardScoringConfig, setting: str) -> list[Scorer]:
+    """A scorer for each reward model.
+
+    Args:
+        paths: model folders or hub ids.
+        config: the recipe's [environment.reward_model] section.
+        setting: where the paths are given, for error messages.
+
+    Raises:
+        UserError: if one of them cannot be loaded, or there is no such device.
+    """
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -106,10 +121,9 @@ def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardFun
         )
     dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     models = [
-        load_reward_model(str(Path(path).expanduser()), device, dtype, _SETTING) for path in paths
+        load_reward_model(str(Path(path).expanduser()), device, dtype, setting) for path in paths
     ]
-    scorers = [Scorer(model, config.max_tokens) for model in models]
-    return RewardFunction(scorers, config.std_factor)
+    return [Scorer(model, config.max_tokens) for model in models]
 
 
 def _same_tokens(

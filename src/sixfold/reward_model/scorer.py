@@ -38,6 +38,11 @@ class Scorer:
         embeddings: Any = self._reward_model.model.get_input_embeddings()
         return int(embeddings.weight.shape[0])
 
+    @property
+    def context(self) -> int:
+        """Longest prompt with a completion, in tokens."""
+        return self._reward_model.context
+
     def encoded(
         self, task: Task, texts: Sequence[str], ended: Sequence[bool]
     ) -> tuple[list[int], list[list[int]]]:
