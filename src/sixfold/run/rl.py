@@ -14,6 +14,7 @@ from ..controller.asynchronous import AdmittingSync
 from ..controller.collector import Collects
 from ..controller.loop import Controller
 from ..controller.replay_buffer import ReplayBuffer, ReplayingCollector
+from ..controller.step_rewards import StepRewardsCollector
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
 from ..errors import UserError
@@ -191,6 +192,13 @@ class RlStage(TrainingStage):
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
         collector: Collects = self._running or training_collector(assembly, roles.method)
+        if roles.method.advantage == "process":
+            collector = StepRewardsCollector(
+                collector,
+                (lambda line: context.notes.add(context.state.step + 1, line, warning=True))
+                if recipe.environment.several_turns
+                else None,
+            )
         if self._buffer:
             collector = ReplayingCollector(collector, self._buffer)
         after = AdmittingSync(sync, self._running) if self._running else sync
