@@ -129,7 +129,7 @@ def train(
         given = None if tasks is None else checked_tasks("tasks", tasks)
         held = () if heldout is None else checked_tasks("heldout", heldout)
         resolved = with_model_folders(resolved)
-        make_plan(resolved)
+        make_plan(resolved, own_reward=reward is not None)
         own: dict[str, Any] = {
             "reward": reward,
             "environment": environment,

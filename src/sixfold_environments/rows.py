@@ -64,10 +64,12 @@ WEB_SHOP = EpisodeRow("sixfold_environments.web.episode:WebShop", copyable=False
 GYMNASIUM = LibraryRow(
     "sixfold_environments.adapters.gymnasium_env:gymnasium_episode",
     "sixfold_environments.sources:gymnasium",
+    step_rewards=True,
 )
 OPENENV = LibraryRow(
     "sixfold_environments.adapters.openenv_env:openenv_episode",
     "sixfold_environments.sources:openenv",
+    step_rewards=True,
 )
 TRL = LibraryRow("sixfold_environments.adapters.trl_env:trl_episode", takes_tools=True)
 VERIFIERS = LibraryRow(

@@ -251,7 +251,22 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "rollout.prompts_per_step = 4",
         "Lower algorithm.minibatches",
     ),
-    "--algorithm.advantage=process": ("algorithm.advantage = 'process'", "Reward.steps"),
+    "--algorithm.advantage=process": (
+        "algorithm.advantage = 'process'",
+        "environment.rewards = ['arithmetic']",
+        "Grade with steps",
+        "gymnasium:ID",
+    ),
+    "--algorithm.advantage=process --environment.rewards=reward_model:m": (
+        "algorithm.advantage = 'process'",
+        "environment.rewards = ['reward_model:m']",
+        "Grade with steps",
+    ),
+    "--algorithm.advantage=process --environment.episode=calculator": (
+        "algorithm.advantage = 'process'",
+        "environment.episode = 'calculator'",
+        "gymnasium:ID",
+    ),
     "--algorithm.entropy_rule=kl-cov": (
         "algorithm.entropy_rule = 'kl-cov'",
         "algorithm.minibatches or algorithm.epochs above 1",

@@ -24,6 +24,7 @@ from .cache import OutcomeCache
 from .prints import Prints
 from .queue import WorkerPool
 from .scorer import LocalReward, NamedReward, StepScorer, together
+from .step_ends import Decode
 
 
 class Environment:
@@ -48,6 +49,7 @@ class Environment:
     Attributes:
         shown: converts token ids to text, for the rendered prompt and for rewards of other
             frameworks. None: they get the prompt's and the completion's own text.
+        decode: text of sampled token ids, as rewards read it. None: steps of grades are ignored.
         solved_rule: when a completion counts as solved.
 
     Raises:
@@ -85,6 +87,7 @@ class Environment:
         weights = list(weights) or [1.0] * len(rewards)
         functions = [_function_here(reward, judge) for reward in rewards]
         self.shown: Shown | None = None
+        self.decode: Decode | None = None
         self.solved_rule = solved_rule(labels, weights, metric, solved_at)
         self._error_budget = error_budget
         self._judge = judge if any(f and f.asks_judge for f in functions) else None
@@ -130,6 +133,7 @@ class Environment:
             expected=expected,
             share=self._error_budget if error_budget is None else error_budget,
             shown=self.shown,
+            decode=self.decode,
         )
 
     def score(self, groups: Sequence[Group], *, error_budget: float | None = None) -> None:

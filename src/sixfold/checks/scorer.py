@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..environment.base import Tally
@@ -24,6 +25,7 @@ from .cache import OutcomeCache
 from .check import Check, Outcome, RewardInfo
 from .prints import Prints
 from .queue import WorkerPool
+from .step_ends import Decode, token_steps
 from .worker import run_async_check, run_check
 
 
@@ -142,6 +144,7 @@ class Result:
         seconds: duration of the check.
         reruns: how often the check ran again after a failure.
         cached: whether it is the result of an earlier check.
+        steps: rewards of steps, as `Reward.steps` has them.
     """
 
     given: float | Grade | None
@@ -149,6 +152,7 @@ class Result:
     seconds: float
     reruns: int = 0
     cached: bool = False
+    steps: tuple[tuple[int, float], ...] = ()
 
     @property
     def grade(self) -> Grade | None:
@@ -169,12 +173,15 @@ def combined(results: Sequence[tuple[str, float, Result]], rule: SolvedRule) -> 
     parts: dict[str, float] = {}
     weights: dict[str, float] = {}
     metrics: dict[str, float] = {}
+    steps: list[tuple[int, float]] = []
     total = 0.0
     for name, weight, result in results:
         value = plain_value(result.given)
         if result.error is None and value is not None:
             parts[name], weights[name] = value, weight
             total += weight * value
+            if weight:
+                steps += [(at, weight * step) for at, step in result.steps]
             if isinstance(result.given, Grade):
                 metrics |= {f"{name}.{key}": number for key, number in result.given.metrics.items()}
     decider = rule.decider(parts)
@@ -197,11 +204,13 @@ def combined(results: Sequence[tuple[str, float, Result]], rule: SolvedRule) -> 
         return replace(reward, error=NOT_APPLICABLE)
     if not errors and (not math.isfinite(total) or abs(total) > MAX_REWARD):
         errors = [f"the weighted sum {total:g} is beyond {MAX_REWARD:g}"]
+    if not errors and any(abs(step) > MAX_REWARD for _, step in steps):
+        errors = [f"the weighted reward of a step is beyond {MAX_REWARD:g}"]
     if errors:
         return replace(reward, error="; ".join(errors), verdict="infrastructure_error")
     score = rule.score(total, parts)
     solved = None if score is None else rule.solves(score, parts)
-    return replace(reward, value=total, score=score, solved=solved)
+    return replace(reward, value=total, steps=tuple(steps), score=score, solved=solved)
 
 
 def _deciding_grade(results: Sequence[tuple[str, float, Result]], decider: str) -> Grade | None:
@@ -241,6 +250,7 @@ class StepScorer:
         share: share of the checks that may fail.
         shown: converts token ids to text, for the rendered prompt and for rewards of other
             frameworks. None: they get the prompt's and the completion's own text.
+        decode: text of sampled token ids, as rewards read it. None: steps of grades are ignored.
     """
 
     def __init__(
@@ -251,7 +261,9 @@ class StepScorer:
         expected: int,
         share: float,
         shown: Shown | None = None,
+        decode: Decode | None = None,
     ) -> None:
+        self._decode = decode
         self._rewards = rewards
         self._local = [i for i, r in enumerate(rewards) if isinstance(r, LocalReward)]
         self._named = [i for i in range(len(rewards)) if i not in self._local]
@@ -353,9 +365,15 @@ class StepScorer:
         failed: Counter[str] = Counter()
         for trajectory, value in zip(trajectories, values, strict=True):
             error = outcome.error
+            steps: tuple[tuple[int, float], ...] = ()
             if isinstance(value, Grade) and value.failed:
                 error = value.detail or value.verdict
-            result = Result(value, error, seconds, reruns, outcome.cached)
+            elif isinstance(value, Grade) and value.steps:
+                try:
+                    steps = self._token_steps(value, self._forms[index], trajectory)
+                except ValueError as problem:
+                    error, value = str(problem), None
+            result = Result(value, error, seconds, reruns, outcome.cached, steps)
             self._pending[id(trajectory)].results[index] = result
             if error is not None:
                 failed[f"{name}: {error}"] += 1
@@ -378,6 +396,15 @@ class StepScorer:
         whole, prompt = self._shown(tokens), self._shown(tokens[:start])
         # Some tokenizers decode the first token after the prompt without its space.
         return whole[len(prompt) :] if whole.startswith(prompt) else self._shown(tokens[start:])
+
+    def _token_steps(
+        self, grade: Grade, form: Form, trajectory: Trajectory
+    ) -> tuple[tuple[int, float], ...]:
+        """Steps of a grade, by their last tokens. For the errors see `step_ends.token_steps`."""
+        text, decode, opened = self._text(form, trajectory), self._decode, trajectory.opened
+        if form in FOREIGN and self._shown:
+            decode, opened = partial(self._shown, special=form == "openrlhf"), ""
+        return token_steps(grade.steps, text, trajectory, decode, opened) if decode else ()
 
     def _settle(self, trajectory: Trajectory) -> None:
         trajectory.reward = self._reward_so_far(trajectory)

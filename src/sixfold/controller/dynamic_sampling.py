@@ -94,14 +94,14 @@ class Refill:
 def mixed(group: Group) -> bool:
     """True if two known rewards of the group differ. Failed checks have no reward.
 
-    Rewards of turns are compared by the index of the turn, not by token position, because replies
-    differ in length.
+    Rewards of turns are compared by the index of the turn, and those of steps in order, not by
+    token position, because replies differ in length.
     """
     found = set[tuple[object, ...]]()
     for t in group.trajectories:
         if t.reward and t.reward.value is not None:
             turns = tuple((i, turn.reward) for i, turn in enumerate(t.turns) if turn.reward)
-            found.add((t.reward.value, turns, t.reward.steps))
+            found.add((t.reward.value, turns, tuple(step for _, step in t.reward.steps)))
     return len(found) > 1
 
 

@@ -7,7 +7,7 @@ every library have `tolist`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
@@ -35,10 +35,13 @@ class Grade:
         detail: one line for people, such as the first test that failed.
         isolation: level of the sandbox that ran the check; "" if none did.
         metrics: other numbers by name. They are logged and do not count in the reward.
+        steps: rewards of steps of the completion as (end, reward), in addition to `value`. `end` is
+            the number of characters of the completion up to the end of the step.
 
     Raises:
         ValueError: for an unknown verdict, a value that contradicts the verdict, or a metric that
-            is no finite number.
+            is no finite number, or for a step with such a reward.
+        TypeError: if the steps are no pairs of numbers.
     """
 
     value: float | None
@@ -46,6 +49,7 @@ class Grade:
     detail: str = ""
     isolation: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: Sequence[tuple[int, float]] = ()
 
     def __post_init__(self) -> None:
         if self.verdict is not None and self.verdict not in VERDICTS:
@@ -62,6 +66,13 @@ class Grade:
                 raise ValueError(f"Grade: metrics {name!r}: {metric!r} is not a number with a name")
             if not math.isfinite(metric):
                 raise ValueError(f"Grade: metrics {name!r}: {metric!r} is not finite")
+        try:
+            steps = tuple((index(end), checked_value(reward)) for end, reward in self.steps)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"Grade: steps {self.steps!r} are not pairs (end, reward) of numbers: {error}"
+            ) from error
+        object.__setattr__(self, "steps", steps)
         # A frozen dataclass: a detail of several lines would break tables and error messages.
         object.__setattr__(self, "detail", " ".join(self.detail.split())[:DETAIL_CHARACTERS])
 
@@ -77,6 +88,7 @@ class Grade:
             "detail": self.detail,
             "isolation": self.isolation,
             "metrics": dict(self.metrics),
+            "steps": self.steps,
         }
 
 
@@ -176,9 +188,14 @@ def reward_given(given: Reward | Grade | float, where: str) -> Reward:
 
     Raises:
         TypeError: if one of its numbers has another type.
-        ValueError: if one of its numbers is not finite or too large.
+        ValueError: if one of its numbers is not finite or too large, or if a grade has steps.
     """
     if isinstance(given, Grade):
+        if given.steps:
+            raise ValueError(
+                "Grade.steps are for reward functions. An environment gives Observation.reward for"
+                " a reply, or Reward.steps"
+            )
         if given.value is None:
             failed = Reward.failed(given.detail or str(given.verdict))
             return replace(failed, isolation=given.isolation)

@@ -33,6 +33,7 @@ class RewardRow:
             will do as well).
         version: raised whenever its values change. A resumed run compares it. 0: the file of the
             function is compared instead.
+        step_rewards: whether its grades have steps. None: not known.
     """
 
     spec: str
@@ -45,6 +46,7 @@ class RewardRow:
     source: str = ""
     answer: Literal["", "value", "list"] = ""
     version: int = 1
+    step_rewards: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,13 @@ class EpisodeRow:
         spec: the class as `module:class`.
         copyable: False if two copies of an episode would act on the same thing.
         version: as of a reward.
+        step_rewards: whether it rewards replies or steps before the end. None: not known.
     """
 
     spec: str
     copyable: bool = True
     version: int = 1
+    step_rewards: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,13 @@ class LibraryRow:
         tasks: function as `module:function` of (NAME, data settings, seed) that makes training
             tasks, held-out tasks and notes. "": the library has no tasks.
         takes_tools: whether its episodes may call the tools of a recipe.
+        step_rewards: as of an environment.
     """
 
     spec: str
     tasks: str = ""
     takes_tools: bool = False
+    step_rewards: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class SourceRow:
 
 
 def _unknown_reward(spec: str) -> RewardRow:
-    return RewardRow(spec, verifier=None, version=0)
+    return RewardRow(spec, verifier=None, version=0, step_rewards=None)
 
 
 NO_ROW = _unknown_reward("")
@@ -113,7 +119,11 @@ NO_ROW = _unknown_reward("")
 
 
 REWARDS = Registered("sixfold.rewards", RewardRow, _unknown_reward)
-EPISODES = Registered("sixfold.environments", EpisodeRow, lambda spec: EpisodeRow(spec, version=0))
+EPISODES = Registered(
+    "sixfold.environments",
+    EpisodeRow,
+    lambda spec: EpisodeRow(spec, version=0, step_rewards=None),
+)
 LIBRARIES = Registered("sixfold.libraries", LibraryRow, LibraryRow)
 TOOLS = Registered("sixfold.tools", ToolRow, ToolRow)
 SOURCES = Registered("sixfold.sources", SourceRow, SourceRow)

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from ..algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, PASS_AT_K, Method
 from ..algorithm.zoo import ZOO
+from ..environment.episodes import library_of
+from ..environment.registry import EPISODES, LIBRARIES, reward_row
 from ..errors import UserError, nearest
-from .schema import AlgorithmConfig, Recipe, ReferenceConfig
+from .reward_models import reward_model_paths
+from .schema import AlgorithmConfig, EnvironmentConfig, Recipe, ReferenceConfig
 
 _WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
 _WITHOUT_LOW = ("truncated", "truncated-sequence", "decoupled", "negative-sequence")
@@ -62,8 +65,13 @@ def resolve_algorithm(config: AlgorithmConfig) -> Method:
     return row
 
 
-def check_algorithm(recipe: Recipe, row: Method) -> None:
+def check_algorithm(recipe: Recipe, row: Method, *, own_reward: bool = False) -> None:
     """Check the rest of the recipe against the algorithm.
+
+    Args:
+        recipe: the whole run.
+        row: its method.
+        own_reward: True if a function given from Python replaces the recipe's rewards.
 
     Raises:
         UserError: if a setting contradicts the algorithm.
@@ -105,12 +113,8 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
             f"algorithm.dynamic_sampling selects groups by their rewards, but '{row.name}' does"
             " not train on rewards. Use 0"
         )
-    if row.advantage == "process":
-        raise UserError(
-            "algorithm.advantage = 'process' needs per-step rewards, but this recipe's rewards"
-            " score whole answers. Use another advantage, or use Python and an environment that"
-            " returns Reward.steps"
-        )
+    if row.advantage == "process" and not own_reward:
+        _check_step_rewards(recipe.environment)
     if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.samples_current:
         raise UserError(
             "algorithm.entropy_rule = 'kl-cov' has no effect with one update per step: the"
@@ -131,6 +135,26 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
     _check_correction(row, same_weights=exact and recipe.samples_current)
     check_recomputed(recipe, row)
     _check_reference(recipe.reference, row, evaluates=recipe.eval.every > 0)
+
+
+def _check_step_rewards(config: EnvironmentConfig) -> None:
+    """Refuse rewards and environments that are known to give no rewards of steps or turns."""
+    episode, library = config.episode, library_of(config.episode)
+    names = () if episode and config.rewards == EnvironmentConfig().rewards else config.rewards
+    givers = [not reward_model_paths(n) and reward_row(n).step_rewards for n in names]
+    if library:
+        givers.append(LIBRARIES.row(library).step_rewards)
+    elif episode:
+        givers.append(EPISODES.row(episode).step_rewards if episode in EPISODES else None)
+    if any(giver is not False for giver in givers):
+        return
+    whose = f"environment.episode = {episode!r}" if episode else f"environment.rewards = {[*names]}"
+    raise UserError(
+        f"algorithm.advantage = 'process' needs rewards of steps or turns, but {whose} gives none."
+        " Use a function of your own that returns a Grade with steps, environment.rewards ="
+        " ['path.py:function'], an environment that rewards turns, such as gymnasium:ID, or"
+        " another advantage"
+    )
 
 
 def _check_band(row: Method) -> None:

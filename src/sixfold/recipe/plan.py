@@ -64,15 +64,19 @@ class Plan:
     checkpoint_bytes: int | None
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: Recipe, *, own_reward: bool = False) -> Plan:
     """Resolve a recipe.
+
+    Args:
+        recipe: the recipe.
+        own_reward: True if a function given from Python replaces its rewards.
 
     Raises:
         UserError: if its settings contradict each other or the model's files.
     """
     algorithm = resolve_algorithm(recipe.algorithm)
     check_lora(recipe, algorithm)
-    check_algorithm(recipe, algorithm)
+    check_algorithm(recipe, algorithm, own_reward=own_reward)
     check_sections(recipe, algorithm)
     model = model_shape(recipe.model)
     prompt, longest = _lengths(recipe, model.context)

@@ -131,7 +131,7 @@ class Assembly:
             self.recipe.environment, self.recipe.eval, self.judge, self.prints
         )
         if self.strict:
-            self.strict.shown = self.renderer.shown
+            self.strict.shown, self.strict.decode = self.renderer.shown, self.renderer.decode
 
     def root(self) -> PolicyRoot:
         """Body and head of the policy, for training and scoring."""
@@ -321,7 +321,7 @@ def assemble(
         environment.start()  # start early: its workers load while the model loads
         policy = _policy(recipe, source, own_ends, device, texts)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
-        environment.shown = renderer.shown
+        environment.shown, environment.decode = renderer.shown, renderer.decode
         give_tools(recipe.environment, made, tasks, renderer)
         longest = min(
             policy.context,

@@ -15,6 +15,7 @@ from ..controller.collector import Collects
 from ..controller.dead_letters import DeadLetters
 from ..controller.loop import Controller
 from ..controller.replay_buffer import ReplayBuffer, ReplayingCollector
+from ..controller.step_rewards import StepRewardsCollector
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import few_tasks_notes
 from ..errors import UserError
@@ -204,6 +205,13 @@ class RlStage(TrainingStage):
         collector: Collects = self._running or training_collector(
             assembly, roles.method, self._dead
         )
+        if roles.method.advantage == "process":
+            collector = StepRewardsCollector(
+                collector,
+                (lambda line: context.notes.add(context.state.step + 1, line, warning=True))
+                if recipe.environment.several_turns
+                else None,
+            )
         if self._buffer:
             collector = ReplayingCollector(collector, self._buffer)
         after = AdmittingSync(sync, self._running) if self._running else sync

@@ -1,0 +1,51 @@
+"""Guard of a method that trains on rewards of steps: a step without any does not pass unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..errors import UserError
+from ..types import Group, Task
+from .collector import Collects
+
+_NONE = "algorithm.advantage = 'process', but no trajectory has a reward of a step or turn"
+
+
+@dataclass
+class StepRewardsCollector:
+    """A collector that looks for rewards of steps and turns in the groups of every step.
+
+    Attributes:
+        inner: collects the groups.
+        warn: gets a warning if there are none, because the turns of an environment may all earn 0.
+            None: the rewards are functions, and the run stops.
+    """
+
+    inner: Collects
+    warn: Callable[[str], None] | None = None
+
+    def collect(
+        self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
+    ) -> list[Group]:
+        """As `Collects.collect`.
+
+        Raises:
+            UserError: if no known reward has steps, and there is no `warn`.
+        """
+        groups = self.inner.collect(tasks, seed, on_phase)
+        known = [t for g in groups for t in g.trajectories if t.total_reward is not None]
+        if not known or any(t.step_rewards for t in known):
+            return groups
+        if self.warn is None:
+            raise UserError(
+                f"{_NONE}. Let a function of environment.rewards with a weight other than 0 return"
+                " Grade(value, verdict, steps=[(end, reward), ...]), or use another"
+                " algorithm.advantage"
+            )
+        self.warn(f"{_NONE}: this step trains on the final rewards alone")
+        return groups
+
+    def stats(self) -> dict[str, float]:
+        """As `Collects.stats`."""
+        return self.inner.stats()
