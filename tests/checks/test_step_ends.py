@@ -46,7 +46,7 @@ def test_every_end_of_a_step_is_in_the_token_that_completes_it() -> None:
 def test_an_open_think_tag_counts_in_the_text_that_the_reward_read() -> None:
     opened = completion(opened="<think>")
     assert token_steps([(7 + 4, 1.0)], "<think>" + TEXT, opened, decode, "<think>") == ((4, 1.0),)
-    with pytest.raises(ValueError, match="character 7.* after the 7 that the prompt left open"):
+    with pytest.raises(ValueError, match=r"character 7.* after the 7 that the prompt left open"):
         token_steps([(7, 1.0)], "<think>" + TEXT, opened, decode, "<think>")
 
 
@@ -62,7 +62,7 @@ def test_ends_that_no_token_has() -> None:
 
 @pytest.mark.parametrize("steps", [[0.5], [(1,)], [(1.5, 1.0)], [(1, math.nan)], [(1, "x")], 3])
 def test_steps_that_are_no_pairs_of_numbers(steps: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="Grade: steps .* pairs"):
+    with pytest.raises((TypeError, ValueError), match=r"Grade: steps .* pairs"):
         Grade(1.0, None, steps=steps)
 
 

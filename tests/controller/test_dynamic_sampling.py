@@ -287,6 +287,20 @@ def test_rewards_of_turns_make_a_group_mixed() -> None:
     assert mixed(turns(0.0, 0.5)) and not mixed(turns(0.5, 0.5)) and not mixed(turns(0.0, 0.0))
 
 
+def test_rewards_of_steps_are_compared_in_order() -> None:
+    """Steps differ in length, so equal rewards of steps are at different tokens."""
+
+    def steps(*rewards: tuple[tuple[int, float], ...]) -> Group:
+        made = [_trajectory("t", 1, "1") for _ in rewards]
+        for trajectory, pairs in zip(made, rewards, strict=True):
+            trajectory.reward = Reward(1.0, steps=pairs)
+        return Group(Task("t", "?"), made)
+
+    first = ((3, 0.5), (4, 1.0))
+    assert not mixed(steps(first, ((2, 0.5), (5, 1.0))))
+    assert mixed(steps(first, ((3, 1.0), (4, 0.5)))) and mixed(steps(first, ((3, 0.5),)))
+
+
 def test_rewards_of_turns_are_compared_by_turn() -> None:
     """Replies differ in length, so equal rewards of turns are at different tokens."""
 
