@@ -7,9 +7,9 @@ from __future__ import annotations
 from textwrap import fill
 
 from sixfold.commands.algorithms import markdown_table
-from sixfold.recipe.explain.preference_losses import loss_facts, loss_settings
 from sixfold.preference.loss import PreferenceLoss
 from sixfold.preference.zoo import LOSSES
+from sixfold.recipe.explain.preference_losses import loss_facts, loss_settings
 
 HEAD = """# Preference losses
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from sixfold.cli import main
-from sixfold.recipe.explain.preference_losses import loss_recipe_lines
-from sixfold.preference.small_task import SmallTask, measured, train_loss
 from sixfold.errors import UserError
 from sixfold.preference.loss import Settings
+from sixfold.preference.small_task import SmallTask, measured, train_loss
 from sixfold.preference.zoo import LOSSES
+from sixfold.recipe.explain.preference_losses import loss_recipe_lines
 from sixfold.recipe.preference_plan import resolve_losses
 from sixfold.recipe.schema import PreferenceConfig
 
