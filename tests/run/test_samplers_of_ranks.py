@@ -13,7 +13,6 @@ import pytest
 from sixfold.backends.samplers import Samplers
 from sixfold.controller.schedule import read_schedule
 from sixfold.errors import UserError
-from sixfold.recipe import rank_checks
 from tests.rank_runs import train_on_ranks
 from tests.run.processes import tiny_recipe
 from tests.run.test_several_ranks import METHODS, curve, same, trained, weights
@@ -42,14 +41,6 @@ def kill_a_sampler(rank: int) -> None:
     Samplers.generate = killing  # type: ignore[method-assign]
 
 
-def allow_copies(rank: int) -> None:
-    """Let ranks sample from merged copies of the weights: the oracle of an adapter."""
-    refused = rank_checks._refused
-    rank_checks._refused = lambda *given: {  # type: ignore[assignment]
-        setting: why for setting, why in refused(*given).items() if setting != "sync.kind"
-    }
-
-
 @pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_samplers_of_ranks_change_nothing(name: str, tmp_path: Path) -> None:
@@ -67,12 +58,12 @@ def test_samplers_of_ranks_change_nothing(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_an_adapter_is_merged_for_the_samplers_of_ranks(tmp_path: Path) -> None:
-    """Equal, up to rounding, to ranks that sample from merged copies."""
+    """Equal, up to rounding, to ranks whose engines compute the adapter beside its base."""
     found = {}
     settings = {**METHODS["lora, reference with an adapter"], "model__scratch__head_dim": 16}
-    for name, more in (("here", {"sync__kind": "copy"}), ("apart", APART)):
+    for name, more in (("here", {}), ("apart", APART)):
         flags = tiny_recipe(tmp_path, **{"run__steps": 3, **settings, **more}, run__name=name)
-        run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors", allow_copies)
+        run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
         assert run.codes() == [0, 0], run.errors()
         found[name] = learned(tmp_path / name)
     same(found["apart"], found["here"])

@@ -80,8 +80,7 @@ def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "stale")
-    differently = "weight sync failed: engine and trainer score the probe differently"
-    with pytest.raises(RunFailed, match=differently):
+    with pytest.raises(RunFailed, match="the weight sync failed: engine and trainer score"):
         run(tmp_path, "stale", 2, trainer__learning_rate=0.01)
 
 
