@@ -356,7 +356,7 @@ def test_a_full_disk_says_how_to_go_on(
 
 def test_each_command_has_a_module() -> None:
     modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")}
-    shared = {"eval_comparisons", "eval_table", "preference_losses", "preference_task"}
+    shared = {"eval_comparisons", "eval_table"}
     assert modules == {"__init__", "shared_task", *shared, *CORE}
 
 

@@ -292,8 +292,8 @@ def test_rewards_of_steps_are_compared_in_order() -> None:
 
     def steps(*rewards: tuple[tuple[int, float], ...]) -> Group:
         made = [_trajectory("t", 1, "1") for _ in rewards]
-        for trajectory, given in zip(made, rewards, strict=True):
-            trajectory.reward = Reward(1.0, steps=given)
+        for trajectory, pairs in zip(made, rewards, strict=True):
+            trajectory.reward = Reward(1.0, steps=pairs)
         return Group(Task("t", "?"), made)
 
     first = ((3, 0.5), (4, 1.0))

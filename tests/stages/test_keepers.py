@@ -76,6 +76,13 @@ def test_every_reason() -> None:
     assert outcome(chosen, keep="best") == ([4], {**rest, **faults})
 
 
+def test_a_reply_with_a_special_token_is_no_row() -> None:
+    samples = [sample(0, "1+1=2", right()), sample(1, "1+1=<|end|>2", right())]
+    found = select([group(*samples)], SampleConfig(), READ, lambda text: "<|end|>" in text)
+    assert [keeper.sample for keeper in found.kept] == [0]
+    assert found.dropped == {("t", 1): "unusable"}
+
+
 def test_rewards_of_turns_count() -> None:
     two = sample(0, "a", Reward(0.0, steps=((1, 1.5),)))
     assert outcome(group(two, sample(1, "b", Reward(1.0))), keep="best")[0] == [0]

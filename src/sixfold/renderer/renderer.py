@@ -22,7 +22,7 @@ from .special_texts import SpecialTexts
 from .suffix import Reply, Suffix, SuffixEncoder
 from .task_prompt import bare_text, refusal_error, rendered_prompt, solution_text, task_messages
 from .text_stream import REPLACEMENT, CompletionText
-from .think import continued_block, opened_block
+from .think import TAGS, continued_block, opened_block
 from .token_bytes import TokenBytes
 from .tool_calls import CallFormat
 
@@ -317,6 +317,15 @@ class Renderer:
     def unknown(self, text: str) -> str:
         """Characters of a text that the tokenizer does not know."""
         return self._special.unknown(text)
+
+    def has_special(self, reply: str) -> bool:
+        """True if a reply spells a special token other than a think tag.
+
+        Its text does not encode to the tokens that were sampled.
+        """
+        for tag in TAGS:
+            reply = reply.replace(tag, "")
+        return self._special.spelled_in(reply)
 
     def render(self, task: Task) -> str:
         """The prompt as text, rendered by the chat template if there is one."""

@@ -32,7 +32,8 @@ Reason = Literal[
 
 - error: the check or the episode failed, or no reward applies.
 - unfinished: a limit cut a reply or the episode. Who imitates it learns to stop too early.
-- unusable: a reply is empty, or is no text that a dataset can hold.
+- unusable: a reply is empty, or is no text that a dataset can hold: it has a special token, which
+  would be read as plain text.
 - unsolved: the verifier refused it.
 - below_threshold: its reward is less than `sample.threshold`.
 - duplicate: a kept completion of the task differs only in white space.
@@ -83,7 +84,10 @@ class Selection:
 
 
 def select(
-    groups: Iterable[Group], config: SampleConfig, read: Callable[[Trajectory], Completion]
+    groups: Iterable[Group],
+    config: SampleConfig,
+    read: Callable[[Trajectory], Completion],
+    has_special: Callable[[str], bool] = lambda text: False,
 ) -> Selection:
     """Choose the completions that become rows of a dataset.
 
@@ -91,11 +95,12 @@ def select(
         groups: scored groups of different tasks.
         config: the recipe's [sample] section.
         read: returns the completion of a trajectory, see `completion_of`.
+        has_special: whether a reply has a special token.
     """
     selection = Selection()
     for group in groups:
         read_once = {t.sample: read(t) for t in group.trajectories}
-        reasons = _reasons(group.trajectories, config, read_once)
+        reasons = _reasons(group.trajectories, config, read_once, has_special)
         selection.dropped.update({(group.task.id, k): why for k, why in sorted(reasons.items())})
         selection.kept.extend(
             Keeper(group.task, t.sample, read_once[t.sample], t.total_reward or 0.0)
@@ -154,10 +159,16 @@ def check_enough(counts: Mapping[str, int], config: SampleConfig) -> None:
 
 
 def _reasons(
-    trajectories: Sequence[Trajectory], config: SampleConfig, read: Mapping[int, Completion]
+    trajectories: Sequence[Trajectory],
+    config: SampleConfig,
+    read: Mapping[int, Completion],
+    has_special: Callable[[str], bool],
 ) -> dict[int, Reason]:
     """Why samples of one task are dropped, by sample index."""
-    found = {t.sample: _fault(t, read[t.sample]) or _failure(t, config) for t in trajectories}
+    found = {
+        t.sample: _fault(t, read[t.sample], has_special) or _failure(t, config)
+        for t in trajectories
+    }
     reasons: dict[int, Reason] = {sample: why for sample, why in found.items() if why}
     good = [t for t in trajectories if t.sample not in reasons]
     best = config.keep == "best"
@@ -176,7 +187,9 @@ def _reasons(
     return reasons
 
 
-def _fault(trajectory: Trajectory, completion: Completion) -> Reason | None:
+def _fault(
+    trajectory: Trajectory, completion: Completion, has_special: Callable[[str], bool]
+) -> Reason | None:
     """Why nobody should learn from a trajectory, whatever is kept."""
     reward = trajectory.total_reward
     if trajectory.finish_reason in ("error", "aborted") or reward is None:
@@ -190,7 +203,8 @@ def _fault(trajectory: Trajectory, completion: Completion) -> Reason | None:
         check_value("", "", replies)
     except UserError:
         return "unusable"
-    return None if replies and all(reply.strip() for reply in replies) else "unusable"
+    usable = all(reply.strip() and not has_special(reply) for reply in replies)
+    return None if replies and usable else "unusable"
 
 
 def _failure(trajectory: Trajectory, config: SampleConfig) -> Reason | None:

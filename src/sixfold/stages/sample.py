@@ -186,7 +186,7 @@ class SampleRun:
         seed = step_seed(self._seed, 1 + self._config.draw)
         groups = self._collector.collect(self._blocks[number], seed, context.progress.phase)
         read = partial(completion_of, decode=assembly.renderer.decode, stops=assembly.player.stops)
-        selection = select(groups, self._config, read)
+        selection = select(groups, self._config, read, assembly.renderer.has_special)
         counts = selection.counts()
         total = sum(counts.values())
         metrics: Metrics = {
