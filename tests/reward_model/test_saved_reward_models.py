@@ -109,6 +109,19 @@ def test_the_mean_head_reads_the_tokens_of_the_completion(tmp_path: Path) -> Non
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_the_longest_completion_leaves_a_place_for_the_closing_token(
+    name: str, tmp_path: Path
+) -> None:
+    own = policy(name)
+    folder = saved(random_reward_model(name, own=own), own, tmp_path / "rm")
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    room = scorer.context - 1  # beside a prompt of one token
+    assert scorer.rewards([7], [[9] * room]).isfinite().all()
+    with pytest.raises(UserError, match=f"at most {scorer.context} tokens"):
+        scorer.rewards([7], [[9] * (room + 1)])
+
+
 def test_a_policy_is_no_reward_model_and_the_reverse(tmp_path: Path) -> None:
     own = policy()
     folder = saved(random_reward_model(own=own), own, tmp_path / "rm")

@@ -176,7 +176,7 @@ def _scored(
         scorer.renderer,
         whole,
         examples_per_step=1,
-        context=scorer.context - 1,  # the closing token
+        context=scorer.context,
         overlong=data.overlong,
         seed=seed,
     )

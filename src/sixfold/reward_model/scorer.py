@@ -40,8 +40,8 @@ class Scorer:
 
     @property
     def context(self) -> int:
-        """Longest prompt with a completion, in tokens."""
-        return self._reward_model.context
+        """Longest prompt with a completion, in tokens: a closing token follows it."""
+        return self._reward_model.context - 1
 
     def encoded(
         self, task: Task, texts: Sequence[str], ended: Sequence[bool]
@@ -76,7 +76,7 @@ class Scorer:
         self, prompt: Sequence[int], completions: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor]:
         """Scores [N] and lengths [N] of completions."""
-        longest, room = max(map(len, completions)), self._reward_model.context
+        longest, room = max(map(len, completions)), self.context
         if len(prompt) + longest > room:
             raise UserError(
                 f"the reward model reads at most {room} tokens, and a prompt with its completion"

@@ -54,6 +54,11 @@ def _comparisons(assembly: Assembly) -> Examples:
             "reward_model.loss = 'bradley_terry' compares completions, but the data has single"
             " completions with a label. Use loss = 'bce'"
         )
+    if own.length_debias and not examples.heldout:
+        raise UserError(
+            "reward_model.length_debias is measured on held-out comparisons, and none are: set"
+            " data.heldout, or length_debias = false"
+        )
     return examples
 
 
