@@ -27,7 +27,8 @@ def write_pairs(folder: Path) -> Path:
     for number in rng.sample(range(100), PAIRS):
         a, b = divmod(number, 10)
         wrong = a + b + rng.choice((1, 2, 10))
-        rows.append({"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(wrong)})
+        # Three terms: no held-out task of the recipe has this prompt.
+        rows.append({"prompt": f"{a}+{b}+0=", "chosen": str(a + b), "rejected": str(wrong)})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -104,6 +105,15 @@ def test_a_cached_reference_is_the_frozen_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loss", ["kto", "bco", "simpo", "beta_dpo"])
+def test_losses_of_other_kinds_train_and_are_evaluated(tmp_path: Path, loss: str) -> None:
+    logged = metrics(train(tmp_path, "preference.steps = 2", f'preference.losses = ["{loss}"]'))
+    key = "liked_reward" if loss in ("kto", "bco") else "margin"
+    assert all(f"preference/{key}" in line for line in logged)
+    assert logged[-1]["preference/heldout_loss"] > 0
+
+
+@pytest.mark.slow
 def test_an_adapter_learns_and_is_saved(tmp_path: Path) -> None:
     base = train(tmp_path, "preference.steps = 1")
     model = base / json.loads((base / "artifact.json").read_bytes())["path"] / "model"
@@ -133,7 +143,7 @@ kind = "online"
 rounds = 2
 environment.rewards = ["tests/stages/graded.py:shorter"]
 sample.tasks = 8
-sample.samples = 4
+sample.samples = 32
 preference.steps = 1
 preference.examples_per_step = 4
 """
@@ -176,6 +186,10 @@ MISTAKES = [
     (
         ('preference.losses = ["kto"]', 'preference.reference = "cached"'),
         "'cached' does not work with the loss kto",
+    ),
+    (
+        ('reference.placement = "fused"', "algorithm.beta = 0.1"),
+        "Set reference.placement = 'inline'",
     ),
     (("sft.steps = 3",), "sft.steps belongs to stages of kind sft"),
     (("run.steps = 3",), "run.steps counts the steps of RL. Set preference.steps"),

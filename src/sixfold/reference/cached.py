@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..batch import Batch, collate
@@ -74,7 +74,7 @@ class CachedReference:
         self.key = key
         shared = self._folder / f"{key}.safetensors" if self._folder else None
         if shared and shared.is_file():
-            self._read(shared)
+            self._read(shared.read_bytes(), shared)
         missing = [group for group in groups if not self._knows(group)]
         read = len(self._at)
         for at in range(0, len(missing), SCORED_TOGETHER):
@@ -126,12 +126,14 @@ class CachedReference:
             UserError: if it is missing, damaged, or of another reference.
         """
         check_names(self.state(), state, "value")
-        if not self._file.is_file():
+        own = self._file.read_bytes() if self._file.is_file() else None
+        data = self._ranks.gather(own)[0]  # rank 0 has the folder of the run
+        if data is None:
             raise UserError(
                 f"{self._file} is missing: it has the log-probs of the reference, which the run"
                 " cannot compute again. Restore it, or start the run over with --overwrite"
             )
-        self.key = self._read(self._file)
+        self.key = self._read(data, self._file)
         if self.key != state["key"]:
             raise UserError(
                 f"{self._file} belongs to another reference than the checkpoint. Restore it, or"
@@ -157,20 +159,21 @@ class CachedReference:
 
     def _bytes(self) -> bytes:
         rows = np.frombuffer(b"".join(self._at), dtype=np.uint8).reshape(len(self._at), -1)
-        table = {
-            "rows": torch.from_numpy(rows.copy()),
-            "counts": torch.tensor([count for _, count in self._at.values()], dtype=torch.int32),
-            "logp": torch.tensor(self._logp, dtype=torch.float32),
-        }
-        return save(table, {"key": self.key})
+        return save(
+            {
+                "key": torch.tensor(list(self.key.encode()), dtype=torch.uint8),
+                "rows": torch.from_numpy(rows.copy()),
+                "counts": torch.tensor([n for _, n in self._at.values()], dtype=torch.int32),
+                "logp": torch.tensor(self._logp, dtype=torch.float32),
+            }
+        )
 
-    def _read(self, file: Path) -> str:
-        """Read a table, and return its key."""
+    def _read(self, data: bytes, file: Path) -> str:
+        """Read a table, and return its key. file: where it is, for messages."""
         try:
-            with safe_open(file, "pt") as opened:
-                metadata = opened.metadata() or {}
-                rows, counts, logp = map(opened.get_tensor, ("rows", "counts", "logp"))
-        except (OSError, SafetensorError) as error:
+            table = load(data)
+            key, rows, counts, logp = (table[name] for name in ("key", "rows", "counts", "logp"))
+        except (KeyError, SafetensorError) as error:
             raise UserError(
                 f"{file} is damaged ({error}): it has log-probs of the reference. Restore or delete"
                 " it"
@@ -180,7 +183,7 @@ class CachedReference:
         for row, count in zip(rows.numpy(), counts.tolist(), strict=True):
             self._at[row.tobytes()] = at, count
             at += count
-        return metadata.get("key", "")
+        return bytes(key.tolist()).decode()
 
 
 def row_hashes(host: Batch) -> list[bytes]:

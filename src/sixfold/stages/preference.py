@@ -44,7 +44,7 @@ class PreferenceKind(StageKind):
             "preference training",
             self.method,
             trainer,
-            partial(comparison_examples, examples_per_step=own.examples_per_step),
+            _examples,
             epochs=own.epochs,
             section="preference",
             make_objective=_objective,
@@ -86,20 +86,37 @@ def comparison_examples(
     )
 
 
-def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objective:
-    own, path = assembly.recipe.preference, assembly.recipe.reference.path
-    mixture = Mixture([Term(*term) for term in resolve_losses(own)])
-    if isinstance(examples, PreferenceExamples) and examples.unpaired and not mixture.unpaired:
+def _examples(assembly: Assembly) -> Examples:
+    """The comparisons of the stage.
+
+    Raises:
+        UserError: if they do not fit the losses, or the reference is placed elsewhere.
+    """
+    own, placement = assembly.recipe.preference, assembly.recipe.reference.placement
+    if placement != "inline":
+        raise UserError(
+            f"reference.placement = '{placement}' is for RL. Set reference.placement = 'inline' in"
+            " this stage; preference.reference = 'cached' needs no reference in memory"
+        )
+    examples = comparison_examples(assembly, own.examples_per_step)
+    if examples.unpaired and not any(row.unpaired for row, _, _ in resolve_losses(own)):
         raise UserError(
             f"preference.losses: {', '.join(own.losses)} takes pairs, but the data has single"
             " completions with a label. Use kto, bco or apo_zero_unpaired"
         )
+    return examples
+
+
+def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objective:
+    own, path = assembly.recipe.preference, assembly.recipe.reference.path
+    mixture = Mixture([Term(*term) for term in resolve_losses(own)])
     scoring = replace(assembly.scoring, temperature=1.0)
 
     def score(root: Root, batch: Batch) -> Tensor:
         config = assembly.recipe.trainer
         budget = config.max_tokens_per_microbatch, config.share_prefix
-        return score_tables(root, batch, scoring, *budget, assembly.data_ranks)[0]
+        rows = batch.to(assembly.device)
+        return score_tables(root, rows, scoring, *budget, assembly.data_ranks)[0]
 
     def teacher() -> PreTrainedModel | None:
         return load_teacher(path, assembly.policy, assembly.policy.context) if path else None

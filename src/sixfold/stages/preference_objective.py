@@ -92,7 +92,8 @@ class PreferenceObjective:
         """Compute a cached reference, and measure held-out examples before the first step."""
         if self._prepare:
             self._prepare()
-        if examples.heldout and (found := self.heldout(examples.heldout)):
+        found = self.heldout(examples.heldout) if examples.heldout else {}
+        if "preference/heldout_margin" in found:
             self._start.logp = number(found, "preference/heldout_logp_chosen")
             self._start.margin = number(found, "preference/heldout_margin")
 

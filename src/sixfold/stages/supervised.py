@@ -109,8 +109,7 @@ class SupervisedWork(Work):
             assembly, self._trainer, steps, self._neftune_alpha, objective.frozen, objective.root
         )
         if self._new:
-            with context.interrupts.finishing():
-                objective.begin(self._examples)
+            objective.begin(self._examples)
         return SupervisedStage(
             self._name, context, assembly, monitors, trainer, self._examples, objective
         )
