@@ -34,6 +34,7 @@ def test_a_page_has_what_the_row_says_and_its_recipe_makes_the_row(
     assert all(part in text for part in (row.formula, row.paper, row.change, row.use, row.peers))
     assert all(f"\n  {setting} = " in text for setting in row.reads)
     written = tomllib.loads("\n".join(loss_recipe_lines(row)))["preference"]
+    written["losses"] = tuple(written["losses"])
     assert resolve_losses(PreferenceConfig(**written)) == [(row, row.defaults, 1.0)]
 
 
@@ -104,7 +105,18 @@ def test_cdpo_is_the_sum_of_two_losses_of_trl() -> None:
 
 def test_a_recipe_overrides_what_a_loss_reads() -> None:
     config = PreferenceConfig(
-        losses=["dpo", "robust", "sft"], weights=[0.8, 0.2, 0.1], beta=0.3, label_smoothing=0.2
+        losses=(
+            "dpo",
+            "robust",
+            "sft",
+        ),
+        weights=(
+            0.8,
+            0.2,
+            0.1,
+        ),
+        beta=0.3,
+        label_smoothing=0.2,
     )
     found = resolve_losses(config)
     assert [(row.name, weight) for row, _, weight in found] == [
@@ -119,15 +131,41 @@ def test_a_recipe_overrides_what_a_loss_reads() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"losses": ["dpo_nrom"]}, "no loss 'dpo_nrom'. Did you mean 'dpo_norm'?"),
-        ({"losses": ["dpo"], "weights": [1.0, 2.0]}, "preference.weights has 2 numbers"),
-        ({"losses": ["dpo"], "weights": [0.0]}, "use weights >= 0, not all 0"),
-        ({"losses": ["dpo", "kto"]}, "'kto' takes single completions"),
-        ({"losses": ["dpo"], "target_margin": 1.0}, "preference.target_margin has no effect"),
-        ({"losses": ["nca"], "divergence": "js"}, "preference.divergence has no effect"),
-        ({"losses": ["dpo", "ipo"], "sft_weight": 1.0}, "Add 'sft' to preference.losses"),
+        ({"losses": ("dpo_nrom",)}, "no loss 'dpo_nrom'. Did you mean 'dpo_norm'?"),
+        (
+            {
+                "losses": ("dpo",),
+                "weights": (
+                    1.0,
+                    2.0,
+                ),
+            },
+            "preference.weights has 2 numbers",
+        ),
+        ({"losses": ("dpo",), "weights": (0.0,)}, "use weights >= 0, not all 0"),
+        (
+            {
+                "losses": (
+                    "dpo",
+                    "kto",
+                )
+            },
+            "'kto' takes single completions",
+        ),
+        ({"losses": ("dpo",), "target_margin": 1.0}, "preference.target_margin has no effect"),
+        ({"losses": ("nca",), "divergence": "js"}, "preference.divergence has no effect"),
+        (
+            {
+                "losses": (
+                    "dpo",
+                    "ipo",
+                ),
+                "sft_weight": 1.0,
+            },
+            "Add 'sft' to preference.losses",
+        ),
         ({"divergence_alpha": 0.3}, "needs preference.divergence = 'alpha'"),
-        ({"losses": ["exo"], "label_smoothing": 0.0}, "makes the loss exo infinite"),
+        ({"losses": ("exo",), "label_smoothing": 0.0}, "makes the loss exo infinite"),
     ],
 )
 def test_refusals_say_what_is_wrong(config: dict[str, Any], said: str) -> None:
