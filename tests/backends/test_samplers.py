@@ -138,6 +138,45 @@ def test_a_process_lost_during_a_load_gets_the_new_weights() -> None:
     asyncio.run(play())
 
 
+def test_a_replacement_that_is_late_gets_the_weights_of_both_loads() -> None:
+    """It starts with the old weights, and the new ones are published before it has them."""
+    log: list[FakeProcess] = []
+
+    class Slow(FakeProcess):
+        async def stage(self, given: str, version: int) -> None:
+            await super().stage(given, version)
+            await self.answer.wait()
+
+    def start(number: int) -> FakeProcess:
+        process = Slow(number, log)
+        if len(log) == 3:
+            process.answer.clear()
+        return process
+
+    async def play() -> None:
+        made: Any = start
+        pool = Samplers(made, partial(streamed_file, 4), 2, 1, lambda line: None)
+        await pool.load(WEIGHTS, 1)
+        log[1].answer.clear()  # a load waits for the second process
+        loading = asyncio.create_task(pool.load(WEIGHTS, 2))
+        while log[0].staged is None:
+            await asyncio.sleep(0)
+        log[0].lost = True
+        asking = asyncio.create_task(pool.generate([1], PARAMS, SampleKey("a")))
+        while len(log) < 3 or log[2].staged is None:
+            await asyncio.sleep(0)
+        log[1].answer.set()
+        while pool.version < 2:
+            await asyncio.sleep(0)
+        log[2].answer.set()
+        await asyncio.gather(loading, asking)
+        assert [version for _, version in log[2].loads] == [1, 2]
+        assert [place.process.version for place in pool.places] == [2, 2]
+        pool.close()
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
 def test_the_last_loss_is_named() -> None:
     log: list[FakeProcess] = []
 

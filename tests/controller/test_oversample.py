@@ -81,6 +81,7 @@ def kept(
             4,
         ),  # a failed check is no reward: it makes no group mixed
         ([0, 1, 2, 3, 4], "?1100", 3, [0, 1, 3], 4),
+        ([0, 1, 2, 3], "??11", 2, [2, 3], 4),  # so a prompt with rewards does not count as failed
     ],
 )
 def test_first_k_samples_with_unequal_rewards_are_kept(

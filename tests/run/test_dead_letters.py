@@ -125,11 +125,39 @@ def test_a_dead_prompt_is_not_sampled_in_later_epochs(
     folder = run(tmp_path, bad, TASKS[1:9], **more)
     # Ahead, the group of the next epoch may have started before.
     assert sampled["task-5"] in ((2, 4) if "rollout__staleness" in more else (2,))
-    assert {letter["task"] for letter in letters(folder)} == {"task-5"}
+    assert [letter["task"] for letter in letters(folder)] == ["task-5"]
     assert len(trained(folder)) == 24
     sampled.clear()
     run(tmp_path, bad, TASKS[1:9], resume=True, run__steps=9, **more)
     assert sampled.total() >= 12 and not sampled["task-5"]
+
+
+def test_two_groups_of_a_prompt_make_one_letter() -> None:
+    """Ahead of the trainer, the group of the next epoch may be open too."""
+    task, dead = Task("a", "?"), DeadLetters(2, [Task("a", "?"), Task("b", "?")])
+    group = Group(
+        task, [Trajectory("a", 0, [1], "p", [0.0], [-1], (), reward=Reward(None, error="x"))]
+    )
+
+    async def play(tasks: Sequence[Task], attempt: int) -> list[Group]:
+        await asyncio.sleep(0)
+        return [group]
+
+    async def both() -> list[list[Group]]:
+        return list(
+            await asyncio.gather(dead.survivors([task], play), dead.survivors([task], play))
+        )
+
+    assert asyncio.run(both()) == [[], []]
+    dead.take()
+    assert [letter["task"] for letter in dead.taken] == ["a"]
+
+
+def test_greedy_samples_count_in_the_budget_of_a_step(tmp_path: Path) -> None:
+    """One of 4 prompts may fail, with its greedy sample."""
+    more = {**AHEAD, "algorithm__name": "remax", "environment__error_budget": 0.25}
+    folder = run(tmp_path, bad, TASKS[1:9], **more)
+    assert [letter["task"] for letter in letters(folder)] == ["task-5"]
 
 
 def test_a_prompt_that_fails_once_is_trained_with_the_same_tokens(

@@ -348,9 +348,11 @@ class Samplers:
         place.starting = new = self._start(place.number)  # at once, so that `close` ends it
         try:
             await asyncio.to_thread(new.ready)
-            if self._published is not None:
-                await new.stage(self._published, self.version)
-                await new.swap(self.version)
+            # Read once: a load may publish others meanwhile. It then finds them missing here.
+            published, version = self._published, self.version
+            if published is not None:
+                await new.stage(published, version)
+                await new.swap(version)
         except BaseException:
             await asyncio.to_thread(new.close)
             raise

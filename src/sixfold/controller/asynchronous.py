@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..environment.base import EnvironmentRole, Scorer
 from ..event_loop import EventLoop
@@ -181,7 +181,7 @@ class AsyncCollector:
             if self.greedy is None:
                 return await groups
             alone = groups_in_order(self.greedy.play(tasks, greedy_seed(seed), own), tasks)
-            return with_baselines(*await asyncio.gather(groups, alone))
+            return with_baselines(*await _together(groups, alone))
 
         try:
             survivors = await self.dead.survivors([task], attempt)
@@ -214,8 +214,8 @@ class AsyncCollector:
 
     @property
     def _expected(self) -> int:
-        """Trajectories of a step."""
-        return self.ledger.per_step * self.rollout.samples
+        """Trajectories of a step, greedy ones included: they have the same scorer."""
+        return self.ledger.per_step * (self.rollout.samples + (self.greedy is not None))
 
     def _scorer(self, step: int) -> Scorer:
         """Scorer of the groups of one step of the task stream, which share an error budget.
@@ -255,6 +255,18 @@ class AsyncCollector:
                 "async/buffered": float(len(self._finished) - len(found)),
             }
         )
+
+
+async def _together(*work: Coroutine[Any, Any, list[Group]]) -> list[list[Group]]:
+    """Results of coroutines that run together. If one fails, the others are cancelled first."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class RunsAhead(Protocol):

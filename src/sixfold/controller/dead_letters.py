@@ -59,6 +59,8 @@ class DeadLetters:
         """
         groups = {group.task.id: group for group in await play(tasks, 0)}
         for attempt in range(1, self.max_failures + 1):
+            for known in self.ids & groups.keys():  # set aside meanwhile, by another group of it
+                del groups[known]
             failed = [group for group in groups.values() if has_failed(group)]
             if not failed:
                 break

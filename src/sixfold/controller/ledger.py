@@ -130,4 +130,4 @@ class Ledger:
             )
         low, ahead = state["low"], set(state["ahead"])
         self._low, self._ahead, self._next, self.admitted = low, ahead, low, []
-        self._dropped, self._state = state.get("dropped", 0), state
+        self._dropped, self._state = state["dropped"], state

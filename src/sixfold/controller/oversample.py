@@ -52,7 +52,7 @@ def _first(count: int, task: Task, ended: Sequence[Trajectory]) -> list[Trajecto
     """The first `count` trajectories.
 
     If their rewards are all equal, the first two trajectories that differ and the first of the
-    others.
+    others. If none differ, those whose check or episode has failed come last.
     """
     first = list(ended[:count])
     pairs = ([a, b] for i, b in enumerate(ended) for a in ended[:i])
@@ -61,6 +61,8 @@ def _first(count: int, task: Task, ended: Sequence[Trajectory]) -> list[Trajecto
         if mixed(Group(task, first))
         else next((p for p in pairs if mixed(Group(task, p))), None)
     )
+    if pair is None and not mixed(Group(task, first)):
+        return sorted(ended, key=lambda t: t.total_reward is None)[:count]
     return (
         first
         if pair is None

@@ -202,6 +202,12 @@ def _check_backend(recipe: Recipe) -> None:
                 f" '{backend}'. Remove it, or use rollout.backend.kind = 'engine'"
             )
     if isinstance(r.backend, SglangBackend | SixfoldBackend):
+        urls = [url.rstrip("/") for url in (r.backend.url, *r.backend.replicas)]
+        if twice := next((url for url in urls if urls.count(url) > 1), ""):
+            raise UserError(
+                f"rollout.backend.replicas: {twice} is named twice, with rollout.backend.url. Name"
+                " each server once"
+            )
         if (r.backend.replicas or r.backend.restarts) and recipe.sync.kind != "shared":
             raise UserError(
                 f"sync.kind = '{recipe.sync.kind}' does not work with rollout.backend.replicas or"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from ..rollout.meter import RunningMeter
 from ..rollout.player import Plays
 from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
-from ..types import Group
+from ..types import Group, Task
 from .assemble import Assembly, agent_player
 from .shared_groups import RankLedgers, SharedCollector
 
@@ -86,9 +86,13 @@ def async_collector(
         # Not the agent of evaluations: another meter counts its replies.
         assembly.ending.callback(lambda: assembly.loop.run(agent.close()))
         plays = agent
-    # A group asks for the tasks of its whole step.
-    stream = lru_cache(4)(task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights))
     ranks = assembly.ranks
+
+    def streamed() -> Callable[[int], Sequence[Task]]:
+        """A stream of one thread. A group asks for the tasks of its whole step."""
+        return lru_cache(4)(task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights))
+
+    stream = streamed()
     collector = AsyncCollector(
         rollout=assembly.rollout(config.oversample, overlapping=plays),
         environment=assembly.environment,
@@ -108,7 +112,7 @@ def async_collector(
         assert isinstance(player.generator, ScheduledGenerator)
         _follow(collector, player.generator, schedule)
     if isinstance(ledger, RankLedgers):
-        return SharedCollector(collector, ledger, stream, ranks)
+        return SharedCollector(collector, ledger, streamed(), ranks)
     return collector
 
 

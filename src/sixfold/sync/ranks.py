@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -25,12 +26,19 @@ class _CheckedWeights(StagedWeights):
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__(weights, "gather")
         self.wrong = ""
+        self._unread = dict.fromkeys(weights)
 
     def __getitem__(self, name: str) -> Tensor:
+        self._unread.pop(name, None)
         tensor = super().__getitem__(name)
         if not self.wrong and not tensor.isfinite().all():
             self.wrong = name
         return tensor
+
+    def drain(self) -> None:
+        """Gather the tensors that were not read, because the other ranks gather them too."""
+        for name in [*self._unread]:
+            self[name]
 
 
 class RanksSync(CurrentSync[Generator]):
@@ -57,6 +65,19 @@ class RanksSync(CurrentSync[Generator]):
         self._weights = weights
         self._agree = agree
         self._wait = wait
+        self._trains = False
+
+    def sync(self, version: int) -> None:
+        self._trains = True
+        super().sync(version)
+
+    @contextmanager
+    def policy_weights(self, version: int) -> Iterator[None]:
+        # Once the steps have begun, weights change with their version alone, and groups may run.
+        if version == 0 and not self._trains:
+            self.refresh()
+        super().sync(version)
+        yield
 
     def adapt(self, lora: AdaptedPolicy) -> None:
         """From now on, pass the weights with a trained adapter merged in. Passes them once now.
@@ -82,4 +103,6 @@ class RanksSync(CurrentSync[Generator]):
             failure = WeightsNotFinite(not_finite(wrong)) if wrong else SyncError(str(error))
         except Exception as error:  # noqa: BLE001  raised on all ranks
             failure = error
+        if failure:
+            given.drain()
         self._agree(failure)
