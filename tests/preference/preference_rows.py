@@ -29,10 +29,10 @@ def made(
     if row.unpaired:
         liked = torch.rand(n, generator=g) < 0.5
         liked[:2] = torch.tensor([True, False])
-        return Unpaired(logp(), logp(), tokens[0], liked, weight, logp() + spread)
+        return Unpaired(logp(), logp(), liked, weight, logp() + spread)
     heads = [logp() / 2 for _ in range(4)]
     return Pairs(
-        *(logp(), logp(), *tokens, logp(), logp(), logp(), weight),
+        *(logp(), logp(), *tokens, logp(), logp(), weight),
         *heads,
     )
 

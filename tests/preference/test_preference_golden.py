@@ -105,7 +105,7 @@ def test_beta_dpo_keeps_the_pairs_nearest_to_the_running_mean() -> None:
 def kto_rows() -> tuple[PreferenceLoss, Settings, Unpaired]:
     given = CASES["kto"]["inputs"]
     rows = Unpaired(
-        *(numbers(given["policy"]), numbers(given["ref"]), torch.ones(4)),
+        *(numbers(given["policy"]), numbers(given["ref"])),
         numbers(given["label"]).bool(),
         mismatched=numbers(given["kl_policy"]) - numbers(given["kl_ref"]),
     )

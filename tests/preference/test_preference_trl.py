@@ -80,7 +80,7 @@ def rows_of(logp: Tensor, *, unpaired: bool) -> Pairs | Unpaired:
     if unpaired:
         liked = torch.arange(2 * HALF) < HALF
         mismatched = (table("kl_logp") - table("kl_ref_logp")).sum(-1)
-        return Unpaired(logp.sum(-1), ref.sum(-1), LENGTHS, liked, mismatched=mismatched)
+        return Unpaired(logp.sum(-1), ref.sum(-1), liked, mismatched=mismatched)
     shorter = torch.minimum(LENGTHS[:HALF], LENGTHS[HALF:]).repeat(2)
     head = torch.arange(logp.shape[1]) < shorter[:, None]
     sums = [x.sum(-1) for x in (logp, ref, logp * head, ref * head)]

@@ -100,9 +100,7 @@ def test_kept_completions_are_the_training_tasks_of_the_next_stage(whole: Path) 
     assert summary(whole, "sample")["counts"]["kept"] == len(found)
     worked = whole / "stages" / "worked" / "checkpoints" / "step-000060" / "model"
     sampler = load_policy(ModelConfig(path=str(worked)), seed=0, device="cpu")
-    assert {row["provenance"]["model"] for row in found} == {
-        weights_hash(sampler.weights().items())
-    }
+    assert {row["provenance"]["model"] for row in found} == {weights_hash(sampler.weights())}
     # Evaluated on the held-out tasks of the recipe, which are no rows of the dataset.
     assert summary(whole, "kept")["heldout_tasks"] == 8
 
@@ -228,7 +226,7 @@ sft.learning_rate = 1e-2
     assert train_stages(parse_staged(text, "p.toml", asked)) == 0
     run = place / "distilled"
     sampler = load_policy(ModelConfig(path=str(teacher)), seed=0, device="cpu")
-    assert summary(run, "distill-answers")["model"] == weights_hash(sampler.weights().items())
+    assert summary(run, "distill-answers")["model"] == weights_hash(sampler.weights())
     losses = [line["heldout/loss"] for line in result_of(run, "distill") if "heldout/loss" in line]
     assert losses == sorted(losses, reverse=True) and len(losses) == 2
     student = next((run / "stages/distill").glob("checkpoints/*/model/config.json"))

@@ -87,9 +87,7 @@ def plain_rows(groups: Sequence[Group], losses: Mixture, policy: Any, reference:
         with torch.no_grad():
             other = collate(mismatched(groups, 64), scored=False)
             gap = plain_logp(policy, other) - plain_logp(copy.deepcopy(reference), other)
-        return Unpaired(
-            logp.sum(-1), ref.sum(-1), tokens.float(), torch.tensor(liked), None, gap.sum(-1)
-        )
+        return Unpaired(logp.sum(-1), ref.sum(-1), torch.tensor(liked), None, gap.sum(-1))
     rows = range(len(grades))
     pairs = [
         (a, b)
@@ -116,7 +114,6 @@ def plain_rows(groups: Sequence[Group], losses: Mixture, policy: Any, reference:
         tokens[worse].float(),
         ref.sum(-1)[better],
         ref.sum(-1)[worse],
-        batch.scores[better] - batch.scores[worse],
         1 / torch.tensor(number).float(),
         own[0],
         own[1],
@@ -191,6 +188,24 @@ def test_dpo_is_what_the_paper_says() -> None:
     shift = float((h[0] / tokens[0] + h[3] / tokens[3]) / 2)
     assert metrics["preference/chosen_shift"] == pytest.approx(shift, rel=1e-4)
     assert metrics["preference/displacement"] == pytest.approx(max(0.0, -shift) * (gap > 0))
+
+
+@pytest.mark.parametrize(
+    "losses", [[("simpo", {}), ("dpo", {})], [("sft", {}), ("ipo", {"beta": 0.5})]]
+)
+def test_logged_margins_are_those_of_the_first_loss_that_has_one(losses: Any) -> None:
+    terms = [Term(LOSSES[n], replace(LOSSES[n].defaults, **s), 1.0) for n, s in losses]
+    shown = next(term for term in terms if term.row.name != "sft")
+    groups = comparisons(grades=[(1.0, 0.0), (1.0, 0.0)])
+    rows = plain_rows(groups, mixture(shown.row.name), *models())
+    sides = [rows.chosen, rows.rejected]
+    if shown.row.needs_reference:
+        sides = [rows.chosen - rows.ref_chosen, rows.rejected - rows.ref_rejected]
+    counts = (rows.chosen_tokens, rows.rejected_tokens)
+    better, worse = (side / n for side, n in zip(sides, counts, strict=True))
+    found = make(Mixture(terms), *models()).heldout(groups)
+    expected = shown.settings.beta * float((better - worse).detach().mean())
+    assert found["preference/heldout_margin"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_lengths_and_margins_are_correlated_over_the_whole_step() -> None:
@@ -277,6 +292,16 @@ class TestCached:
         again = CachedReference(tmp_path / "r.safetensors")
         again.load({}, first.state())
         assert torch.equal(first.score(batch).ref_logp, again.score(batch).ref_logp)  # type: ignore[arg-type]
+
+    def test_a_completion_of_two_comparisons_is_kept_once(self, tmp_path: Path) -> None:
+        whole = comparisons()
+        more = [*whole[:2], Group(whole[0].task, whole[0].trajectories[:1]), *whole[2:]]
+        first = self.table(tmp_path, groups=more)
+        again = CachedReference(tmp_path / "r.safetensors")
+        again.load({}, first.state())
+        batch = collate(whole)
+        frozen = FrozenReference(models()[1], Scoring(), 10**6, True).score(batch).ref_logp
+        assert torch.allclose(again.score(batch).ref_logp, frozen, atol=1e-5)  # type: ignore[arg-type]
 
     def test_runs_share_what_is_computed(self, tmp_path: Path) -> None:
         rows = list[int]()

@@ -12,8 +12,10 @@ import pytest
 
 from sixfold.checkpoint.listing import list_checkpoints
 from sixfold.errors import UserError
+from sixfold.recipe.memory import memory_of
 from sixfold.recipe.toml import parse_staged
 from sixfold.stages.driver import train_stages
+from sixfold.stages.plans import stage_plans
 from tests.run.processes import metrics
 from tests.stages.staged_runs import flags
 
@@ -65,9 +67,17 @@ def cut(stage: Path, kept: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reference", ["frozen", "cached"])
-def test_a_stage_resumes_with_the_same_bits(tmp_path: Path, reference: str) -> None:
-    lines = ("preference.epochs = 2", f'preference.reference = "{reference}"')
+@pytest.mark.parametrize(
+    ("reference", "loss"),
+    [("frozen", "dpo"), ("cached", "dpo"), ("frozen", "beta_dpo"), ("cached", "bco")],
+)
+def test_a_stage_resumes_with_the_same_bits(tmp_path: Path, reference: str, loss: str) -> None:
+    """Beta-DPO and BCO keep an average over the steps."""
+    lines = (
+        "preference.epochs = 2",
+        f'preference.reference = "{reference}"',
+        f'preference.losses = ["{loss}"]',
+    )
     stage = train(tmp_path, *lines)
     whole, made = metrics(stage), hash_of(stage)
     assert [line["step"] for line in whole] == [1, 2, 3, 4]  # 8 of 12 pairs are trained
@@ -75,6 +85,8 @@ def test_a_stage_resumes_with_the_same_bits(tmp_path: Path, reference: str) -> N
     train(tmp_path, *lines, resume=True)
     assert metrics(stage) == whole and hash_of(stage) == made
     first, last = whole[0], whole[-1]
+    if loss == "bco":
+        return
     assert first["preference/margin"] == pytest.approx(0.0, abs=1e-6)
     assert last["preference/margin"] > 0 and last["train/loss"] < first["train/loss"]
     assert last["preference/heldout_accuracy_low"] <= last["preference/heldout_accuracy"]
@@ -191,6 +203,15 @@ MISTAKES = [
         ('reference.placement = "fused"', "algorithm.beta = 0.1"),
         "Set reference.placement = 'inline'",
     ),
+    (("reference.reset_every = 5",), "each round of kind online begins with a new reference"),
+    (
+        ('reference.path = "a/b"', 'preference.losses = ["simpo"]'),
+        "reference.path has no effect: simpo needs no reference",
+    ),
+    (
+        ("reference.offload = true", 'preference.reference = "cached"'),
+        "reference.offload has no effect: preference.reference = 'cached' keeps no model",
+    ),
     (("sft.steps = 3",), "sft.steps belongs to stages of kind sft"),
     (("run.steps = 3",), "run.steps counts the steps of RL. Set preference.steps"),
     (('data.source = "arithmetic"',), "have no completions to compare. Use a stage of kind online"),
@@ -212,6 +233,25 @@ def test_mistakes_are_refused_in_one_line(
         )
     assert says in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "p" / "stages" / "preference" / "metrics.jsonl").exists()
+
+
+def test_a_stage_may_name_its_reference(tmp_path: Path) -> None:
+    """As the commands check a recipe: without an algorithm that has a reference."""
+    text = (
+        '[[stages]]\nkind = "sft"\nsft.steps = 1\n[[stages]]\nkind = "preference"\n'
+        f'data.source = "{write_pairs(tmp_path)}"\npreference.epochs = 1\n'
+        'reference.path = "stage:sft"'
+    )
+    plans = stage_plans(parse_staged(text, "p.toml", flags(tmp_path)), "p.toml")
+    held = {part.name for part in memory_of(plans["preference"]).parts}  # type: ignore[union-attr]
+    assert any("reference" in name for name in held)
+
+
+@pytest.mark.parametrize("key", ["sample.draw = 3", 'sample.keep = "best"'])
+def test_rounds_draw_and_keep_what_they_need(tmp_path: Path, key: str) -> None:
+    text = f'[[stages]]\nkind = "online"\npreference.epochs = 1\n{key}'
+    with pytest.raises(UserError, match="is set by the rounds of kind online"):
+        parse_staged(text, "p.toml", flags(tmp_path))
 
 
 def test_the_length_of_a_stage_is_asked_for(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ class StepRewardsCollector:
 
     Attributes:
         inner: collects the groups.
-        warn: gets a warning if there are none, because the turns of an environment may all earn 0.
-            None: the rewards are functions, and the run stops.
+        warn: gets a warning if a step has none.
+        expected: the rewards are functions, and a run that has not seen one stops. The turns of an
+            environment may all earn 0.
     """
 
     inner: Collects
-    warn: Callable[[str], None] | None = None
+    warn: Callable[[str], None]
+    expected: bool
 
     def collect(
         self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
@@ -31,19 +33,20 @@ class StepRewardsCollector:
         """As `Collects.collect`.
 
         Raises:
-            UserError: if no known reward has steps, and there is no `warn`.
+            UserError: if no known reward has steps, and none had before.
         """
         groups = self.inner.collect(tasks, seed, on_phase)
         known = [t for g in groups for t in g.trajectories if t.total_reward is not None]
-        if not known or any(t.step_rewards for t in known):
-            return groups
-        if self.warn is None:
+        if any(t.step_rewards for t in known):
+            self.expected = False
+        elif known and self.expected:
             raise UserError(
                 f"{_NONE}. Let a function of environment.rewards with a weight other than 0 return"
                 " Grade(value, verdict, steps=[(end, reward), ...]), or use another"
                 " algorithm.advantage"
             )
-        self.warn(f"{_NONE}: this step trains on the final rewards alone")
+        elif known:
+            self.warn(f"{_NONE}: this step trains on the final rewards alone")
         return groups
 
     def stats(self) -> dict[str, float]:

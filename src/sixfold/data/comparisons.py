@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from ..errors import UserError
@@ -201,7 +202,9 @@ def _comparison(
         own: Prompt | None
         own, reply = _completion(row, column, value)
         if own is None and isinstance(reply, str):
-            own, reply = _dialogue(row, reply, chat)
+            text, (own, reply) = reply, _dialogue(row, reply, chat)
+            if not _belongs(given, own):  # a reply that reads like a dialogue
+                own, reply = None, text
         prompts.append(given if own is None else own)
         replies.append(reply)
         grades.append(grade)
@@ -239,6 +242,14 @@ def _comparison(
     )
 
 
+def _belongs(given: Prompt | None, own: Prompt | None) -> bool:
+    """True if the prompt of a dialogue has the prompt of the row's own column in it."""
+    if given is None or own is None or given == own:
+        return True
+    said = own if isinstance(own, str) else "\n".join(message["content"] for message in own)
+    return isinstance(given, str) and given.strip() in said
+
+
 def _given_prompt(row: Row, data: DataConfig, chat: bool) -> Prompt | None:
     """The prompt of a row in a column of its own. None if it has no such column."""
     names = (data.prompt_field, *(_PROMPTS if data.prompt_field == _DEFAULT else ()))
@@ -248,6 +259,11 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> Prompt | None:
             require([row], "data.prompt_field", data.prompt_field)
         return None
     value = stored_messages(row.where, column_value(row, name))
+    if name == "instruction" and not _is_blank(row.fields.get("input")):
+        raise UserError(
+            f"{row.where}: the column 'input' beside 'instruction' is not read. Join the two in one"
+            " column, and name it by data.prompt_field"
+        )
     if _is_blank(value):
         raise NoPair("empty", f"the prompt {name!r} is empty")
     if isinstance(value, list):
@@ -338,19 +354,21 @@ def _as_text(row: Row, reply: Reply, form: str) -> str:
 def _grouped(read: Sequence[tuple[Row, Comparison]]) -> list[tuple[Row, Comparison]]:
     """Comparisons of scored completions: those of one prompt, and of one task if the rows name it.
 
-    A comparison has the place of its first row, and the id of its task or of that row.
+    A comparison has the place of its first row, and the id of its task, if no other has it, or of
+    that row.
     """
     groups: dict[tuple[Any, str], list[tuple[Row, Comparison]]] = {}
     for row, one in read:
         task = lookup(row.fields, "provenance.task")
         named = task if isinstance(task, str) else None
         groups.setdefault((named, one.prompt_key), []).append((row, one))
+    times = Counter(task for task, _ in groups)
     return [
         (
             members[0][0],
             replace(
                 members[0][1],
-                id=members[0][1].id if task is None else task,
+                id=task if task is not None and times[task] == 1 else members[0][1].id,
                 completions=tuple(one.completions[0] for _, one in members),
                 grades=tuple(one.grades[0] for _, one in members),
             ),
@@ -360,12 +378,13 @@ def _grouped(read: Sequence[tuple[Row, Comparison]]) -> list[tuple[Row, Comparis
 
 
 def _distinct(comparison: Comparison) -> Comparison:
-    """The comparison with the first of equal completions, in order."""
-    first: dict[str, int] = {}
+    """The comparison with the first of equal completions, in order. It has their mean grade."""
+    equal: dict[str, list[int]] = {}
     for at, reply in enumerate(comparison.completions):
         text = reply.strip() if isinstance(reply, str) else json.dumps(reply, sort_keys=True)
-        first.setdefault(text, at)
-    return _only(comparison, list(first.values()))
+        equal.setdefault(text, []).append(at)
+    grades = [fmean(comparison.grades[at] for at in same) for same in equal.values()]
+    return replace(_only(comparison, [at for at, *_ in equal.values()]), grades=tuple(grades))
 
 
 def _compared(whole: Comparison, config: ComparisonsConfig, unpaired: bool) -> Comparison:

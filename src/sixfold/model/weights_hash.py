@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 
-def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Hash of the names and the bytes of weights, in the order of the names."""
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """Hash of the names and the bytes of weights, in the order of the names.
+
+    One tensor is read after the other, so weights that are gathered need no room for all.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(weights, key=lambda item: item[0]):
+    for name in sorted(weights):
+        tensor = weights[name]
         digest.update(name.encode())
         digest.update(
             tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

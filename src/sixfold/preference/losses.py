@@ -35,7 +35,7 @@ def per_pair(
     """Loss of each row: see `PreferenceLoss.per_pair`."""
     if isinstance(rows, Unpaired):
         return UNPAIRED[row.link](rows, settings, statistics)
-    pairs = without_tail(rows if row.needs_reference else rows.without_reference(), settings)
+    pairs = compared(row, rows, settings)
     losses = LINKS[row.link](pairs, settings, statistics)
     if settings.policy_weights:
         losses = losses * policy_weights(rows)
@@ -47,6 +47,11 @@ def per_pair(
 
 
 # Parts of a margin
+
+
+def compared(row: PreferenceLoss, pairs: Pairs, settings: Settings) -> Pairs:
+    """Pairs as a loss compares them: its reference, and its weight of the tail."""
+    return without_tail(pairs if row.needs_reference else pairs.without_reference(), settings)
 
 
 def without_tail(pairs: Pairs, s: Settings) -> Pairs:

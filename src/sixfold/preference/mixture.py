@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .loss import PreferenceLoss, Settings
+from .losses import compared, margin
 from .pairs import Pairs, Statistics, Unpaired
 
 
@@ -59,6 +60,16 @@ class Mixture:
     def needs_mismatched(self) -> bool:
         """True if a statistic reads `Unpaired.mismatched`."""
         return any(term.row.statistics == "reference point" for term in self.terms)
+
+    @property
+    def shown(self) -> Term:
+        """The first term with a margin, whose numbers are logged. The first if none has one."""
+        return next((term for term in self.terms if "beta" in term.row.reads), self.terms[0])
+
+    def margin(self, pairs: Pairs) -> Tensor:
+        """[N] beta * margin of each pair under the shown term."""
+        row, settings = self.shown.row, self.shown.settings
+        return settings.beta * margin(compared(row, pairs, settings), settings)
 
     def whole_batch(self, rows: Pairs | Unpaired, *, advance: bool = True) -> list[Statistics]:
         """Statistics of each term for a whole step.

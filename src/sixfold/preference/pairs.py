@@ -20,7 +20,6 @@ class Pairs:
         rejected_tokens: the same of the worse completion.
         ref_chosen: log-prob of the better completion under the reference. None: no reference.
         ref_rejected: the same of the worse completion.
-        margin: grade of the better completion minus that of the worse one.
         weight: weight of the pair in the step. None: 1 each.
         chosen_head: as `chosen`, of the first min(chosen_tokens, rejected_tokens) tokens. None
             unless a loss needs it (`Settings.needs_head`).
@@ -35,7 +34,6 @@ class Pairs:
     rejected_tokens: Tensor
     ref_chosen: Tensor | None = None
     ref_rejected: Tensor | None = None
-    margin: Tensor | None = None
     weight: Tensor | None = None
     chosen_head: Tensor | None = None
     rejected_head: Tensor | None = None
@@ -68,7 +66,6 @@ class Unpaired:
     Attributes:
         logp: log-prob of the completion under the policy: the sum over its tokens.
         ref_logp: the same under the reference.
-        tokens: number of its tokens.
         liked: bool, the label.
         weight: weight of the completion in the step. None: 1 each.
         mismatched: log-ratio to the reference of another prompt's completion after this prompt,
@@ -77,7 +74,6 @@ class Unpaired:
 
     logp: Tensor
     ref_logp: Tensor
-    tokens: Tensor
     liked: Tensor
     weight: Tensor | None = None
     mismatched: Tensor | None = None

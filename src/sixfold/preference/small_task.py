@@ -81,7 +81,6 @@ def single(pairs: Pairs) -> Unpaired:
     return Unpaired(
         torch.cat([pairs.chosen, pairs.rejected]),
         torch.cat([pairs.ref_chosen, pairs.ref_rejected]),
-        torch.cat([pairs.chosen_tokens, pairs.rejected_tokens]),
         liked,
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .losses import log_ratios, margin, without_tail
+from .losses import compared, log_ratios, margin
 from .pairs import Pairs, Statistics, Unpaired
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def whole_batch(
     if isinstance(rows, Unpaired):
         found = UNPAIRED[row.statistics] if row.statistics else _nothing
         return found(rows, settings, running)
-    pairs = without_tail(rows if row.needs_reference else rows.without_reference(), settings)
+    pairs = compared(row, rows, settings)
     statistics = (PAIRED[row.statistics] if row.statistics else _nothing)(pairs, settings, running)
     if settings.sft_weight:
         tokens = mean(rows.chosen_tokens.to(rows.chosen.dtype), rows.weights)

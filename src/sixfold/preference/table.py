@@ -65,7 +65,7 @@ def pairs_of(
     better = torch.arange(len(table), device=table.device)[:, None].expand_as(offset).reshape(-1)
     worse = better + offset.reshape(-1)
     real = of_group.reshape(-1) > 0
-    tokens, grades = batch.mask.sum(-1).to(logp.dtype), batch.scores.to(logp.dtype)
+    tokens = batch.mask.sum(-1).to(logp.dtype)
     weight = torch.where(real, 1.0 / of_group.reshape(-1).clamp(min=1).to(logp.dtype), 0.0)
     both = [logp] if ref_logp is None else [logp, ref_logp]
     sums = [each.sum(-1) for each in both]
@@ -76,7 +76,6 @@ def pairs_of(
         rejected_tokens=tokens[worse],
         ref_chosen=sums[1][better] if len(sums) > 1 else None,
         ref_rejected=sums[1][worse] if len(sums) > 1 else None,
-        margin=grades[better] - grades[worse],
         weight=weight,
     )
     if not heads:
@@ -105,7 +104,6 @@ def single_completions(
     return Unpaired(
         logp.sum(-1),
         ref_logp.sum(-1),
-        batch.mask.sum(-1).to(logp.dtype),
         batch.scores > 0,
         weight,
         mismatched,

@@ -9,6 +9,7 @@ from ..algorithm.zoo import ZOO
 from ..environment.episodes import library_of
 from ..environment.registry import EPISODES, LIBRARIES, reward_row
 from ..errors import UserError, nearest
+from .preference_plan import trains_preferences
 from .reward_models import reward_model_paths
 from .schema import AlgorithmConfig, EnvironmentConfig, Recipe, ReferenceConfig
 
@@ -134,7 +135,8 @@ def check_algorithm(recipe: Recipe, row: Method, *, own_reward: bool = False) ->
     exact = recipe.run.precision == "float32" and not recipe.quantised_sampling
     _check_correction(row, same_weights=exact and recipe.samples_current)
     check_recomputed(recipe, row)
-    _check_reference(recipe.reference, row, evaluates=recipe.eval.every > 0)
+    if not trains_preferences(recipe.preference):  # which have a reference without an algorithm
+        _check_reference(recipe.reference, row, evaluates=recipe.eval.every > 0)
 
 
 def _check_step_rewards(config: EnvironmentConfig) -> None:

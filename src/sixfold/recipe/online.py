@@ -41,6 +41,9 @@ def online_stages(
     rounds = own.get(ROUNDS, DEFAULT_ROUNDS)
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise UserError(f"{where}: rounds = {rounds!r}: expected a whole number from 1")
+    for key in ("sample.keep", "sample.draw"):
+        if key in own:
+            raise UserError(f"{where}: {key} is set by the rounds of kind online. Remove it")
     sampled = _without(own, (*_TRAINS, ROUNDS))
     trained = _without(own, ("sample", "data", ROUNDS))
     trained |= {key: own[key] for key in _BOTH if key in own}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import UserError, nearest
 from ..preference.loss import PreferenceLoss, Settings
 from ..preference.zoo import LOSSES
-from .schema import PreferenceConfig
+from .schema import PreferenceConfig, ReferenceConfig
 
 
 def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Settings, float]]:
@@ -42,10 +42,42 @@ def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Setti
     return [(row, _settings(row, given), weight) for row, weight in zip(rows, weights, strict=True)]
 
 
+def trains_preferences(config: PreferenceConfig) -> bool:
+    """True for the settings of a stage of kind preference. Other stages have none of its length."""
+    return bool(config.steps or config.epochs)
+
+
 def keeps_reference(config: PreferenceConfig) -> bool:
     """True if a stage with these settings keeps a reference model in memory."""
-    trained = config.steps or config.epochs
-    return bool(trained) and config.reference == "frozen" and _compares(config)
+    return trains_preferences(config) and config.reference == "frozen" and _compares(config)
+
+
+def check_reference(config: PreferenceConfig, reference: ReferenceConfig) -> None:
+    """Refuse settings of the reference that a stage of kind preference does not read.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    if reference.placement != "inline":
+        raise UserError(
+            f"reference.placement = '{reference.placement}' is for RL. Set reference.placement ="
+            " 'inline' in this stage; preference.reference = 'cached' needs no reference in memory"
+        )
+    if reference.reset_every or reference.reset_patience:
+        raise UserError(
+            "reference.reset_every and reference.reset_patience are for RL. Set them to 0 in this"
+            " stage: each round of kind online begins with a new reference"
+        )
+    held = config.reference == "frozen" and _compares(config)
+    why = "preference.reference = 'cached' keeps no model" if config.reference == "cached" else ""
+    why = why or f"{', '.join(config.losses)} needs no reference"
+    for key, given, read in (
+        ("path", bool(reference.path), _compares(config)),
+        ("precision", reference.precision != "policy", held),
+        ("offload", reference.offload, held),
+    ):
+        if given and not read:
+            raise UserError(f"reference.{key} has no effect: {why}. Remove it in this stage")
 
 
 def _compares(config: PreferenceConfig) -> bool:

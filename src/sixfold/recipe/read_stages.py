@@ -13,7 +13,7 @@ from .dump import flat
 from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
-from .preference_plan import resolve_losses
+from .preference_plan import check_reference, resolve_losses
 from .schema import NAME, SourceConfig
 from .settled import settled
 from .stages import (
@@ -227,6 +227,7 @@ def _stage(
     if "preference" in row.sections:
         with in_stage(name):
             resolve_losses(recipe.preference)
+            check_reference(recipe.preference, recipe.reference)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     if stage.row.reads == "solutions" and stage.reads_tasks and recipe.sft.train_on == "all":

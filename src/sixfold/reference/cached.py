@@ -24,7 +24,7 @@ from ..batch import Batch, collate
 from ..checkpointable import check_names
 from ..errors import UserError
 from ..files.durable import disk_errors, write_bytes_atomic
-from ..ranks import ALONE, Ranks
+from ..ranks import ALONE, Ranks, together
 from ..types import Group
 
 FILE = "reference.safetensors"
@@ -73,24 +73,20 @@ class CachedReference:
         """
         self.key = key
         shared = self._folder / f"{key}.safetensors" if self._folder else None
-        if shared and shared.is_file():
-            self._read(shared.read_bytes(), shared)
+        if shared and (data := self._of_first(shared)):
+            self._read(data, shared)
         missing = [group for group in groups if not self._knows(group)]
         read = len(self._at)
         for at in range(0, len(missing), SCORED_TOGETHER):
             batch = collate(missing[at : at + SCORED_TOGETHER], scored=False)
             logp = score(batch).cpu()
             for row, digest in enumerate(row_hashes(batch)):
+                if digest in self._at:  # another comparison has the same completion
+                    continue
                 values = logp[row][batch.mask[row]]
                 self._at[digest] = len(self._logp), len(values)
                 self._logp.extend(values.tolist())
-        if not self._ranks.rank:
-            table = self._bytes()
-            write_bytes_atomic(self._file, table)
-            if shared and missing:
-                with disk_errors(f"cannot write to preference.cache = '{self._folder}'"):
-                    shared.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes_atomic(shared, table)
+        together(self._ranks, lambda: self._write(shared if missing else None))
         return len(self._at) - read, read
 
     def start(self, groups: Sequence[Group]) -> None:
@@ -126,8 +122,7 @@ class CachedReference:
             UserError: if it is missing, damaged, or of another reference.
         """
         check_names(self.state(), state, "value")
-        own = self._file.read_bytes() if self._file.is_file() else None
-        data = self._ranks.gather(own)[0]  # rank 0 has the folder of the run
+        data = self._of_first(self._file)
         if data is None:
             raise UserError(
                 f"{self._file} is missing: it has the log-probs of the reference, which the run"
@@ -154,6 +149,22 @@ class CachedReference:
     def close(self) -> None:
         """Does nothing: there is no process to end."""
 
+    def _of_first(self, file: Path) -> bytes | None:
+        """Bytes of a file as rank 0 sees it, on all ranks. None if it does not exist."""
+        own = file.read_bytes() if not self._ranks.rank and file.is_file() else None
+        return self._ranks.gather(own)[0]
+
+    def _write(self, shared: Path | None) -> None:
+        """Write the table of the run, and the shared one, on rank 0."""
+        if self._ranks.rank:
+            return
+        table = self._bytes()
+        write_bytes_atomic(self._file, table)
+        if shared:
+            with disk_errors(f"cannot write to preference.cache = '{self._folder}'"):
+                shared.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomic(shared, table)
+
     def _knows(self, group: Group) -> bool:
         return all(digest in self._at for digest in row_hashes(collate([group], scored=False)))
 
@@ -173,6 +184,8 @@ class CachedReference:
         try:
             table = load(data)
             key, rows, counts, logp = (table[name] for name in ("key", "rows", "counts", "logp"))
+            if int(counts.sum()) != len(logp):
+                raise KeyError("its log-probs do not belong to its rows")
         except (KeyError, SafetensorError) as error:
             raise UserError(
                 f"{file} is damaged ({error}): it has log-probs of the reference. Restore or delete"

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -70,5 +71,12 @@ def calibrate(
     if not normalise:
         return Calibration(length_slope=slope, length_mean=middle)
     rest = scores - slope * (lengths - middle)
-    std = float(torch.std(rest, correction=0))
-    return Calibration(float(rest.mean()), std if std > _SMALLEST_STD else 1.0, slope, middle)
+    found = scaled(float(rest.mean()), float(torch.std(rest, correction=0)))
+    return replace(found, length_slope=slope, length_mean=middle)
+
+
+def scaled(mean: float, std: float) -> Calibration:
+    """Calibration by the mean and the standard deviation of scores. None if they are not finite."""
+    if not math.isfinite(mean + std):
+        return Calibration()
+    return Calibration(mean, std if std > _SMALLEST_STD * max(1.0, abs(mean)) else 1.0)

@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from ..batch import Batch, LossOutput, Metrics, collate, filled
 from ..checkpointable import Checkpointable
 from ..errors import UserError
+from ..preference.table import pair_table
 from ..ranks import Ranks
 from ..recipe.schema import RewardModelConfig, TrainerConfig
 from ..trainer.logprobs import ScalarRoot, Scoring, score_tables
 from ..trainer.sharded import place
 from ..types import Group
-from .calibration import Calibration, calibrate
+from .calibration import calibrate, scaled
 from .losses import binary_cross_entropy, bradley_terry, centring
 from .model import load_weights
 from .quality import length_correlation, quality
@@ -161,7 +162,7 @@ class RewardObjective:
             return metrics
         std = max(square - mean * mean, 0.0) ** 0.5
         if self._config.normalise and not self._calibrated:
-            Calibration(mean, std or 1.0).write(self._model.config)
+            scaled(mean, std).write(self._model.config)
         return {**metrics, "reward_model/score_std": std}
 
     def heldout(self, examples: Sequence[Group]) -> Metrics:
@@ -176,9 +177,12 @@ class RewardObjective:
         )
         found.write(self._model.config)
         if self._loss.paired:
-            chosen, rejected, share = pairs_of(groups, grades)
-            if not len(chosen):
+            table, places = pair_table(groups, grades)
+            if not len(places):
                 return {}
+            offset, _, of_group = table.reshape(-1, 3)[places].unbind(-1)
+            chosen, share = places // table.shape[1], 1.0 / of_group
+            rejected = chosen + offset
             margin = grades[chosen] - grades[rejected] if config.margin else 0.0
             each = bradley_terry(scores[chosen], scores[rejected], margin)
             delta = scores[chosen] - scores[rejected]

@@ -102,7 +102,9 @@ def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[lis
 
 def _fingerprint(reward: str | Callable[..., Any]) -> list[str]:
     if isinstance(reward, str) and (paths := reward_model_paths(reward)):
-        name, source = "reward_model", " ".join(folder_hash(Path(p)) for p in paths).encode()
+        folders = {path: Path(path).expanduser() for path in paths}
+        hashes = [folder_hash(f) if f.is_dir() else path for path, f in folders.items()]
+        name, source = "reward_model", " ".join(hashes).encode()
     elif isinstance(reward, str):
         row = reward_row(reward)
         if row.version:

@@ -208,9 +208,8 @@ class RlStage(TrainingStage):
         if roles.method.advantage == "process":
             collector = StepRewardsCollector(
                 collector,
-                (lambda line: context.notes.add(context.state.step + 1, line, warning=True))
-                if recipe.environment.several_turns
-                else None,
+                lambda line: context.notes.add(context.state.step + 1, line, warning=True),
+                expected=not (recipe.environment.several_turns or context.state.step),
             )
         if self._buffer:
             collector = ReplayingCollector(collector, self._buffer)

@@ -250,7 +250,7 @@ def make_reference(
         base = assembly.policy.plain
         model = (
             base
-            if _starts_at_base(assembly.recipe.model, assembly.recipe.sft, own)
+            if starts_at_base(assembly.recipe.model, assembly.recipe.sft, own)
             else assembly.policy.lora.copied().model
         )
     copy = not own.path
@@ -283,7 +283,7 @@ def make_reference(
     return reference
 
 
-def _starts_at_base(model: ModelConfig, sft: SftConfig, reference: ReferenceConfig) -> bool:
+def starts_at_base(model: ModelConfig, sft: SftConfig, reference: ReferenceConfig) -> bool:
     """True if the reference is the base of the adapter in the whole run.
 
     It is not if RL starts with a trained adapter, or if resets copy the policy's adapter. The

@@ -21,11 +21,11 @@ from ..reference.cached import FILE, CachedReference
 from ..reference.frozen import NoReference
 from ..reference.teacher import load_teacher
 from ..run.assemble import Assembly
-from ..run.trainable_roles import make_reference
+from ..run.trainable_roles import make_reference, starts_at_base
 from ..run.work import Work
 from ..run.worked import stage_trainer_config
 from ..trainer.logprobs import PolicyRoot, Root, score_tables
-from ..trainer.sharded import whole
+from ..trainer.whole_weights import WholeWeights
 from .examples import Examples
 from .kind import StageKind
 from .objective import Objective
@@ -90,14 +90,9 @@ def _examples(assembly: Assembly) -> Examples:
     """The comparisons of the stage.
 
     Raises:
-        UserError: if they do not fit the losses, or the reference is placed elsewhere.
+        UserError: if they do not fit the losses.
     """
-    own, placement = assembly.recipe.preference, assembly.recipe.reference.placement
-    if placement != "inline":
-        raise UserError(
-            f"reference.placement = '{placement}' is for RL. Set reference.placement = 'inline' in"
-            " this stage; preference.reference = 'cached' needs no reference in memory"
-        )
+    own = assembly.recipe.preference
     examples = comparison_examples(assembly, own.examples_per_step)
     if examples.unpaired and not any(row.unpaired for row, _, _ in resolve_losses(own)):
         raise UserError(
@@ -125,11 +120,13 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
         """Compute the reference's log-probs with the policy itself, which is still untrained."""
         assert isinstance(examples, PreferenceExamples)
         groups = [*examples.everything(), *examples.heldout]
-        separate = teacher()
+        separate, lora = teacher(), assembly.policy.lora
         root = PolicyRoot(separate) if separate else assembly.root()
-        model = separate or assembly.whole_policy.model
-        weights = weights_hash((name, whole(p)) for name, p in model.named_parameters())
-        key = f"{weights[:32]}-{scoring.autocast or 'float32'}".replace("torch.", "")
+        recipe, model = assembly.recipe, separate or root.model
+        if lora and not separate and starts_at_base(recipe.model, recipe.sft, recipe.reference):
+            model = lora.base  # an adapter that starts adds nothing, whatever its seed
+        key = weights_hash(WholeWeights(model))[:32]
+        key += f"-{scoring.autocast or 'float32'}".replace("torch.", "")
         cached.fill(key, groups, partial(score, root))
 
     reference: KeptReference = NoReference()

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..batch import Batch, LossOutput, Metrics, collate, filled, final_rewards, number
 from ..checkpointable import Checkpointable, WithoutTensors
 from ..evaluation.statistics import bounded_interval
-from ..preference.losses import log_ratios, margin
+from ..preference.losses import log_ratios
 from ..preference.mixture import Mixture
 from ..preference.pairs import Pairs, Statistics, Unpaired
 from ..preference.table import pair_table, pairs_of, single_completions
@@ -228,7 +228,7 @@ class PreferenceObjective:
             rows: some rows of the step.
             weights: [N] their weights, with sum 1 over the step.
         """
-        beta = self._mixture.terms[0].settings.beta
+        beta = self._mixture.shown.settings.beta
         if isinstance(rows, Unpaired):
             liked, h = rows.liked.to(weights.dtype), beta * (rows.logp - rows.ref_logp)
             return {
@@ -237,10 +237,10 @@ class PreferenceObjective:
                 "preference/disliked_reward": (weights * (1 - liked) * h).sum(),
             }
         chosen, rejected = log_ratios(rows)
-        gap = beta * margin(rows, self._mixture.terms[0].settings)
+        gap = self._mixture.margin(rows)
         length = rows.chosen_tokens - rows.rejected_tokens
         found = {
-            "accuracy": _won(rows, self._mixture),
+            "accuracy": _won(gap),
             "margin": gap,
             "logp_chosen": rows.chosen / rows.chosen_tokens,
             "logp_rejected": rows.rejected / rows.rejected_tokens,
@@ -311,16 +311,15 @@ def _labels(host: Batch) -> Tensor:
     return final_rewards(liked.to(host.rewards.dtype), host.mask)
 
 
-def _won(pairs: Pairs, mixture: Mixture) -> Tensor:
-    """[N] 1 where the policy prefers the better completion, 1/2 where it is undecided."""
-    gap = margin(pairs, mixture.terms[0].settings)
+def _won(gap: Tensor) -> Tensor:
+    """[N] 1 where the margin prefers the better completion, 1/2 where it is undecided."""
     return (gap > 0).to(gap.dtype) + 0.5 * (gap == 0).to(gap.dtype)
 
 
 def _accuracies(pairs: Pairs, groups: Sequence[int], mixture: Mixture) -> list[float]:
     """Share of the pairs of each group that the policy orders right. groups: that of each pair."""
     found: dict[int, float] = {}
-    won = (pairs.weights * _won(pairs, mixture)).tolist()
+    won = (pairs.weights * _won(mixture.margin(pairs))).tolist()
     for group, share in zip(groups, won, strict=True):
         found[group] = found.get(group, 0.0) + share
     return list(found.values())

@@ -115,7 +115,7 @@ class SampleRun:
         self._mixes = mixes
         self._blocks = [tasks[at : at + size] for at in range(0, len(tasks), size)]
         self._folder = context.folder.path / BLOCKS
-        self._model = weights_hash(assembly.whole_policy.weights().items())
+        self._model = weights_hash(assembly.whole_policy.weights())
         self._collector = Collector(
             rollout=assembly.rollout(self._config.samples),
             environment=assembly.environment,
