@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,12 +42,20 @@ def test_the_best_steps_are_ordered_by_accuracy_and_then_by_age() -> None:
     )
 
 
+def test_the_evaluations_after_the_best_one_are_counted() -> None:
+    best, waited = BestSteps(0), []
+    for step, accuracy in enumerate((0.5, 0.4, 0.5, 0.6, 0.6, None, 0.7)):
+        best.observe(step, {"heldout/accuracy": accuracy})
+        waited.append(best.since)
+    assert BestSteps(1).since == 0 and waited == [0, 1, 2, 0, 1, 1, 0]
+
+
 @pytest.mark.slow
-def test_a_run_keeps_its_best_checkpoints_also_after_a_resume(
+def test_a_run_keeps_its_best_checkpoints_and_waits_for_a_better_one_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is evaluated every 2 steps and saved every 5. Steps 4 and 8 are the best."""
-    accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3}
+    accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3, 14: 0.9}
     evaluate = step_log.evaluate_policy
 
     def measured(*args: Any, **kwargs: Any) -> Any:
@@ -57,9 +66,9 @@ def test_a_run_keeps_its_best_checkpoints_also_after_a_resume(
     def steps_done() -> int:
         return len(metrics(tmp_path / "r")) if (tmp_path / "r/metrics.jsonl").exists() else 0
 
-    def train(steps: int, *, resume: bool = False) -> list[str]:
+    def train(steps: int, *, resume: bool = False, **more: Any) -> list[str]:
         settings = {"run.steps": steps, "eval.every": 2, "data.heldout": 4, "checkpoint.every": 5}
-        flags = {"checkpoint.keep": 1, "checkpoint.keep_best": 2, **settings}
+        flags = {"checkpoint.keep": 1, "checkpoint.keep_best": 2, **settings, **more}
         asked = {key.replace(".", "__"): value for key, value in flags.items()}
         recipe = parse_recipe(
             'run.name = "r"', "test", tiny_recipe(tmp_path, run__name="r", **asked)
@@ -75,10 +84,18 @@ def test_a_run_keeps_its_best_checkpoints_also_after_a_resume(
     assert summary["best_checkpoint"] == best
     assert main(["report", str(tmp_path / "r")]) == 0
     assert "checkpoints/step-000004" in (tmp_path / "r" / "report.html").read_text()
+    assert train(50, resume=True, **{"run.patience": 5})[-1] == "step-000014"
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["ended"] == {
+        "reason": "patience",
+        "step": 14,
+        "text": "14 of 50 steps, run.patience = 5 reached: the best held-out accuracy is 5"
+        " evaluations old",
+    }
 
 
 @pytest.mark.parametrize("setting", ["--eval.every=0", "--data.heldout=0"])
-def test_keeping_the_best_needs_evaluations(setting: str) -> None:
-    recipe = parse_recipe('run.name = "x"', "x.toml", ["--checkpoint.keep_best=1", setting])
-    with pytest.raises(UserError, match=r"checkpoint\.keep_best = 1 .*eval\.every"):
+@pytest.mark.parametrize("name", ["checkpoint.keep_best", "run.patience"])
+def test_the_best_needs_evaluations(name: str, setting: str) -> None:
+    recipe = parse_recipe('run.name = "x"', "x.toml", [f"--{name}=1", setting])
+    with pytest.raises(UserError, match=rf"{re.escape(name)} = 1 .*eval\.every"):
         make_plan(recipe)

@@ -35,6 +35,12 @@ class BestSteps:
         self._accuracy[step] = accuracy
         return step in self._best_first()[: self._count]
 
+    @property
+    def since(self) -> int:
+        """Number of evaluations after the best one. 0 if there was none."""
+        best = self._best_first()[:1]
+        return sum(step > best[0] for step in self._accuracy) if best else 0
+
     def replay(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Record the steps of an earlier process from lines of its metrics file."""
         for metrics in lines:

@@ -247,12 +247,9 @@ def _stage(
 
 def _other_source(own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of [data] that belong to the recipe's source, for a stage with another one."""
-    names: list[str] = []
-    if "data.source" in own:
-        names += ["sources", "subset", "revision", "split", "heldout_split"]
-    if "data.sources" in own:
-        names += ["source", "subset", "revision", "split", "heldout_split", "limit"]
-    return {f"data.{name}": knobs()[f"data.{name}"].default for name in names}
+    given = own.keys() & {"data.source", "data.sources"}
+    names = ("source", "sources", "subset", "revision", "split", "heldout_split", "limit")
+    return {f"data.{name}": knobs()[f"data.{name}"].default for name in names if given}
 
 
 def _whole_tables(own: Mapping[str, Any], earlier: Sequence[Stage], where: str) -> dict[str, Any]:

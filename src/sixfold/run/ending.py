@@ -31,7 +31,7 @@ class Ending:
         step: last step done.
     """
 
-    reason: Literal["steps", "target_reward", "max_minutes"]
+    reason: Literal["steps", "target_reward", "max_minutes", "patience"]
     text: str
     step: int
 
@@ -40,7 +40,9 @@ class Ending:
         return {"reason": self.reason, "text": self.text, "step": self.step}
 
 
-def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -> Ending | None:
+def why_ended(
+    limits: RunConfig, step: int, ema: float | None, seconds: float, waited: int = 0
+) -> Ending | None:
     """Limit that a run has reached, or None if it continues.
 
     Args:
@@ -48,6 +50,7 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
         step: steps done.
         ema: moving average of the reward. None before the first step.
         seconds: wall time of the run.
+        waited: held-out evaluations since the best one.
     """
     if step >= limits.steps:
         return Ending("steps", f"{step} of {limits.steps} steps", step)
@@ -61,6 +64,13 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
             "target_reward",
             f"{step} of {limits.steps} steps, run.target_reward = {limits.target_reward:g} reached"
             f" (moving average of the reward {ema:.3f})",
+            step,
+        )
+    if 0 < limits.patience <= waited:
+        return Ending(
+            "patience",
+            f"{step} of {limits.steps} steps, run.patience = {limits.patience} reached: the best"
+            f" held-out accuracy is {waited} evaluations old",
             step,
         )
     if limits.max_minutes > 0 and seconds >= 60 * limits.max_minutes:

@@ -371,7 +371,7 @@ class Training:
             with stage.steps() as loop:
                 if loop:
                     loop.run(stage.end_step)
-            ending = reached_limit(context, self.assembly.recipe.run)
+            ending = stage.reached_limit()
         finish(context, self.assembly, monitors, ending, stage.version, stage.name)
         with context.interrupts.finishing():
             context.folder.end()

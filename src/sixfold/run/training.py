@@ -99,6 +99,11 @@ class TrainingStage:
             states = states_of(registry)
             context.saver.save("step", self._assembly.policy, registry, states, required=required)
 
+    def reached_limit(self) -> Ending | None:
+        """As the function."""
+        limits, waited = self._assembly.recipe.run, self._monitors.best.since
+        return reached_limit(self._context, limits, waited)
+
     @contextmanager
     def steps(self) -> Iterator[Loop | None]:
         """Log the steps that are made inside. If one fails, save the last.
@@ -116,7 +121,7 @@ class TrainingStage:
         context.progress.stage(self.name, limits.steps, limit_s)
         try:
             self._last.mark(replace(context.state_now(), unlogged=unlogged))
-            done = reached_limit(context, limits) is not None
+            done = self.reached_limit() is not None
             if unlogged:
                 log.close_step(context.state.step, unlogged, self.version)
                 done = self.end_step(context.state.step, unlogged)
@@ -140,18 +145,22 @@ class TrainingStage:
         self.close_step(step, metrics)
         if slow := self._pace.observe(step, context.seconds):
             context.notes.add(step, slow, warning=True)
-        done = context.interrupts.stopping() or bool(
-            reached_limit(context, self._assembly.recipe.run)
-        )
         best = self._monitors.best.observe(step, metrics)
+        done = context.interrupts.stopping() or bool(self.reached_limit())
         if done or best or (every and step % every == 0):
             self.save(required=done)
         self._last.mark(context.state_now())
         return done
 
 
-def reached_limit(context: RunContext, limits: RunConfig) -> Ending | None:
-    """Limit that has been reached after the current step. All ranks get the answer of rank 0."""
+def reached_limit(context: RunContext, limits: RunConfig, waited: int = 0) -> Ending | None:
+    """Limit that has been reached after the current step. All ranks get the answer of rank 0.
+
+    Args:
+        context: the run.
+        limits: the recipe's [run] section.
+        waited: held-out evaluations since the best one.
+    """
     state = context.state
-    ended = why_ended(limits, state.step, state.ema, context.seconds)
+    ended = why_ended(limits, state.step, state.ema, context.seconds, waited)
     return context.ranks.gather(ended)[0]  # the ranks' clocks differ

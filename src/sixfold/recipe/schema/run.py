@@ -24,6 +24,11 @@ class RunConfig(Section):
         "stop when the moving average of the reward reaches this value, from step 10 on (0: never)",
         ge=0,
     )
+    patience: int = knob(
+        0,
+        "stop after this many held-out evaluations in a row without a new best accuracy (0: never)",
+        ge=0,
+    )
     device: Device = knob(
         "auto",
         "device of the model: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU number N",
