@@ -102,6 +102,46 @@ def test_a_reward_model_is_learned_resumed_and_used(tmp_path: Path) -> None:
     assert result(run) == whole
 
 
+ADAPTED = """\
+run.name = "p"
+
+[[stages]]
+kind = "sft"
+sft.steps = 2
+data.heldout = 8
+
+[[stages]]
+kind = "reward_model"
+name = "rm"
+data.source = "PAIRS"
+data.heldout = 16
+model.lora.rank = 4
+model.lora.alpha = 16.0
+reward_model.steps = 20
+reward_model.learning_rate = 2e-2
+reward_model.warmup_steps = 0
+reward_model.examples_per_step = 16
+"""
+
+
+@pytest.mark.slow
+def test_an_adapter_learns_rewards_and_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    assert train_stages(recipe(tmp_path, ADAPTED)) == 0
+    run = tmp_path / "p"
+    whole = result(run)
+    assert whole["rm"]["metrics"][-1]["reward_model/heldout_accuracy"] > 0.9
+    assert load_reward_model(model_folder(str(run), reward_model=True), "cpu").head == "last"
+    stage = run / "stages" / "rm"
+    for name in ("artifact.json", "summary.json"):
+        (stage / name).unlink()
+    shutil.rmtree(stage / "checkpoints" / "step-000020")
+    assert train_stages(recipe(tmp_path, ADAPTED), resume=run) == 0
+    assert result(run) == whole
+    nf4 = ADAPTED + 'model.lora.base = "nf4"\nrun.precision = "bfloat16"\n'
+    with pytest.raises(UserError, match=r"model\.lora\.base = 'nf4': a reward model is saved with"):
+        train_stages(recipe(tmp_path, nf4, run__name="q"))
+
+
 def test_a_reward_model_stands_only_where_one_is_needed(tmp_path: Path) -> None:
     for old, new, error in (
         ('environment.rewards = ["stage:rm"]', 'model = "stage:rm"', "makes a rew"),

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,7 +19,8 @@ from ..model.trained_lora import TrainedLora
 from ..ranks import ALONE, Ranks
 from ..recipe.schema import CriticConfig, TrainerConfig
 from ..trainer.logprobs import PolicyRoot, Scoring, score_tables
-from ..trainer.sharded import Shards, place, whole
+from ..trainer.sharded import Shards, whole
+from ..trainer.trained_weights import TrainedWeights
 from ..trainer.trainer import Trainer
 from .value_model import AdapterValueModel, make_value_root
 
@@ -70,6 +70,7 @@ class Critic:
             raise ValueError("critic.body = 'none': there is no critic to make")
         root = make_value_root(policy, config.body, whole_policy, lora)
         self.model = root.model
+        self._weights = TrainedWeights(self.model)
         if shards:
             shards.shard(root, lora.base.parameters() if lora else ())
         changed: dict[str, object] = {"learning_rate": config.learning_rate}
@@ -132,26 +133,22 @@ class Critic:
 
     def tensors(self) -> dict[str, Tensor]:
         """Trained weights as weights/NAME, and the trainer's tensors, for a checkpoint."""
-        return self._weights() | self.trainer.tensors()
+        return self._trained() | self.trainer.tensors()
 
     def state(self) -> dict[str, int]:
         return {"batches": self.batches, **self.trainer.state()}
 
-    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         check_names(self.state(), state, "value")
-        weights = self._weights()
         given = {name: t for name, t in tensors.items() if name.startswith(WEIGHTS)}
-        check_tensors(weights, given)
+        check_tensors(self._trained(), given)  # before the trainer is changed
         others = {name: t for name, t in tensors.items() if name not in given}
         self.trainer.load(others, {k: v for k, v in state.items() if k != "batches"})
-        for name, weight in weights.items():
-            weight.copy_(place(weight, given[name]))
+        self._weights.load({n.removeprefix(WEIGHTS): t for n, t in given.items()}, {})
         self.batches = state["batches"]
 
-    def _weights(self) -> dict[str, Tensor]:
-        trained = self.model.named_parameters()
-        return {WEIGHTS + name: p for name, p in trained if p.requires_grad}
+    def _trained(self) -> dict[str, Tensor]:
+        return {WEIGHTS + name: weight for name, weight in self._weights.tensors().items()}
 
     def save(self, folder: Path) -> None:
         """Write a critic with its own body in Hugging Face form, or its adapter in PEFT's.

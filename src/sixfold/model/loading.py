@@ -66,6 +66,7 @@ class Policy:
         notes: messages about the model for the user.
         own_ends: ends of a completion before the recipe changed them; None if unknown.
         lora: the trained adapter, which is inside `model`. None: all weights are trained.
+        merges: an adapter on `model` that is saved merged into it. None: there is none.
     """
 
     model: PreTrainedModel
@@ -78,6 +79,7 @@ class Policy:
     notes: tuple[str, ...] = ()
     own_ends: TurnEnd | None = None
     lora: TrainedLora | None = None
+    merges: TrainedLora | None = None
 
     @property
     def plain(self) -> PreTrainedModel:
@@ -123,7 +125,9 @@ class Policy:
         return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings, own_ends=own)
 
     def weights(self) -> dict[str, Tensor]:
-        """The live tensors that `save` writes, by name."""
+        """The tensors that `save` writes, by name: live ones, or merged from them."""
+        if self.merges:
+            return dict(self.merges.merged())
         return dict(self.lora.weights() if self.lora else self.model.state_dict())
 
     def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:

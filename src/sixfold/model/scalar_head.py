@@ -5,6 +5,7 @@ token or for sequence classification.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -30,7 +31,9 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def with_scalar_head(policy: PreTrainedModel, reading: Reading, refusal: str) -> PreTrainedModel:
+def with_scalar_head(
+    policy: PreTrainedModel, reading: Reading, refusal: str, *, same_body: bool = False
+) -> PreTrainedModel:
     """Model with the architecture of a causal LM, in transformers' classification class.
 
     Its body weights are copied, its head is zero, and it runs in evaluation mode with Sixfold's
@@ -40,6 +43,7 @@ def with_scalar_head(policy: PreTrainedModel, reading: Reading, refusal: str) ->
         policy: the causal LM.
         reading: which class.
         refusal: what is refused if there is no such class, and the remedy, around "{}" for why.
+        same_body: the body is that of the policy itself, not a copy.
 
     Raises:
         UserError: if transformers has no suitable class for the architecture.
@@ -51,7 +55,8 @@ def with_scalar_head(policy: PreTrainedModel, reading: Reading, refusal: str) ->
         why = f"transformers has no {reading}-classification class for it"
         raise UserError(refusal.format(said.format(why)))
     # The random weights are all overwritten, so the run's random state must not advance.
-    with torch.random.fork_rng(devices=[]):
+    where = torch.device("meta") if same_body else nullcontext()
+    with torch.random.fork_rng(devices=[]), where:
         model: PreTrainedModel = make.from_config(
             config,
             # At least float32: bfloat16 cannot represent small differences between values.
@@ -68,7 +73,11 @@ def with_scalar_head(policy: PreTrainedModel, reading: Reading, refusal: str) ->
     ] != [nn.Linear]:
         why = f"{type(model).__name__} is not the same body under one linear head"
         raise UserError(refusal.format(said.format(why)))
-    model.base_model.load_state_dict(policy.base_model.state_dict())
+    if same_body:
+        setattr(model, model.base_model_prefix, policy.base_model)
+        scalar_head(model).to_empty(device=policy.device)
+    else:
+        model.base_model.load_state_dict(policy.base_model.state_dict())
     zero(scalar_head(model))
     return model.to(policy.device).eval()  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from ..model.loading import Policy, use_own_kernels
 from ..model.scalar_head import scalar_head, with_scalar_head
 from ..model.split_check import context_of
 from ..model.stop_tokens import model_turn_end
+from ..model.trained_lora import TrainedLora
 from ..trainer.logprobs import ScalarRoot, read_states
 from .calibration import Calibration
 from .rows import Head
@@ -61,18 +62,22 @@ def scalar_root(model: PreTrainedModel) -> ScalarRoot:
     return ScalarRoot(model, scalar_head(model), partial(read_states, model))
 
 
-def reward_model_of(policy: Policy, whole: PreTrainedModel, head: Head) -> PreTrainedModel:
+def reward_model_of(
+    policy: Policy, whole: PreTrainedModel, head: Head, *, same_body: bool = False
+) -> PreTrainedModel:
     """A reward model with the body of a policy and a head of zeros.
 
     Args:
         policy: the policy with its tokenizer.
         whole: its model in one piece.
         head: where the score is read.
+        same_body: the body is that of `whole` itself, not a copy.
 
     Raises:
         UserError: if transformers has no sequence classifier of the policy's architecture.
     """
-    model = with_scalar_head(whole, "sequence", "model.path: no reward model for {}")
+    refusal = "model.path: no reward model for {}"
+    model = with_scalar_head(whole, "sequence", refusal, same_body=same_body)
     config: Any = model.config
     setattr(config, HEAD, head)
     # transformers reads the score at the last token that is not the pad token. If completions can
@@ -80,6 +85,29 @@ def reward_model_of(policy: Policy, whole: PreTrainedModel, head: Head) -> PreTr
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
     config.get_text_config().pad_token_id = None if pad == end else pad
     return model
+
+
+def adapted_reward_model(policy: Policy, head: Head) -> TrainedLora:
+    """A reward model with a copy of the policy's adapter, on the same base weights.
+
+    Args:
+        policy: the policy with an adapter.
+        head: where the score is read.
+
+    Returns:
+        The reward model, whose adapter and head are trained, and its base with the same head.
+
+    Raises:
+        UserError: as `reward_model_of`.
+    """
+    assert policy.lora is not None
+    lora = policy.lora.copied()
+    model, base = (
+        reward_model_of(policy, each, head, same_body=True) for each in (lora.model, lora.base)
+    )
+    names = {child: name for name, child in base.named_children()}
+    setattr(base, names[scalar_head(base)], scalar_head(model))
+    return replace(lora, model=model, base=base)
 
 
 def load_reward_model(
@@ -171,13 +199,7 @@ def _one_label(model: PreTrainedModel, where: str) -> None:
     cast(Any, model.config).num_labels = 1
 
 
-def load_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """Parameters of a saved reward model by name, and its calibration set in `model.config`.
-
-    Args:
-        model: the model that has been saved.
-        folder: where.
-    """
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Parameters of a saved reward model by name."""
     saved = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    Calibration.of(saved.config).write(model.config)
     return dict(saved.named_parameters())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from ..batch import Batch, LossOutput, Metrics, collate, filled
 from ..checkpointable import Checkpointable
@@ -18,10 +18,11 @@ from ..ranks import Ranks
 from ..recipe.schema import RewardModelConfig, TrainerConfig
 from ..trainer.logprobs import ScalarRoot, Scoring, score_tables
 from ..trainer.sharded import place
+from ..trainer.trained_weights import TrainedWeights
 from ..types import Group
-from .calibration import calibrate, scaled
+from .calibration import Calibration, calibrate, scaled
 from .losses import binary_cross_entropy, bradley_terry, centring
-from .model import load_weights
+from .model import saved_weights
 from .quality import length_correlation, quality
 from .rows import Head, completion_lengths, pairs_of, row_scores, scored_groups
 
@@ -110,7 +111,8 @@ class RewardObjective:
 
     Args:
         root: the reward model.
-        model: the same as a module, whose configuration gets its calibration.
+        model: what is saved of it, whose configuration gets its calibration: the same as a module,
+            or, if an adapter is trained, the model without it.
         config: the recipe's [reward_model] section.
         trainer: sizes of micro-batches.
         scoring: precision of the forward pass.
@@ -143,12 +145,20 @@ class RewardObjective:
         """Does nothing."""
 
     def components(self) -> Mapping[str, Checkpointable]:
-        return {}
+        # An adapter cannot be read back from the merged weights of the model folder.
+        return {"adapter": TrainedWeights(self.root.model)} if self._adapted else {}
+
+    @property
+    def _adapted(self) -> bool:
+        return self.root.model is not self._model
 
     @torch.no_grad()
     def restored(self, model: Path) -> None:
         """Load weights and calibration, which a checkpoint has in its model folder."""
-        saved = load_weights(self._model, model)
+        Calibration.of(AutoConfig.from_pretrained(model)).write(self._model.config)
+        if self._adapted:
+            return
+        saved = saved_weights(model)
         for name, weight in self._model.named_parameters():
             weight.copy_(place(weight, saved[name]))
 

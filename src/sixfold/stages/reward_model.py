@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
-from ..reward_model.model import reward_model_of, scalar_root
+from ..reward_model.model import adapted_reward_model, reward_model_of, scalar_root
 from ..reward_model.objective import RewardObjective
 from ..run.assemble import Assembly
 from ..run.work import Work
@@ -39,13 +39,13 @@ def _comparisons(assembly: Assembly) -> Examples:
     """The comparisons of the stage.
 
     Raises:
-        UserError: if they do not fit the loss, or the model gets an adapter.
+        UserError: if they do not fit the loss, or the base of an adapter cannot be merged.
     """
     recipe = assembly.recipe
-    if assembly.policy.lora:
+    if recipe.model.lora.base == "nf4":
         raise UserError(
-            "a reward model has no adapter: all of its weights are trained. Set model.lora.rank = 0"
-            " in this stage"
+            "model.lora.base = 'nf4': a reward model is saved with its adapter merged into its"
+            " base, whose weights are not stored. Use 'bfloat16' in this stage"
         )
     own = recipe.reward_model
     examples = comparison_examples(assembly, own.examples_per_step, spare=1)  # the closing token
@@ -65,14 +65,16 @@ def _comparisons(assembly: Assembly) -> Examples:
 def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objective:
     """The objective. From now on the reward model has the policy's place in the assembly."""
     recipe, policy = assembly.recipe, assembly.policy
-    model = reward_model_of(policy, assembly.whole_policy.model, recipe.reward_model.head)
-    root = scalar_root(model)
+    head, whole = recipe.reward_model.head, assembly.whole_policy.model
+    adapted = adapted_reward_model(policy, head) if policy.lora else None
+    saved = adapted.base if adapted else reward_model_of(policy, whole, head)
+    root = scalar_root(adapted.model if adapted else saved)
     if assembly.shards:
-        assembly.shards.shard(root)
-    assembly.policy = replace(policy, model=model)
+        assembly.shards.shard(root, saved.base_model.parameters() if adapted else ())
+    assembly.policy = replace(policy, model=saved, lora=None, merges=adapted)
     return RewardObjective(
         root,
-        model,
+        saved,
         recipe.reward_model,
         recipe.trainer,
         replace(assembly.scoring, temperature=1.0),
