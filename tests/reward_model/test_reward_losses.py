@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparisons import comparison, comparisons, padded_states, random_reward_model
+from comparisons import comparison, comparisons, padded_states, policy, random_reward_model
 from torch import Tensor
 
 from sixfold.batch import Batch, collate
@@ -19,6 +19,7 @@ from sixfold.reward_model.model import scalar_root
 from sixfold.reward_model.objective import RewardLoss
 from sixfold.reward_model.rows import Head, scored_groups
 from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.spikes import NormLevel
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group
 
@@ -81,11 +82,27 @@ def expected_loss(model: Any, groups: list[Group], config: RewardModelConfig) ->
     return torch.stack(found).mean()
 
 
+def text_loss(model: Any, language: Any, groups: list[Group], config: RewardModelConfig) -> Tensor:
+    """Cross-entropy of the best completions of each prompt, or of those that are labelled right."""
+    found = []
+    for group in groups:
+        grades = [float(t.reward.value or 0.0) for t in group.trajectories if t.reward]
+        for t, grade in zip(group.trajectories, grades, strict=True):
+            best = grade == max(grades) > min(grades)
+            if grade > 0.5 if config.loss == "bce" else best:
+                logp = language.lm_head(padded_states(model, t.tokens)).log_softmax(-1)
+                found += [-logp[i - 1, t.tokens[i]] for i in range(t.prompt_length, len(t.tokens))]
+    return torch.stack(found).mean()
+
+
 CASES: list[dict[str, Any]] = [
     {},
     {"margin": True, "centring": 0.3},
     {"head": "mean"},
     {"loss": "bce"},
+    {"lm_weight": 0.3, "margin": True},
+    {"lm_weight": 2.0, "head": "mean"},
+    {"lm_weight": 0.3, "loss": "bce"},
 ]
 
 
@@ -99,10 +116,16 @@ def test_loss_and_gradient_are_those_of_transformers_for_every_split(
     groups = groups_of(config.loss)
     model = random_reward_model(head=head)
     other = random_reward_model(head=head)
+    language = policy().model.requires_grad_(False)
     expected = expected_loss(other, groups, config)
+    if config.lm_weight:
+        text = text_loss(other, language, groups, config)
+        expected = expected + config.lm_weight * text
     expected.backward()
     settings = TrainerConfig(max_tokens_per_microbatch=budget)
-    trainer = Trainer(scalar_root(model), settings, Scoring(), 1)
+    root = scalar_root(model, language if config.lm_weight else None)
+    trainer = Trainer(root, settings, Scoring(chunk=3), 1)
+    trainer.level = NormLevel(30, -20.0, 0.01)  # so the norm is reported as a spike
     found: dict[str, Tensor] = {}
 
     def keep(*_: Any) -> bool:
@@ -113,7 +136,11 @@ def test_loss_and_gradient_are_those_of_transformers_for_every_split(
     loss = RewardLoss(config)
     batch = loss.prepare(collate(scored_groups(groups, head)))
     learned = trainer.learn(batch, loss.compute_loss)
-    assert learned.metrics["train/loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert learned.metrics["train/loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    if config.lm_weight:
+        text_found = learned.metrics["reward_model/lm_loss"]
+        assert text_found == pytest.approx(float(text.detach()), rel=1e-5)
+    assert len(trainer.spikes) == 1
     assert (learned.microbatches == 1) == (budget == 4096)
     for name, p in other.named_parameters():
         assert p.grad is not None

@@ -117,6 +117,7 @@ data.source = "PAIRS"
 data.heldout = 16
 model.lora.rank = 4
 model.lora.alpha = 16.0
+reward_model.lm_weight = 0.1
 reward_model.steps = 20
 reward_model.learning_rate = 2e-2
 reward_model.warmup_steps = 0
@@ -129,7 +130,8 @@ def test_an_adapter_learns_rewards_and_resumes_with_the_same_bits(tmp_path: Path
     assert train_stages(recipe(tmp_path, ADAPTED)) == 0
     run = tmp_path / "p"
     whole = result(run)
-    assert whole["rm"]["metrics"][-1]["reward_model/heldout_accuracy"] > 0.9
+    last = whole["rm"]["metrics"][-1]
+    assert last["reward_model/heldout_accuracy"] > 0.8 and last["reward_model/lm_loss"] > 0
     assert load_reward_model(model_folder(str(run), reward_model=True), "cpu").head == "last"
     stage = run / "stages" / "rm"
     for name in ("artifact.json", "summary.json"):

@@ -17,6 +17,13 @@ REWARD_MODEL = (
         "mean score of better completions above worse ones",
         "Σ weight · delta; delta is r_w - r_l, or ±r of a labelled completion",
     ),
+    Metric(
+        "reward_model/lm_loss",
+        "nats",
+        "cross-entropy of the better completions' tokens under the language head, which"
+        " `reward_model.lm_weight` adds to the loss",
+        "-mean over the tokens of log p",
+    ),
     Metric("reward_model/score_mean", "score", "mean score of the step", "Σ weight · r"),
     Metric(
         "reward_model/score_std",

@@ -57,9 +57,14 @@ class RewardModel:
         return Calibration.of(self.model.config)
 
 
-def scalar_root(model: PreTrainedModel) -> ScalarRoot:
-    """The root of a reward model, by which it is trained and scores."""
-    return ScalarRoot(model, scalar_head(model), partial(read_states, model))
+def scalar_root(model: PreTrainedModel, language: PreTrainedModel | None = None) -> ScalarRoot:
+    """The root of a reward model, by which it is trained and scores.
+
+    Args:
+        model: the reward model.
+        language: as for `ScalarRoot`.
+    """
+    return ScalarRoot(model, scalar_head(model), partial(read_states, model), language)
 
 
 def reward_model_of(

@@ -24,7 +24,7 @@ from .calibration import Calibration, calibrate, scaled
 from .losses import binary_cross_entropy, bradley_terry, centring
 from .model import saved_weights
 from .quality import length_correlation, quality
-from .rows import Head, completion_lengths, pairs_of, row_scores, scored_groups
+from .rows import completion_lengths, completion_tokens, pairs_of, row_scores, scored_groups
 
 SCORED_TOGETHER = 256
 """Held-out comparisons in one batch."""
@@ -46,42 +46,57 @@ class RewardLoss:
         return self.config.loss == "bradley_terry"
 
     def prepare(self, batch: Batch) -> Batch:
-        """Fill in the weights, which average over comparisons or completions, and the units.
+        """Fill in the weights, the units, and the pairs.
+
+        The weight of a row's score is at its closing token: it averages over comparisons or
+        completions. With `lm_weight`, the tokens of better completions are read and weighted too.
 
         Args:
-            batch: rows as `scored_groups` makes them. Their rewards are grades.
+            batch: rows as `scored_groups` makes them, on the host. Their rewards are grades.
 
         Raises:
             UserError: if a label is not between 0 and 1.
         """
-        grade, counts = batch.scores, torch.ones(len(batch.tokens), device=batch.tokens.device)
+        grade, mask, group = batch.scores, batch.mask, batch.group
         if self.paired:
-            group = batch.group
-            counts = ((group[:, None] == group) & (grade[:, None] != grade)).any(-1).float()
-            total = group[counts > 0].unique().numel()
+            table, _ = pair_table(group, grade)
+            chosen, rejected, _ = pairs_of(table)
+            batch = batch.with_(pairs=table)
+            counts = torch.isin(group, group[chosen]).float()
+            better = (counts > 0).index_fill(0, rejected, False)
+            total = group[chosen].unique().numel()
         else:
-            total = len(counts)
+            counts, total, better = torch.ones(len(grade)), len(grade), grade > 0.5
             wrong = (grade < 0) | (grade > 1)
             if wrong.any():
                 raise UserError(
                     f"reward_model.loss = 'bce' learns labels between 0 and 1, and a completion has"
                     f" {float(grade[wrong][0]):g}. Use loss = 'bradley_terry', which compares"
                 )
-        weights = batch.mask * (counts / max(total, 1))[:, None]
-        return batch.with_(weights=weights, unit=batch.group)
+        weights = torch.zeros(mask.shape)
+        weights[torch.arange(len(mask)), batch.lengths - 1] = counts / max(total, 1)
+        if self.config.lm_weight:
+            said = completion_tokens(batch) & better[:, None]
+            mask, weights = mask | said, weights + said * (1.0 / max(int(said.sum()), 1))
+        return batch.with_(weights=weights, mask=mask, unit=group)
 
     def compute_loss(self, batch: Batch, values: Tensor) -> LossOutput:
         """Weighted loss of some rows of that batch.
 
         Args:
             batch: whole units.
-            values: [B, T] outputs of the head.
+            values: [B, T] outputs of the head, or with `lm_weight` [B, T, 2] the same and log-probs
+                of the tokens.
         """
-        scores, grade = row_scores(batch, values), batch.scores
-        weight = filled(batch.weights, "weights").amax(-1)
+        logp = None
+        if self.config.lm_weight:
+            values, logp = values.unbind(-1)
+        scores, grade = row_scores(batch, values, self.config.head), batch.scores
+        weights = filled(batch.weights, "weights")
+        weight = weights.gather(1, batch.lengths[:, None] - 1)[:, 0]
         same = (batch.group[:, None] == batch.group).float()
         if self.paired:
-            chosen, rejected, share = pairs_of(batch.group, grade)
+            chosen, rejected, share = pairs_of(filled(batch.pairs, "pairs"))
             better, worse, weight_of_pair = scores[chosen], scores[rejected], weight[chosen] * share
             margin = grade[chosen] - grade[rejected] if self.config.margin else 0.0
             each = bradley_terry(better, worse, margin)
@@ -92,12 +107,18 @@ class RewardLoss:
             each, weight_of_pair = binary_cross_entropy(scores, grade), weight
             delta = torch.where(grade > 0.5, scores, -scores)
         loss = (weight_of_pair * each).sum() + 0.0 * scores.sum()
+        text = {}
+        if logp is not None:
+            entropy = -torch.where(completion_tokens(batch), weights * logp, 0.0).sum()
+            loss = loss + self.config.lm_weight * entropy
+            text["reward_model/lm_loss"] = entropy.detach()
         right = torch.heaviside(delta.detach(), torch.tensor(0.5, device=delta.device))
         seen = scores.detach()
         return LossOutput(
             loss,
             {
                 "train/loss": loss.detach(),
+                **text,
                 "reward_model/accuracy": (weight_of_pair * right).sum(),
                 "reward_model/delta": (weight_of_pair * delta.detach()).sum(),
                 "reward_model/score_mean": (weight * seen).sum(),
@@ -163,7 +184,7 @@ class RewardObjective:
             weight.copy_(place(weight, saved[name]))
 
     def batch(self, groups: Sequence[Group]) -> Batch:
-        return self._loss.prepare(self._rows(groups))
+        return self._loss.prepare(self._rows(groups)).to(self._device)
 
     def derived(self, metrics: Metrics) -> Metrics:
         """The metrics with a standard deviation in place of a mean square."""
@@ -187,12 +208,9 @@ class RewardObjective:
         )
         found.write(self._model.config)
         if self._loss.paired:
-            table, places = pair_table(groups, grades)
-            if not len(places):
+            chosen, rejected, share = pairs_of(pair_table(groups, grades)[0])
+            if not len(chosen):
                 return {}
-            offset, _, of_group = table.reshape(-1, 3)[places].unbind(-1)
-            chosen, share = places // table.shape[1], 1.0 / of_group
-            rejected = chosen + offset
             margin = grades[chosen] - grades[rejected] if config.margin else 0.0
             each = bradley_terry(scores[chosen], scores[rejected], margin)
             delta = scores[chosen] - scores[rejected]
@@ -214,7 +232,7 @@ class RewardObjective:
         """Score, grade and length of every completion, each [N] float64 on the CPU."""
         columns: list[tuple[Tensor, Tensor, Tensor]] = []
         for at in range(0, len(examples), SCORED_TOGETHER):
-            batch = self._rows(examples[at : at + SCORED_TOGETHER])
+            batch = self._rows(examples[at : at + SCORED_TOGETHER]).to(self._device)
             values, _ = score_tables(
                 self.root,
                 batch,
@@ -223,11 +241,10 @@ class RewardObjective:
                 self._trainer.share_prefix,
                 self._ranks,
             )
-            scores = row_scores(batch, values).double().cpu()
+            scores = row_scores(batch, values, self._config.head).double().cpu()
             columns.append((scores, batch.scores.double().cpu(), completion_lengths(batch).cpu()))
         scores, grades, lengths = (torch.cat(parts) for parts in zip(*columns, strict=True))
         return scores, grades, lengths
 
     def _rows(self, groups: Sequence[Group]) -> Batch:
-        head: Head = self._config.head
-        return collate(scored_groups(groups, head)).to(self._device)
+        return collate(scored_groups(groups, self._config.head))

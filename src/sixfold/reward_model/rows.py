@@ -54,9 +54,20 @@ def _row(t: Trajectory, head: Head) -> Trajectory:
     )
 
 
-def row_scores(batch: Batch, values: Tensor) -> Tensor:
-    """[B] score of each row from the values [B, T] of its tokens."""
-    return torch.where(batch.mask, values, 0.0).sum(-1) / batch.mask.sum(-1)
+def row_scores(batch: Batch, values: Tensor, head: Head) -> Tensor:
+    """[B] score of each row from the values [B, T] of its tokens, where the head reads."""
+    last = batch.lengths[:, None] - 1
+    first = torch.minimum(batch.prompt_lengths[:, None] + 1, last) if head == "mean" else last
+    column = torch.arange(values.shape[1], device=values.device)
+    read = (column >= first) & (column <= last)
+    return torch.where(read, values, 0.0).sum(-1) / read.sum(-1)
+
+
+def completion_tokens(batch: Batch) -> Tensor:
+    """[B, T] True at the tokens of each completion, without the closing token."""
+    column = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    inside = column < batch.lengths[:, None] - 1
+    return inside & (column >= batch.prompt_lengths[:, None])
 
 
 def completion_lengths(batch: Batch) -> Tensor:
@@ -64,24 +75,15 @@ def completion_lengths(batch: Batch) -> Tensor:
     return (batch.lengths - 1 - batch.prompt_lengths).double()
 
 
-def pairs_of(group: Tensor, grade: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All pairs of rows of one group with different grades.
+def pairs_of(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs of some rows, whole groups, as `pair_table` has written them down.
 
     Args:
-        group: [B] number of each row's group.
-        grade: [B].
+        table: [B, M, 3].
 
     Returns:
         (better row [N], worse row [N], weight [N]). The weights of a group add up to 1.
     """
-    better = (group[:, None] == group) & (grade[:, None] > grade)
-    chosen, rejected = better.nonzero(as_tuple=True)
-    count = torch.zeros(len(group), device=group.device, dtype=torch.float32)
-    own = _numbered(group)[chosen]
-    count = count.index_add(0, own, torch.ones_like(own, dtype=torch.float32))
-    return chosen, rejected, 1.0 / count[own]
-
-
-def _numbered(group: Tensor) -> Tensor:
-    """[B] the groups numbered from 0: rows of a micro-batch have numbers of the whole step."""
-    return torch.unique(group, return_inverse=True)[1]
+    chosen, column = table[..., 2].nonzero(as_tuple=True)
+    offset, _, of_group = table[chosen, column].unbind(-1)
+    return chosen, chosen + offset, 1.0 / of_group.float()

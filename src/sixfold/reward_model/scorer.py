@@ -84,10 +84,11 @@ class Scorer:
             )
         device = self._reward_model.model.device
         rows = [_trajectory(prompt, self._unpadded(c)) for c in completions]
-        groups = scored_groups([Group(Task("scored", ""), rows)], self._reward_model.head)
+        head = self._reward_model.head
+        groups = scored_groups([Group(Task("scored", ""), rows)], head)
         batch = collate(groups).to(device)
         values, _ = score_tables(self._root, batch, Scoring(), self._max_tokens, share_prefix=True)
-        return row_scores(batch, values).double().cpu(), completion_lengths(batch).cpu()
+        return row_scores(batch, values, head).double().cpu(), completion_lengths(batch).cpu()
 
     def _unpadded(self, completion: Sequence[int]) -> Sequence[int]:
         """A completion without pad tokens at its end, which transformers does not read either."""

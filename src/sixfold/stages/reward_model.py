@@ -68,7 +68,8 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
     head, whole = recipe.reward_model.head, assembly.whole_policy.model
     adapted = adapted_reward_model(policy, head) if policy.lora else None
     saved = adapted.base if adapted else reward_model_of(policy, whole, head)
-    root = scalar_root(adapted.model if adapted else saved)
+    language = whole.requires_grad_(False) if recipe.reward_model.lm_weight else None
+    root = scalar_root(adapted.model if adapted else saved, language)
     if assembly.shards:
         assembly.shards.shard(root, saved.base_model.parameters() if adapted else ())
     assembly.policy = replace(policy, model=saved, lora=None, merges=adapted)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -126,7 +126,7 @@ class Scores(NamedTuple):
     A tuple, because FSDP finds tensors in tuples only.
 
     Attributes:
-        values: [S] float32, with gradient.
+        values: [S] float32, with gradient; [S, 2] of a `ScalarRoot` with a language head.
         entropy: [S] float32. None if the scores are not log-probs.
     """
 
@@ -357,6 +357,8 @@ class ScalarRoot(nn.Module):
         model: module with the parameters to train.
         head: the head, a part of `model`.
         states: hidden states [S, hidden] at row.reads.
+        language: frozen model whose language head reads the same hidden states in training. None:
+            no loss reads log-probs.
     """
 
     def __init__(
@@ -364,15 +366,18 @@ class ScalarRoot(nn.Module):
         model: nn.Module,
         head: nn.Linear,
         states: Callable[[PackedRow, Scoring], Tensor],
+        language: PreTrainedModel | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self._states = states
-        self._head = (head,)  # in a tuple: as a submodule, its parameters would have two names
+        # In tuples: as submodules, the head's parameters would have two names, and FSDP would shard
+        # those of the language model.
+        self._head, self._language = (head,), (language,)
         self.context: ContextGroup | None = None
 
     def forward(self, row: PackedRow, scoring: Scoring) -> Scores:
-        """One number per read.
+        """One number per read, and with gradient and a language head its token's log-prob.
 
         The head always runs in float32: targets may differ by less than bfloat16 resolves.
         """
@@ -382,7 +387,13 @@ class ScalarRoot(nn.Module):
         return divided.complete(self._score(divided.part, scoring))
 
     def _score(self, row: PackedRow, scoring: Scoring) -> Scores:
-        return Scores(self._head[0](self._states(row, scoring).float())[:, 0], None)
+        hidden, (language,) = self._states(row, scoring), self._language
+        values = self._head[0](hidden.float())[:, 0]
+        if language is None or not torch.is_grad_enabled():
+            return Scores(values, None)
+        with body_precision(row, scoring):
+            logp, _ = score_states(language, hidden, row, replace(scoring, direct=False))
+        return Scores(torch.stack([values, logp], -1), None)
 
     def prepare(
         self,

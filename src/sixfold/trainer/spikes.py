@@ -100,7 +100,7 @@ class RowGradients:
         """Keep the derivative with respect to a micro-batch's scores when backward computes it.
 
         Args:
-            values: [S] scores of its tokens.
+            values: [S], or [S, C], scores of its tokens.
             members: [R] rows of the batch in the micro-batch.
             slot: [S] index into `members` of each token.
         """
@@ -126,7 +126,8 @@ class RowGradients:
             if log_probs:
                 felt = felt * -part["scores"].double().clamp_max(0.0).expm1()
             members = part["members"]
-            sums = felt.new_zeros(len(members)).index_add_(0, part["slot"], felt.square())
+            squares = felt.square().reshape(len(felt), -1).sum(-1)
+            sums = felt.new_zeros(len(members)).index_add_(0, part["slot"], squares)
             for row, size in zip(members.tolist(), sums.tolist(), strict=True):
                 found[row] = found.get(row, 0.0) + size
         return found

@@ -309,5 +309,6 @@ def _with_penalty(loss: Tensor, scores: Scores | RoutedScores) -> Tensor:
 
 
 def _table(rows: Batch, at: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
-    """[B, T] table of the rows with values [S] at (row, column), 0 elsewhere."""
-    return torch.zeros(rows.tokens.shape, device=values.device).index_put(at, values)
+    """[B, T, ...] table of the rows with values [S, ...] at (row, column), 0 elsewhere."""
+    shape = *rows.tokens.shape, *values.shape[1:]
+    return torch.zeros(shape, device=values.device).index_put(at, values)

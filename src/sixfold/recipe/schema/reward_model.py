@@ -36,6 +36,12 @@ class RewardModelConfig(Section):
         " off)",
         ge=0,
     )
+    lm_weight: Real = knob(
+        0.0,
+        "weight of the cross-entropy of the better completions' tokens under the language head of"
+        " the model that the stage starts from (arXiv:2406.10216; 0: off)",
+        ge=0,
+    )
     normalise: bool = knob(
         True,
         "store an offset and a scale that give held-out completions rewards of mean 0 and standard"
