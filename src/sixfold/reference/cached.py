@@ -25,12 +25,11 @@ from ..checkpointable import check_names
 from ..errors import UserError
 from ..files.durable import disk_errors, write_bytes_atomic
 from ..ranks import ALONE, Ranks, together
+from ..trainer.logprobs import SCORED_TOGETHER
 from ..types import Group
 
 FILE = "reference.safetensors"
 """The table in the folder of a run."""
-SCORED_TOGETHER = 256
-"""Groups in one batch."""
 
 
 class CachedReference:

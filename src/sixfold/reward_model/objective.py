@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..preference.table import pair_table
 from ..ranks import Ranks
 from ..recipe.schema import RewardModelConfig, TrainerConfig
-from ..trainer.logprobs import ScalarRoot, Scoring, score_tables
+from ..trainer.logprobs import SCORED_TOGETHER, ScalarRoot, Scoring, score_tables
 from ..trainer.sharded import place
 from ..trainer.trained_weights import TrainedWeights
 from ..types import Group
@@ -25,9 +25,6 @@ from .losses import binary_cross_entropy, bradley_terry, centring
 from .model import saved_weights
 from .quality import length_correlation, quality
 from .rows import completion_lengths, completion_tokens, pairs_of, row_scores, scored_groups
-
-SCORED_TOGETHER = 256
-"""Held-out comparisons in one batch."""
 
 
 @dataclass(frozen=True)

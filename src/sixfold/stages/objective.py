@@ -12,15 +12,12 @@ from torch import Tensor
 from ..batch import Batch, LossOutput, Metrics, collate
 from ..checkpointable import Checkpointable
 from ..run.assemble import Assembly
-from ..trainer.logprobs import Root, score_tables
+from ..trainer.logprobs import SCORED_TOGETHER, Root, score_tables
 from ..trainer.packing import PackedRow
 from ..trainer.sft import SupervisedLoss
 from ..types import Group
 from .examples import Examples
 from .pretrain_examples import bits_per_byte
-
-SCORED_TOGETHER = 256
-"""Held-out examples in one batch."""
 
 
 class Objective(Protocol):

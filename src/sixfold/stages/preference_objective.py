@@ -24,9 +24,9 @@ from ..preference.mixture import Mixture
 from ..preference.pairs import Pairs, Statistics, Unpaired
 from ..preference.table import pair_table, pairs_of, single_completions
 from ..reference.base import KeptReference
+from ..trainer.logprobs import SCORED_TOGETHER
 from ..types import Group, Trajectory
 from .examples import Examples
-from .objective import SCORED_TOGETHER
 
 _MOMENTS = ("margin", "length", "margin_squared", "length_squared", "margin_length")
 """Means from which the correlation of margin and length follows."""

@@ -404,6 +404,10 @@ class ScalarRoot(nn.Module):
         """Do nothing: a linear head needs no preparation."""
 
 
+SCORED_TOGETHER = 256
+"""Examples that are collated into one batch when many are scored."""
+
+
 def score_batch(
     model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool
 ) -> Tensor:
