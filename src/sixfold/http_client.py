@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -12,12 +13,19 @@ from typing import NamedTuple
 
 import httpx2
 
+from .errors import one_line
+
 IDLE_S = 1.0
 """Longest time that a connection waits for its next request.
 
 Servers end idle connections too, usually after 2 s (gunicorn) or 5 s (uvicorn). A request that is
 sent at that moment gets no answer.
 """
+
+RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
+"""HTTP statuses after which a request is sent again."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+"""Wait before the first retry, and the longest wait. The wait doubles with each retry."""
 
 tls_settings = lru_cache(httpx2.create_ssl_context)  # reading the certificates takes 0.1 s
 
@@ -125,6 +133,80 @@ class HttpClient:
         finally:
             del self._clients[loop]
             await client.aclose()
+
+
+class NoReply(RuntimeError):
+    """A server has given no usable answer after all attempts."""
+
+
+class Patience(NamedTuple):
+    """How long a caller waits for a server that fails.
+
+    Attributes:
+        retries: most repetitions of a request.
+        request_s: time limit of one request, in seconds.
+        total_s: time limit of all attempts, in seconds.
+    """
+
+    retries: int
+    request_s: float
+    total_s: float
+
+
+async def post_again(
+    client: HttpClient,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    server: str,
+    patience: Patience,
+    refusal: Callable[[Reply], str],
+    repeating: Callable[[], None] = lambda: None,
+) -> Reply:
+    """Answer to a POST request, which is sent again while the server fails (`RETRIED`).
+
+    Args:
+        client: sends the request.
+        url: address.
+        body: content of the request.
+        headers: as for `HttpClient.request`.
+        server: the server in words, for error messages.
+        patience: limits.
+        refusal: error message for an answer.
+        repeating: called before each repetition.
+
+    Raises:
+        NoReply: if all attempts fail.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience.total_s
+    for attempt in range(patience.retries + 1):
+        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.75, 1.25)
+        try:
+            async with asyncio.timeout(patience.request_s):
+                reply = await client.request("POST", url, body, headers)
+            if reply.status not in RETRIED:
+                return reply
+            problem = refusal(reply)
+            wait = max(wait, _asked_wait(reply))
+        except TimeoutError:
+            problem = f"{server} did not answer within {patience.request_s:g} s"
+        except (OSError, ValueError) as error:
+            problem = f"no answer from {server}: {one_line(error)}"
+        if attempt == patience.retries or loop.time() + wait > deadline:
+            break
+        repeating()
+        await asyncio.sleep(wait)
+    raise NoReply(f"{problem} ({attempt + 1} attempts)")
+
+
+def _asked_wait(reply: Reply) -> float:
+    """Seconds in the Retry-After header. 0 if it is missing or not a number."""
+    try:
+        return max(0.0, float(reply.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0
 
 
 _Opened = tuple[AsyncGenerator[httpx2.AsyncClient], httpx2.AsyncClient]

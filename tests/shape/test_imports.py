@@ -52,7 +52,7 @@ ALLOWED = {
     "version": set(),
     "plugins": {"errors"},
     "json_schema": set(),
-    "http_client": set(),
+    "http_client": {"errors"},
     "files": {"errors"},
     "seeds": set(),
     "staleness": set(),

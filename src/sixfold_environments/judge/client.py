@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from sixfold.errors import UserError, one_line
-from sixfold.http_client import HttpClient, Reply
+from sixfold.http_client import HttpClient, NoReply, Patience, Reply, post_again
 
 from .prompts import Messages
 from .settings import JudgeSettings
 
-RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
-"""HTTP statuses after which a request is sent again."""
 UNSUPPORTED = (400, 422)
 """HTTP statuses of an endpoint that does not support a parameter of the request."""
 REJECTED = (401, 403, 404)
 """HTTP statuses of an endpoint that rejects the key, the URL or the model."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-"""Wait before the first retry, and the longest wait. The wait doubles with each retry."""
 MAX_BYTES = 1 << 24
 """Maximum size of an answer."""
 _SHOWN_BYTES = 300
@@ -149,30 +145,24 @@ class JudgeClient:
         url = f"{base}/chat/completions"
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.timeout_s
-        for attempt in range(self.settings.retries + 1):
-            wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.75, 1.25)
-            try:
-                async with asyncio.timeout(self.settings.request_timeout_s):
-                    reply = await self._http.request("POST", url, body, headers)
-                if reply.status not in RETRIED:
-                    return reply
-                problem = self._refusal(base, reply)
-                wait = max(wait, _asked_wait(reply))
-            except TimeoutError:
-                problem = (
-                    f"the judge at {base} did not answer within"
-                    f" {self.settings.request_timeout_s:g} s"
-                )
-            except (OSError, ValueError) as error:
-                problem = f"no answer from the judge at {base}: {one_line(error)}"
-            late = loop.time() + wait > deadline
-            if attempt == self.settings.retries or late:
-                break
-            self.repeated += 1
-            await asyncio.sleep(wait)
-        raise JudgeFailed(f"{problem} ({attempt + 1} attempts)")
+        settings = self.settings
+        patience = Patience(settings.retries, settings.request_timeout_s, settings.timeout_s)
+        try:
+            return await post_again(
+                self._http,
+                url,
+                body,
+                headers,
+                server=f"the judge at {base}",
+                patience=patience,
+                refusal=partial(self._refusal, base),
+                repeating=self._count_repeat,
+            )
+        except NoReply as error:
+            raise JudgeFailed(str(error)) from error
+
+    def _count_repeat(self) -> None:
+        self.repeated += 1
 
     def _body(self, messages: Messages, schema: Mapping[str, Any], dialect: Dialect) -> bytes:
         settings = self.settings
@@ -264,11 +254,3 @@ def _simpler(dialect: Dialect, reply: Reply, auto: bool) -> Dialect | None:
     if not auto or dialect.structured == "none":
         return None
     return replace(dialect, structured="json" if dialect.structured == "schema" else "none")
-
-
-def _asked_wait(reply: Reply) -> float:
-    """Seconds in the Retry-After header. 0 if it is missing or not a number."""
-    try:
-        return max(0.0, float(reply.headers.get("retry-after", "0")))
-    except ValueError:
-        return 0.0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.fake_judge import FakeJudge, prose
 
+from sixfold import http_client
 from sixfold.checks.environment import Environment
 from sixfold.environment.grade import Grade
 from sixfold.environment.rewards import reward_loop
@@ -30,7 +31,7 @@ TASK = Task("capital", "What is the capital of Australia?", "Canberra")
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJudge]:
-    monkeypatch.setattr(client, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_WAIT_S", 0.01)
     with FakeJudge() as started:
         yield started
 
