@@ -153,8 +153,9 @@ class Patience(NamedTuple):
     total_s: float
 
 
-async def post_again(
+async def request_again(
     client: HttpClient,
+    method: str,
     url: str,
     body: bytes,
     headers: Mapping[str, str],
@@ -164,10 +165,11 @@ async def post_again(
     refusal: Callable[[Reply], str],
     repeating: Callable[[], None] = lambda: None,
 ) -> Reply:
-    """Answer to a POST request, which is sent again while the server fails (`RETRIED`).
+    """Answer to a request, which is sent again while the server fails (`RETRIED`).
 
     Args:
         client: sends the request.
+        method: HTTP method.
         url: address.
         body: content of the request.
         headers: as for `HttpClient.request`.
@@ -185,7 +187,7 @@ async def post_again(
         wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.75, 1.25)
         try:
             async with asyncio.timeout(patience.request_s):
-                reply = await client.request("POST", url, body, headers)
+                reply = await client.request(method, url, body, headers)
             if reply.status not in RETRIED:
                 return reply
             problem = refusal(reply)

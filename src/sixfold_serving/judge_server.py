@@ -15,6 +15,7 @@ from sixfold.errors import UserError
 from sixfold.processes.program import Requests
 from sixfold.run.sampling_model import load_for_sampling
 
+from .app import make_app
 from .serve import listen, make_served, uvicorn_config
 from .verb import ServeOptions
 
@@ -40,7 +41,8 @@ def serve(requests: Requests) -> None:
         policy = load_for_sampling(
             options.model, options.device, options.precision, "environment.judge.model"
         )
-        server = uvicorn.Server(uvicorn_config(make_served(policy, options), options.grace))
+        app = make_app(make_served(policy, options))
+        server = uvicorn.Server(uvicorn_config(app, options.grace))
     except UserError as error:
         requests.answer(json.dumps({"fatal": str(error)}).encode())
         return

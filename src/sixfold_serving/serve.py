@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+from dataclasses import fields
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,17 +13,24 @@ from typing import TYPE_CHECKING
 
 import torch
 import uvicorn
+from starlette.types import ASGIApp
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from sixfold.checkpoint.model_source import model_folder
+from sixfold.checkpoint.model_source import is_reward_model, model_folder
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
+from sixfold.model.device import resolve_device
 from sixfold.model.loading import Policy, from_disk, vocabulary_hash
 from sixfold.model.lora import read_adapter
 from sixfold.model.stop_tokens import saved_stop_strings
+from sixfold.recipe.adapter_folder import folder_hash
+from sixfold.recipe.schema import RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
+from sixfold.reward_model.model import load_reward_model
+from sixfold.reward_model.scorer import Scorer
 from sixfold.rollout.engine_thread import EngineThread
 from sixfold.rollout.kv_probe import check_int8_kv
 from sixfold.run.sampling_model import load_draft, load_for_sampling
@@ -32,6 +40,7 @@ from .connections import BoundedHeaders, listener
 from .hosts import AllowedHosts, is_loopback
 from .record import Recorder
 from .requests import Limits
+from .reward_app import ServedReward, make_reward_app
 from .sessions import Sessions
 from .structured import Grammars
 
@@ -53,12 +62,15 @@ def serve(options: ServeOptions) -> int:
     host, port = listening.getsockname()[:2]
     if not options.api_key and not ip_address(host).is_loopback:
         _check_open_to_all(host, options)
-    policy = load_for_sampling(options.model, options.device, options.precision, "MODEL")
-    served = make_served(policy, options)
-    config = uvicorn_config(served, options.grace)
-    where = f"{policy.model.device}{' in bfloat16' if policy.model.dtype == torch.bfloat16 else ''}"
+    if is_reward_model(options.model):
+        app, model = make_reward_served(options)
+    else:
+        policy = load_for_sampling(options.model, options.device, options.precision, "MODEL")
+        app, model = make_app(make_served(policy, options)), policy.model
+    config = uvicorn_config(app, options.grace)
+    where = f"{model.device}{' in bfloat16' if model.dtype == torch.bfloat16 else ''}"
     print(
-        f"serving '{served.name}' on {where} at"
+        f"serving '{options.name}' on {where} at"
         f" http://{f'[{host}]' if ':' in host else host}:{port}/v1",
         flush=True,
     )
@@ -91,15 +103,46 @@ def _check_open_to_all(host: str, options: ServeOptions) -> None:
     )
 
 
-def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
+def make_reward_served(options: ServeOptions) -> tuple[ASGIApp, PreTrainedModel]:
+    """The application of a reward model, and the model.
+
+    Raises:
+        UserError: if it cannot be loaded, or an option does not apply to it.
+    """
+    kept = {"model", "host", "port", "api_key", "insecure", "allow_host", "name", "device"}
+    kept |= {"precision", "grace"}
+    default = type(options)(model="")
+    for field in fields(options):
+        if field.name not in kept and getattr(options, field.name) != getattr(default, field.name):
+            raise UserError(
+                f"--{field.name.replace('_', '-')} has no effect: '{options.model}' is a reward"
+                " model, which samples nothing. Remove it"
+            )
+    folder = model_folder(options.model, "MODEL", reward_model=True)
+    device = resolve_device(options.device, "--device")
+    dtype = torch.bfloat16 if options.precision == "bfloat16" else torch.float32
+    model = load_reward_model(folder, device, dtype, "MODEL")
+    identity = folder_hash(Path(folder)) if Path(folder).is_dir() else folder
+    scorer = Scorer(model, RewardScoringConfig().max_tokens)
+    served = ServedReward(options.name, scorer, identity, options.api_key, allowed_hosts(options))
+    return make_reward_app(served), model.model
+
+
+def allowed_hosts(options: ServeOptions) -> AllowedHosts | None:
+    """Names that the Host header may have on a loopback address. None: any."""
+    names = options.host, *options.allow_host
+    return AllowedHosts(names) if is_loopback(options.host) else None
+
+
+def uvicorn_config(app: ASGIApp, grace: int) -> uvicorn.Config:
     """Configure uvicorn.
 
     Args:
-        served: what is served.
+        app: what is served.
         grace: seconds that running requests get to finish when the server is stopped.
     """
     return uvicorn.Config(
-        make_app(served),
+        app,
         http=BoundedHeaders,
         ws="none",
         log_level="warning",
@@ -148,7 +191,6 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     context = min(policy.context, options.kv_tokens)
     limits = Limits(vocabulary, context, options.max_tokens, renderer.longest_token)
     own_stops = saved_stop_strings(policy.model.generation_config)
-    hosts = AllowedHosts((options.host, *options.allow_host)) if is_loopback(options.host) else None
     return Served(
         options.name,
         thread,
@@ -158,7 +200,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         limits,
         policy.stop_token_ids,
         options.api_key,
-        hosts,
+        allowed_hosts(options),
         tuple(engine.adapters.names),
         partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
         own_stops,

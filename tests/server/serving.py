@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import httpx
 import uvicorn
 from openai import OpenAI
+from starlette.types import ASGIApp
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.loading import Policy
-from sixfold_serving.app import Served
+from sixfold_serving.app import Served, make_app
 from sixfold_serving.serve import listen, make_served, uvicorn_config
 from sixfold_serving.verb import ServeOptions
 
@@ -101,15 +102,22 @@ def running(
     """
     served = make_served(copy.copy(policy), replace(OPTIONS, **changes))  # type: ignore[arg-type]
     prepare(served.engine.engine)
+    with answering(make_app(served)) as (url, server, thread):
+        yield Running(url, served, server, thread)
+
+
+@contextmanager
+def answering(app: ASGIApp) -> Iterator[tuple[str, uvicorn.Server, threading.Thread]]:
+    """An application at an address, ended afterwards."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn_config(served, OPTIONS.grace))
+    server = uvicorn.Server(uvicorn_config(app, OPTIONS.grace))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     until = time.monotonic() + 20
     while not server.started and time.monotonic() < until:
         time.sleep(0.01)
     try:
-        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", served, server, thread)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server, thread
     finally:
         server.should_exit = True
         thread.join(20)

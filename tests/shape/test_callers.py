@@ -74,6 +74,7 @@ ENTRIES = {
     ("sixfold_serving.judge_server", "serve"),
     ("sixfold_environments.sandbox.launcher", "serve"),
     ("reference.worker", "serve"),
+    ("reward_model.worker", "serve"),
     ("run.sampler_worker", "serve"),
     ("backends.ray_head", "serve"),
     ("backends.vllm_worker", "serve"),

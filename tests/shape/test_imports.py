@@ -83,8 +83,8 @@ ALLOWED = {
         *("trainer", "types"),
     },
     "reward_model": {
-        *("batch", "checkpointable", "environment", "errors", "model", "preference", "ranks"),
-        *("recipe", "renderer", "trainer", "types"),
+        *("batch", "checkpointable", "environment", "errors", "http_client", "model"),
+        *("preference", "processes", "ranks", "recipe", "renderer", "trainer", "types"),
     },
     "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "kernels", "rollout"},

@@ -122,6 +122,14 @@ reward_model.steps = 20
 reward_model.learning_rate = 2e-2
 reward_model.warmup_steps = 0
 reward_model.examples_per_step = 16
+
+[[stages]]
+kind = "rl"
+name = "rl"
+run.steps = 1
+data.heldout = 8
+environment.rewards = ["stage:rm"]
+environment.reward_model.placement = "worker"
 """
 
 
@@ -133,13 +141,17 @@ def test_an_adapter_learns_rewards_and_resumes_with_the_same_bits(tmp_path: Path
     last = whole["rm"]["metrics"][-1]
     assert last["reward_model/heldout_accuracy"] > 0.8 and last["reward_model/lm_loss"] > 0
     assert load_reward_model(model_folder(str(run), reward_model=True), "cpu").head == "last"
-    stage = run / "stages" / "rm"
-    for name in ("artifact.json", "summary.json"):
-        (stage / name).unlink()
-    shutil.rmtree(stage / "checkpoints" / "step-000020")
+    assert whole["rl"]["metrics"][-1]["reward/part/reward_model"] != 0
+    for name, last_step in (("rm", "step-000020"), ("rl", "step-000001")):
+        stage = run / "stages" / name
+        (stage / "artifact.json").unlink()
+        (stage / "summary.json").unlink()
+        shutil.rmtree(stage / "checkpoints" / last_step)
     assert train_stages(recipe(tmp_path, ADAPTED), resume=run) == 0
     assert result(run) == whole
-    nf4 = ADAPTED + 'model.lora.base = "nf4"\nrun.precision = "bfloat16"\n'
+    nf4 = ADAPTED.replace(
+        "rank = 4", 'rank = 4\nmodel.lora.base = "nf4"\nrun.precision = "bfloat16"'
+    )
     with pytest.raises(UserError, match=r"model\.lora\.base = 'nf4': a reward model is saved with"):
         train_stages(recipe(tmp_path, nf4, run__name="q"))
 

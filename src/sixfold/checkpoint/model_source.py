@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files.folder import model_stage
+from ..files.folder import RunFolder, model_stage
 from ..recipe.hub_names import not_found
 from ..recipe.reward_models import STAGE, with_paths
 from ..recipe.schema import Recipe
-from .listing import newest_checkpoint
+from .listing import list_checkpoints, newest_checkpoint
 from .manifest import MANIFEST, verify
 
 MODEL = "model"
@@ -60,6 +61,38 @@ def _newest(run: Path, setting: str, made: tuple[str, ...]) -> Path:
             " or a model folder"
         )
     return checkpoint
+
+
+def is_reward_model(path: str) -> bool:
+    """True for a reward model, and for a run whose stages have made one and no policy.
+
+    Args:
+        path: a run, a checkpoint, a model folder or a hub id.
+    """
+    folder = Path(path).expanduser()
+    if RunFolder(folder).recipe.is_file():
+        stage = folder
+        for made in (("reward_model",), ("model", "adapter")):  # a policy comes first
+            with suppress(UserError):
+                stage = model_stage(folder, made)
+        folder = next(reversed(list_checkpoints(stage / "checkpoints")), folder)
+    if (folder / MANIFEST).is_file():
+        folder = folder / MODEL
+    return any(
+        name.endswith("ForSequenceClassification")
+        for name in architectures(str(folder) if folder.exists() else path)
+    )
+
+
+def architectures(model: str) -> list[str]:
+    """Classes that a model's config.json names. [] if there is none."""
+    from transformers import AutoConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return []
+    return list(config.architectures or ())
 
 
 def with_model_folders(recipe: Recipe) -> Recipe:

@@ -34,9 +34,10 @@ class Environment:
     in a `with` block or call `close`.
 
     Args:
-        rewards: names as `load_reward` takes them, or Python callables. Named rewards run in
-            `workers` processes. A callable runs in this process and cannot be stopped if it hangs,
-            unless it is async. Name it as `module:function` to apply `timeout_s`.
+        rewards: names as `load_reward` takes them, Python callables or `RewardFunction`s. Named
+            rewards run in `workers` processes. A callable runs in this process and cannot be
+            stopped if it hangs, unless it is async. Name it as `module:function` to apply
+            `timeout_s`.
         weights: one per reward. Empty: 1 each.
         timeout_s: seconds per check. For a TRL function a check is one group.
         error_budget: share of the checks of a step that may fail.
@@ -78,10 +79,10 @@ class Environment:
         for reward in rewards:
             if isinstance(reward, str):
                 NAMED.check(reward)
-            else:
+            elif not isinstance(reward, RewardFunction):
                 check_callable(reward)
         labels = reward_labels(
-            [spec_name(r) if isinstance(r, str) else callable_name(r) for r in rewards],
+            [spec_name(r) if isinstance(r, str) else _name(r) for r in rewards],
             [r if isinstance(r, str) else "" for r in rewards],
         )
         weights = list(weights) or [1.0] * len(rewards)
@@ -91,6 +92,7 @@ class Environment:
         self.solved_rule = solved_rule(labels, weights, metric, solved_at)
         self._error_budget = error_budget
         self._judge = judge if any(f and f.asks_judge for f in functions) else None
+        self._started = [f.started for f in functions if f and f.started]
         named = [r for r in rewards if isinstance(r, str) and not reward_row(r).needs]
         self._pool = WorkerPool(
             [NAMED.absolute(spec) for spec in named],
@@ -118,6 +120,8 @@ class Environment:
         """
         if self._judge:
             self._judge.start()
+        for one in self._started:
+            one.start()
         self._pool.start()
 
     def scorer(self, expected: int, error_budget: float | None = None) -> StepScorer:
@@ -155,6 +159,8 @@ class Environment:
 
     def close(self) -> None:
         """End the processes. A second call does nothing."""
+        for one in self._started:
+            one.close()
         self._pool.close()
 
     def __enter__(self) -> Environment:
@@ -175,11 +181,17 @@ def _function_here(reward: str | RewardCallable, judge: Started | None) -> Rewar
     Raises:
         UserError: if there is no judge for it, or if its settings for this reward are wrong.
     """
+    if isinstance(reward, RewardFunction):
+        return reward
     if not isinstance(reward, str):
-        return RewardFunction(callable_name(reward), reward)
+        return RewardFunction(_name(reward), reward)
     row = reward_row(reward)
     if not row.needs:
         return None
     if judge is None:
         raise needs_judge(reward)
     return RewardFunction(reward, NAMED.load(reward)(judge), row)
+
+
+def _name(reward: RewardCallable) -> str:
+    return reward.name if isinstance(reward, RewardFunction) else callable_name(reward)

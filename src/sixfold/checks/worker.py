@@ -41,7 +41,7 @@ from ..environment.grade import Grade
 from ..environment.named import load_object
 from ..environment.registry import reward_row
 from ..environment.rewards import RewardFunction, load_reward, reward_loop
-from ..errors import BudgetSpent, UserError, is_fault, one_line
+from ..errors import RunFailed, UserError, is_fault, one_line
 from ..processes.program import (
     Requests,
     adopt_orphans,
@@ -236,6 +236,6 @@ async def _scored(
     try:
         return await Called(partial(function.scores_async, *given)), None
     except BaseException as raised:  # boundary: a failed check is data
-        if function.asks_judge and isinstance(raised, UserError | BudgetSpent):
-            raise  # the judge cannot be used, or may not be used any more: the run stops
+        if function.asks_judge and isinstance(raised, UserError | RunFailed):
+            raise  # the model cannot be used, or may not be used any more: the run stops
         return [], one_line(raised)

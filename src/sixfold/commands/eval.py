@@ -94,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
     named = [*given.given, *given.checkpoint]
     if not named:
         raise UserError("sixfold eval: give a run to evaluate, such as sixfold eval runs/demo")
-    from .eval_comparisons import evaluate_reward_models, is_reward_model
+    from ..checkpoint.model_source import is_reward_model
+    from .eval_comparisons import evaluate_reward_models
 
     own = None if given.given and named[0] in shipped_recipes() else own_recipe(named[0])
     checkpoints = named if own else named[1:]

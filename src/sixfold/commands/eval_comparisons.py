@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ..checkpoint.listing import list_checkpoints
-from ..checkpoint.manifest import MANIFEST
-from ..checkpoint.model_source import MODEL, model_folder
+from ..checkpoint.model_source import architectures, model_folder
 from ..errors import UserError
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.reward_bench import (
@@ -24,7 +21,6 @@ from ..evaluation.reward_bench import (
     ties_prompt,
 )
 from ..evaluation.statistics import PairedTest, paired_test
-from ..files.folder import RunFolder, model_stage
 from ..recipe.schema import ComparisonsConfig, DataConfig, RewardScoringConfig, RunConfig
 from ..recipe.stages import generated_source
 from ..types import Group, Reward, Task
@@ -47,38 +43,6 @@ class _Scored:
     figures: ComparisonFigures
     groups: list[Group]
     notes: list[str]
-
-
-def is_reward_model(path: str) -> bool:
-    """True for a reward model, and for a run whose stages have made one and no policy.
-
-    Args:
-        path: a run, a checkpoint, a model folder or a hub id.
-    """
-    folder = Path(path).expanduser()
-    if RunFolder(folder).recipe.is_file():
-        stage = folder
-        for made in (("reward_model",), ("model", "adapter")):  # a policy comes first
-            with suppress(UserError):
-                stage = model_stage(folder, made)
-        folder = next(reversed(list_checkpoints(stage / "checkpoints")), folder)
-    if (folder / MANIFEST).is_file():
-        folder = folder / MODEL
-    return any(
-        name.endswith("ForSequenceClassification")
-        for name in _architectures(str(folder) if folder.exists() else path)
-    )
-
-
-def _architectures(model: str) -> list[str]:
-    """Classes that a model's config.json names. [] if there is none."""
-    from transformers import AutoConfig
-
-    try:
-        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError):
-        return []
-    return list(config.architectures or ())
 
 
 def evaluate_reward_models(
@@ -122,7 +86,7 @@ def evaluate_reward_models(
     # Resolve all paths first: a wrong one must fail before anything is evaluated.
     models = [model_folder(path, "--checkpoint", reward_model=True) for path in named]
     for path, model in zip(named, models, strict=True):
-        check_is_reward_model(_architectures(model), path)
+        check_is_reward_model(architectures(model), path)
     found = [
         _scored(data, comparisons, scoring, run.seed, path, model)
         for path, model in zip(named, models, strict=True)

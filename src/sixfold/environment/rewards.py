@@ -28,6 +28,7 @@ from . import callables, frameworks, registry
 from .grade import Grade, entries, graded_value, plain_value
 from .group_form import Member, OtherRewards
 from .named import Named
+from .resource import Started
 from .sampled import Sampled, extra_arguments
 from .versions import version_of
 
@@ -44,11 +45,13 @@ class RewardFunction:
         name: its name in logs.
         function: the function.
         row: what its registration says about it.
+        started: what it asks, which its environment starts and ends. None: nothing.
     """
 
     name: str
     function: RewardCallable
     row: registry.RewardRow = registry.NO_ROW
+    started: Started | None = None
 
     @cached_property
     def form(self) -> callables.Form:
@@ -65,8 +68,8 @@ class RewardFunction:
 
     @property
     def asks_judge(self) -> bool:
-        """True for a reward of a judging model. It repeats failed requests itself."""
-        return self.row.needs == "judge"
+        """True for a reward of a model elsewhere. It repeats failed requests itself."""
+        return self.row.needs in ("judge", "reward_model")
 
     @property
     def version(self) -> str:

@@ -11,13 +11,16 @@ from ..environment.registry import EPISODES
 from ..errors import UserError
 from ..staleness import replayed_groups
 from .dump import toml_literal
+from .reward_models import is_address, reward_model_paths
 from .schema import (
     EngineConfig,
+    EnvironmentConfig,
     EvalConfig,
     ProcessPlacement,
     Recipe,
     ReferenceConfig,
     ReplayConfig,
+    RewardScoringConfig,
     RolloutConfig,
     SglangBackend,
     SixfoldBackend,
@@ -79,9 +82,33 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     _check_max_failures(recipe.rollout, recipe.environment.error_budget)
     _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
+    _check_reward_models(recipe.environment)
     check_placement(recipe, method)
     _check_precision(recipe.trainer, rank, precision)
     _check_reference(recipe.reference, rank, precision)
+
+
+def _check_reward_models(config: EnvironmentConfig) -> None:
+    """Refuse settings of reward models that none of the rewards reads."""
+    own, default = config.reward_model, RewardScoringConfig()
+    paths = [path for name in config.rewards for path in reward_model_paths(name)]
+    served = [path for path in paths if is_address(path)]
+    here = len(served) < len(paths)
+    wrong: list[tuple[str, str]] = []
+    if not served:
+        wrong.append(("retries", "a reward model that is served (reward_model:http://...)"))
+    if not served and own.placement == "inline":
+        wrong.append(("timeout_s", "placement = 'worker' or a reward model that is served"))
+    if not here:
+        wrong.append(("placement", "a reward model in a folder"))
+    if served and not here:
+        wrong += [(n, "a reward model in a folder") for n in ("device", "precision", "max_tokens")]
+    for name, needed in wrong:
+        if (value := getattr(own, name)) != getattr(default, name):
+            raise UserError(
+                f"environment.reward_model.{name} = {toml_literal(value)} has no effect without"
+                f" {needed} among environment.rewards"
+            )
 
 
 def _check_eval(config: EvalConfig) -> None:

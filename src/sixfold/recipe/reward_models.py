@@ -1,7 +1,7 @@
 """Names of reward models among `environment.rewards`. No torch.
 
-`reward_model:PATH` names a folder, a run, a checkpoint or a hub id, and `stage:NAME` the result of
-an earlier stage. Several, with commas between them, are an ensemble.
+`reward_model:PATH` names a folder, a run, a checkpoint or a hub id, or the address of a server, and
+`stage:NAME` the result of an earlier stage. Several, with commas between them, are an ensemble.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ def reward_model_paths(name: str) -> list[str]:
     if not name.startswith((PREFIX, STAGE)):
         return []
     return name.removeprefix(PREFIX).split(",")
+
+
+def is_address(path: str) -> bool:
+    """True for the address of a server."""
+    return path.startswith(("http://", "https://"))
 
 
 def with_paths(name: str, path: Callable[[str], str]) -> str:

@@ -8,4 +8,7 @@ calibration.py offset, scale and length slope, stored with the model
 model.py       make, save and load
 scorer.py      scores of completions
 reward.py      reward models among `environment.rewards`
+asked.py       what they are asked
+worker_models.py, worker.py  reward models in a process of their own
+served.py      reward models that servers score with
 """

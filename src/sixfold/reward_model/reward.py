@@ -1,4 +1,4 @@
-"""Reward models among `environment.rewards`. They run in the process of the run.
+"""Reward models among `environment.rewards`: in the process of the run, in a worker, or served.
 
 All completions of a task are scored in one call, which computes their prompt once. So scores do not
 depend on which other tasks happen to be finished, and a resumed run gets the same.
@@ -6,28 +6,34 @@ depend on which other tasks happen to be finished, and a resumed run gets the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..environment.grade import Grade
+from ..environment.registry import RewardRow
+from ..environment.rewards import RewardCallable
+from ..environment.rewards import RewardFunction as Named
 from ..errors import UserError
-from ..recipe.reward_models import STAGE
+from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import RewardScoringConfig
 from ..types import Task
+from .asked import Asked, AskedReward, Texts, graded
 from .model import load_reward_model
-from .scorer import Scorer, combined
+from .scorer import Scorer
+from .served import ServedModels
+from .worker_models import WorkerModels
 
 _SETTING = "environment.rewards"
+_ASKED = RewardRow("", verifier=None, times_itself=True, needs="reward_model")
+"""A reward whose model runs elsewhere: it keeps its time limits and repeats its requests itself."""
 
 
 class RewardFunction:
-    """A reward function in TRL's form that asks reward models.
-
-    The token ids that were sampled are scored if a model has the tokenizer of the policy. Otherwise
-    the texts are encoded by the model's own tokenizer and chat template.
+    """A reward function in TRL's form that asks reward models of this process.
 
     Args:
         scorers: the reward models.
@@ -44,49 +50,40 @@ class RewardFunction:
 
     def __call__(
         self,
-        prompts: Sequence[str | Sequence[Mapping[str, Any]]],
-        completions: Sequence[str | Sequence[Mapping[str, Any]]],
+        prompts: Texts,
+        completions: Texts,
         completion_ids: Sequence[Sequence[int]],
         prompt_ids: Sequence[Sequence[int]],
         rendered_prompt: Sequence[str],
         finish_reason: Sequence[str],
     ) -> list[float | Grade]:
-        """Rewards of completions of one task.
-
-        Args:
-            prompts: the task's prompt, once for each of K completions.
-            completions: text of each, or a list with its message.
-            completion_ids: the token ids of each, as they were sampled.
-            prompt_ids: those of the prompt, once for each.
-            rendered_prompt: the prompt as the policy reads it, once for each.
-            finish_reason: why each ended.
-
-        Returns:
-            K rewards. Those of an ensemble have its deviation as a metric.
-        """
-        texts = [c if isinstance(c, str) else str(c[-1]["content"]) for c in completions]
-        found = []
-        for scorer in self._scorers:
-            if _same_tokens(scorer, prompt_ids[0], rendered_prompt[0], completion_ids, texts):
-                found.append(scorer.rewards(prompt_ids[0], completion_ids))
-                continue
-            said: Any = prompts[0] if isinstance(prompts[0], str) else tuple(prompts[0])
-            ended = [reason == "stop" for reason in finish_reason]
-            found.append(scorer.rewards(*scorer.encoded(Task("scored", said), texts, ended)))
-        values, std = combined(found, self._std_factor)
-        if len(self._scorers) == 1:
-            return list(values.tolist())
-        return [
-            Grade(value, None, metrics={"std": deviation})
-            for value, deviation in zip(values.tolist(), std.tolist(), strict=True)
-        ]
+        """Rewards of completions of one task. The arguments are those of `Asked.of`."""
+        given = prompts, completions, completion_ids, prompt_ids, rendered_prompt, finish_reason
+        asked = Asked.of(*given)
+        return graded([rewards_of(one, asked) for one in self._scorers], self._std_factor)
 
 
-def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardFunction:
+def rewards_of(scorer: Scorer, asked: Asked) -> Tensor:
+    """[K] rewards by one model, float64.
+
+    The token ids that were sampled are scored if the model has the tokenizer of the policy.
+    Otherwise the texts are encoded by the model's own tokenizer and chat template.
+
+    Raises:
+        UserError: if a completion does not fit the model's context.
+    """
+    if _same_tokens(scorer, asked):
+        return scorer.rewards(asked.prompt_ids, asked.completion_ids)
+    said: Any = asked.prompt if isinstance(asked.prompt, str) else tuple(asked.prompt)
+    task = Task("scored", said)
+    return scorer.rewards(*scorer.encoded(task, asked.completions, asked.ended))
+
+
+def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardCallable:
     """The reward of one reward model, or of an ensemble.
 
     Args:
-        paths: model folders or hub ids.
+        paths: model folders or hub ids, or addresses of servers.
         config: the recipe's [environment.reward_model] section.
 
     Raises:
@@ -97,8 +94,19 @@ def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardFun
             f"{_SETTING}: {named[0]!r} names a stage, and this recipe has no stage before it. Write"
             " reward_model:FOLDER"
         )
-    scorers = load_scorers(paths, config, _SETTING)
-    return RewardFunction(scorers, config.std_factor)
+    if served := [path for path in paths if is_address(path)]:
+        if len(served) < len(paths):
+            raise UserError(
+                f"{_SETTING}: an ensemble of {served[0]} and a folder. Serve all of its models, or"
+                " none"
+            )
+        elsewhere = AskedReward(ServedModels(served, config).rewards, config.std_factor)
+        return Named("reward_model", elsewhere, _ASKED)
+    if config.placement == "worker":
+        worker = WorkerModels(paths, config)
+        asked = AskedReward(worker.rewards, config.std_factor)
+        return Named("reward_model", asked, _ASKED, worker)
+    return RewardFunction(load_scorers(paths, config, _SETTING), config.std_factor)
 
 
 def load_scorers(paths: Sequence[str], config: RewardScoringConfig, setting: str) -> list[Scorer]:
@@ -126,17 +134,13 @@ def load_scorers(paths: Sequence[str], config: RewardScoringConfig, setting: str
     return [Scorer(model, config.max_tokens) for model in models]
 
 
-def _same_tokens(
-    scorer: Scorer,
-    prompt: Sequence[int],
-    rendered: str,
-    completions: Sequence[Sequence[int]],
-    texts: Sequence[str],
-) -> bool:
+def _same_tokens(scorer: Scorer, asked: Asked) -> bool:
     """True if the ids mean the same texts to the reward model as to the policy."""
+    prompt, completions = asked.prompt_ids, asked.completion_ids
     if max(map(max, (prompt, *filter(None, completions)))) >= scorer.vocabulary:
         return False
     shown = scorer.renderer.shown
-    return shown(prompt) == rendered and all(
-        shown(ids, special=False) == text for ids, text in zip(completions, texts, strict=True)
+    return shown(prompt) == asked.rendered_prompt and all(
+        shown(ids, special=False) == text
+        for ids, text in zip(completions, asked.completions, strict=True)
     )

@@ -43,6 +43,16 @@ class Scorer:
         """Longest prompt with a completion, in tokens: a closing token follows it."""
         return self._reward_model.context - 1
 
+    @property
+    def reads_completions(self) -> bool:
+        """True if a score depends on where the completion begins."""
+        known = self._reward_model
+        return known.head == "mean" or known.calibration.length_slope != 0.0
+
+    def spelled(self, text: str) -> list[int]:
+        """Token ids of a text in which all special tokens are spelled out."""
+        return self.renderer.encode(Task("scored", text, form="rendered"))
+
     def encoded(
         self, task: Task, texts: Sequence[str], ended: Sequence[bool]
     ) -> tuple[list[int], list[list[int]]]:

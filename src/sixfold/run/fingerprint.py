@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ..environment.grade import Array
+from ..environment.named import load_object
 from ..environment.registry import EPISODES, reward_row
 from ..environment.tools.episode import Equipped
+from ..event_loop import run_blocking
 from ..plugins import module_spec
 from ..recipe.adapter_folder import folder_hash
-from ..recipe.reward_models import reward_model_paths
+from ..recipe.reward_models import is_address, reward_model_paths
+from ..recipe.schema import RewardScoringConfig
 from ..types import Task
 
 PARTS = {
@@ -90,20 +93,30 @@ def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f"{' and '.join(PARTS[part] for part in named)} differ"
 
 
-def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[list[str]]:
+def rewards_fingerprint(
+    rewards: Sequence[str | Callable[..., Any]], scoring: RewardScoringConfig | None = None
+) -> list[list[str]]:
     """Name and code hash of each reward, or of a class of episodes.
 
     For a registered reward, it is the version of its row. For another name, the hash covers the
     file that contains the function. For a function or class, it covers its source. Imported modules
     are not included. The hash is empty if no source is found, as for a function typed into a shell.
+
+    Args:
+        rewards: names, or Python callables.
+        scoring: how servers of reward models are asked which models they have.
+
+    Raises:
+        UserError: if a server of a reward model cannot be asked.
     """
-    return [_fingerprint(reward) for reward in rewards]
+    return [_fingerprint(reward, scoring) for reward in rewards]
 
 
-def _fingerprint(reward: str | Callable[..., Any]) -> list[str]:
+def _fingerprint(
+    reward: str | Callable[..., Any], scoring: RewardScoringConfig | None = None
+) -> list[str]:
     if isinstance(reward, str) and (paths := reward_model_paths(reward)):
-        folders = {path: Path(path).expanduser() for path in paths}
-        hashes = [folder_hash(f) if f.is_dir() else path for path, f in folders.items()]
+        hashes = [_model_hash(path, scoring or RewardScoringConfig()) for path in paths]
         name, source = "reward_model", " ".join(hashes).encode()
     elif isinstance(reward, str):
         row = reward_row(reward)
@@ -116,6 +129,15 @@ def _fingerprint(reward: str | Callable[..., Any]) -> list[str]:
             _source_of(reward),
         )
     return [name, hashlib.sha256(source).hexdigest()[:16] if source else ""]
+
+
+def _model_hash(path: str, scoring: RewardScoringConfig) -> str:
+    """Hash of a reward model's folder; what a server says of its model; or a hub id."""
+    if is_address(path):
+        served = load_object("sixfold.reward_model.served:ServedModel")  # imports torch
+        return str(run_blocking(served(path, scoring).identity()))
+    folder = Path(path).expanduser()
+    return folder_hash(folder) if folder.is_dir() else path
 
 
 def episode_fingerprint(name: str, make: Callable[..., Any]) -> list[str]:

@@ -91,7 +91,7 @@ def inputs_of(
         settings=settings_of(assembly.recipe),
         tasks={name: tasks_fingerprint(tasks, encode) for name, tasks in splits.items()},
         rewards=[
-            *rewards_fingerprint(rewards),
+            *rewards_fingerprint(rewards, environment.reward_model),
             *episodes,
             *rewards_fingerprint(_agent_files(environment.agent)),
         ],

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from sixfold.errors import UserError, one_line
-from sixfold.http_client import HttpClient, NoReply, Patience, Reply, post_again
+from sixfold.http_client import HttpClient, NoReply, Patience, Reply, request_again
 
 from .prompts import Messages
 from .settings import JudgeSettings
@@ -148,8 +148,9 @@ class JudgeClient:
         settings = self.settings
         patience = Patience(settings.retries, settings.request_timeout_s, settings.timeout_s)
         try:
-            return await post_again(
+            return await request_again(
                 self._http,
+                "POST",
                 url,
                 body,
                 headers,

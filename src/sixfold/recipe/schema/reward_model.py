@@ -64,6 +64,15 @@ class RewardScoringConfig(Section):
 
     device: Device = knob("auto", "device of the reward models")
     precision: Literal["float32", "bfloat16"] = knob("float32", "dtype of their weights")
+    placement: Literal["inline", "worker"] = knob(
+        "inline",
+        "where they run: inline (in the process of the run), or worker (in one process of their"
+        " own)",
+    )
+    timeout_s: Real = knob(
+        180.0, "longest wait for the answer of a worker or a served reward model, in seconds", gt=0
+    )
+    retries: int = knob(5, "repetitions of a request to a served reward model that fails", ge=0)
     max_tokens: int = knob(16384, "most tokens that a reward model computes at once", ge=1)
     std_factor: Real = knob(
         0.0,

@@ -1,0 +1,207 @@
+"""Reward models that servers score with, over HTTP.
+
+`sixfold serve REWARD_MODEL` gets a whole task in one request, POST /v1/rewards, and gives the
+rewards of a reward model in the run. vLLM and SGLang get POST /classify: for a prompt that is a
+plain text, all texts of the task in one request; for a chat, one conversation each, which they
+render by the chat template of the model. They give the score of the head, without its activation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..http_client import HttpClient, NoReply, Patience, Reply, request_again
+from ..recipe.schema import RewardScoringConfig
+from ..recipe.schema.backend import KEY_VARIABLE
+from .asked import Asked
+
+EXACT = "reward_model"
+"""Key of a model in /v1/models that Sixfold's server of a reward model sets: hash of its folder."""
+MAX_BYTES = 1 << 24
+"""Maximum size of an answer."""
+CONNECTIONS = 16
+"""Most requests to one server at a time."""
+_SHOWN_BYTES = 300
+
+
+class ServedModels:
+    """Client of the servers of reward models.
+
+    Args:
+        urls: their addresses.
+        config: the recipe's [environment.reward_model] section.
+    """
+
+    def __init__(self, urls: Sequence[str], config: RewardScoringConfig) -> None:
+        self._servers = [ServedModel(url, config) for url in urls]
+
+    async def rewards(self, asked: Asked) -> list[Tensor]:
+        """[K] rewards by each model, float64. Raises as `ServedModel.rewards`."""
+        found = await asyncio.gather(*(server.rewards(asked) for server in self._servers))
+        return [torch.tensor(values, dtype=torch.float64) for values in found]
+
+
+class ServedModel:
+    """Client of one server.
+
+    Args:
+        url: its address.
+        config: the recipe's [environment.reward_model] section.
+    """
+
+    def __init__(self, url: str, config: RewardScoringConfig) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._patience = Patience(config.retries, config.timeout_s, math.inf)
+        self._http = HttpClient(MAX_BYTES)
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        self._headers = {"Content-Type": "application/json"}
+        self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._model: dict[str, Any] | None = None
+        self._works = False
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    async def model(self) -> dict[str, Any]:
+        """Entry of the served model in /v1/models.
+
+        Raises:
+            UserError: if no server answers, or it serves a policy.
+        """
+        if self._model is None:
+            try:
+                answer = await self._ask("GET", "/v1/models", {})
+            except NoReply as error:
+                raise UserError(
+                    f"environment.rewards: {error}. Start a server of a reward model: sixfold serve"
+                    " FOLDER"
+                ) from error
+            try:
+                found = answer["data"][0]
+                _ = found["id"]
+            except (KeyError, IndexError, TypeError) as error:
+                raise self._wrong("lists no model at /v1/models") from error
+            if found.get("owned_by") == "sixfold" and EXACT not in found:
+                raise self._wrong(f"serves '{found['id']}', which is no reward model")
+            self._model = found
+        return self._model
+
+    async def identity(self) -> str:
+        """Address, and id and hash of the model as far as the server names them."""
+        model = await self.model()
+        return f"{self._url} {model['id']} {model.get(EXACT, '')}"
+
+    async def rewards(self, asked: Asked) -> list[float]:
+        """K rewards.
+
+        Raises:
+            UserError: if no server answers, if its model is no reward model, or if it does not
+                answer with a number for each completion.
+            NoReply: if the server, which has answered before, fails.
+        """
+        model = await self.model()
+        if EXACT in model:
+            answer = await self._ask("POST", "/v1/rewards", {"model": model["id"], **asdict(asked)})
+            return self._numbers(answer, "rewards", len(asked.completions))
+        plain = {"model": model["id"], "use_activation": False, "activation": False}
+        if asked.prompt == asked.rendered_prompt:
+            texts = [asked.rendered_prompt + text for text in asked.completions]
+            return self._scores(
+                await self._ask("POST", "/classify", {**plain, "input": texts}), len(texts)
+            )
+        chats = [self._chat(asked, index) for index in range(len(asked.completions))]
+        answers = await asyncio.gather(
+            *(self._ask("POST", "/classify", {**plain, **chat}) for chat in chats)
+        )
+        return [self._scores(answer, 1)[0] for answer in answers]
+
+    def _chat(self, asked: Asked, index: int) -> dict[str, Any]:
+        """One completion as a conversation. The turn of one that has not ended stays open."""
+        said = asked.prompt
+        messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        return {
+            "messages": [*messages, {"role": "assistant", "content": asked.completions[index]}],
+            "add_generation_prompt": False,
+            "continue_final_message": not asked.ended[index],
+        }
+
+    def _scores(self, answer: Any, count: int) -> list[float]:
+        """Scores in an answer of /classify. Of two labels, the second minus the first."""
+        try:
+            rows = sorted(answer["data"], key=lambda row: int(row["index"]))
+            labels = [[float(p) for p in row["probs"]] for row in rows]
+            found = [row[0] if len(row) == 1 else row[1] - row[0] for row in labels]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._wrong("does not answer /classify with data[].probs") from error
+        if any(len(row) > 2 for row in labels):
+            raise self._wrong("serves a classifier with more than two labels")
+        return self._numbers({"rewards": found}, "rewards", count)
+
+    def _numbers(self, answer: Any, key: str, count: int) -> list[float]:
+        found = answer.get(key) if isinstance(answer, dict) else None
+        if (
+            not isinstance(found, list)
+            or len(found) != count
+            or not all(isinstance(value, int | float) and math.isfinite(value) for value in found)
+        ):
+            size = f"{len(found)} rewards" if isinstance(found, list) else "no rewards"
+            raise self._wrong(f"answered with {size} for {count} completions, or not with numbers")
+        return [float(value) for value in found]
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
+        """The parsed answer.
+
+        Raises:
+            UserError: if the server rejects the request, before it has ever given a reward.
+            NoReply: if it fails.
+        """
+        async with self._slot():
+            reply = await request_again(
+                self._http,
+                method,
+                self._url + path,
+                json.dumps(body).encode() if body else b"",
+                self._headers,
+                server=f"the server of a reward model at {self._url}",
+                patience=self._patience,
+                refusal=self._refusal,
+            )
+        if reply.status != 200:
+            text = self._refusal(reply)
+            # Once it works, a scored text itself may cause a refusal, and must not end the run.
+            if reply.status in (401, 403, 404, 405) and not self._works:
+                raise UserError(
+                    f"environment.rewards: {text}. {path} needs a reward model, and a key in"
+                    f" {KEY_VARIABLE} if the server has one"
+                )
+            raise NoReply(text)
+        self._works = self._works or method == "POST"
+        try:
+            return json.loads(reply.body)
+        except ValueError as error:
+            raise self._wrong(f"does not answer {path} with JSON") from error
+
+    def _refusal(self, reply: Reply) -> str:
+        said = " ".join(reply.body[:_SHOWN_BYTES].decode(errors="replace").split())
+        return f"the server at {self._url} answered with status {reply.status}: {said}"
+
+    def _wrong(self, what: str) -> UserError:
+        return UserError(
+            f"environment.rewards: the server at {self._url} {what}. Give the address of a"
+            " server of a reward model, such as sixfold serve FOLDER"
+        )
+
+    def _slot(self) -> asyncio.Semaphore:
+        """Limits the number of concurrent requests in the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = loop, asyncio.Semaphore(CONNECTIONS)
+        return self._slots[1]

@@ -1,0 +1,293 @@
+"""Reward models in a worker or behind HTTP give the rewards of one in the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from comparisons import policy, random_reward_model, saved
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tests.server.serving import answering
+
+from sixfold import http_client
+from sixfold.environment.rewards import RewardFunction as Named
+from sixfold.errors import RunFailed, UserError
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.schema import RewardScoringConfig
+from sixfold.recipe.toml import parse_recipe
+from sixfold.reward_model.calibration import Calibration
+from sixfold.reward_model.model import load_reward_model
+from sixfold.reward_model.reward import reward_model
+from sixfold.reward_model.scorer import Scorer
+from sixfold.reward_model.served import ServedModel
+from sixfold.reward_model.worker import serve
+from sixfold.reward_model.worker_models import NotScored, WorkerModels
+from sixfold.run.fingerprint import rewards_fingerprint
+from sixfold.types import Task
+from sixfold_serving.serve import make_reward_served
+from sixfold_serving.verb import ServeOptions
+
+CONFIG = RewardScoringConfig(device="cpu", timeout_s=60.0)
+CHAT = ({"role": "user", "content": "1+2="},)
+
+
+def folder_of(place: Path, seed: int = 1, head: Any = "last") -> Path:
+    own = policy()
+    model = random_reward_model(head=head, own=own)
+    torch.manual_seed(seed)
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn(p.shape)
+    Calibration(0.25, 0.5, 0.01 if head == "mean" else 0.0, 2.0).write(model.config)
+    return saved(model, own, place)
+
+
+def arguments(folder: Path, prompt: Any = "1+2=", same_tokens: bool = True) -> dict[str, Any]:
+    """What a reward function is called with. same_tokens: the policy has the model's tokenizer."""
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    texts, ended = ["3", "12+3", "abc 3"], [True, True, False]
+    ids, replies = scorer.encoded(Task("t", prompt), texts, ended)
+    count = len(texts)
+    messages = [{"role": "assistant", "content": text} for text in texts]
+    return {
+        "prompts": [prompt if isinstance(prompt, str) else list(prompt)] * count,
+        "completions": texts if isinstance(prompt, str) else [[m] for m in messages],
+        "completion_ids": replies,
+        "prompt_ids": [ids] * count,
+        "rendered_prompt": [scorer.renderer.shown(ids) if same_tokens else "other"] * count,
+        "finish_reason": ["stop" if end else "length" for end in ended],
+    }
+
+
+def called(reward: Any, given: dict[str, Any]) -> list[Any]:
+    if isinstance(reward, Named):
+        found: list[Any] = asyncio.run(reward.function(**given))
+        return found
+    return list(reward(**given))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of(tmp_path / "rm")
+
+
+def test_a_worker_gives_the_same_rewards_and_ends_with_its_environment(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = folder_of(tmp_path / "other", seed=2, head="mean")
+    paths, config = [str(folder), str(other)], CONFIG.model_copy(update={"std_factor": 1.0})
+    inline = reward_model(paths, config)
+    worker = reward_model(paths, config.model_copy(update={"placement": "worker"}))
+    assert isinstance(worker, Named) and isinstance(worker.started, WorkerModels)
+    worker.started.start()
+    for given in (arguments(folder), arguments(folder, same_tokens=False)):
+        expected, found = called(inline, given), called(worker, given)
+        assert [(g.value, g.metrics) for g in found] == [(g.value, g.metrics) for g in expected]
+    given["completion_ids"] = [[5] * 400] * 3
+    given["completions"] = ["5" * 400] * 3
+    with pytest.raises(NotScored, match="reads at most"):
+        called(worker, given)
+    child = worker.started._child
+    assert child is not None and child.process.poll() is None
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"was killed by SIGKILL[\s\S]*placement = 'inline'"):
+        called(worker, arguments(folder))
+    worker.started.close()
+    assert child.process.poll() is not None
+
+
+class Requests:
+    """Requests of a parent process: the setup of a worker."""
+
+    def __init__(self, paths: list[str]) -> None:
+        config = CONFIG.model_dump(mode="json")
+        setup = {"paths": paths, "config": config, "threads": torch.get_num_threads()}
+        self.answers: list[bytes] = []
+        self._requests = iter([json.dumps(setup).encode()])
+
+    def __next__(self) -> bytes:
+        return next(self._requests)
+
+    def answer(self, body: bytes) -> None:
+        self.answers.append(body)
+
+
+def test_a_worker_says_what_cannot_be_loaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: Any = Requests([str(tmp_path / "nothing")])
+    serve(requests)
+    monkeypatch.setattr(WorkerModels, "start", lambda self: None)
+    monkeypatch.setattr(WorkerModels, "_answer", lambda *_: json.loads(requests.answers.pop()))
+    worker = reward_model(["any"], CONFIG.model_copy(update={"placement": "worker"}))
+    assert isinstance(worker, Named) and worker.asks_judge
+    with pytest.raises(UserError, match=r"environment\.rewards = '.*nothing': cannot be loaded"):
+        called(worker, arguments(folder))
+
+
+def served(folder: Path, **options: Any) -> Any:
+    given = {"model": str(folder), "name": "rm", "device": "cpu", **options}
+    return answering(make_reward_served(ServeOptions(**given))[0])
+
+
+def test_a_served_model_gives_the_same_rewards(folder: Path, tmp_path: Path) -> None:
+    other = folder_of(tmp_path / "other", seed=2, head="mean")
+    with served(folder) as (url, _, _), served(other) as (second, _, _):
+        for paths, urls in (([folder], [url]), ([folder, other], [url, f"{second}/v1/"])):
+            inline = reward_model([*map(str, paths)], CONFIG)
+            elsewhere = reward_model(urls, CONFIG)
+            for given in (arguments(folder), arguments(folder, CHAT, same_tokens=False)):
+                expected, found = called(inline, given), called(elsewhere, given)
+                for a, b in zip(found, expected, strict=True):
+                    pair = (a, b) if isinstance(a, float) else (a.value, b.value)
+                    assert pair[0] == pytest.approx(pair[1], abs=1e-6)
+        names = [rewards_fingerprint([f"reward_model:{u}"], CONFIG) for u in (url, second)]
+        assert names[0] != names[1]
+    with pytest.raises(UserError, match="an ensemble of http://a and a folder"):
+        reward_model(["http://a", "rm"], CONFIG)
+    with pytest.raises(UserError, match=r"--max-running has no effect: .* is a reward model"):
+        make_reward_served(ServeOptions(model=str(folder), max_running=3))
+
+
+def test_other_clients_get_the_forms_of_vllm_and_openrlhf(folder: Path) -> None:
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    texts = ["1+2=3", "1+2=12+3"]
+    ids = [scorer.spelled(text) for text in texts]
+    expected = [float(scorer.rewards(i[:1], [i[1:]])[0]) for i in ids]
+    raw = {"model": "rm", "use_activation": False}
+    with served(folder, api_key="secret") as (url, _, _):
+
+        def posted(path: str, body: Any, key: str = "secret") -> httpx.Response:
+            return httpx.post(url + path, json=body, headers={"Authorization": f"Bearer {key}"})
+
+        for form in (texts, ids):
+            rows = posted("/classify", {**raw, "input": form}).json()["data"]
+            assert [row["probs"][0] for row in rows] == pytest.approx(expected, abs=1e-6)
+        probs = posted("/classify", {"model": "rm", "input": texts[0]}).json()["data"][0]["probs"]
+        assert probs == [pytest.approx(float(torch.tensor(expected[0]).sigmoid()), abs=1e-6)]
+        chat = {**raw, "messages": [*CHAT, {"role": "assistant", "content": "3"}]}
+        value = posted("/classify", chat).json()["data"][0]["probs"][0]
+        encoded = scorer.encoded(Task("t", CHAT), ["3"], [True])
+        assert value == pytest.approx(float(scorer.rewards(*encoded)[0]), abs=1e-6)
+        for prompts in ({}, {"prompts": ["1+2=", "1+2="]}):
+            found = posted("/get_reward", {"query": texts, **prompts}).json()["rewards"]
+            assert found == pytest.approx(expected, rel=1e-5)
+        for path, body, status, said in (
+            ("/classify", {**raw, "input": "1"}, 400, "too short"),
+            ("/classify", {**raw, "input": [[9999999, 1]]}, 400, "unknown token ids"),
+            ("/classify", {"model": "x", "input": "11"}, 404, "'rm' is served"),
+            ("/classify", raw, 400, "either input or messages"),
+            ("/classify", {**raw, "messages": [*CHAT]}, 400, "the assistant's"),
+            ("/get_reward", {"query": ["11"], "prompts": []}, 400, "0 for 1 queries"),
+            ("/get_reward", {"query": ["11"], "prompts": ["2"]}, 400, "does not begin"),
+            ("/v1/chat/completions", {}, 404, "path not found"),
+        ):
+            answer = posted(path, body)
+            assert (answer.status_code, said in answer.text) == (status, True), answer.text
+        assert posted("/get_reward", {"query": texts}, key="wrong").status_code == 401
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(http_client, "FIRST_WAIT_S", 0.001)
+    yield
+
+
+Reply = Callable[[dict[str, Any]], Response]
+
+
+def other_server(reply: Reply, card: dict[str, Any] | None = None) -> Any:
+    """A server of vLLM's form. reply: answers /classify."""
+    asked: list[dict[str, Any]] = []
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"data": [card or {"id": "their", "owned_by": "vllm"}]})
+
+    async def classify(request: Request) -> Response:
+        asked.append(json.loads(await request.body()))
+        return reply(asked[-1])
+
+    app = Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/classify", classify, methods=["POST"]),
+        ]
+    )
+    return answering(app), asked
+
+
+def rows(values: list[Any]) -> Response:
+    data = [{"index": i, "probs": v if isinstance(v, list) else [v]} for i, v in enumerate(values)]
+    return JSONResponse({"data": data[::-1]})
+
+
+def test_vllm_is_asked_for_scores_without_their_activation(folder: Path, quick: None) -> None:
+    failures = iter([503, 429])
+
+    def reply(body: dict[str, Any]) -> Response:
+        if status := next(failures, 0):
+            return JSONResponse({"error": "busy"}, status_code=status)
+        assert (body["model"], body["use_activation"]) == ("their", False)
+        if "input" in body:
+            return rows([float(len(text)) for text in body["input"]])
+        return rows([[1.0, 1.5 + body["continue_final_message"]]])
+
+    server, asked = other_server(reply)
+    with server as (url, _, _):
+        reward = reward_model([url], CONFIG)
+        plain = arguments(folder)
+        plain["rendered_prompt"] = plain["prompts"]
+        assert called(reward, plain) == [5.0, 8.0, 9.0]
+        assert len(asked) == 3
+        assert called(reward, arguments(folder, CHAT)) == [0.5, 0.5, 1.5]
+        assert [m["content"] for m in asked[3]["messages"]] == ["1+2=", "3"]
+
+
+def test_servers_that_give_no_rewards_are_named(folder: Path, quick: None) -> None:
+    given = arguments(folder)
+    given["rendered_prompt"] = given["prompts"]
+    one = {"id": "policy", "owned_by": "sixfold"}
+    cases: list[tuple[Reply, dict[str, Any] | None, str]] = [
+        (lambda body: rows([1.0]), None, "answered with 1 rewards for 3 completions"),
+        (lambda body: rows([1.0, 2.0, [1.0, 2.0, 3.0]]), None, "more than two labels"),
+        (lambda body: JSONResponse({"data": [{}]}), None, "does not answer /classify with data"),
+        (lambda body: Response("no"), None, "does not answer /classify with JSON"),
+        (lambda body: Response("no", 404), None, "/classify needs a reward model"),
+        (lambda body: rows([]), one, "serves 'policy', which is no reward model"),
+    ]
+    for reply, card, said in cases:
+        server, _ = other_server(reply, card)
+        with server as (url, _, _), pytest.raises(UserError, match=said):
+            called(reward_model([url], CONFIG), given)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = ServedModel(f"http://127.0.0.1:{free.getsockname()[1]}", CONFIG)
+        with pytest.raises(UserError, match=r"no answer from .* \(6 attempts\)\. Start a server"):
+            asyncio.run(gone.identity())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "setting", "needed"),
+    [
+        ("arithmetic", "placement=worker", "a reward model in a folder"),
+        ("reward_model:rm", "retries=2", "that is served"),
+        ("reward_model:rm", "timeout_s=9", "placement = 'worker'"),
+        ("reward_model:http://a", "device=cpu", "a reward model in a folder"),
+        ("reward_model:http://a", "placement=worker", "a reward model in a folder"),
+    ],
+)
+def test_settings_without_effect_are_refused(rewards: str, setting: str, needed: str) -> None:
+    flags = [f"--environment.rewards={rewards}", f"--environment.reward_model.{setting}"]
+    with pytest.raises(UserError, match=f"{setting.split('=')[0]} = .* has no effect.*{needed}"):
+        make_plan(parse_recipe('run.name = "run"', "test", flags))
