@@ -29,7 +29,7 @@ MAX_PARTS = 1 << 15
 MAX_DEPTH = 100
 """Deepest nesting of lists and objects."""
 
-BULK = {"prompt", "prompt_ids", "completion_ids", "input", "stop_token_ids"}
+BULK = {"prompt", "prompt_ids", "completion_ids", "stop_token_ids"}
 """Fields with numbers or texts as items, whose types are checked in one pass."""
 FREE = {"parameters", "schema", "metadata", "logit_bias", "chat_template_kwargs"}
 """Fields with arbitrary JSON, which is passed on without being read."""

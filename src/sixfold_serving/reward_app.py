@@ -130,6 +130,10 @@ class RewardEndpoints:
                 f"completion_ids and ended need one entry for each of {count} completions",
                 "completion_ids",
             )
+        if min(map(min, (asked.prompt_ids, *filter(None, asked.completion_ids)))) < 0:
+            raise bad_request("token ids are not negative", "completion_ids")
+        if not isinstance(asked.prompt, str):
+            _check_messages(asked.prompt, "prompt")
         found = await self._scored(partial(rewards_of, self.served.scorer, asked))
         return JSONResponse({"object": "list", "model": self.served.name, "rewards": found})
 
@@ -202,11 +206,12 @@ class RewardEndpoints:
             raise bad_request(str(error)) from error
 
     def _conversation(self, form: ClassifyForm) -> torch.Tensor:
-        messages: Any = form.messages or []
-        if not messages or messages[-1].get("role") != "assistant":
-            raise bad_request("the last message must be the assistant's: it is scored", "messages")
-        if not all(isinstance(m.get("content"), str) for m in messages):
-            raise bad_request("every message needs its text as content", "messages")
+        messages: Any = form.messages
+        _check_messages(messages, "messages")
+        if messages[-1]["role"] != "assistant" or len(messages) < 2:
+            raise bad_request(
+                "the last message must be the assistant's reply, which is scored", "messages"
+            )
         task, text = Task("scored", tuple(messages[:-1])), str(messages[-1]["content"])
         ended = not form.continue_final_message
         scorer = self.served.scorer
@@ -239,6 +244,13 @@ class RewardEndpoints:
                 raise bad_request(f"input {index} is too short, or has unknown token ids", "input")
             found.append(scorer.rewards(ids[:start], [ids[start:]]))
         return torch.cat(found)
+
+
+def _check_messages(messages: Sequence[dict[str, Any]], field: str) -> None:
+    """Raise ApiError if a message is not a role with a text."""
+    texts = [isinstance(m.get(key), str) for m in messages for key in ("role", "content")]
+    if not (texts and all(texts)):
+        raise bad_request("every message needs a role, and its text as content", field)
 
 
 def _each(given: Any) -> list[str | list[int]]:

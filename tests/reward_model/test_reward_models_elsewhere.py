@@ -141,7 +141,9 @@ def served(folder: Path, **options: Any) -> Any:
     return answering(make_reward_served(ServeOptions(**given))[0])
 
 
-def test_a_served_model_gives_the_same_rewards(folder: Path, tmp_path: Path) -> None:
+def test_a_served_model_gives_the_same_rewards(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = folder_of(tmp_path / "other", seed=2, head="mean")
     with served(folder) as (url, _, _), served(other) as (second, _, _):
         for paths, urls in (([folder], [url]), ([folder, other], [url, f"{second}/v1/"])):
@@ -152,6 +154,10 @@ def test_a_served_model_gives_the_same_rewards(folder: Path, tmp_path: Path) -> 
                 for a, b in zip(found, expected, strict=True):
                     pair = (a, b) if isinstance(a, float) else (a.value, b.value)
                     assert pair[0] == pytest.approx(pair[1], abs=1e-6)
+        given = arguments(folder)
+        expected = called(reward_model([url], CONFIG), given)
+        monkeypatch.setattr("sixfold.reward_model.served.MAX_IDS", 9)  # no two in one request
+        assert called(reward_model([url], CONFIG), given) == pytest.approx(expected, abs=1e-5)
         names = [rewards_fingerprint([f"reward_model:{u}"], CONFIG) for u in (url, second)]
         assert names[0] != names[1]
     with pytest.raises(UserError, match="an ensemble of http://a and a folder"):
@@ -166,6 +172,8 @@ def test_other_clients_get_the_forms_of_vllm_and_openrlhf(folder: Path) -> None:
     ids = [scorer.spelled(text) for text in texts]
     expected = [float(scorer.rewards(i[:1], [i[1:]])[0]) for i in ids]
     raw = {"model": "rm", "use_activation": False}
+    task = {"model": "rm", "prompt": "1", "completions": ["2"], "completion_ids": [[4]]}
+    task |= {"prompt_ids": [3], "rendered_prompt": "1", "ended": [True]}
     with served(folder, api_key="secret") as (url, _, _):
 
         def posted(path: str, body: Any, key: str = "secret") -> httpx.Response:
@@ -189,6 +197,10 @@ def test_other_clients_get_the_forms_of_vllm_and_openrlhf(folder: Path) -> None:
             ("/classify", {"model": "x", "input": "11"}, 404, "'rm' is served"),
             ("/classify", raw, 400, "either input or messages"),
             ("/classify", {**raw, "messages": [*CHAT]}, 400, "the assistant's"),
+            ("/classify", {**raw, "messages": [{"role": "user"}]}, 400, "its text as content"),
+            ("/v1/rewards", {**task, "completion_ids": [[-1]]}, 400, "not negative"),
+            ("/v1/rewards", {**task, "ended": []}, 400, "one entry for each of 1"),
+            ("/v1/rewards", {**task, "prompt": [{}]}, 400, "its text as content"),
             ("/get_reward", {"query": ["11"], "prompts": []}, 400, "0 for 1 queries"),
             ("/get_reward", {"query": ["11"], "prompts": ["2"]}, 400, "does not begin"),
             ("/v1/chat/completions", {}, 404, "path not found"),

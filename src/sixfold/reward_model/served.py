@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ MAX_BYTES = 1 << 24
 """Maximum size of an answer."""
 CONNECTIONS = 16
 """Most requests to one server at a time."""
+MAX_IDS = 100_000
+"""Most token ids in one request, unless a single completion has more. A server refuses large ones.
+"""
 _SHOWN_BYTES = 300
 
 
@@ -109,8 +112,12 @@ class ServedModel:
         """
         model = await self.model()
         if EXACT in model:
-            answer = await self._ask("POST", "/v1/rewards", {"model": model["id"], **asdict(asked)})
-            return self._numbers(answer, "rewards", len(asked.completions))
+            found: list[float] = []
+            for part in _parts(asked):
+                body = {"model": model["id"], **asdict(part)}
+                answer = await self._ask("POST", "/v1/rewards", body)
+                found += self._numbers(answer, "rewards", len(part.completions))
+            return found
         plain = {"model": model["id"], "use_activation": False, "activation": False}
         if asked.prompt == asked.rendered_prompt:
             texts = [asked.rendered_prompt + text for text in asked.completions]
@@ -205,3 +212,24 @@ class ServedModel:
         if self._slots is None or self._slots[0] is not loop:
             self._slots = loop, asyncio.Semaphore(CONNECTIONS)
         return self._slots[1]
+
+
+def _parts(asked: Asked) -> list[Asked]:
+    """The completions in parts of at most `MAX_IDS` token ids."""
+    groups: list[list[int]] = []
+    size = 0
+    for index, ids in enumerate(asked.completion_ids):
+        size += len(ids)
+        if not groups or size > MAX_IDS:
+            groups.append([])
+            size = len(asked.prompt_ids) + len(ids)
+        groups[-1].append(index)
+    return [
+        replace(
+            asked,
+            completions=[asked.completions[i] for i in group],
+            completion_ids=[asked.completion_ids[i] for i in group],
+            ended=[asked.ended[i] for i in group],
+        )
+        for group in groups
+    ]
