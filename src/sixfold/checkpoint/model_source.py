@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files.folder import RunFolder, model_stage
+from ..files.folder import model_stage
 from ..recipe.hub_names import not_found
 from ..recipe.reward_models import STAGE, with_paths
 from ..recipe.schema import Recipe
@@ -70,7 +70,10 @@ def is_reward_model(path: str) -> bool:
         path: a run, a checkpoint, a model folder or a hub id.
     """
     folder = Path(path).expanduser()
-    if RunFolder(folder).recipe.is_file():
+    is_run, _ = _kind(folder, "MODEL")
+    if not folder.exists() and not_found(path, "models"):
+        return False
+    if is_run:
         stage = folder
         for made in (("reward_model",), ("model", "adapter")):  # a policy comes first
             with suppress(UserError):
@@ -88,6 +91,8 @@ def architectures(model: str) -> list[str]:
     """Classes that a model's config.json names. [] if there is none."""
     from transformers import AutoConfig
 
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        return []
     try:
         config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
