@@ -116,7 +116,7 @@ def convert(
     answers = list(peer.answers(method, sizes))
     settings = {key: value for answer in answers for key, value in answer.settings.items()}
     defaults = peer.defaults[entry]
-    run = {} if recipe is None else theirs(framework, recipe, method.needs_critic)
+    run = {} if recipe is None else theirs(table(framework), recipe, method.needs_critic)
     if recipe is not None and framework == "trl":  # it counts optimizer steps
         run["max_steps"] = recipe["run.steps"] * method.updates
     settings = {key: run.pop(key, value) for key, value in settings.items()}

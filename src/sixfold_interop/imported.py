@@ -18,6 +18,8 @@ from sixfold.errors import nearest
 from . import FRAMEWORKS, openrlhf, trl, verl_overrides
 from .answer import AT_ONE, Run, Sizes
 from .settings import ours, table
+from .trl_preference import DEFAULTS
+from .trl_stages import Trainer, named_trainer, read_adapter, read_stage, trainers
 
 READERS = {"trl": trl.read, "verl": verl_overrides.read, "openrlhf": openrlhf.read}
 
@@ -42,23 +44,35 @@ class Imported:
     Attributes:
         settings: values by the recipe's keys.
         notes: what has no counterpart, or another meaning.
+        kind: kind of the stage that they are for. Empty: RL, in a recipe without stages.
     """
 
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
+    kind: str = ""
 
 
-def import_settings(framework: str, given: Mapping[str, Any], processes: int = 1) -> Imported:
+def import_settings(
+    framework: str, given: Mapping[str, Any], processes: int = 1, trainer: str = ""
+) -> Imported:
     """Convert a framework's settings.
 
     Args:
         framework: "trl", "verl" or "openrlhf".
         given: settings by name. The framework's defaults hold for the others.
         processes: processes of the training, for batch sizes that count per process.
+        trainer: trainer of TRL, by the name of its command. Empty: that which has such settings.
+
+    Raises:
+        UserError: if they may be those of several trainers.
     """
+    if framework == "trl":
+        trainer = trainer or named_trainer(given)
+        if trainer in trainers():
+            return _stage(trainers()[trainer], given, processes)
     known = table(framework)
     given = {known.today(name): value for name, value in given.items()}
-    found, notes = ours(framework, given)
+    found, notes = ours(known, given)
     run = READERS[framework](given, processes)
     found |= run.settings
     sizes = Sizes(
@@ -77,12 +91,29 @@ def import_settings(framework: str, given: Mapping[str, Any], processes: int = 1
     }
     if not method.needs_critic:
         found = {key: value for key, value in found.items() if not key.startswith("critic.")}
+    if framework == "trl":
+        adapter, more = read_adapter(given)
+        found |= adapter if adapter else {"model.lora.rank": 0}
+        notes += more
     if not found.get("model.lora.rank"):
         found = {key: value for key, value in found.items() if not key.startswith("model.lora.")}
     notes += [*run.notes, *matched.notes(method)]
     read = known.same.keys() | known.read | matched.keys
     notes += [_left(name, value, known.names) for name, value in given.items() if name not in read]
     return Imported(found, tuple(notes))
+
+
+def _stage(trainer: Trainer, given: Mapping[str, Any], processes: int) -> Imported:
+    known = trainer.table
+    given = {known.today(name): value for name, value in given.items()}
+    found, notes = read_stage(trainer, given, processes)
+    own = DEFAULTS.get(trainer.config, {})
+    notes += [
+        _left(key, value, known.names)
+        for key, value in given.items()
+        if key not in known.same.keys() | known.read and (key not in own or value != own[key])
+    ]
+    return Imported(found, tuple(notes), trainer.section)
 
 
 def _left(name: str, value: Any, names: frozenset[str]) -> str:

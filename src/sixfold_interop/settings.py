@@ -5,11 +5,15 @@ openrlhf.toml, read in both directions. No torch.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from sixfold.recipe.dump import flat, toml_literal
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.stages import KINDS, REFERENCE, Kind
 
 NEVER = ("data.source", "run.dir", "rollout.backend.kind")
 """Settings of a recipe that another framework does not get: they have another meaning there."""
@@ -53,6 +57,7 @@ class Table:
         read: those that decide sizes and numbers of the method.
         older: names of older versions, with today's.
         names: all names.
+        of_rl: those of `names` that only the trainers of RL have.
         only_in: those of `same` that are read and not written: they are no settings of the
             entry, but of a script or of older versions.
     """
@@ -62,6 +67,7 @@ class Table:
     older: Mapping[str, str]
     names: frozenset[str]
     only_in: frozenset[str]
+    of_rl: frozenset[str] = frozenset()
 
     def today(self, name: str) -> str:
         """Today's name of a setting. Older versions had some names without what is before a dot."""
@@ -76,7 +82,8 @@ def table(framework: str) -> Table:
     """The table of a framework: "trl", "verl" or "openrlhf"."""
     file = Path(__file__).parent / f"{framework}.toml"
     read = tomllib.loads(file.read_text(encoding="utf-8"))
-    names = {
+    of_rl = frozenset(read.get("names_of_rl", {}).get("", "").split())
+    names = of_rl | {
         f"{before}.{name}" if before else name
         for before, names in read["names"].items()
         for name in names.split()
@@ -88,19 +95,19 @@ def table(framework: str) -> Table:
         read["older"],
         frozenset(names),
         frozenset(read["only_in"].split()),
+        of_rl,
     )
 
 
-def theirs(framework: str, recipe: Mapping[str, Any], critic: bool) -> dict[str, Any]:
+def theirs(known: Table, recipe: Mapping[str, Any], critic: bool) -> dict[str, Any]:
     """Settings of a framework that a recipe has too, by the framework's names.
 
     Args:
-        framework: key of the table.
+        known: the framework's table.
         recipe: every value of the recipe by its key.
         critic: whether the method has a critic.
     """
     found = {}
-    known = table(framework)
     without = NEVER + (("critic.",) if not critic else ())
     without += ("model.lora.",) if not recipe["model.lora.rank"] else ()
     without += ("data.max_prompt_tokens",) if not recipe["data.max_prompt_tokens"] else ()
@@ -110,22 +117,23 @@ def theirs(framework: str, recipe: Mapping[str, Any], critic: bool) -> dict[str,
         if index.isdigit():
             value = recipe[key][int(index)]
         skipped = value in UNSET or same.ours.startswith(without)
+        skipped = skipped or str(value).startswith(REFERENCE)  # the result of an earlier stage
         value = None if skipped else same.reverted(value)
         if value is not None and value != same.default:
             found[name] = value
     return found
 
 
-def ours(framework: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def ours(known: Table, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings of a recipe that a framework's settings give, by key, and notes.
 
     Args:
-        framework: key of the table.
+        known: the framework's table.
         given: the framework's settings by name. Others have its defaults.
     """
     found: dict[str, Any] = {}
     notes = []
-    for name, same in table(framework).same.items():
+    for name, same in known.same.items():
         value = given.get(name, same.default)
         if value is None:
             continue
@@ -139,6 +147,29 @@ def ours(framework: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list
         else:
             found[same.ours] = made
     return found, notes
+
+
+def left_over(
+    recipe: Mapping[str, Any], covered: Set[str], kind: Kind | None = None
+) -> tuple[str, ...]:
+    """A note with the settings of a recipe that have no counterpart, if there are any.
+
+    Args:
+        recipe: every value of the recipe by its key.
+        covered: keys that have a counterpart.
+        kind: kind of the stage whose recipe it is. None: a recipe without stages.
+    """
+    plain = flat(Recipe())
+    others = {name for row in KINDS.values() for name in row.sections}
+    others -= {*kind.sections} if kind else others
+    left = [
+        f"{key} = {toml_literal(value)}"
+        for key, value in recipe.items()
+        if value != plain.get(key)
+        and (key not in covered or str(value).startswith(REFERENCE))
+        and key.partition(".")[0] not in others
+    ]
+    return (f"not converted: {', '.join(left)}",) if left else ()
 
 
 def _text(value: Any) -> str:

@@ -9,12 +9,17 @@ from textwrap import fill
 from typing import Any
 
 from sixfold.algorithm.method import Method
+from sixfold.errors import UserError
 from sixfold.preference.loss import PreferenceLoss
-from sixfold.recipe.dump import flat, toml_literal
-from sixfold.recipe.schema import Recipe
+from sixfold.recipe.algorithm_plan import resolve_algorithm
+from sixfold.recipe.dump import flat
+from sixfold.recipe.schema import Recipe, RolloutConfig
+from sixfold.recipe.stages import Kind, Stage
 
 from . import FRAMEWORKS, Conversion, Sizes, convert, written
+from .settings import left_over
 from .trl_preference import converted_loss, only_trl
+from .trl_stages import converted_stage, yaml_lines
 
 _SIZES = ("prompts_per_step", "samples_per_prompt", "max_new_tokens")
 _SHELL = set(" $[]{}()\"'*?&|<>;")
@@ -24,10 +29,13 @@ def converted(
     framework: str,
     rows: Sequence[Method | PreferenceLoss],
     recipe: Recipe | None,
+    stages: Sequence[Stage],
     *,
     as_json: bool,
     width: int,
 ) -> str:
+    if stages:
+        return _stages(framework, stages, as_json=as_json, width=width)
     losses = [row for row in rows if isinstance(row, PreferenceLoss)]
     if losses:
         only_trl(framework, losses[0])
@@ -36,8 +44,7 @@ def converted(
             return json.dumps([conversion.as_dict() for conversion in made], indent=2)
         return "\n\n".join([f"{FRAMEWORKS['trl'].title}.", *(_conversion(c, width) for c in made)])
     methods = [row for row in rows if isinstance(row, Method)]
-    rollout = (recipe or Recipe()).rollout
-    sizes = Sizes(rollout.prompts_per_step, rollout.samples_per_prompt, rollout.max_new_tokens)
+    sizes = _sizes((recipe or Recipe()).rollout)
     if recipe is None:
         found = [convert(framework, row, sizes) for row in methods]
     else:
@@ -48,23 +55,47 @@ def converted(
     return conversion_text(framework, found, width, sizes)
 
 
+def _stages(framework: str, stages: Sequence[Stage], *, as_json: bool, width: int) -> str:
+    """The settings of each stage that the framework can run.
+
+    Raises:
+        UserError: if it can run none.
+    """
+    made, left = [], []
+    for stage in stages:
+        recipe = stage.recipe
+        if stage.kind in ("preference", "reward_model") and framework == "trl":
+            made.append(converted_stage(stage))
+        elif stage.kind == "rl":
+            row = resolve_algorithm(recipe.algorithm)
+            conversion = _of_recipe(framework, row, flat(recipe), _sizes(recipe.rollout), stage.row)
+            made.append(replace(conversion, row=stage.name))
+        else:
+            left.append(f"stage {stage.name} of kind {stage.kind} is not converted to {framework}")
+    if not made:
+        raise UserError(f"{left[0]}. Name a stage of kind rl, or for trl preference, reward_model")
+    if as_json:
+        return json.dumps([conversion.as_dict() for conversion in made], indent=2)
+    title = FRAMEWORKS[framework].title
+    return "\n\n".join([f"{title}.", *(_conversion(c, width) for c in made), *left])
+
+
+def _sizes(rollout: RolloutConfig) -> Sizes:
+    return Sizes(*(getattr(rollout, name) for name in _SIZES))
+
+
 def _of_recipe(
-    framework: str, method: Method, values: Mapping[str, Any], sizes: Sizes
+    framework: str,
+    method: Method,
+    values: Mapping[str, Any],
+    sizes: Sizes,
+    kind: Kind | None = None,
 ) -> Conversion:
     """The settings of a recipe, from its values by dotted key. A note has what is not converted."""
-    plain = flat(Recipe())
     made = convert(framework, method, sizes, values)
     covered = written(framework) | {f"rollout.{name}" for name in _SIZES} | {"trainer.betas"}
-    left = [
-        f"{key} = {toml_literal(value)}"
-        for key, value in values.items()
-        if value != plain.get(key) and key not in covered and not key.startswith("algorithm.")
-    ]
-    return (
-        replace(made, differs=(*made.differs, f"not converted: {', '.join(left)}"))
-        if left
-        else made
-    )
+    covered |= {key for key in values if key.startswith("algorithm.")}
+    return replace(made, differs=(*made.differs, *left_over(values, covered, kind)))
 
 
 def conversion_text(
@@ -83,7 +114,8 @@ def conversion_text(
 
 
 def _conversion(c: Conversion, width: int) -> str:
-    write = {"verl": _hydra_lines, "trl": _python_lines, "openrlhf": _flag_lines}[c.framework]
+    writers = {"verl": _hydra_lines, "trl": _python_lines, "openrlhf": _flag_lines}
+    write = yaml_lines if c.entry.endswith("FILE") else writers[c.framework]
     lines = [f"{c.row} in {c.framework}", "", *write(c.entry, c.changed), *c.also]
     if c.kept:
         kept = ", ".join(f"{key} = {value!r}" for key, value in c.kept.items())

@@ -14,10 +14,11 @@ from sixfold.errors import UserError, one_line
 from sixfold.recipe.dump import toml_literal
 from sixfold.recipe.knobs import kind_knobs, knobs
 from sixfold.recipe.plan import make_plan
-from sixfold.recipe.toml import parse_recipe
+from sixfold.recipe.toml import parse_staged
 
 from . import FRAMEWORKS
 from .imported import import_settings
+from .trl_stages import trainers
 
 PURPOSE = "convert settings of TRL, verl or OpenRLHF into a recipe"
 
@@ -29,7 +30,10 @@ CONFIG is a file: YAML, JSON or a shell script that starts the training; or for 
 overrides KEY=VALUE, and for openrlhf flags after --.
 """
 
+TRAINERS = ("grpo", "rloo", *trainers())
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
+_COMMAND = "(trainer)"
+"""Key under which the words of a command have the trainer of TRL that it starts."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -40,6 +44,13 @@ class Options:
     config: tuple[str, ...] = argument("file, or settings", nargs="+")
     processes: PositiveInt = option(
         "processes of TRL's training: its batch sizes count per process (default 1)", 1
+    )
+    trainer: str = option(
+        f"trainer of TRL that has these settings: {', '.join(TRAINERS)} (default: told by the"
+        " command or the settings)",
+        "",
+        choices=TRAINERS,
+        metavar="TRAINER",
     )
 
 
@@ -60,7 +71,12 @@ def run(arguments: Sequence[str]) -> int:
             f"{config[0]} has no settings of {given.framework}. Give a YAML or JSON file, a shell"
             " script, or the settings themselves"
         )
-    made = import_settings(given.framework, settings, given.processes)
+    trainer = given.trainer
+    if given.framework == "trl":
+        trainer = trainer or str(settings.pop(_COMMAND, ""))
+    elif trainer:
+        raise UserError(f"sixfold import {given.framework}: --trainer is for trl")
+    made = import_settings(given.framework, settings, given.processes, trainer)
     known = {**knobs(), **kind_knobs()}
     notes = [*made.notes]
     notes += [
@@ -69,8 +85,12 @@ def run(arguments: Sequence[str]) -> int:
         if key not in known
     ]
     text = _recipe({key: value for key, value in made.settings.items() if key in known})
+    if made.kind:
+        text += f'\n[[stages]]\nkind = "{made.kind}"\n'
     try:
-        make_plan(parse_recipe(text, "the converted recipe"))
+        staged = parse_staged(text, "the converted recipe")
+        for recipe in [stage.recipe for stage in staged.stages] or [staged.base]:
+            make_plan(recipe)
     except UserError as error:
         notes.append(f"to be corrected: {error}")
     head = [f"# From {FRAMEWORKS[given.framework].title}.", *(f"# {note}" for note in notes)]
@@ -151,13 +171,24 @@ def _words(framework: str, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if equals and re.fullmatch(r"[+~]*\w+(\.[\w@]+)+", key):
                 yield key.lstrip("+~"), _value(_yaml(value, word) if value else "")
         return
-    train = [at for at, word in enumerate(words) if "train_ppo_ray" in word or word == "grpo"]
+    train = [at for at, word in enumerate(words) if "train_ppo_ray" in word or _trainer(word)]
+    if train and framework == "trl":
+        yield _COMMAND, _trainer(words[train[-1]])
     words = words[train[-1] + 1 :] if train else words
     starts = [at for at, word in enumerate(words) if word.startswith("--")]
     for at, end in zip(starts, [*starts[1:], len(words)], strict=True):
         key, equals, value = words[at].removeprefix("--").partition("=")
         values = [_value(_yaml(one, key)) for one in ([value] if equals else words[at + 1 : end])]
-        yield key, True if not values else values[0] if len(values) == 1 else values
+        if framework == "trl" and key.startswith("no_") and not values:
+            yield key.removeprefix("no_"), False
+        else:
+            yield key, True if not values else values[0] if len(values) == 1 else values
+
+
+def _trainer(word: str) -> str:
+    """The trainer of TRL that a word of a command names: `dpo` or `scripts/dpo.py`. Or empty."""
+    stem = word.rpartition("/")[2].removesuffix(".py")
+    return "reward" if stem == "reward_modeling" else stem if stem in TRAINERS else ""
 
 
 def _value(value: Any) -> Any:

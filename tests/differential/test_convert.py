@@ -21,6 +21,8 @@ from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, Metho
 from sixfold.algorithm.sequence_losses import length_scaled_sequence_surrogate
 from sixfold.algorithm.zoo import ZOO
 from sixfold_interop import FRAMEWORKS, Sizes, convert
+from sixfold_interop.trl_preference import DEFAULTS
+from sixfold_interop.trl_stages import trainers
 
 from .peers import peer, without_accelerators
 from .tables import SEEDS, aggregated, assert_same_loss, make_tables
@@ -191,9 +193,12 @@ def test_luspo_is_verls_gspo_summed_over_the_sequence(seed: int) -> None:
 
 
 def trl_class(name: str) -> Any:
-    module = {"GMPOConfig": "trl.experimental.gmpo", "IWOPDConfig": "trl.experimental.iw_opd"}.get(
-        name, "trl"
-    )
+    module = {
+        "GMPOConfig": "trl.experimental.gmpo",
+        "IWOPDConfig": "trl.experimental.iw_opd",
+        "CPOConfig": "trl.experimental.cpo",
+        "ORPOConfig": "trl.experimental.orpo",
+    }.get(name, "trl")
     return getattr(peer(module), name)
 
 
@@ -202,6 +207,24 @@ def test_trls_arguments_and_defaults(name: str) -> None:
     real = {field.name: field.default for field in fields(trl_class(name))}
     for key, stated in FRAMEWORKS["trl"].defaults[name].items():
         assert key in real and real[key] is not MISSING, f"{name} has no {key}"
+        assert real[key] == stated, key
+
+
+@pytest.mark.parametrize("name", trainers())
+def test_trls_configs_of_stages(name: str) -> None:
+    """Every name of the class is known, and the defaults are those of the tables."""
+    trainer = trainers()[name]
+    found = fields(trl_class(trainer.config))
+    assert {field.name for field in found} <= trainer.table.names
+    real = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in found
+    }
+    off = {"ld_alpha": 1.0, "center_rewards_coefficient": 0.0, "bf16": True}  # None, or by fp16
+    for key, same in trainer.table.same.items():
+        if same.default is not None and key in real:
+            assert (off[key] if real[key] is None else real[key]) == same.default, key
+    for key, stated in DEFAULTS.get(trainer.config, {}).items():
         assert real[key] == stated, key
 
 

@@ -27,7 +27,8 @@ from ..recipe.dump import toml_literal
 from ..recipe.explain.preference_losses import loss_cells, loss_dict, loss_text
 from ..recipe.knobs import knobs
 from ..recipe.schema import Recipe
-from ..recipe.toml import load_recipe
+from ..recipe.stages import Stage
+from ..recipe.toml import load_staged, split_stage
 
 FIXED = {
     "tau_negative": "temperature of the soft gate where A < 0",
@@ -50,6 +51,7 @@ class Converter(Protocol):
         framework: str,
         rows: Sequence[Row],
         recipe: Recipe | None,
+        stages: Sequence[Stage],
         *,
         as_json: bool,
         width: int,
@@ -60,6 +62,7 @@ class Converter(Protocol):
             framework: name of the framework.
             rows: algorithms, or preference losses.
             recipe: gives the sizes and the other settings. None: sizes of a recipe that sets none.
+            stages: stages of a recipe, which are converted in place of rows.
             as_json: JSON instead of text.
             width: columns of the text.
         """
@@ -104,12 +107,12 @@ PARSER = VerbParser(
 
 def run(arguments: Sequence[str]) -> int:
     given = PARSER.parse(arguments)
-    if given.convert and given.recipe is None and Path(given.name or "").suffix == ".toml":
+    if given.convert and given.recipe is None and _is_recipe(given.name or ""):
         given = replace(given, name=None, recipe=given.name)
     if given.recipe is not None:
         if not given.convert:
             raise UserError("sixfold algorithms: --recipe needs --convert FRAMEWORK")
-        print(_converted(given, (), load_recipe(given.recipe)))
+        print(_converted_recipe(given, given.recipe))
         return 0
     known: dict[str, Row] = {**ZOO, **PREFERENCES}
     if given.name is not None and given.name not in known:
@@ -146,7 +149,7 @@ def run(arguments: Sequence[str]) -> int:
             " --convert use text or json"
         )
     if given.convert:
-        print(_converted(given, rows if given.name else algorithms, None))
+        print(_converted(given, rows if given.name else algorithms))
     elif given.format == "json":
         print(_json([_as_dict(row) for row in rows]))
     elif given.name:
@@ -158,17 +161,48 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _converted(given: Options, rows: Sequence[Row], recipe: Recipe | None) -> str:
-    converter: Converter = plugins.load(plugins.CONVERTERS, given.convert)
-    if recipe is not None:
-        method = resolve_algorithm(recipe.algorithm)
-        if given.name not in (None, method.name):
+def _is_recipe(name: str) -> bool:
+    return Path(split_stage(name)[0]).suffix == ".toml"
+
+
+def _converted_recipe(given: Options, path: str) -> str:
+    """A recipe's settings: of all its stages, of the one that is named, or of its algorithm."""
+    file, name = split_stage(path)
+    staged = load_staged(file)
+    stages = staged.stages
+    if name:
+        stages = (stages[staged.position(name, file)],)
+    if stages:
+        if given.name is not None:
             raise UserError(
-                f"sixfold algorithms {given.name}: the algorithm of {given.recipe} is"
-                f" {method.name}. Give one of them"
+                f"sixfold algorithms {given.name}: {path} has stages, which have algorithms and"
+                " losses of their own. Give one of them"
             )
-        rows = (method,)
-    return converter(given.convert, rows, recipe, as_json=given.format == "json", width=_width())
+        return _converted(given, (), stages=stages)
+    method = resolve_algorithm(staged.base.algorithm)
+    if given.name not in (None, method.name):
+        raise UserError(
+            f"sixfold algorithms {given.name}: the algorithm of {path} is {method.name}. Give one"
+            " of them"
+        )
+    return _converted(given, (method,), staged.base)
+
+
+def _converted(
+    given: Options,
+    rows: Sequence[Row],
+    recipe: Recipe | None = None,
+    stages: Sequence[Stage] = (),
+) -> str:
+    converter: Converter = plugins.load(plugins.CONVERTERS, given.convert)
+    return converter(
+        given.convert,
+        rows,
+        recipe,
+        stages,
+        as_json=given.format == "json",
+        width=_width(),
+    )
 
 
 def _width() -> int:
