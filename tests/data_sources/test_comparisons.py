@@ -127,6 +127,21 @@ ONE_PAIR: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"prompt": f"\n\nHuman: {ASK}\n\nAssistant:", "chosen": GOOD, "rejected": BAD},
         {},
     ),
+    "HH with a prompt, as TRL splits it": (
+        {
+            "prompt": f"\n\nHuman: {ASK}\n\nAssistant:",
+            "chosen": f" {GOOD}",
+            "rejected": f" {BAD}\n\nHuman: ",
+        },
+        {},
+    ),
+    "HH, cut after a marker": (
+        {
+            side: f"\n\nHuman: {ASK}\n\nAssistant: {text}\n\nHuman:"
+            for side, text in (("chosen", GOOD), ("rejected", BAD))
+        },
+        {},
+    ),
     "texts": ({"prompt": ASK, "chosen": GOOD, "rejected": BAD}, {}),
     "TRL": ({"prompt": [user(ASK)], "chosen": [reply(GOOD)], "rejected": [reply(BAD)]}, {}),
     "a prompt of messages, and texts": (
@@ -319,8 +334,19 @@ def test_the_prompt_of_several_turns_is_all_but_the_last_reply(tmp_path: Path) -
 def test_a_dialogue_stays_text_without_a_template(tmp_path: Path) -> None:
     """The reply keeps its leading space, which is a part of its first token."""
     before = "\n\nHuman: a\n\nAssistant:"
-    task = only(load(tmp_path, {"chosen": f"{before} d", "rejected": f"{before} e"}, chat=False))
-    assert (task.prompt, task.completions) == (before, (" d", " e"))
+    cut = {"chosen": f"{before} d", "rejected": f"{before} e\n\nHuman:"}
+    for row in (
+        cut,
+        {"prompt": before, **{side: text[len(before) :] for side, text in cut.items()}},
+    ):
+        task = only(load(tmp_path, row, chat=False))
+        assert (task.prompt, task.completions) == (before, (" d", " e"))
+
+
+def test_a_text_that_is_no_dialogue_keeps_what_looks_like_one(tmp_path: Path) -> None:
+    texts = (" d\n\nHuman:", "\n\nHuman: a\n\nAssistant: b\n\nHuman: c")
+    row = {"prompt": "Write a dialogue", "chosen": texts[0], "rejected": texts[1]}
+    assert only(load(tmp_path, row)).completions == texts
 
 
 def test_system_messages_tools_and_variables_of_the_template(tmp_path: Path) -> None:
@@ -433,6 +459,16 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: "},
         {},
         "last reply is empty.*'drop'",
+    ),
+    "only a marker after the prompt of a dialogue": (
+        {"prompt": "\n\nHuman: a\n\nAssistant:", "chosen": "b", "rejected": " \n\nHuman:"},
+        {},
+        "'rejected' is empty.*'drop'",
+    ),
+    "a dialogue that ends with a question": (
+        {side: f"\n\nHuman: a\n\nAssistant: {side}\n\nHuman: c" for side in ("chosen", "rejected")},
+        {},
+        "'chosen' ends with a turn of Human.*'drop'",
     ),
     "an empty turn of a dialogue": (
         {side: f"\n\nHuman:\n\nAssistant: {side}" for side in ("chosen", "rejected")},

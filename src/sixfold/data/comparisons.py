@@ -24,7 +24,7 @@ from ..recipe.schema import ComparisonsConfig, DataConfig
 from ..types import Message, Task
 from .columns import MISSING, lookup
 from .comparison_forms import Columns, Kind, NoPair, completions, recognise
-from .dialogue import is_dialogue, split_dialogue, turns
+from .dialogue import asks_again, is_dialogue, own_reply, split_dialogue, turns
 from .files import Row
 from .json_text import json_type
 from .messages import chat_messages, has_empty_reply, stored_messages
@@ -195,7 +195,7 @@ def _comparison(
         NoPair: a text is empty, or the completions answer different prompts.
     """
     data = with_own_system(row, data)
-    given = _given_prompt(row, data, chat)
+    given, in_dialogue = _given_prompt(row, data, chat)
     prompts: list[Prompt | None] = []
     replies, grades = [], []
     for column, value, grade in completions(row, columns, config):
@@ -205,6 +205,12 @@ def _comparison(
             text, (own, reply) = reply, _dialogue(row, reply, chat)
             if not _belongs(given, own):  # a reply that reads like a dialogue
                 own, reply = None, text
+            if own is None and in_dialogue:
+                reply = own_reply(text, stripped=isinstance(given, list))
+                if not reply.strip():
+                    raise NoPair("empty", f"{column!r} is empty")
+            if (own is not None or in_dialogue) and asks_again(reply):
+                raise NoPair("prompt", f"{column!r} ends with a turn of Human, not with a reply")
         prompts.append(given if own is None else own)
         replies.append(reply)
         grades.append(grade)
@@ -250,14 +256,17 @@ def _belongs(given: Prompt | None, own: Prompt | None) -> bool:
     return isinstance(given, str) and given.strip() in said
 
 
-def _given_prompt(row: Row, data: DataConfig, chat: bool) -> Prompt | None:
-    """The prompt of a row in a column of its own. None if it has no such column."""
+def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None, bool]:
+    """The prompt of a row in a column of its own, and whether it is a dialogue written as text.
+
+    No prompt if the row has no such column.
+    """
     names = (data.prompt_field, *(_PROMPTS if data.prompt_field == _DEFAULT else ()))
     name = next((one for one in names if lookup(row.fields, one) is not MISSING), None)
     if name is None:
         if data.prompt_field != _DEFAULT:
             require([row], "data.prompt_field", data.prompt_field)
-        return None
+        return None, False
     value = stored_messages(row.where, column_value(row, name))
     if name == "instruction" and not _is_blank(row.fields.get("input")):
         raise UserError(
@@ -269,14 +278,15 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> Prompt | None:
     if isinstance(value, list):
         messages = list(chat_messages(row.where, value))
         ended = data.prompt_form == "messages" and messages[-1]["role"] == "assistant"
-        return messages[:-1] if ended else messages  # some sets repeat the chosen conversation
+        # Some sets repeat the chosen conversation.
+        return (messages[:-1] if ended else messages), False
     if not isinstance(value, str):
         raise UserError(
             f"{row.where}: {name!r} must be text or a list of messages, got {json_type(value)}"
         )
-    return (
-        _turns(value) if chat and data.prompt_form == "messages" and is_dialogue(value) else value
-    )
+    dialogue = is_dialogue(value)
+    turned = chat and data.prompt_form == "messages" and dialogue
+    return (_turns(value) if turned else value), dialogue
 
 
 def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None, Reply]:
@@ -323,10 +333,10 @@ def _dialogue(row: Row, text: str, chat: bool) -> tuple[Prompt | None, str]:
     found = split_dialogue(text)
     if not found:
         return None, text
-    prompt, reply = found
+    prompt, reply = found[0], own_reply(found[1], stripped=chat)
     if not reply.strip():
         raise NoPair("empty", "the last reply is empty")
-    return (_turns(prompt), reply.strip()) if chat else (prompt, reply)
+    return (_turns(prompt) if chat else prompt), reply
 
 
 def _turns(dialogue: str) -> list[Message]:
