@@ -183,6 +183,9 @@ preference.examples_per_step = 4
     assert tasks[1] != tasks[2]
     logged = metrics(tmp_path / "p/stages/online")
     assert logged[0]["train/loss"] > 0
+    assert [line["preference/on_policy_frac"] for line in logged] == [1.0]
+    table = json.loads((tmp_path / "p/stages.json").read_bytes())
+    assert [row["on_policy"] for row in table] == [None, None, 1.0, None, 1.0]
 
 
 MISTAKES = [

@@ -76,10 +76,13 @@ class Comparison(Task):
         completions: texts, or messages of the assistant. One, if its grade only says whether it is
             liked.
         grades: grade of each completion. It is preferred to those with smaller ones.
+        model: hash of the weights that sampled all completions, as a stage of kind sample writes
+            it. Empty: they have no such weights.
     """
 
     completions: tuple[Reply, ...] = ()
     grades: tuple[float, ...] = ()
+    model: str = ""
 
 
 @dataclass
@@ -245,6 +248,7 @@ def _comparison(
         form=form,
         completions=tuple(replies),
         grades=tuple(grades),
+        model=_named(row, "provenance.model") or "",
     )
 
 
@@ -369,9 +373,8 @@ def _grouped(read: Sequence[tuple[Row, Comparison]]) -> list[tuple[Row, Comparis
     """
     groups: dict[tuple[Any, str], list[tuple[Row, Comparison]]] = {}
     for row, one in read:
-        task = lookup(row.fields, "provenance.task")
-        named = task if isinstance(task, str) else None
-        groups.setdefault((named, one.prompt_key), []).append((row, one))
+        task = _named(row, "provenance.task")
+        groups.setdefault((task, one.prompt_key), []).append((row, one))
     times = Counter(task for task, _ in groups)
     return [
         (
@@ -381,10 +384,17 @@ def _grouped(read: Sequence[tuple[Row, Comparison]]) -> list[tuple[Row, Comparis
                 id=task if task is not None and times[task] == 1 else members[0][1].id,
                 completions=tuple(one.completions[0] for _, one in members),
                 grades=tuple(one.grades[0] for _, one in members),
+                model=members[0][1].model if len({one.model for _, one in members}) == 1 else "",
             ),
         )
         for (task, _), members in groups.items()
     ]
+
+
+def _named(row: Row, path: str) -> str | None:
+    """A name in the origin of a sampled row, or None."""
+    value = lookup(row.fields, path)
+    return value if isinstance(value, str) else None
 
 
 def _distinct(comparison: Comparison) -> Comparison:

@@ -79,6 +79,13 @@ PREFERENCE = (
         "pairs with a cut side / pairs",
     ),
     Metric(
+        "preference/on_policy_frac",
+        "share",
+        "comparisons of the step that the policy sampled with the weights with which the stage"
+        " begins; absent if no row says which weights sampled it",
+        "comparisons whose completions all have the hash of these weights / comparisons",
+    ),
+    Metric(
         "preference/liked_frac",
         "share",
         "completions of the step that are liked, of losses of single completions",

@@ -26,7 +26,7 @@ TABLE = "stages.json"
 _NONE = "—"
 COLUMNS = (
     *("stage", "kind", "held-out", "95% interval", "held-out loss", "KL to start", "reward"),
-    *("tokens", "time"),
+    *("on-policy", "tokens", "time"),
 )
 
 
@@ -106,6 +106,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         _shown(row.get("loss"), number),
         _shown(row.get("kl"), number),
         _shown(row.get("reward"), number),
+        _shown(row.get("on_policy"), percent),
         number(tokens) if tokens else _NONE,
         _shown(row.get("seconds"), clock),
     ]

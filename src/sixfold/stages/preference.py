@@ -103,6 +103,7 @@ def _examples(assembly: Assembly) -> Examples:
 
 
 def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objective:
+    assert isinstance(examples, PreferenceExamples)
     own, path = assembly.recipe.preference, assembly.recipe.reference.path
     mixture = Mixture([Term(*term) for term in resolve_losses(own)])
     scoring = replace(assembly.scoring, temperature=1.0)
@@ -116,9 +117,11 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
     def teacher() -> PreTrainedModel | None:
         return load_teacher(path, assembly.policy, assembly.policy.context) if path else None
 
+    def own_hash() -> str:
+        return weights_hash(assembly.whole_policy.weights())
+
     def fill(cached: CachedReference) -> None:
         """Compute the reference's log-probs with the policy itself, which is still untrained."""
-        assert isinstance(examples, PreferenceExamples)
         groups = [*examples.everything(), *examples.heldout]
         separate, lora = teacher(), assembly.policy.lora
         root = PolicyRoot(separate) if separate else assembly.root()
@@ -144,6 +147,7 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
         device=assembly.device,
         limit=assembly.policy.context,
         teacher=bool(path) and prepare is None,
-        cut_frac=examples.cut_frac if isinstance(examples, PreferenceExamples) else 0.0,
+        cut_frac=examples.cut_frac,
         prepare=prepare,
+        policy_hash=own_hash if examples.sampled else None,
     )

@@ -58,6 +58,7 @@ class PreferenceExamples:
         fingerprint: hash of the tokens and grades of all comparisons that are trained.
         heldout_bytes: 0.
         steps_per_epoch: steps of a pass over the comparisons. 0 if sources are drawn by weight.
+        sampled: True if some comparison says which weights sampled it.
         unpaired: True if some group has one completion, whose reward says whether it is liked.
         cut_frac: share of the training pairs with a side whose end was cut (of completions, if
             there are no pairs).
@@ -106,6 +107,7 @@ class PreferenceExamples:
                 f" {len(kept)}: every step trains on all of them"
             )
         self.counts: dict[str, int] = {kind: self._found[kind] for kind in get_args(Kind)}
+        self.sampled = any(isinstance(task, Comparison) and task.model for task in kept)
         self.unpaired = any(len(one.completions) == 1 for one in self._stored.values())
         self.cut_frac = _cut_frac(self._stored.values())
         digest = hashlib.sha256()

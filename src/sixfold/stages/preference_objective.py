@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..batch import Batch, LossOutput, Metrics, collate, filled, final_rewards, number
 from ..checkpointable import Checkpointable, WithoutTensors
+from ..data.comparisons import Comparison
 from ..evaluation.statistics import bounded_interval
 from ..preference.losses import log_ratios
 from ..preference.mixture import Mixture
@@ -44,6 +45,8 @@ class PreferenceObjective:
         teacher: the reference is a separate model, which no checkpoint stores.
         cut_frac: share of the pairs with a completion whose end is cut.
         prepare: called before the first step: computes a cached reference.
+        policy_hash: gives the hash of the policy's weights. None: the comparisons do not say which
+            weights sampled them.
     """
 
     root = None
@@ -59,6 +62,7 @@ class PreferenceObjective:
         teacher: bool = False,
         cut_frac: float = 0.0,
         prepare: Callable[[], None] | None = None,
+        policy_hash: Callable[[], str] | None = None,
     ) -> None:
         self._mixture = mixture
         self._reference = reference
@@ -68,9 +72,11 @@ class PreferenceObjective:
         self._teacher = teacher
         self._cut_frac = cut_frac
         self._prepare = prepare
+        self._policy_hash = policy_hash
         self._statistics: Sequence[Statistics] = ()
         self._total = 1.0
         self._start = _Start()
+        self._on_policy: float | None = None
 
     @property
     def frozen(self) -> Callable[..., Tensor] | None:
@@ -92,12 +98,16 @@ class PreferenceObjective:
         """Compute a cached reference, and measure held-out examples before the first step."""
         if self._prepare:
             self._prepare()
+        if self._policy_hash:
+            self._start.model = self._policy_hash()
         found = self.heldout(examples.heldout) if examples.heldout else {}
         if "preference/heldout_margin" in found:
             self._start.logp = number(found, "preference/heldout_logp_chosen")
             self._start.margin = number(found, "preference/heldout_margin")
 
     def batch(self, groups: Sequence[Group]) -> Batch:
+        own = [_model(group) == self._start.model for group in groups]
+        self._on_policy = sum(own) / len(own) if self._start.model else None
         batch, rows, _ = self._rows(groups, first=self._mixture.scores_first)
         self._total = float(rows.weights.sum())
         self._statistics = self._mixture.whole_batch(rows) if self._total else ()
@@ -120,6 +130,8 @@ class PreferenceObjective:
 
     def derived(self, metrics: Metrics) -> Metrics:
         metrics = {**metrics, "preference/cut_frac": self._cut_frac}
+        if self._on_policy is not None:
+            metrics["preference/on_policy_frac"] = self._on_policy
         if all(f"preference/{name}" in metrics for name in _MOMENTS):
             moments = [number(metrics, f"preference/{name}") for name in _MOMENTS]
             for name in _MOMENTS[1:]:
@@ -259,21 +271,29 @@ class PreferenceObjective:
 
 @dataclass
 class _Start:
-    """Held-out better completions before the first step.
+    """The policy before the first step.
 
     Attributes:
-        logp: mean log-prob per token. None: not measured.
-        margin: mean margin.
+        logp: mean log-prob per token of held-out better completions. None: not measured.
+        margin: mean margin of held-out pairs.
+        model: hash of its weights. Empty: no comparison says which weights sampled it.
     """
 
     logp: float | None = None
     margin: float = 0.0
+    model: str = ""
 
     def state(self) -> dict[str, Any]:
-        return {"logp": self.logp, "margin": self.margin}
+        return {"logp": self.logp, "margin": self.margin, "model": self.model}
 
     def load(self, state: dict[str, Any]) -> None:
         self.logp, self.margin = state["logp"], state["margin"]
+        self.model = state.get("model", "")  # older checkpoints have none
+
+
+def _model(group: Group) -> str:
+    """Hash of the weights that sampled a comparison, or empty."""
+    return group.task.model if isinstance(group.task, Comparison) else ""
 
 
 def mismatched(groups: Sequence[Group], limit: int) -> list[Group]:

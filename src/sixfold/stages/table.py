@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..files.durable import write_json_atomic
@@ -38,6 +39,7 @@ class Row:
         loss: loss on held-out examples at the last evaluation, in nats per token.
         kl: KL divergence to the model that it started from, in nats per token.
         reward: moving average of the reward at the end.
+        on_policy: share of the trained comparisons that the policy sampled with which it began.
         sha256: hash of the artifact.
     """
 
@@ -57,6 +59,7 @@ class Row:
     loss: float | None
     kl: float | None
     reward: float | None
+    on_policy: float | None
     sha256: str
 
 
@@ -87,6 +90,7 @@ def read_rows(folder: Path, staged: StagedRecipe) -> list[Row]:
                     _last(metrics, "heldout/loss"),
                     read_drift(path),
                     _last(metrics, "reward/ema"),
+                    _mean(metrics, "preference/on_policy_frac"),
                     artifact.sha256,
                 )
             )
@@ -106,6 +110,11 @@ def _shares(counts: Mapping[str, int]) -> dict[str, float]:
 
 def _total(metrics: list[dict[str, Any]], key: str) -> float:
     return float(sum(line.get(key) or 0.0 for line in metrics))
+
+
+def _mean(metrics: list[dict[str, Any]], key: str) -> float | None:
+    values = [line[key] for line in metrics if line.get(key) is not None]
+    return fmean(values) if values else None
 
 
 def _last(metrics: list[dict[str, Any]], key: str) -> float | None:
