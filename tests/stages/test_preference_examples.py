@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sixfold.data.comparison_forms import Kind
-from sixfold.data.comparisons import Comparison, Comparisons
+from sixfold.data.comparisons import Comparison
+from sixfold.data.task_set import TaskSet
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.schema import ComparisonsConfig
@@ -42,13 +42,10 @@ def made(
     context: int = 50,
     overlong: str = "error",
     weights: dict[str, float] | None = None,
-    left_out: dict[Kind, int] | None = None,
     examples_per_step: int = 8,
     **config: Any,
 ) -> PreferenceExamples:
-    found = Comparisons(
-        [*train], [*(heldout or [])], weights=weights or {}, left_out=left_out or {}
-    )
+    found = TaskSet([*train], [*(heldout or [])], weights=weights or {})
     return PreferenceExamples(
         found,
         renderer(),
@@ -73,8 +70,22 @@ def told(examples: PreferenceExamples) -> dict[str, list[str]]:
     }
 
 
+REASONS = {
+    "overlong": "more than",
+    "equal": "same tokens",
+    "equal_after_cut": "equal up to",
+    "duplicate": "tokens of an earlier",
+}
+
+
 def counted(examples: PreferenceExamples) -> dict[str, int]:
-    return {kind: count for kind, count in examples.counts.items() if count}
+    """What is left out by reason, as the notes say it."""
+    return {
+        kind: int(note.split()[0])
+        for kind, why in REASONS.items()
+        for note in examples.notes
+        if why in note
+    }
 
 
 def test_completions_follow_one_prompt_and_end_their_turn() -> None:
@@ -169,13 +180,6 @@ def test_completions_with_the_same_tokens_are_no_pair() -> None:
     )
     with pytest.raises(UserError, match=r"no training comparison is left: 1 of 1.*same tokens"):
         made([same])
-
-
-def test_counts_go_on_from_those_of_the_rows() -> None:
-    tasks = [compared("t", "a?", "c", "d"), compared("u", "b?", "c", "c")]
-    examples = made(tasks, left_out={"tie": 3, "equal": 1})
-    assert counted(examples) == {"tie": 3, "equal": 2}
-    assert len(examples.counts) == 8
 
 
 def test_an_epoch_has_every_comparison_once_and_steps_need_no_state() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from sixfold.batch import Batch, collate
+from sixfold.data.comparisons import Comparison
 from sixfold.errors import UserError
 from sixfold.preference.mixture import Mixture, Term
 from sixfold.preference.pairs import Pairs, Unpaired
@@ -64,14 +66,21 @@ def mixture(name: str, **changed: Any) -> Mixture:
 
 
 def make(
-    losses: Mixture, policy: Any, reference: Any, most: int = 10**6, share: bool = True
+    losses: Mixture,
+    policy: Any,
+    reference: Any,
+    most: int = 10**6,
+    share: bool = True,
+    policy_hash: Callable[[], str] | None = None,
 ) -> PreferenceObjective:
     def score(root: PolicyRoot, batch: Batch) -> Tensor:
         return score_tables(root, batch, Scoring(), most, share)[0]
 
     frozen = FrozenReference(reference, Scoring(), most, share)
     root = PolicyRoot(policy)
-    return PreferenceObjective(losses, frozen, partial(score, root), device="cpu", limit=64)
+    return PreferenceObjective(
+        losses, frozen, partial(score, root), device="cpu", limit=64, policy_hash=policy_hash
+    )
 
 
 def plain_rows(groups: Sequence[Group], losses: Mixture, policy: Any, reference: Any) -> Any:
@@ -242,6 +251,27 @@ def test_heldout_comparisons_have_the_metrics_of_one_step() -> None:
     assert found["preference/heldout_accuracy"] == pytest.approx(won)
     low, high = (found[f"preference/heldout_accuracy_{end}"] for end in ("low", "high"))
     assert 0 <= low < won < high <= 1  # type: ignore[operator]
+
+
+def test_comparisons_of_the_first_policy_are_counted() -> None:
+    """Also after a resume, when the policy has other weights."""
+    groups = [
+        replace(group, task=Comparison(group.task.id, "?", model=model))
+        for group, model in zip(comparisons(), ("own", "other", "own", "", "own"), strict=True)
+    ]
+    policy, reference = models()
+    found = []
+    for model in ("own", "later"):
+        found.append(make(mixture("dpo"), policy, reference, policy_hash=partial(str, model)))
+        found[-1].begin(Mock(heldout=[]))
+    saved, resumed = (one.components()["preference_start"] for one in found)
+    resumed.load({}, saved.state())
+    for one in found:
+        one.batch(groups)
+        assert one.derived({})["preference/on_policy_frac"] == 3 / 5
+    offline = make(mixture("dpo"), policy, reference)
+    offline.batch(groups)
+    assert "preference/on_policy_frac" not in offline.derived({})
 
 
 def test_a_step_of_ties_trains_nothing() -> None:

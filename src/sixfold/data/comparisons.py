@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -85,20 +85,9 @@ class Comparison(Task):
     model: str = ""
 
 
-@dataclass
-class Comparisons(TaskSet):
-    """Comparisons to train on, and comparisons that are held out.
-
-    Args:
-        left_out: number of comparisons, or completions, that are left out, by kind.
-    """
-
-    left_out: dict[Kind, int] = field(default_factory=dict)
-
-
 def load_comparisons(
     data: DataConfig, config: ComparisonsConfig, *, seed: int, chat: bool
-) -> Comparisons:
+) -> TaskSet:
     """The comparisons of a recipe.
 
     A comparison is not trained on if one with the same prompt is held out.
@@ -113,11 +102,7 @@ def load_comparisons(
     Raises:
         UserError: a source is missing or empty, or a row is no comparison. Names file and line.
     """
-    left_out: Counter[Kind] = Counter()
-    found = load_rows(data, seed, partial(_convert, config=config, chat=chat, left_out=left_out))
-    return Comparisons(
-        found.train, found.heldout, found.notes, found.weights, found.hub_commits, dict(left_out)
-    )
+    return load_rows(data, seed, partial(_convert, config=config, chat=chat))
 
 
 def _convert(
@@ -127,9 +112,8 @@ def _convert(
     *,
     config: ComparisonsConfig,
     chat: bool,
-    left_out: Counter[Kind],
 ) -> tuple[list[Task], list[str]]:
-    """Comparisons and notes from the rows of one split. Counts what is left out."""
+    """Comparisons and notes from the rows of one split."""
     columns = recognise(rows[0], config)
     for column in columns.names:
         require(rows, "comparisons.form", column)
@@ -167,7 +151,6 @@ def _convert(
             f"split '{name}': {counts['duplicate']} completions are left out: they are equal to an"
             " earlier one of their prompt"
         )
-    left_out.update(counts)
     tasks: list[Task] = [comparison for _, comparison in kept]
     kept_rows = [row for row, _ in kept]
     check_ids(tasks, kept_rows, data.id_field)

@@ -7,11 +7,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from ..controller.stream import task_stream
 from ..data.comparison_forms import Kind
-from ..data.comparisons import Comparison, Comparisons
+from ..data.comparisons import Comparison
+from ..data.task_set import TaskSet
 from ..errors import UserError
 from ..recipe.schema import ComparisonsConfig
 from ..renderer.conversation import encode_conversation
@@ -62,7 +62,6 @@ class PreferenceExamples:
         unpaired: True if some group has one completion, whose reward says whether it is liked.
         cut_frac: share of the training pairs with a side whose end was cut (of completions, if
             there are no pairs).
-        counts: number of comparisons, or of duplicate completions, that are left out, by kind.
 
     Raises:
         UserError: a comparison cannot be encoded or is too long, or none is left.
@@ -72,7 +71,7 @@ class PreferenceExamples:
 
     def __init__(
         self,
-        comparisons: Comparisons,
+        comparisons: TaskSet,
         renderer: Renderer,
         config: ComparisonsConfig,
         *,
@@ -89,7 +88,6 @@ class PreferenceExamples:
         self.notes = list(comparisons.notes)
         self._renderer, self._cuts, self._overlong = renderer, config.truncate, overlong
         self._limit = config.max_tokens or context
-        self._found = Counter(comparisons.left_out)
         self._stored = self._encode(comparisons.train, "training")
         heldout = self._encode(comparisons.heldout, "held-out")
         self.heldout: Sequence[Group] = [
@@ -106,7 +104,6 @@ class PreferenceExamples:
                 f"{examples_per_step} comparisons per step are asked for, but there are only"
                 f" {len(kept)}: every step trains on all of them"
             )
-        self.counts: dict[str, int] = {kind: self._found[kind] for kind in get_args(Kind)}
         self.sampled = any(isinstance(task, Comparison) and task.model for task in kept)
         self.unpaired = any(len(one.completions) == 1 for one in self._stored.values())
         self.cut_frac = _cut_frac(self._stored.values())
@@ -129,7 +126,7 @@ class PreferenceExamples:
         return (_group(task, self._stored[task.id]) for task in self._kept)
 
     def _encode(self, tasks: Sequence[Task], which: str) -> Mapping[str, _Stored]:
-        """Tokens by id of the comparison. Counts what is left out, and notes it."""
+        """Tokens by id of the comparison. Notes what is left out."""
         made: dict[str, _Stored] = {}
         counts: Counter[Kind] = Counter()
         for task in tasks:
@@ -158,12 +155,16 @@ class PreferenceExamples:
         ]
         if tasks and not made:
             raise UserError(f"no {which} comparison is left: {notes[0]}")
+        if counts["duplicate"]:
+            notes.append(
+                f"{counts['duplicate']} completions of {which} comparisons are left out: they have"
+                " the tokens of an earlier one of their prompt"
+            )
         if share := _cut_frac(made.values()):
             notes.append(
                 f"{share:.1%} of the {which} pairs have a completion whose end is cut at {limit}"
             )
         self.notes += notes
-        self._found.update(counts)
         return made
 
     def _tokens(self, task: Comparison) -> _Stored:

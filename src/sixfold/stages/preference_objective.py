@@ -287,8 +287,7 @@ class _Start:
         return {"logp": self.logp, "margin": self.margin, "model": self.model}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.logp, self.margin = state["logp"], state["margin"]
-        self.model = state.get("model", "")  # older checkpoints have none
+        self.logp, self.margin, self.model = state["logp"], state["margin"], state["model"]
 
 
 def _model(group: Group) -> str:
