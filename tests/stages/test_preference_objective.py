@@ -18,15 +18,25 @@ from torch import Tensor
 from sixfold.batch import Batch, collate
 from sixfold.data.comparisons import Comparison
 from sixfold.errors import UserError
+from sixfold.model.trained_lora import NAME, add_lora
 from sixfold.preference.mixture import Mixture, Term
 from sixfold.preference.pairs import Pairs, Unpaired
 from sixfold.preference.zoo import LOSSES
+from sixfold.recipe.adapter_folder import Base
+from sixfold.recipe.schema import LoraConfig
 from sixfold.reference.cached import CachedReference
 from sixfold.reference.frozen import FrozenReference
 from sixfold.stages.preference_objective import PreferenceObjective, mismatched
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_tables
 from sixfold.types import Group, Reward, Task, Trajectory
-from tests.trainer.tiny import VOCABULARY, plain_logp, relative, step_gradient, tiny_model
+from tests.trainer.tiny import (
+    VOCABULARY,
+    make_trainer,
+    plain_logp,
+    relative,
+    step_gradient,
+    tiny_model,
+)
 
 torch.set_num_threads(1)
 GRADES = [(1.0, 0.0), (0.0, 2.5), (-3.0, -1.0, -2.0, -1.0), (1.0, 1.0), (0.5, 0.0)]
@@ -162,6 +172,47 @@ def test_loss_and_gradient_are_those_of_the_whole_step_for_every_split(name: str
         assert (len(seen) > 1) == (most < 100)
         assert sum(seen) == pytest.approx(expected, rel=1e-5, abs=1e-6)
         assert relative(found, gradient) < 2e-4
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_adapter_has_the_loss_and_the_gradient_of_merged_weights(name: str) -> None:
+    """Of W + s B A, the gradients are s B^T G and s G A^T, with G that of the merged W."""
+    policy, reference = models()
+    lora = add_lora(policy, LoraConfig(rank=3, alpha=6), Base("", ""), seed=1)
+    merged, before = copy.deepcopy(policy), {}
+    with torch.no_grad():
+        for place, layer in lora.layers.items():
+            down, up = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+            up += 0.2 * torch.randn(up.shape, generator=torch.Generator().manual_seed(up.numel()))
+            merged.get_parameter(f"{place}.weight").add_(2 * up @ down)
+            before[place] = down.clone(), up.clone()
+    merged.requires_grad_(True)
+    expected, flat = plain_gradient(mixture(name), merged, reference)
+    sizes = [p.numel() for p in merged.parameters()]
+    full = {
+        own: part.view(p.shape)
+        for (own, p), part in zip(merged.named_parameters(), flat.split(sizes), strict=True)
+    }
+    objective = make(mixture(name), lora.model, reference, 40)
+    batch, seen = objective.batch(comparisons()), list[float]()
+
+    def loss(rows: Batch, logp: Tensor) -> Any:
+        output = objective.compute_loss(rows, logp)
+        seen.append(float(output.loss.detach()))
+        return output
+
+    trainer = make_trainer(lora.model, max_tokens_per_microbatch=40)
+    trainer.train_step(batch, loss)
+    assert sum(seen) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    found, wanted = [], []
+    for place, layer in lora.layers.items():
+        for p in (layer.lora_A[NAME].weight, layer.lora_B[NAME].weight):
+            moment = trainer.optimizer.state[p]["exp_avg"].flatten()
+            found.append(moment / (1 - trainer.config.betas[0]))
+        gradient, (down, up) = full[f"{place}.weight"], before[place]
+        wanted += [(2 * up.T @ gradient).flatten(), (2 * gradient @ down.T).flatten()]
+    assert len(seen) > 1
+    assert relative(torch.cat(found), torch.cat(wanted)) < 2e-4
 
 
 def test_a_mixture_of_losses_is_their_weighted_sum() -> None:
