@@ -157,6 +157,8 @@ def _flag_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
 
 
 def _python_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    if not settings:
+        return [f"{entry}()"]
     return [f"{entry}(", *(f"    {key}={value!r}," for key, value in settings.items()), ")"]
 
 

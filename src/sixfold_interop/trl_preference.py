@@ -62,6 +62,7 @@ OF_DPO = {
     "sft": "sft",
 }
 """Row -> loss_type of DPOConfig. `cdpo` and rows without one are written as sigmoid."""
+_PACKAGES = {"CPOConfig": "cpo", "ORPOConfig": "orpo"}
 _CPO = ("cpo", "simpo")
 _SMOOTHED = ("cdpo", "robust", "exo", "aot", "aot_unpaired")
 _DIVERGENCES = {"forward-kl": "forward_kl", "js": "js_divergence", "alpha": "alpha_divergence"}
@@ -123,7 +124,7 @@ def converted_sum(name: str, terms: Sequence[Term]) -> Conversion:
         entry,
         {key: value for key, value in settings.items() if defaults[key] != value},
         kept={key: value for key, value in settings.items() if defaults[key] == value},
-        also=(),
+        also=(f"# from trl.experimental.{_PACKAGES[entry]}",) if entry in _PACKAGES else (),
         differs=tuple(_DIFFERS[row.name] for row, _, _ in kept if row.name in _DIFFERS),
         lacks=tuple(lacks),
     )

@@ -118,7 +118,8 @@ def test_the_recipe_lines_make_the_row(name: str) -> None:
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, message in {
         ("dappo",): (
-            f"no algorithm 'dappo'. Did you mean 'dapo'? Known: {', '.join([*ZOO, *LOSSES])}"
+            "no algorithm or preference loss 'dappo'. Did you mean 'dapo'? Known:"
+            f" {', '.join([*ZOO, *LOSSES])}"
         ),
         ("dpo", "--convert", "verl"): "'dpo' is a preference loss, which is converted to trl only",
         ("dpo", "--try", "--sft-steps", "3"): "sixfold algorithms: --sft-steps is for algorithms",
@@ -134,7 +135,11 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
             "sixfold algorithms: --format markdown prints the whole table only; with NAME or"
             " --convert use text or json"
         ),
-        ("--convert", "trl", "nope"): f"no algorithm 'nope'. Known: {', '.join([*ZOO, *LOSSES])}",
+        ("--convert", "trl", "nope"): (
+            f"no algorithm or preference loss 'nope'. Known: {', '.join([*ZOO, *LOSSES])}"
+        ),
+        ("sppo_hard",): ("no algorithm or preference loss 'sppo_hard'. See sppo. Known: reinforce"),
+        ("DPO-positive",): "no algorithm or preference loss 'DPO-positive'. See dpop.",
         ("--convrt", "trl"): (
             "sixfold algorithms: unknown option '--convrt'. Did you mean '--convert'? See sixfold"
             " algorithms --help"

@@ -33,7 +33,7 @@ def test_a_page_has_what_the_row_says_and_its_recipe_makes_the_row(
     row, text = LOSSES[name], printed(capsys, name)
     assert all(part in text for part in (row.formula, row.paper, row.change, row.use, row.peers))
     assert all(f"\n  {setting} = " in text for setting in row.reads)
-    written = tomllib.loads("\n".join(loss_recipe_lines(row)))["preference"]
+    written = tomllib.loads("\n".join(loss_recipe_lines(row)))["stages"][0]["preference"]
     written["losses"] = tuple(written["losses"])
     assert resolve_losses(PreferenceConfig(**written)) == [(row, row.defaults, 1.0)]
 

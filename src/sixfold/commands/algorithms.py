@@ -24,7 +24,7 @@ from ..preference.loss import PreferenceLoss
 from ..preference.zoo import LOSSES as PREFERENCES
 from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.dump import toml_literal
-from ..recipe.explain.preference_losses import loss_cells, loss_dict, loss_text
+from ..recipe.explain.preference_losses import loss_cells, loss_dict, loss_text, named_elsewhere
 from ..recipe.knobs import knobs
 from ..recipe.schema import Recipe
 from ..recipe.stages import Stage
@@ -92,7 +92,7 @@ class Options:
     try_: bool = option(
         "run it", False, group="a run of NAME on sums of two numbers, about a minute"
     )
-    steps: NonNegativeInt | None = option("RL steps")
+    steps: NonNegativeInt | None = option("RL steps, or steps of the preference loss")
     sft_steps: NonNegativeInt | None = option("SFT steps before them")
     seed: NonNegativeInt | None = option("seed of everything")
 
@@ -116,9 +116,11 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     known: dict[str, Row] = {**ZOO, **PREFERENCES}
     if given.name is not None and given.name not in known:
+        others = named_elsewhere(given.name)
+        hint = f" See {', '.join(others)}." if others else ""
         raise UserError(
-            f"no algorithm '{given.name}'.{nearest(given.name, list(known))} Known:"
-            f" {', '.join(known)}"
+            f"no algorithm or preference loss '{given.name}'."
+            f"{hint or nearest(given.name, list(known))} Known: {', '.join(known)}"
         )
     asked = {
         name: value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from textwrap import fill, indent
 
 from ...preference.loss import PreferenceLoss
+from ...preference.zoo import LOSSES
 from ..dump import toml_literal
 from ..knobs import knobs
 
@@ -37,8 +39,22 @@ def loss_dict(row: PreferenceLoss) -> dict[str, object]:
 
 
 def loss_recipe_lines(row: PreferenceLoss) -> list[str]:
-    """Recipe lines that select the loss."""
-    return ["[preference]", f'losses = ["{row.name}"]']
+    """Recipe lines of a stage with the loss."""
+    return [
+        "[[stages]]",
+        'kind = "preference"',
+        f'data.source = "..."  # {"completion, label" if row.unpaired else "chosen, rejected"}',
+        "preference.epochs = 1",
+        f'preference.losses = ["{row.name}"]',
+    ]
+
+
+def named_elsewhere(name: str) -> list[str]:
+    """Losses whose paper, use or names in other frameworks have a name."""
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+    return [
+        row.name for row in LOSSES.values() if word.search(f"{row.peers} {row.paper} {row.use}")
+    ]
 
 
 def loss_facts(row: PreferenceLoss) -> list[tuple[str, str]]:
