@@ -565,6 +565,16 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "'completion' has several texts.*one reply",
     ),
     "only ties": (PAIR | {"margin": 0}, {}, "0 usable comparisons of 1 rows.*better than another"),
+    "a column that the form does not read": (
+        PAIR,
+        {"label_field": "liked"},
+        "comparisons.label_field = 'liked' has no effect: .*'pair'.*labelled, unpaired",
+    ),
+    "a choice of pairs of single completions": (
+        {"prompt": ASK, "completion": "2", "label": True},
+        {"pairs": "extremes"},
+        "comparisons.pairs = 'extremes' has no effect: .*'unpaired'",
+    ),
     "a second system message": (
         PAIR | {"system": "a"},
         {"data.system_prompt": "b"},

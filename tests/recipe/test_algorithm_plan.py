@@ -25,6 +25,7 @@ KNOWN = f"Known: {', '.join(ZOO)}"
 # settings of [algorithm] -> what the refusal names: setting, problem, remedy
 ALONE: list[tuple[dict[str, object], tuple[str, ...]]] = [
     (dict(name="gpro"), (f"algorithm.name: no algorithm 'gpro'. Did you mean 'grpo'? {KNOWN}",)),
+    (dict(name="dpo"), ("'dpo' is a preference loss: use a stage of kind preference",)),
     (dict(name="zzz"), (f"algorithm.name: no algorithm 'zzz'. {KNOWN}",)),
     (
         dict(advantage="leave_one"),

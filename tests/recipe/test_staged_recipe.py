@@ -160,8 +160,12 @@ REFUSED = {
     "misspelt setting": (HEAD + SFT + "trainer.lr = 1", "trainer.learning_rate.* line 5"),
     "misspelt section": (HEAD + SFT + "trainr.learning_rate = 1.0", "unknown key 'trainr"),
     "wrong value": (
-        HEAD + SFT + "trainer.learning_rate = -1.0",
-        "trainer.learning_rate: expected .* got -1.0 .p.toml, line 5",
+        HEAD + SFT + "trainer.grad_clip = -1.0",
+        "trainer.grad_clip: expected .* got -1.0 .p.toml, line 5",
+    ),
+    "a rate of RL": (
+        HEAD + SFT + "trainer.learning_rate = 1.0",
+        "trainer.learning_rate has no effect.* Set sft.learning_rate",
     ),
     "no steps": (HEAD + '[[stages]]\nkind = "sft"', "stage 'sft': sft.steps is 0"),
     "end that a stage has not": (

@@ -202,10 +202,7 @@ MISTAKES = [
         ('preference.losses = ["kto"]', 'preference.reference = "cached"'),
         "'cached' does not work with the loss kto",
     ),
-    (
-        ('reference.placement = "fused"', "algorithm.beta = 0.1"),
-        "Set reference.placement = 'inline'",
-    ),
+    (('reference.placement = "fused"',), "Set reference.placement = 'inline'"),
     (("reference.reset_every = 5",), "each round of kind online begins with a new reference"),
     (
         ('reference.path = "a/b"', 'preference.losses = ["simpo"]'),

@@ -123,8 +123,14 @@ def with_model_folders(recipe: Recipe) -> Recipe:
     setting = "environment.rewards"
 
     def pinned_reward(path: str) -> str:
-        known = not path.startswith(STAGE) and any(_kind(Path(path).expanduser(), setting))
-        return model_folder(path, setting, reward_model=True) if known else path
+        if path.startswith(STAGE):
+            return path
+        folder = Path(path).expanduser()
+        if any(_kind(folder, setting)):
+            return model_folder(path, setting, reward_model=True)
+        if path and not folder.exists() and (reason := not_found(path, "models")):
+            raise UserError(f"{setting}: no reward model at '{path}': {reason}")
+        return path
 
     rewards = tuple(with_paths(name, pinned_reward) for name in recipe.environment.rewards)
     if rewards != recipe.environment.rewards:

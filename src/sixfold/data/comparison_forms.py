@@ -81,14 +81,31 @@ _VERDICTS = {
 _LIKED = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 _SCORES = ("reward", "score", "rank")
 _SMALLER_IS_BETTER = ("rank", "ranks")
+_READ_BY = {
+    "chosen_field": ("pair", "labelled"),
+    "rejected_field": ("pair", "labelled"),
+    "margin_field": ("pair",),
+    "completion_field": ("best_of", "ranked", "unpaired", "scored"),
+    "completions_field": ("best_of", "ranked"),
+    "label_field": ("labelled", "unpaired"),
+    "score_field": ("ranked", "scored"),
+    "pairs": ("pair", "labelled", "best_of", "ranked", "scored"),
+}
+"""Setting of [comparisons] -> forms whose rows read it."""
 _MARGIN = ComparisonsConfig.model_fields["margin_field"].default
 
 
-def recognise(row: Row, config: ComparisonsConfig) -> Columns:
+def recognise(row: Row, config: ComparisonsConfig, alone: bool = True) -> Columns:
     """Form of a split, judged by its first row.
 
+    Args:
+        row: the first row.
+        config: the recipe's [comparisons] section.
+        alone: False if the recipe has other sources, which may have another form.
+
     Raises:
-        UserError: the row has no columns of the form, or of any form.
+        UserError: the row has no columns of the form, or of any form, or the form does not read a
+            column that the recipe names.
     """
     one, many = config.completion_field, config.completions_field
     sides = (config.chosen_field, config.rejected_field)
@@ -105,6 +122,8 @@ def recognise(row: Row, config: ComparisonsConfig) -> Columns:
     choices = [Columns(*choice) for choice in known if config.form in ("auto", choice[0])]
     for choice in choices:
         if all(lookup(row.fields, name) is not MISSING for name in choice.names):
+            if alone:
+                _check_read(row, choice.form, config)
             return choice
     wanted = dict.fromkeys(" and ".join(choice.names) for choice in choices)
     raise UserError(
@@ -113,6 +132,19 @@ def recognise(row: Row, config: ComparisonsConfig) -> Columns:
         " .rejected_field, .completion_field, .completions_field, .label_field and .score_field"
         " name others"
     )
+
+
+def _check_read(row: Row, form: str, config: ComparisonsConfig) -> None:
+    """Refuse settings that rows of a form do not read."""
+    for name, field in ComparisonsConfig.model_fields.items():
+        value = getattr(config, name)
+        if value == field.default or name not in _READ_BY or form in _READ_BY[name]:
+            continue
+        raise UserError(
+            f"comparisons.{name} = '{value}' has no effect: {row.where} has the form '{form}', by"
+            f" its columns {list(row.fields)}. Remove it, or set comparisons.form to one of"
+            f" {', '.join(_READ_BY[name])}"
+        )
 
 
 def completions(row: Row, columns: Columns, config: ComparisonsConfig) -> list[Graded]:

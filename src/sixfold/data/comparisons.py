@@ -102,7 +102,8 @@ def load_comparisons(
     Raises:
         UserError: a source is missing or empty, or a row is no comparison. Names file and line.
     """
-    return load_rows(data, seed, partial(_convert, config=config, chat=chat))
+    alone = len(data.names) == 1
+    return load_rows(data, seed, partial(_convert, config=config, chat=chat, alone=alone))
 
 
 def _convert(
@@ -112,9 +113,10 @@ def _convert(
     *,
     config: ComparisonsConfig,
     chat: bool,
+    alone: bool,
 ) -> tuple[list[Task], list[str]]:
     """Comparisons and notes from the rows of one split."""
-    columns = recognise(rows[0], config)
+    columns = recognise(rows[0], config, alone)
     for column in columns.names:
         require(rows, "comparisons.form", column)
     read: list[tuple[Row, Comparison]] = []

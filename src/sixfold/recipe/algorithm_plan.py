@@ -9,6 +9,7 @@ from ..algorithm.zoo import ZOO
 from ..environment.episodes import library_of
 from ..environment.registry import EPISODES, LIBRARIES, reward_row
 from ..errors import UserError, nearest
+from ..preference.zoo import LOSSES as PREFERENCES
 from .preference_plan import trains_preferences
 from .reward_models import reward_model_paths
 from .schema import AlgorithmConfig, EnvironmentConfig, Recipe, ReferenceConfig
@@ -31,6 +32,11 @@ def resolve_algorithm(config: AlgorithmConfig) -> Method:
     Raises:
         UserError: for an unknown name, or settings that contradict each other.
     """
+    if config.name in PREFERENCES:
+        raise UserError(
+            f"algorithm.name = '{config.name}' is a preference loss: use a stage of kind preference"
+            f" with preference.losses = ['{config.name}']"
+        )
     _check_name("algorithm.name", config.name, list(ZOO))
     overrides = {
         key: value

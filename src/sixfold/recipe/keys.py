@@ -124,6 +124,25 @@ MEANT = {
     "dtype": "run.precision",
 }
 """Names that other trainers use -> setting."""
+_OF_STAGES = {
+    "lr": "learning_rate",
+    "batch_size": "examples_per_step",
+    "train_batch_size": "examples_per_step",
+    "max_steps": "steps",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+}
+"""The same in the section of a stage that trains on examples."""
+_OF_COMPARISONS = {
+    "loss": "preference.losses",
+    "loss_type": "preference.losses",
+    "loss_weights": "preference.weights",
+    "gamma": "preference.target_margin",
+    "precompute_ref_log_probs": "preference.reference",
+    "max_length": "comparisons.max_tokens",
+    "max_len": "comparisons.max_tokens",
+}
+"""The same in [preference], [reward_model] and [comparisons]."""
 
 
 def _unknown_key(key: str, value: Any) -> str:
@@ -137,6 +156,11 @@ def _unknown_key(key: str, value: Any) -> str:
             f"'{key}' looks like a secret, and a recipe must not contain secrets (value not"
             f" shown). Set the environment variable {variable}"
         )
+    section = key.rpartition(".")[0]
+    if (own := f"{section}.{_OF_STAGES.get(name, '')}") in knobs():
+        return f"unknown key '{key}'. Did you mean '{own}'?"
+    if section in ("preference", "reward_model", "comparisons") and name in _OF_COMPARISONS:
+        return f"unknown key '{key}'. Did you mean '{_OF_COMPARISONS[name]}'?"
     if name in MEANT:
         return f"unknown key '{key}'. Did you mean '{MEANT[name]}'?"
     homes = [knob for knob in knobs().values() if knob.name == name]
@@ -149,7 +173,6 @@ def _unknown_key(key: str, value: Any) -> str:
         return f"section '{key}' belongs under " + " or ".join(
             f"'{parent}' ({parent}.{name})" for parent in parents
         )
-    section = key.rpartition(".")[0]
     kind = kind_knobs().get(section)
     if kind is not None and value in kind.choices:
         return f"unknown key '{key}'. Write {kind.key} = '{value}'"

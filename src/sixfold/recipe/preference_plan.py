@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import UserError, nearest
 from ..preference.loss import PreferenceLoss, Settings
 from ..preference.zoo import LOSSES
-from .schema import PreferenceConfig, ReferenceConfig
+from .schema import ComparisonsConfig, PreferenceConfig, ReferenceConfig, SampleConfig
 
 
 def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Settings, float]]:
@@ -17,6 +17,10 @@ def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Setti
         UserError: for an unknown loss, or settings that contradict each other.
     """
     rows = [_row(name) for name in config.losses]
+    if twice := [name for name in config.losses if config.losses.count(name) > 1]:
+        raise UserError(
+            f"preference.losses names '{twice[0]}' twice. Name it once, with the sum of the weights"
+        )
     weights = config.weights or [1.0] * len(rows)
     if len(weights) != len(rows):
         raise UserError(
@@ -78,6 +82,34 @@ def check_reference(config: PreferenceConfig, reference: ReferenceConfig) -> Non
     ):
         if given and not read:
             raise UserError(f"reference.{key} has no effect: {why}. Remove it in this stage")
+
+
+def check_sampled(sample: SampleConfig, rewards: int, comparisons: ComparisonsConfig) -> None:
+    """Refuse samples that cannot be compared, before anything is sampled.
+
+    Args:
+        sample: settings of the stage that samples.
+        rewards: number of its rewards. Solved completions may differ in one of several.
+        comparisons: settings of the stage that compares.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    if comparisons.form not in ("auto", "scored"):
+        raise UserError(
+            f"comparisons.form = '{comparisons.form}': the rows of a sample stage have the form"
+            " 'scored'. Remove it"
+        )
+    if sample.samples == 1:
+        raise UserError(
+            "sample.samples = 1 leaves nothing to compare: each task has one completion. Set 2 or"
+            " more in the stage that samples"
+        )
+    if sample.keep == "best" or (sample.keep == "solved" and rewards == 1):
+        raise UserError(
+            f"sample.keep = '{sample.keep}' leaves nothing to compare: the completions of a task"
+            " that are kept are equally good. Set sample.keep = 'all' in the stage that samples"
+        )
 
 
 def _compares(config: PreferenceConfig) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, nearest
+from ..preference.zoo import LOSSES
 from .distill import DISTILL, TEACHER, distill_stages
 from .dump import flat
 from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
-from .preference_plan import check_reference, resolve_losses
+from .preference_plan import check_reference, check_sampled, resolve_losses
+from .reward_models import reward_model_paths
 from .schema import NAME, SourceConfig
 from .settled import settled
 from .stages import (
@@ -33,6 +36,8 @@ from .stages import (
 )
 from .toml_lines import TomlText
 
+_RL = ("algorithm", "critic")
+"""Sections that only stages of kind rl read, of the kinds of the core."""
 COMPOSED = {DISTILL: distill_stages, ONLINE: online_stages}
 """Kinds that stand for several stages."""
 
@@ -97,6 +102,9 @@ def _names(tables: Sequence[Mapping[str, Any]], file: TomlText) -> list[str]:
         if not isinstance(kind, str) or kind not in kind_names():
             said = "has no kind" if kind is None else f"has the unknown kind {kind!r}"
             hint = nearest(kind, kind_names()) if isinstance(kind, str) else ""
+            if isinstance(kind, str) and kind.casefold() in LOSSES:
+                loss = kind.casefold()
+                hint = f" Write kind = 'preference' and preference.losses = ['{loss}']."
             raise UserError(
                 f"stages: entry {number + 1} {said}.{hint} Kinds are"
                 f" {', '.join(kind_names())} ({place('kind')})"
@@ -141,7 +149,12 @@ def _own_settings(table: Mapping[str, Any], place: Callable[[str], str]) -> dict
     if isinstance(model := tree.get("model"), str) and model.startswith(REFERENCE):
         tree["model"] = {"path": model}
     teacher: dict[str, Any] = {}
-    rounds = {ROUNDS: tree.pop(ROUNDS)} if table["kind"] == ONLINE and ROUNDS in tree else {}
+    if ROUNDS in tree and table["kind"] != ONLINE:
+        raise UserError(
+            f"rounds belongs to stages of kind {ONLINE}, and this one is of kind {table['kind']}"
+            f" ({place(ROUNDS)})"
+        )
+    rounds = {ROUNDS: tree.pop(ROUNDS)} if ROUNDS in tree else {}
     if table["kind"] == DISTILL and TEACHER in tree:
         given = tree.pop(TEACHER)
         if not isinstance(given, str | dict):
@@ -228,13 +241,24 @@ def _stage(
         with in_stage(name):
             resolve_losses(recipe.preference)
             check_reference(recipe.preference, recipe.reference)
+    if row.makes == "reward_model" and recipe.model.lora.rank:
+        raise UserError(
+            f"{where}: a reward model has no adapter, all of its weights are trained. Set"
+            " model.lora.rank = 0 in this stage"
+        )
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
+    _check_named_models(stage, earlier, where)
     if stage.row.reads == "solutions" and stage.reads_tasks and recipe.sft.train_on == "all":
         raise UserError(
             f"{where}: sft.train_on = 'all' is for conversations; of tasks, the solutions are"
             " trained. Set it in the stages that train on conversations"
         )
+    for sampled in earlier:
+        if row.reads == "comparisons" and recipe.data.source == REFERENCE + sampled.name:
+            with in_stage(name):
+                rewards = len(sampled.recipe.environment.rewards)
+                check_sampled(sampled.recipe.sample, rewards, recipe.comparisons)
     tasks = generated_source(recipe.data)
     if stage.row.reads == "comparisons" and tasks:
         raise UserError(
@@ -243,6 +267,22 @@ def _stage(
             " 'stage:NAME' with the dataset of a sample stage with sample.keep = 'all'"
         )
     return stage
+
+
+def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
+    """Refuse the name of an earlier reward model without `stage:` before it.
+
+    Raises:
+        UserError: says how to name it.
+    """
+    made = {other.name for other in earlier if other.row.makes == "reward_model"}
+    for reward in stage.recipe.environment.rewards:
+        for name in reward_model_paths(reward) or [reward]:
+            if name in made and not Path(name).exists():
+                raise UserError(
+                    f"{where}: environment.rewards: '{name}' is an earlier stage. Write"
+                    f" '{REFERENCE}{name}'"
+                )
 
 
 def _other_source(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +383,15 @@ def _check_own(key: str, kind: str, where: str) -> None:
     if key == "run.steps" != row.steps:
         instead = f"Set {row.steps}" if row.steps else "Leave it out"
         raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
-    section = key.partition(".")[0]
+    section, _, name = key.partition(".")
+    if section == "trainer" and f"{row.sections[0] if row.sections else ''}.{name}" in knobs():
+        raise UserError(
+            f"{where}: {key} has no effect, because stages of kind {kind} have their own. Set"
+            f" {row.sections[0]}.{name}"
+        )
+    unread = (section in _RL and kind != "rl") or (section, kind) == ("reference", "reward_model")
+    if unread and kind in KINDS:
+        raise UserError(f"{where}: {key} has no effect on a stage of kind {kind}. Remove it")
     owners = [other for other, known in KINDS.items() if section in known.sections]
     if owners and section not in row.sections:
         raise UserError(

@@ -16,7 +16,7 @@ def reward_model_paths(name: str) -> list[str]:
     """Paths, or names of stages, of the reward models that a reward names. [] for other rewards."""
     if not name.startswith((PREFIX, STAGE)):
         return []
-    return name.removeprefix(PREFIX).split(",")
+    return [path.strip() for path in name.removeprefix(PREFIX).split(",")]
 
 
 def is_address(path: str) -> bool:

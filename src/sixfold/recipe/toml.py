@@ -96,8 +96,23 @@ def parse_staged(
     tables = asked.pop("stages", None)
     file, given = TomlText(text, where), parse_flags(flags)
     if tables is None:
-        return StagedRecipe(settled(asked, given, where, file.place))
-    return read_stages(asked, tables, given, file)
+        staged = StagedRecipe(settled(asked, given, where, file.place))
+    else:
+        staged = read_stages(asked, tables, given, file)
+    if not recorded:  # a run records every section
+        _check_sections(staged, where)
+    return staged
+
+
+def _check_sections(staged: StagedRecipe, where: str) -> None:
+    """Refuse a section that only stages of a kind read, and no stage is of it."""
+    for section in ("preference", "reward_model"):
+        given = getattr(staged.base, section)
+        if given != type(given)() and all(one.kind != section for one in staged.stages):
+            raise UserError(
+                f"{where}: [{section}] has no effect without a stage of its kind. Add [[stages]]"
+                f" with kind = '{section}'"
+            )
 
 
 def _without_stages(staged: StagedRecipe, where: str) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import plugins
@@ -136,7 +136,9 @@ def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
         UserError: for an unknown name, a malformed one, or a file that does not exist.
     """
     for name in config.rewards:
-        if not reward_model_paths(name):  # they are looked for when they are loaded
+        if paths := reward_model_paths(name):
+            _check_reward_models(name, paths, config.reward_model.std_factor)
+        else:
             rewards.NAMED.check(name)
     if evaluation.strict:
         try:
@@ -145,6 +147,29 @@ def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
             raise UserError(f"eval.strict: {error}") from error
     if config.episode and not episodes.library_of(config.episode):
         episodes.NAMED.check(config.episode)
+
+
+def _check_reward_models(name: str, paths: Sequence[str], std_factor: float) -> None:
+    """Check the reward models of one reward, without loading them.
+
+    Raises:
+        UserError: if one has no name or is named twice, or `std_factor` is for one model alone.
+    """
+    if not all(paths):
+        raise UserError(
+            f"environment.rewards: '{name}' names no reward model. Write reward_model:PATH, or"
+            " stage:NAME with an earlier stage"
+        )
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise UserError(
+            f"environment.rewards: '{name}' names {twice[0]} twice. An ensemble has different"
+            " models"
+        )
+    if std_factor and len(paths) == 1:
+        raise UserError(
+            f"environment.reward_model.std_factor = {std_factor:g} has no effect on '{name}', one"
+            " model. Name several, with commas between them, or remove it"
+        )
 
 
 def task_rewards(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from .base import Device, Real, Section, knob
 
 
@@ -57,6 +59,17 @@ class RewardModelConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = knob(
         "cosine", "learning rate after the warm-up: constant, or a decay to 0 at the last step"
     )
+
+    @model_validator(mode="after")
+    def _read_by_the_loss(self) -> RewardModelConfig:
+        """Refuse settings of pairs with a loss of single completions."""
+        for name in ("margin", "centring"):
+            if self.loss == "bce" and getattr(self, name):
+                raise ValueError(
+                    f"reward_model.{name} has no effect with reward_model.loss = 'bce', which has"
+                    " no pairs. Remove it, or use 'bradley_terry'"
+                )
+        return self
 
 
 class RewardScoringConfig(Section):
