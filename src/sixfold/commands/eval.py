@@ -25,6 +25,7 @@ from ..evaluation.statistics import Interval, PairedTest, paired_test
 from ..files.folder import RunFolder, model_stage
 from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
+from ..recipe.hub_names import not_found
 from ..recipe.plan import make_plan
 from ..recipe.schema import (
     ComparisonsConfig,
@@ -118,6 +119,9 @@ def run(arguments: Sequence[str]) -> int:
             f" sixfold eval {named[0]} runs/{recipe.run.name}"
         )
     every = [*checkpoints, *([given.against] if given.against else [])]
+    for path in every:
+        if not Path(path).expanduser().exists() and (reason := not_found(path, "models")):
+            raise UserError(f"--checkpoint: no checkpoint, run or model at '{path}': {reason}")
     if own is None and (
         recipe.comparisons != ComparisonsConfig() or any(map(is_reward_model, every))
     ):

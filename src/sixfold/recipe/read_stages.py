@@ -241,11 +241,8 @@ def _stage(
         with in_stage(name):
             resolve_losses(recipe.preference)
             check_reference(recipe.preference, recipe.reference)
-    if row.makes == "reward_model" and recipe.model.lora.rank:
-        raise UserError(
-            f"{where}: a reward model has no adapter, all of its weights are trained. Set"
-            " model.lora.rank = 0 in this stage"
-        )
+    if row.makes == "reward_model":
+        _check_reward_model(recipe, where)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)
@@ -283,6 +280,24 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
                     f"{where}: environment.rewards: '{name}' is an earlier stage. Write"
                     f" '{REFERENCE}{name}'"
                 )
+
+
+def _check_reward_model(recipe: Recipe, where: str) -> None:
+    """Refuse settings that no reward model can have.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    if recipe.model.lora.rank and recipe.model.lora.base == "nf4":
+        raise UserError(
+            f"{where}: model.lora.base = 'nf4': a reward model is saved with its adapter merged"
+            " into its base, whose weights are not stored. Use 'bfloat16' in this stage"
+        )
+    if recipe.parallel.tensor > 1:
+        raise UserError(
+            f"{where}: parallel.tensor = {recipe.parallel.tensor} does not support reward models."
+            " Set parallel.tensor = 1 in this stage"
+        )
 
 
 def _other_source(own: Mapping[str, Any]) -> dict[str, Any]:

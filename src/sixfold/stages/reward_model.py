@@ -39,19 +39,9 @@ def _comparisons(assembly: Assembly) -> Examples:
     """The comparisons of the stage.
 
     Raises:
-        UserError: if they do not fit the loss, or the settings of model or ranks no reward model.
+        UserError: if they do not fit the loss.
     """
     recipe = assembly.recipe
-    if recipe.model.lora.base == "nf4":
-        raise UserError(
-            "model.lora.base = 'nf4': a reward model is saved with its adapter merged into its"
-            " base, whose weights are not stored. Use 'bfloat16' in this stage"
-        )
-    if recipe.parallel.tensor > 1:
-        raise UserError(
-            f"parallel.tensor = {recipe.parallel.tensor} does not support reward models. Set"
-            " parallel.tensor = 1 in this stage"
-        )
     own = recipe.reward_model
     examples = comparison_examples(assembly, own.examples_per_step, spare=1)  # the closing token
     if own.loss == "bradley_terry" and examples.unpaired:
