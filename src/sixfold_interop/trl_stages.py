@@ -37,7 +37,7 @@ _OF_OTHERS = {
     "ORPOConfig": {"sigmoid": "orpo"},
 }
 """loss_type -> row, of configs beside DPOConfig."""
-_OLDER_LOSSES = {"aot_pair": "aot", "kto_pair": "kto"}
+_OLDER_LOSSES = {"aot_pair": "aot"}
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ def read_stage(
         trainer: the trainer.
         given: its settings by name. Its defaults hold for the others.
         processes: processes of the training, for batch sizes that count per process.
+
+    Raises:
+        UserError: if there is not one weight for each loss.
     """
     found, notes = ours(trainer.table, given)
     section = trainer.section
@@ -206,9 +209,8 @@ def _losses(
             if not any(setting in row.reads for row in rows):
                 notes.append(f"{key} = {given[key]!r} has no effect on {', '.join(losses)}")
     extra: dict[str, Any] = {"preference.weights": weights} if set(weights) != {1.0} else {}
-    if trainer.config == "DPOConfig" and losses == [
-        "cpo"
-    ]:  # DPO without a reference has no cross-entropy
+    if trainer.config == "DPOConfig" and losses == ["cpo"]:
+        # DPO without a reference has no cross-entropy.
         extra["preference.sft_weight"] = 0.0
     if "preference.reference" in found and not any(row.needs_reference for row in rows):
         del found["preference.reference"]
@@ -218,10 +220,19 @@ def _losses(
 def _named_losses(
     config: str, given: Mapping[str, Any]
 ) -> tuple[list[str], list[float], list[str]]:
-    """The losses, their weights, and notes."""
+    """The losses, their weights, and notes.
+
+    Raises:
+        UserError: if there is not one weight for each loss.
+    """
     types = given.get("loss_type") or ("kto" if config == "KTOConfig" else "sigmoid")
     types = [_OLDER_LOSSES.get(one, one) for one in ([types] if isinstance(types, str) else types)]
     weights = [float(one) for one in given.get("loss_weights") or [1.0] * len(types)]
+    if len(weights) != len(types):
+        raise UserError(
+            f"loss_weights has {len(weights)} numbers, but loss_type has {len(types)} losses. Give"
+            " one weight for each loss"
+        )
     smoothing = given.get("label_smoothing") or 0.0
     mirrored = [2 * (1 - smoothing), 2 * smoothing - 1]  # as `cdpo` is written
     if types == ["sigmoid", "robust"] and all(map(math.isclose, weights, mirrored)):
@@ -234,7 +245,7 @@ def _named_losses(
         if one not in known
     ]
     kept = [
-        (known[one], weight) for one, weight in zip(types, weights, strict=False) if one in known
+        (known[one], weight) for one, weight in zip(types, weights, strict=True) if one in known
     ] or [(next(iter(known.values())), 1.0)]
     if given.get("rpo_alpha"):
         kept.append(("sft", float(given["rpo_alpha"])))

@@ -171,9 +171,11 @@ def _words(framework: str, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if equals and re.fullmatch(r"[+~]*\w+(\.[\w@]+)+", key):
                 yield key.lstrip("+~"), _value(_yaml(value, word) if value else "")
         return
-    train = [at for at, word in enumerate(words) if "train_ppo_ray" in word or _trainer(word)]
-    if train and framework == "trl":
-        yield _COMMAND, _trainer(words[train[-1]])
+    if framework == "trl":
+        train = [at for at in range(len(words)) if _trainer(words, at)][:1]
+        yield from ((_COMMAND, _trainer(words, at)) for at in train)
+    else:
+        train = [at for at, word in enumerate(words) if "train_ppo_ray" in word]
     words = words[train[-1] + 1 :] if train else words
     starts = [at for at, word in enumerate(words) if word.startswith("--")]
     for at, end in zip(starts, [*starts[1:], len(words)], strict=True):
@@ -185,9 +187,11 @@ def _words(framework: str, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield key, True if not values else values[0] if len(values) == 1 else values
 
 
-def _trainer(word: str) -> str:
+def _trainer(words: Sequence[str], at: int) -> str:
     """The trainer of TRL that a word of a command names: `dpo` or `scripts/dpo.py`. Or empty."""
-    stem = word.rpartition("/")[2].removesuffix(".py")
+    stem = words[at].rpartition("/")[2].removesuffix(".py")
+    if at and words[at - 1].startswith("--"):  # the value of a flag
+        return ""
     return "reward" if stem == "reward_modeling" else stem if stem in TRAINERS else ""
 
 

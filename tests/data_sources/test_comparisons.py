@@ -344,6 +344,15 @@ def test_a_dialogue_stays_text_without_a_template(tmp_path: Path) -> None:
         assert (task.prompt, task.completions) == (before, (" d", " e"))
 
 
+def test_sampled_replies_to_a_dialogue_stay_as_they_are(tmp_path: Path) -> None:
+    before, texts = "\n\nHuman: a\n\nAssistant:", (" b\n\nHuman: c", " d\n\nHuman:")
+    rows = [
+        {"prompt": before, "completion": text, "reward": k, "provenance": {"model": "m"}}
+        for k, text in enumerate(texts)
+    ]
+    assert only(load(tmp_path, *rows, chat=False)).completions == texts
+
+
 def test_a_text_that_is_no_dialogue_keeps_what_looks_like_one(tmp_path: Path) -> None:
     texts = (" d\n\nHuman:", "\n\nHuman: a\n\nAssistant: b\n\nHuman: c")
     row = {"prompt": "Write a dialogue", "chosen": texts[0], "rejected": texts[1]}

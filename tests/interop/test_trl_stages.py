@@ -52,7 +52,7 @@ betaa: 1
 
 MPO = """
 trl dpo \\
-  --model_name_or_path org/base --dataset_name org/pairs --output_dir out \\
+  --model_name_or_path org/base --dataset_name org/pairs --output_dir dpo \\
   --loss_type sigmoid bco_pair sft --loss_weights 0.8 0.2 1.0 --max_steps 200 \\
   --warmup_steps 0.05 --per_device_train_batch_size 4 --no_remove_unused_columns \\
   --use_peft --lora_target_modules all-linear --lora_dropout 0 --max_length 512
@@ -172,6 +172,7 @@ def test_a_command_of_dpo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ("dpo --discopop_tau 0.1 --loss_type discopop", {"losses": ("discopop",)}, "discopop_tau"),
         ("dpo --truncation_mode keep_end", {"losses": ("dpo",)}, "'keep_end' has no counterpart"),
         ("dpo --loss_type sigmoidd", {"losses": ("dpo",)}, "Did you mean 'sigmoid'?"),
+        ("dpo --loss_type kto_pair", {"losses": ("dpo",)}, "loss_type = 'kto_pair' has no"),
         ("dpo --lora_r 8", {"losses": ("dpo",)}, "lora_r = 8 has no effect without use_peft"),
         ("dpo --report_to mlflow", {"losses": ("dpo",)}, "report_to = 'mlflow' has no counterpart"),
         ("dpo --num_train_epochs 0.5", {"epochs": 1}, "num_train_epochs = 0.5: 1 whole epochs"),
@@ -212,6 +213,12 @@ def test_a_reward_model_of_trl(tmp_path: Path, capsys: pytest.CaptureFixture[str
         model__lora__rank=0,
     )
     assert "a reward model has no adapter" in notes
+
+
+def test_a_weight_for_each_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dpo.yaml").write_text("loss_type: [ipo, sft]\nloss_weights: [1.0]\n")
+    assert main(["import", "trl", str(tmp_path / "dpo.yaml")]) == 2
+    assert "loss_weights has 1 numbers, but loss_type has 2 losses" in capsys.readouterr().err
 
 
 def test_the_trainer_is_asked_for_where_nothing_tells_it(

@@ -161,4 +161,10 @@ def test_what_looks_like_a_mistake_is_none(tmp_path: Path, monkeypatch: pytest.M
     rewards = 'environment.rewards = ["arithmetic", "no_repetition"]\n'
     parse_staged(SAMPLE + rewards + FROM_SAMPLE, "p.toml")
     parse_staged(MODEL + RL + 'environment.rewards = ["reward_model:rm"]', "p.toml")
+    both = (
+        RL + 'environment.rewards = ["stage:a,stage:b", "stage:a"]\nenvironment.weights = [1, 1]\n'
+    )
+    two = "".join(MODEL.replace('"rm"', name) for name in ('"a"', '"b"'))
+    staged = parse_staged(f"{two}{both}environment.reward_model.std_factor = 1", "p.toml")
+    stage_plans(staged, "p.toml")
     parse_recipe("[comparisons]\npairs = 'extremes'", "eval.toml")  # for sixfold eval

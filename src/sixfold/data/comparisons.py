@@ -184,6 +184,8 @@ def _comparison(
     """
     data = with_own_system(row, data)
     given, in_dialogue = _given_prompt(row, data, chat)
+    model = _named(row, "provenance.model") or ""
+    in_dialogue = in_dialogue and not model  # what a policy has sampled stays as it is
     prompts: list[Prompt | None] = []
     replies, grades = [], []
     for column, value, grade in completions(row, columns, config):
@@ -233,7 +235,7 @@ def _comparison(
         form=form,
         completions=tuple(replies),
         grades=tuple(grades),
-        model=_named(row, "provenance.model") or "",
+        model=model,
     )
 
 

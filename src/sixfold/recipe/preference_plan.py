@@ -100,6 +100,8 @@ def check_sampled(sample: SampleConfig, rewards: int, comparisons: ComparisonsCo
             f"comparisons.form = '{comparisons.form}': the rows of a sample stage have the form"
             " 'scored'. Remove it"
         )
+    if sample.mix:  # rows of others may be compared
+        return
     if sample.samples == 1:
         raise UserError(
             "sample.samples = 1 leaves nothing to compare: each task has one completion. Set 2 or"

@@ -252,7 +252,8 @@ def _stage(
             " trained. Set it in the stages that train on conversations"
         )
     for sampled in earlier:
-        if row.reads == "comparisons" and recipe.data.source == REFERENCE + sampled.name:
+        compares = row.reads == "comparisons" and sampled.kind == "sample"
+        if compares and recipe.data.source == REFERENCE + sampled.name:
             with in_stage(name):
                 rewards = len(sampled.recipe.environment.rewards)
                 check_sampled(sampled.recipe.sample, rewards, recipe.comparisons)

@@ -133,11 +133,19 @@ def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
     """Check the names of rewards and of the environment. Runs no user code.
 
     Raises:
-        UserError: for an unknown name, a malformed one, or a file that does not exist.
+        UserError: for an unknown name, a malformed one, or a file that does not exist, or for a
+            deviation of reward models without an ensemble.
     """
+    models = [paths for name in config.rewards if (paths := reward_model_paths(name))]
+    if config.reward_model.std_factor and models and max(map(len, models)) == 1:
+        raise UserError(
+            f"environment.reward_model.std_factor = {config.reward_model.std_factor:g} has no"
+            f" effect on '{models[0][0]}', one model. Name several, with commas between them, or"
+            " remove it"
+        )
     for name in config.rewards:
         if paths := reward_model_paths(name):
-            _check_reward_models(name, paths, config.reward_model.std_factor)
+            _check_reward_models(name, paths)
         else:
             rewards.NAMED.check(name)
     if evaluation.strict:
@@ -149,11 +157,11 @@ def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
         episodes.NAMED.check(config.episode)
 
 
-def _check_reward_models(name: str, paths: Sequence[str], std_factor: float) -> None:
+def _check_reward_models(name: str, paths: Sequence[str]) -> None:
     """Check the reward models of one reward, without loading them.
 
     Raises:
-        UserError: if one has no name or is named twice, or `std_factor` is for one model alone.
+        UserError: if one has no name or is named twice.
     """
     if not all(paths):
         raise UserError(
@@ -164,11 +172,6 @@ def _check_reward_models(name: str, paths: Sequence[str], std_factor: float) -> 
         raise UserError(
             f"environment.rewards: '{name}' names {twice[0]} twice. An ensemble has different"
             " models"
-        )
-    if std_factor and len(paths) == 1:
-        raise UserError(
-            f"environment.reward_model.std_factor = {std_factor:g} has no effect on '{name}', one"
-            " model. Name several, with commas between them, or remove it"
         )
 
 
