@@ -102,7 +102,11 @@ MISTAKES = {
         "that stage makes a reward_model, and this setting takes a dataset",
     ),
     # Reward models.
-    "an adapter": (MODEL + "model.lora.rank = 2\nmodel.path = 'x'", "model.lora.rank = 0 in this"),
+    "an adapter of a quantised base": (
+        MODEL
+        + "model.lora = {rank = 2, base = 'nf4'}\nrun.precision = 'bfloat16'\nmodel.path = 'x'",
+        "Use 'bfloat16' in this stage",
+    ),
     "a margin of labels": (
         MODEL + 'reward_model.loss = "bce"\nreward_model.margin = true',
         "reward_model.margin has no effect with reward_model.loss = 'bce'",

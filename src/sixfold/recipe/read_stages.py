@@ -17,7 +17,7 @@ from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import check_reference, check_sampled, resolve_losses
 from .reward_models import reward_model_paths
-from .schema import NAME, SourceConfig
+from .schema import NAME, Recipe, SourceConfig
 from .settled import settled
 from .stages import (
     ACCEPTS,
