@@ -13,6 +13,7 @@ from ..staleness import replayed_groups
 from .dump import toml_literal
 from .reward_models import is_address, reward_model_paths
 from .schema import (
+    DataConfig,
     EngineConfig,
     EnvironmentConfig,
     EvalConfig,
@@ -75,8 +76,8 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     rank, precision = recipe.model.lora.rank, recipe.run.precision
     lora = 0 if recipe.samples_apart else rank
     _check_eval(recipe.eval)
-    _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe)
-    _check_evaluated("run.patience", recipe.run.patience, recipe)
+    _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe.eval, recipe.data)
+    _check_evaluated("run.patience", recipe.run.patience, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
     _check_max_failures(recipe.rollout, recipe.environment.error_budget)
@@ -119,9 +120,8 @@ def _check_eval(config: EvalConfig) -> None:
         )
 
 
-def _check_evaluated(name: str, value: int, recipe: Recipe) -> None:
-    data = recipe.data
-    if value and not (recipe.eval.every and (data.heldout or data.heldout_splits)):
+def _check_evaluated(name: str, value: int, config: EvalConfig, data: DataConfig) -> None:
+    if value and not (config.every and (data.heldout or data.heldout_splits)):
         raise UserError(
             f"{name} = {value} needs held-out evaluations during training: set"
             f" eval.every and data.heldout, or {name} = 0"

@@ -17,7 +17,7 @@ from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import check_reference, check_sampled, resolve_losses
 from .reward_models import reward_model_paths
-from .schema import NAME, Recipe, SourceConfig
+from .schema import NAME, LoraConfig, SourceConfig
 from .settled import settled
 from .stages import (
     ACCEPTS,
@@ -242,7 +242,7 @@ def _stage(
             resolve_losses(recipe.preference)
             check_reference(recipe.preference, recipe.reference)
     if row.makes == "reward_model":
-        _check_reward_model(recipe, where)
+        _check_reward_model(recipe.model.lora, recipe.parallel.tensor, where)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)
@@ -283,20 +283,20 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
                 )
 
 
-def _check_reward_model(recipe: Recipe, where: str) -> None:
+def _check_reward_model(lora: LoraConfig, tensor: int, where: str) -> None:
     """Refuse settings that no reward model can have.
 
     Raises:
         UserError: names the setting and the remedy.
     """
-    if recipe.model.lora.rank and recipe.model.lora.base == "nf4":
+    if lora.rank and lora.base == "nf4":
         raise UserError(
             f"{where}: model.lora.base = 'nf4': a reward model is saved with its adapter merged"
             " into its base, whose weights are not stored. Use 'bfloat16' in this stage"
         )
-    if recipe.parallel.tensor > 1:
+    if tensor > 1:
         raise UserError(
-            f"{where}: parallel.tensor = {recipe.parallel.tensor} does not support reward models."
+            f"{where}: parallel.tensor = {tensor} does not support reward models."
             " Set parallel.tensor = 1 in this stage"
         )
 
