@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
+from ..steps import Decode, last_tokens
 from ..types import Trajectory
-
-Decode = Callable[[Sequence[int]], str]
-"""Text of sampled token ids."""
 
 
 def token_steps(
@@ -41,26 +37,8 @@ def token_steps(
         )
     (turn,) = trajectory.turns
     tokens = trajectory.tokens[turn.start : turn.stop]
-
-    @cache
-    def before(count: int) -> str:
-        return opened + decode(tokens[:count])
-
-    found = []
-    for end, reward in steps:
-        if not len(opened) < end <= len(text):
-            least = f" after the {len(opened)} that the prompt left open" if opened else ""
-            raise ValueError(
-                f"Grade.steps: a step ends at character {end}, but the completion has"
-                f" {len(text)}. Use 1 to {len(text)}{least}"
-            )
-        whole = text[:end]
-        counts = range(1, len(tokens) + 1)
-        at = bisect_left(counts, True, key=lambda count: before(count).startswith(whole))
-        if at == len(tokens):
-            raise ValueError(
-                f"Grade.steps: no token ends at or after character {end}: the text differs from"
-                " that of the sampled tokens"
-            )
-        found.append((turn.start + at, reward))
-    return tuple(found)
+    try:
+        found = last_tokens([end for end, _ in steps], text, tokens, decode, opened)
+    except ValueError as error:
+        raise ValueError(f"Grade.steps: {error}") from error
+    return tuple((turn.start + at, reward) for at, (_, reward) in zip(found, steps, strict=True))
