@@ -193,13 +193,19 @@ class Renderer:
             return self.encode_messages(first, tools, task.template_args)
         return self.encode(replace(task, prompt=told, tools=()))
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, mark: bool = False) -> list[int]:
         """Token ids of a prompt without a template, with the tokens that the tokenizer adds.
+
+        Args:
+            text: the prompt.
+            mark: it is a mark of a model's own format: its special tokens are special, and no
+                token is added.
 
         Raises:
             RenderError: the tokenizer does not know some characters.
         """
-        return self._check_known(self._special.encode_bare([text])[0], "prompt", text)
+        encode = self._special.encode_rendered if mark else self._special.encode_bare
+        return self._check_known(encode([text])[0], "prompt", text)
 
     def suffix(
         self,

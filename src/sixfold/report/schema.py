@@ -15,6 +15,7 @@ from . import sampling_metrics, training_metrics
 from .judge_metrics import JUDGE
 from .metric import Metric, Value
 from .preference_metrics import PREFERENCE
+from .prm_metrics import PRM
 from .reward_model_metrics import REWARD_MODEL
 
 GROUPS: Mapping[str, tuple[Metric, ...]] = {
@@ -23,6 +24,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     **training_metrics.GROUPS,
     "Preferences": PREFERENCE,
     "Reward models": REWARD_MODEL,
+    "Process reward models": PRM,
 }
 
 METRICS: tuple[Metric, ...] = tuple(metric for group in GROUPS.values() for metric in group)

@@ -11,4 +11,5 @@ reward.py      reward models among `environment.rewards`
 asked.py       what they are asked
 worker_models.py, worker.py  reward models in a process of their own
 served.py      reward models that servers score with
+step_*.py      the same of process reward models, whose scores are read at the end of every step
 """

@@ -25,6 +25,7 @@ from .asked import Asked, AskedReward, Texts, graded
 from .model import load_reward_model
 from .scorer import Scorer
 from .served import ServedModels
+from .step_scorer import ProcessScorer
 from .worker_models import WorkerModels
 
 _SETTING = "environment.rewards"
@@ -72,7 +73,7 @@ def rewards_of(scorer: Scorer, asked: Asked) -> Tensor:
     Raises:
         UserError: if a completion does not fit the model's context.
     """
-    if _same_tokens(scorer, asked):
+    if same_tokens(scorer, asked):
         return scorer.rewards(asked.prompt_ids, asked.completion_ids)
     said: Any = asked.prompt if isinstance(asked.prompt, str) else tuple(asked.prompt)
     task = Task("scored", said)
@@ -120,6 +121,22 @@ def load_scorers(paths: Sequence[str], config: RewardScoringConfig, setting: str
     Raises:
         UserError: if one of them cannot be loaded, or there is no such device.
     """
+    device, dtype = scoring_device(config)
+    models = [
+        load_reward_model(str(Path(path).expanduser()), device, dtype, setting) for path in paths
+    ]
+    return [Scorer(model, config.max_tokens) for model in models]
+
+
+def scoring_device(config: RewardScoringConfig) -> tuple[str, torch.dtype]:
+    """Device and dtype of reward models.
+
+    Args:
+        config: the recipe's [environment.reward_model] section.
+
+    Raises:
+        UserError: if there is no such device.
+    """
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,14 +144,10 @@ def load_scorers(paths: Sequence[str], config: RewardScoringConfig, setting: str
         raise UserError(
             f"environment.reward_model.device = '{device}': no CUDA device found. Use cpu, or auto"
         )
-    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-    models = [
-        load_reward_model(str(Path(path).expanduser()), device, dtype, setting) for path in paths
-    ]
-    return [Scorer(model, config.max_tokens) for model in models]
+    return device, torch.bfloat16 if config.precision == "bfloat16" else torch.float32
 
 
-def _same_tokens(scorer: Scorer, asked: Asked) -> bool:
+def same_tokens(scorer: Scorer | ProcessScorer, asked: Asked) -> bool:
     """True if the ids mean the same texts to the reward model as to the policy."""
     prompt, completions = asked.prompt_ids, asked.completion_ids
     if max(map(max, (prompt, *filter(None, completions)))) >= scorer.vocabulary:

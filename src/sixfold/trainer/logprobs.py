@@ -351,11 +351,11 @@ def _thin_embedding(model: PreTrainedModel, row: PackedRow, scoring: Scoring) ->
 
 
 class ScalarRoot(nn.Module):
-    """A linear head with one output, on the hidden states at row.reads.
+    """A head with one output, on the hidden states at row.reads.
 
     Args:
         model: module with the parameters to train.
-        head: the head, a part of `model`.
+        head: the head, whose parameters are a part of `model`.
         states: hidden states [S, hidden] at row.reads.
         language: frozen model whose language head reads the same hidden states in training. None:
             no loss reads log-probs.
@@ -364,7 +364,7 @@ class ScalarRoot(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        head: nn.Linear,
+        head: nn.Module,
         states: Callable[[PackedRow, Scoring], Tensor],
         language: PreTrainedModel | None = None,
     ) -> None:

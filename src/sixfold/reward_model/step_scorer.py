@@ -1,0 +1,184 @@
+"""Scores of the steps of completions by a process reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..batch import collate
+from ..errors import UserError
+from ..step_scorer import Prompt, StepScorer
+from ..steps import Steps, last_tokens, steps_of, tokenized_ends
+from ..trainer.logprobs import Scoring, score_tables
+from ..types import Group, PromptForm, Task
+from .step_model import CONVENTIONS, StepModel
+from .step_rows import step_row
+
+
+class _Read(NamedTuple):
+    """Token ids of a prompt with a completion, and the index at which each step is read."""
+
+    tokens: list[int]
+    at: list[int]
+
+
+class ProcessScorer(StepScorer):
+    """Scores steps by a process reward model.
+
+    Completions of one prompt share the computation of all tokens before the first that differs.
+
+    Args:
+        step_model: the model.
+        max_tokens: most tokens that are computed at once.
+        ends: where steps end. Empty: as the model has it.
+
+    Attributes:
+        tokens: tokens that the model has computed.
+        renderer: with the model's tokenizer.
+        steps: where steps end.
+
+    Raises:
+        UserError: for an unknown way to end steps.
+    """
+
+    def __init__(self, step_model: StepModel, max_tokens: int, ends: str = "") -> None:
+        self.tokens = 0
+        self.renderer = step_model.renderer
+        self.steps: Steps = steps_of(
+            ends or step_model.ends,
+            partial(tokenized_ends, encode=self.renderer.plain, decode=self._decode),
+        )
+        self._step_model = step_model
+        self._convention = CONVENTIONS[step_model.name]
+        self._max_tokens = max_tokens
+        step_model.root.register_forward_pre_hook(self._count)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of embeddings: larger token ids cannot be scored."""
+        embeddings: Any = self._step_model.model.get_input_embeddings()
+        return int(embeddings.weight.shape[0])
+
+    @property
+    def reads_tokens(self) -> bool:
+        """True if the model reads completions as they were sampled, without marks."""
+        return not self._convention.mark
+
+    def score(
+        self,
+        prompt: Prompt,
+        completions: Sequence[str],
+        ends: Sequence[Sequence[int]],
+        form: PromptForm = "messages",
+    ) -> list[list[float]]:
+        """As `StepScorer.score`. form: how the prompt is read.
+
+        Raises:
+            UserError: also if a step is in none of the model's tokens.
+        """
+        task = Task("scored", prompt, form=form)
+        if self.reads_tokens:
+            ids = [self.renderer.plain(text) for text in completions]
+            return self.score_tokens(self.renderer.encode(task), ids, completions, ends)
+        try:
+            rows = [self._marked(task, *one) for one in zip(completions, ends, strict=True)]
+        except ValueError as error:
+            raise UserError(f"process reward model: {error}") from error
+        return self._scores(rows)
+
+    def score_tokens(
+        self,
+        prompt: Sequence[int],
+        completions: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        ends: Sequence[Sequence[int]],
+    ) -> list[list[float]]:
+        """As `score`, of completions given by their tokens. The model must read tokens.
+
+        Args:
+            prompt: token ids of the prompt.
+            completions: token ids of each completion.
+            texts: the completions.
+            ends: character ends of the steps of each text.
+        """
+        rows = []
+        for ids, text, of_text in zip(completions, texts, ends, strict=True):
+            try:
+                at = last_tokens(of_text, text, ids, self._decode)
+            except ValueError as error:
+                raise UserError(f"process reward model: {error}") from error
+            rows.append(_Read([*prompt, *ids], [len(prompt) + index for index in at]))
+        return self._scores(rows)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.renderer.shown(ids, special=False)
+
+    def _marked(self, task: Task, text: str, ends: Sequence[int]) -> _Read:
+        """A completion of a task with a mark after each step."""
+        own, mark = self._convention, self._step_model.mark
+        steps = [text[a:b].strip() for a, b in zip([0, *ends], ends, strict=False)]
+        if word := own.mark.strip():  # a policy that writes marks would choose where it is scored
+            steps = [step.replace(word, "").strip() for step in steps]
+        prompt = own.prompt.format(task.prompt_text)
+        if not own.apart:
+            tokens = self.renderer.encode_text(
+                prompt + own.after.join(step + own.mark for step in steps)
+            )
+            found = [place for place, token in enumerate(tokens) if token == mark[-1]]
+            return _Read(tokens, found[len(found) - len(steps) :])  # a prompt may have marks too
+        if own.prompt:
+            tokens = self.renderer.encode_text(prompt)
+            if (first := self.renderer.tokenizer.bos_token_id) is not None and tokens[0] != first:
+                tokens = [first, *tokens]
+        else:
+            tokens = list(self.renderer.encode(task))
+        at = []
+        for step in steps:
+            tokens += [*self.renderer.plain(step), *mark]
+            at.append(len(tokens) - 1)
+        return _Read(tokens, at)
+
+    def _scores(self, rows: Sequence[_Read]) -> list[list[float]]:
+        """Score of each step of rows that begin alike."""
+        read = [row for row in rows if row.at]  # an empty completion has no step
+        if not read:
+            return [[] for _ in rows]
+        room = self._step_model.context - 1
+        longest = max(len(row.tokens) for row in read)
+        if longest > room:
+            raise UserError(
+                f"the process reward model reads at most {room} tokens, and a prompt with its"
+                f" completion has {longest}"
+            )
+        shared = min(row.at[0] for row in read)
+        first = read[0].tokens
+        for row in read:
+            shared = next(
+                (n for n in range(shared) if row.tokens[n] != first[n]),
+                shared,
+            )
+        made = [
+            step_row(
+                "scored",
+                number,
+                row.tokens[:shared],
+                row.tokens[shared:],
+                {at - shared: 0.0 for at in row.at},
+            )
+            for number, row in enumerate(read)
+        ]
+        batch = collate([Group(Task("scored", ""), made)]).to(self._step_model.model.device)
+        root = self._step_model.root
+        values, _ = score_tables(root, batch, Scoring(), self._max_tokens, share_prefix=True)
+        scores = values.double().sigmoid().cpu()
+        table = iter(scores)
+        return [next(table)[[at + 1 for at in row.at]].tolist() if row.at else [] for row in rows]
+
+    def _count(self, root: nn.Module, given: tuple[Any, ...]) -> None:
+        """Count the tokens of a packed row before it is computed."""
+        tokens: torch.Tensor = given[0].tokens
+        self.tokens += len(tokens)
