@@ -85,7 +85,7 @@ MISTAKES = {
             "'learning_rate' belongs under 'critic' (critic.learning_rate) or 'trainer'"
             " (trainer.learning_rate) or 'pretrain' (pretrain.learning_rate) or 'sft'"
             " (sft.learning_rate) or 'preference' (preference.learning_rate) or 'reward_model'"
-            " (reward_model.learning_rate) (demo.toml, line 1)"
+            " (reward_model.learning_rate) or 'prm' (prm.learning_rate) (demo.toml, line 1)"
         ),
     ),
     "word for integer": (

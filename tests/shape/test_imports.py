@@ -55,6 +55,8 @@ ALLOWED = {
     "http_client": {"errors"},
     "files": {"errors"},
     "seeds": set(),
+    "steps": {"environment", "errors", "user_code"},
+    "step_scorer": {"types"},
     "staleness": set(),
     "event_loop": set(),
     "timeline": set(),
@@ -63,6 +65,7 @@ ALLOWED = {
     "ranks": {"errors"},
     "recipe": {
         *("algorithm", "environment", "errors", "plugins", "preference", "sizing", "staleness"),
+        "steps",
     },
     "preference": {"batch"},
     "sizing": {"errors", "recipe"},
@@ -72,7 +75,9 @@ ALLOWED = {
     "engine": {"kernels", "model", "seeds", "types"},
     "algorithm": {"batch", "types"},
     "environment": {"errors", "json_schema", "plugins", "ranks", "types", "user_code"},
-    "checks": {"environment", "errors", "event_loop", "processes", "types", "user_code"},
+    "checks": {
+        *("environment", "errors", "event_loop", "processes", "steps", "types", "user_code"),
+    },
     "data": {"environment", "errors", "plugins", "recipe", "seeds", "types", "user_code"},
     "trainer": {
         *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "seeds"),
@@ -84,7 +89,8 @@ ALLOWED = {
     },
     "reward_model": {
         *("batch", "checkpointable", "environment", "errors", "http_client", "model"),
-        *("preference", "processes", "ranks", "recipe", "renderer", "trainer", "types"),
+        *("preference", "processes", "ranks", "recipe", "renderer", "step_scorer", "steps"),
+        *("trainer", "types"),
     },
     "critic": {"batch", "checkpointable", "errors", "model", "ranks", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "kernels", "rollout"},

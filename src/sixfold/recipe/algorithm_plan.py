@@ -11,7 +11,7 @@ from ..environment.registry import EPISODES, LIBRARIES, reward_row
 from ..errors import UserError, nearest
 from ..preference.zoo import LOSSES as PREFERENCES
 from .preference_plan import trains_preferences
-from .reward_models import reward_model_paths
+from .reward_models import PRM, reward_model_paths
 from .schema import AlgorithmConfig, EnvironmentConfig, Recipe, ReferenceConfig
 
 _WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
@@ -149,7 +149,9 @@ def _check_step_rewards(config: EnvironmentConfig) -> None:
     """Refuse rewards and environments that are known to give no rewards of steps or turns."""
     episode, library = config.episode, library_of(config.episode)
     names = () if episode and config.rewards == EnvironmentConfig().rewards else config.rewards
-    givers = [not reward_model_paths(n) and reward_row(n).step_rewards for n in names]
+    givers = [
+        n.startswith(PRM) if reward_model_paths(n) else reward_row(n).step_rewards for n in names
+    ]
     if library:
         givers.append(LIBRARIES.row(library).step_rewards)
     elif episode:
@@ -159,9 +161,9 @@ def _check_step_rewards(config: EnvironmentConfig) -> None:
     whose = f"environment.episode = {episode!r}" if episode else f"environment.rewards = {[*names]}"
     raise UserError(
         f"algorithm.advantage = 'process' needs rewards of steps or turns, but {whose} gives none."
-        " Use a function of your own that returns a Grade with steps, environment.rewards ="
-        " ['path.py:function'], an environment that rewards turns, such as gymnasium:ID, or"
-        " another advantage"
+        " Use a process reward model, environment.rewards = ['prm:PATH'], a function of your own"
+        " that returns a Grade with steps, ['path.py:function'], an environment that rewards turns,"
+        " such as gymnasium:ID, or another advantage"
     )
 
 

@@ -10,14 +10,17 @@ from ..environment.episodes import library_of
 from ..environment.registry import EPISODES
 from ..errors import UserError
 from ..staleness import replayed_groups
+from ..steps import check_steps
 from .dump import toml_literal
-from .reward_models import is_address, reward_model_paths
+from .reward_models import PRM, is_address, reward_model_paths
 from .schema import (
     DataConfig,
     EngineConfig,
     EnvironmentConfig,
     EvalConfig,
+    PrmConfig,
     ProcessPlacement,
+    ProcessScoringConfig,
     Recipe,
     ReferenceConfig,
     ReplayConfig,
@@ -76,6 +79,7 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     rank, precision = recipe.model.lora.rank, recipe.run.precision
     lora = 0 if recipe.samples_apart else rank
     _check_eval(recipe.eval)
+    _check_prm(recipe.prm, recipe.environment.prm, recipe.sample.label_ends)
     _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_evaluated("run.patience", recipe.run.patience, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
@@ -100,7 +104,7 @@ def _check_reward_models(config: EnvironmentConfig) -> None:
         wrong.append(("retries", "a reward model that is served (reward_model:http://...)"))
     if not served and own.placement == "inline":
         wrong.append(("timeout_s", "placement = 'worker' or a reward model that is served"))
-    if not here:
+    if not any(reward_model_paths(n) and not n.startswith(PRM) for n in config.rewards) or not here:
         wrong.append(("placement", "a reward model in a folder"))
     if served and not here:
         wrong += [(n, "a reward model in a folder") for n in ("device", "precision", "max_tokens")]
@@ -316,6 +320,21 @@ def check_placement(recipe: Recipe, method: Method) -> None:
                     f"{where} does not work with {key} = {toml_literal(value)}: {why}. Set {key} ="
                     f" {toml_literal(only)}, or remove {where.partition(' ')[0]}"
                 )
+
+
+def _check_prm(training: PrmConfig, scoring: ProcessScoringConfig, labels: str) -> None:
+    """Refuse unknown ways to end steps, and the temperature of a minimum that is not taken."""
+    named = {"prm.ends": training.ends, "environment.prm.ends": scoring.ends}
+    for key, ends in {**named, "sample.label_ends": labels}.items():
+        try:
+            check_steps(ends or "newline")
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from error
+    if scoring.credit != "min" and scoring.temperature != ProcessScoringConfig().temperature:
+        raise UserError(
+            "environment.prm.temperature has no effect with environment.prm.credit ="
+            f" '{scoring.credit}'. Set credit = 'min', or remove it"
+        )
 
 
 def _check_replay(replay: ReplayConfig, prompts: int, method: Method) -> None:

@@ -16,7 +16,7 @@ from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import check_reference, check_sampled, resolve_losses
-from .reward_models import reward_model_paths
+from .reward_models import PRM, reward_model_paths
 from .schema import NAME, LoraConfig, SourceConfig
 from .settled import settled
 from .stages import (
@@ -258,6 +258,11 @@ def _stage(
                 rewards = len(sampled.recipe.environment.rewards)
                 check_sampled(sampled.recipe.sample, rewards, recipe.comparisons)
     tasks = generated_source(recipe.data)
+    if stage.row.reads == "step_labels" and tasks:
+        raise UserError(
+            f"{where}: data.source = '{tasks}' generates tasks, which have no solutions with"
+            " labelled steps. Name a file of them"
+        )
     if stage.row.reads == "comparisons" and tasks:
         raise UserError(
             f"{where}: data.source = '{tasks}' generates tasks, which have no completions to"
@@ -438,3 +443,13 @@ def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
             raise UserError(
                 f"{said}: that stage makes a {made[name]}, and this setting takes a {ACCEPTS[key]}"
             )
+    process = {other.name: other.kind == "prm" for other in earlier}
+    for reward in stage.recipe.environment.rewards:
+        for path in reward_model_paths(reward):
+            wanted = process.get(path.removeprefix(REFERENCE))
+            if path.startswith(REFERENCE) and wanted is not reward.startswith(PRM):
+                right = f"{PRM}{path}" if wanted else path
+                raise UserError(
+                    f"{where}: environment.rewards has {reward!r}, and that stage trains"
+                    f" {'a process' if wanted else 'an outcome'} reward model. Write {right!r}"
+                )

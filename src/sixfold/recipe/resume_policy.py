@@ -45,6 +45,7 @@ FIXED: dict[str, str] = {
     "preference": "the losses and learning rates of the finished steps come from it",
     "comparisons": "the comparisons of the finished steps come from it",
     "reward_model": "the losses of the finished steps come from it",
+    "prm": "the losses of the finished steps come from it",
 }
 """Setting or section -> reason why a resumed run cannot change it."""
 

@@ -2,6 +2,7 @@
 
 `reward_model:PATH` names a folder, a run, a checkpoint or a hub id, or the address of a server, and
 `stage:NAME` the result of an earlier stage. Several, with commas between them, are an ensemble.
+`prm:PATH` and `prm:stage:NAME` name a process reward model.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Callable
 
 PREFIX = "reward_model:"
 STAGE = "stage:"
+PRM = "prm:"
 
 
 def reward_model_paths(name: str) -> list[str]:
     """Paths, or names of stages, of the reward models that a reward names. [] for other rewards."""
-    if not name.startswith((PREFIX, STAGE)):
+    if not name.startswith((PREFIX, STAGE, PRM)):
         return []
-    return [path.strip() for path in name.removeprefix(PREFIX).split(",")]
+    return [path.strip() for path in name.removeprefix(PREFIX).removeprefix(PRM).split(",")]
 
 
 def is_address(path: str) -> bool:
@@ -32,4 +34,10 @@ def with_paths(name: str, path: Callable[[str], str]) -> str:
         path: gives the new path of each.
     """
     paths = reward_model_paths(name)
-    return PREFIX + ",".join(map(path, paths)) if paths else name
+    prefix = PRM if name.startswith(PRM) else PREFIX
+    return prefix + ",".join(map(path, paths)) if paths else name
+
+
+def reward_model_name(name: str) -> str:
+    """The part of a reward's metrics for its reward models."""
+    return "prm" if name.startswith(PRM) else "reward_model"

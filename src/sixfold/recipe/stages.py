@@ -30,7 +30,7 @@ REFERENCE = "stage:"
 """Start of the name of an earlier stage's artifact."""
 
 Made = Literal["model", "dataset", "reward_model"]
-Reads = Literal["tasks", "solutions", "texts", "comparisons"]
+Reads = Literal["tasks", "solutions", "texts", "comparisons", "step_labels"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Kind:
         spec: `module:class`, a `stages.kind.StageKind`.
         sections: sections of the recipe that only some kinds read.
         steps: setting with its number of steps. Empty if that follows from its data.
-        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; texts; or
-            comparisons of completions.
+        reads: what [data] holds: tasks; worked solutions of tasks, or conversations; texts;
+            comparisons of completions; or solutions whose steps are labelled.
         loss: its loss in words. Empty for the loss of the recipe's algorithm, or for none.
         epochs: setting with its number of passes over the data, from which its steps may follow.
 
@@ -99,6 +99,16 @@ KINDS: Mapping[str, Kind] = {
         reads="comparisons",
         loss="of the differences of the scores of better and worse completions",
         epochs="reward_model.epochs",
+    ),
+    "prm": Kind(
+        purpose="train a process reward model on solutions whose steps are labelled",
+        makes="reward_model",
+        spec="sixfold.stages.prm:PrmKind",
+        sections=("prm",),
+        steps="prm.steps",
+        reads="step_labels",
+        loss="cross-entropy of every labelled step; every solution has the same weight",
+        epochs="prm.epochs",
     ),
     "sample": Kind(
         purpose="sample completions and keep the good ones as a dataset",

@@ -106,7 +106,7 @@ def parse_staged(
 
 def _check_sections(staged: StagedRecipe, where: str) -> None:
     """Refuse a section that only stages of a kind read, and no stage is of it."""
-    for section in ("preference", "reward_model"):
+    for section in ("preference", "reward_model", "prm"):
         given = getattr(staged.base, section)
         if given != type(given)() and all(one.kind != section for one in staged.stages):
             raise UserError(

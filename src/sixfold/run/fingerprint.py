@@ -22,7 +22,7 @@ from ..environment.tools.episode import Equipped
 from ..event_loop import run_blocking
 from ..plugins import module_spec
 from ..recipe.adapter_folder import folder_hash
-from ..recipe.reward_models import is_address, reward_model_paths
+from ..recipe.reward_models import is_address, reward_model_name, reward_model_paths
 from ..recipe.schema import RewardScoringConfig
 from ..types import Task
 
@@ -117,7 +117,7 @@ def _fingerprint(
 ) -> list[str]:
     if isinstance(reward, str) and (paths := reward_model_paths(reward)):
         hashes = [_model_hash(path, scoring or RewardScoringConfig()) for path in paths]
-        name, source = "reward_model", " ".join(hashes).encode()
+        name, source = reward_model_name(reward), " ".join(hashes).encode()
     elif isinstance(reward, str):
         row = reward_row(reward)
         if row.version:

@@ -15,10 +15,11 @@ from ..environment.registry import any_needs, any_runs_programs
 from ..environment.resource import Resource
 from ..environment.solved import REWARD
 from ..errors import UserError
-from ..recipe.reward_models import reward_model_paths
+from ..recipe.reward_models import PRM, reward_model_paths
 from ..recipe.schema import EnvironmentConfig, EvalConfig, Recipe
 
 _REWARD_MODEL = "sixfold.reward_model.reward:reward_model"
+_PRM = "sixfold.reward_model.step_reward:process_reward"
 """Loaded by name: this module does not import torch."""
 
 RESOURCES = "sixfold.resources"
@@ -93,6 +94,8 @@ def _loaded(name: str, config: EnvironmentConfig) -> str | Callable[..., Any]:
         UserError: if the reward model cannot be loaded.
     """
     paths = reward_model_paths(name)
+    if name.startswith(PRM):
+        return load_object(_PRM)(paths, config.prm, config.reward_model)  # type: ignore[no-any-return]
     return load_object(_REWARD_MODEL)(paths, config.reward_model) if paths else name
 
 

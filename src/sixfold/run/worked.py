@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..recipe.schema import (
     PreferenceConfig,
     PretrainConfig,
+    PrmConfig,
     RewardModelConfig,
     SftConfig,
     TrainerConfig,
@@ -24,7 +25,7 @@ from ..trainer.trainer import Trainer
 from ..types import Group, Task
 from .assemble import Assembly
 
-OptimizerSettings = PretrainConfig | SftConfig | PreferenceConfig | RewardModelConfig
+OptimizerSettings = PretrainConfig | SftConfig | PreferenceConfig | RewardModelConfig | PrmConfig
 """Section of a stage that trains on examples."""
 
 

@@ -43,6 +43,7 @@ from .dataset import check_tasks, mixed_rows, sampled_row
 from .diversity import Diversity
 from .keepers import REASONS, check_enough, completion_of, select
 from .kind import StageKind
+from .step_labels import StepLabeller
 
 BLOCKS = "blocks"
 TOKENS, MILLISECONDS = "tokens", "milliseconds"
@@ -70,6 +71,11 @@ class SampleWork(Work):
             raise UserError(
                 "environment.agent: the conversations of an agent cannot become rows, because SFT"
                 " could not play them again. Sample with environment.episode, or without an episode"
+            )
+        if config.label_steps and assembly.player.environment:
+            raise UserError(
+                f"sample.label_steps = {config.label_steps} labels solutions of one reply, and"
+                " environment.episode plays several. Set label_steps = 0"
             )
         self._tasks = drawn_tasks(assembly.tasks.train, config.tasks, seed + config.draw)
         if config.tasks > len(self._tasks):
@@ -120,6 +126,18 @@ class SampleRun:
             rollout=assembly.rollout(self._config.samples),
             environment=assembly.environment,
             loop=assembly.loop,
+        )
+
+        self._labeller = (
+            StepLabeller(
+                assembly.rollout(self._config.label_steps),
+                assembly.environment,
+                assembly.loop,
+                assembly.renderer,
+                self._config,
+            )
+            if self._config.label_steps
+            else None
         )
 
     def go(self) -> None:
@@ -189,6 +207,12 @@ class SampleRun:
         selection = select(groups, self._config, read, assembly.renderer.has_special)
         counts = selection.counts()
         total = sum(counts.values())
+        rows = [sampled_row(one, model=self._model, seed=seed) for one in selection.kept]
+        sampled = sum(t.sampled_length for g in groups for t in g.trajectories)
+        if labeller := self._labeller:
+            found = labeller.label(selection.kept, groups, seed, context.progress.phase)
+            rows = [row | labels.columns() for row, labels in zip(rows, found, strict=True)]
+            sampled += labeller.tokens
         metrics: Metrics = {
             **self._collector.stats(),
             **reward_metrics(groups),
@@ -198,13 +222,11 @@ class SampleRun:
             "time/total_s": time.perf_counter() - began,
         }
         context.state.step = number + 1
-        sampled = sum(t.sampled_length for g in groups for t in g.trajectories)
         noted = {
             **counts,
             TOKENS: sampled,
             MILLISECONDS: round(1000 * (time.perf_counter() - began)),
         }
-        rows = [sampled_row(one, model=self._model, seed=seed) for one in selection.kept]
 
         def write() -> None:
             if context.ranks.rank == 0:

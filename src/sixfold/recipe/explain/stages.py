@@ -21,6 +21,7 @@ _EXAMPLES = {
     "solutions": "examples",
     "tasks": "examples",
     "comparisons": "comparisons",
+    "step_labels": "solutions",
 }
 
 
@@ -121,6 +122,8 @@ def _trains_on(stage: Stage) -> str:
         what = "worked solutions" if stage.reads_tasks else "conversations"
     elif reads == "comparisons":
         what = "comparisons"
+    elif reads == "step_labels":
+        what = "solutions with labelled steps"
     else:
         what = "tasks"
     return f"{what} of {where or sources(data)}"
@@ -144,7 +147,9 @@ def _steps(stage: Stage) -> str:
     recipe, row = stage.recipe, stage.row
     if stage.kind == "sample":
         own = recipe.sample
-        return f"{own.samples} completions of each of {own.tasks or 'all'} tasks; kept: {own.keep}"
+        labels = f"; {own.label_steps} more after each kept step" if own.label_steps else ""
+        tasks = own.tasks or "all"
+        return f"{own.samples} completions of each of {tasks} tasks; kept: {own.keep}{labels}"
     if stage.kind == "rl":
         rollout = recipe.rollout
         return (

@@ -22,6 +22,7 @@ from .placement import LocalPlacement, Placement, ProcessPlacement, RayPlacement
 from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
+from .prm import PrmConfig, ProcessScoringConfig
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
@@ -66,7 +67,9 @@ __all__ = [
     "Preemption",
     "PreferenceConfig",
     "PretrainConfig",
+    "PrmConfig",
     "ProcessPlacement",
+    "ProcessScoringConfig",
     "RayPlacement",
     "Recipe",
     "RecomputePreemption",

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import Real, Section, knob
 from .judge import JudgeConfig
+from .prm import ProcessScoringConfig
 from .reward_model import RewardScoringConfig
 
 
@@ -147,6 +148,7 @@ class EnvironmentConfig(Section):
         " reasoning_gym, reasoning_gym_solved,"
         " judge_rubric, judge_reference, judge_pairwise, judge_constitution,"
         " reward_model:FOLDER, stage:NAME (a reward model; several with commas are an ensemble),"
+        " prm:FOLDER, prm:stage:NAME (a process reward model),"
         " path.py:function or module:function",
     )
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")
@@ -173,6 +175,7 @@ class EnvironmentConfig(Section):
     sql: SqlConfig = SqlConfig()
     judge: JudgeConfig = JudgeConfig()
     reward_model: RewardScoringConfig = RewardScoringConfig()
+    prm: ProcessScoringConfig = ProcessScoringConfig()
     web: WebConfig = WebConfig()
 
     @property

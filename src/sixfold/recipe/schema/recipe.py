@@ -21,6 +21,7 @@ from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement
 from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
+from .prm import PrmConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .replay import ReplayConfig
 from .reward_model import RewardModelConfig
@@ -68,6 +69,7 @@ class Recipe(Section):
     preference: PreferenceConfig = PreferenceConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
+    prm: PrmConfig = PrmConfig()
     sample: SampleConfig = SampleConfig()
     parallel: ParallelConfig = ParallelConfig()
     placement: Placement = knob(

@@ -51,6 +51,20 @@ class SampleConfig(Section):
         True, "keep one of a task's completions that differ only in white space"
     )
     min_rows: int = knob(1, "the stage fails if it keeps fewer completions", ge=1)
+    label_steps: int = knob(
+        0,
+        "continuations sampled after each step of every kept completion; the share of them that is"
+        " solved labels the step, for a stage of kind prm (0: no labels)",
+        ge=0,
+    )
+    label_ends: str = knob(
+        "newline", "where the labelled steps end, as prm.ends; needs label_steps > 0"
+    )
+    labels: Literal["soft", "hard", "bisect"] = knob(
+        "soft",
+        "label of a step: soft (the share), hard (1 if any continuation is solved), or bisect (the"
+        " first step after which none is, found by bisection); needs label_steps > 0",
+    )
     ngram: int = knob(3, "length of the n-grams of the diversity metric", ge=1, le=8)
     mix: tuple[MixConfig, ...] = knob(
         (), "other data in the dataset, one table [[sample.mix]] each"
@@ -74,6 +88,12 @@ class SampleConfig(Section):
                 f"sample.threshold has no effect with sample.keep = '{self.keep}'. Leave it out, or"
                 " set sample.keep = 'reward'"
             )
+        for name in () if self.label_steps else ("label_ends", "labels"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"sample.{name} has no effect with sample.label_steps = 0. Set label_steps, or"
+                    " leave it out"
+                )
         kept = {"best": "one completion per task", "all": "the bad completions too"}
         if self.keep in kept and self.per_task > (self.keep == "best"):
             raise ValueError(

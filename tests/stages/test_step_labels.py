@@ -1,0 +1,205 @@
+"""Monte Carlo labels of steps: against exact values, and by bisection."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sixfold.errors import UserError
+from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, SampleConfig
+from sixfold.recipe.toml import parse_staged
+from sixfold.renderer.renderer import Renderer
+from sixfold.stages.driver import train_stages
+from sixfold.stages.keepers import Keeper
+from sixfold.stages.step_labels import StepLabeller
+from sixfold.types import Group, Reward, Task, Trajectory
+from tests.stages.staged_runs import flags, result
+
+CONTINUATIONS = 100
+TEXT = f"""\
+run.name = "p"
+environment.rewards = ["RULE:rule"]
+model.scratch.alphabet = "0123456789+-*="
+
+[[stages]]
+kind = "sft"
+name = "first"
+sft.steps = 2
+
+[[stages]]
+kind = "sample"
+sample.samples = 96
+sample.tasks = 3
+sample.keep = "all"
+sample.label_steps = {CONTINUATIONS}
+sample.label_ends = "every:1"
+
+[[stages]]
+kind = "prm"
+data.source = "stage:sample"
+prm.steps = 2
+prm.ends = "every:1"
+"""
+RULE = """\
+def rule(completions, **columns):
+    return [float(c[0] in "02468+" or c[-1] in "13579") if c else 0.0 for c in completions]
+"""
+
+
+def recipe(place: Path, text: str = TEXT) -> Any:
+    (place / "rule.py").write_text(RULE)
+    text = text.replace("RULE", str(place / "rule.py"))
+    return parse_staged(text, "p.toml", flags(place, rollout__max_new_tokens=3))
+
+
+def rule(completion: str) -> bool:
+    """That of `RULE`. It reads the start of a solution, which is not sampled again, and its end."""
+    return completion[0] in "02468+" or completion[-1] in "13579"
+
+
+class Chain:
+    """The exact chance that a continuation of a text is solved, by all continuations."""
+
+    def __init__(self, model: Path) -> None:
+        policy = load_policy(ModelConfig(path=str(model)), seed=0, device="cpu")
+        self.renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+        self._ends = policy.stop_token_ids
+        self._pieces = [self.renderer.decode([n]) for n in range(len(policy.tokenizer))]
+        self._model = AutoModelForCausalLM.from_pretrained(model).eval()
+
+    def solved(self, context: list[int], start: str, new: int = 3) -> float:
+        """Chance after `context`, whose completion so far is the text `start`."""
+        found, live = 0.0, [(1.0, context, start)]
+        for _ in range(new):
+            with torch.no_grad():
+                logits = self._model(torch.tensor([ids for _, ids, _ in live])).logits[:, -1]
+            longer = []
+            for (chance, ids, text), row in zip(
+                live, logits.double().softmax(-1).tolist(), strict=True
+            ):
+                for token, p in enumerate(row):
+                    one = (chance * p, [*ids, token], text + self._pieces[token])
+                    if token in self._ends:
+                        found += one[0] * rule(one[2])
+                    else:
+                        longer.append(one)
+            live = longer
+        return found + sum(chance * rule(text) for chance, _, text in live)
+
+
+def tails(successes: int, count: int, p: float) -> float:
+    """Smaller of P(X <= successes) and P(X >= successes) of a binomial variable."""
+    chances = [math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
+    return min(sum(chances[: successes + 1]), sum(chances[successes:]))
+
+
+@pytest.mark.slow
+def test_labels_are_binomial_around_the_exact_values_and_train_a_model(tmp_path: Path) -> None:
+    assert train_stages(recipe(tmp_path)) == 0
+    run = tmp_path / "p"
+    whole = result(run)
+    lines = (run / "stages" / "sample" / "dataset.jsonl").read_text().splitlines()
+    chain = Chain(run / "stages" / "first" / "checkpoints" / "step-000002" / "model")
+    squares, checked = 0.0, set[str]()
+    for row in map(json.loads, lines):
+        assert "".join(row["completions"]) == row["completion"]
+        assert len(row["labels"]) == len(row["completions"])
+        assert row["labels"][-1] == rule(row["completion"])
+        prompt = chain.renderer.encode(Task("t", row["prompt"]))
+        for number, label in enumerate(row["labels"][:-1]):
+            start = "".join(row["completions"][: number + 1])
+            if len(checked) == 8 or row["prompt"] + start in checked:
+                continue  # a value takes a thousand continuations
+            checked.add(row["prompt"] + start)
+            p = chain.solved(prompt + chain.renderer.plain(start), start)
+            successes = round(label * CONTINUATIONS)
+            assert successes == pytest.approx(label * CONTINUATIONS)
+            p = min(p, 1.0)
+            assert tails(successes, CONTINUATIONS, p) > 1e-5
+            if p < 1 - 1e-9:
+                squares += (label - p) ** 2 * CONTINUATIONS / (p * (1 - p))
+    assert len(checked) >= 5
+    assert squares / len(checked) < 3.5  # as far off as chance allows
+
+    # A resumed stage samples the blocks that are missing, and gives the same rows.
+    stage = run / "stages" / "sample"
+    for name in ("artifact.json", "summary.json", "dataset.jsonl"):
+        (stage / name).unlink()
+    shutil.rmtree(run / "stages" / "prm")
+    assert train_stages(recipe(tmp_path), resume=run) == 0
+    assert result(run) == whole
+
+
+def solution(task: str, steps: int, solved: bool | None) -> tuple[Keeper, Group]:
+    t = Trajectory.one_turn(
+        task, 0, [1], [2], [-1.0], [0], "stop", reward=Reward(0.0, solved=solved)
+    )
+    return Keeper(Task(task, "q"), 0, "x\n" * steps, 0.0), Group(Task(task, "q"), [t])
+
+
+def labelled(
+    labels: str, first_errors: Sequence[int | None], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[list[float | None]], int]:
+    """Labels of solutions with a first wrong step (None: they are right), and rates asked for."""
+    config = SampleConfig(label_steps=4, labels=labels)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace(plain=None, shown=print)
+    labeller = StepLabeller(nothing, nothing, nothing, nothing, config)
+    asked = 0
+
+    def rates(pairs: Sequence[Any], seed: int, on_phase: object) -> list[float | None]:
+        nonlocal asked
+        asked += len(pairs)
+        found: list[float | None] = []
+        for made, number in pairs:
+            first = first_errors[int(made.keeper.task.id)]
+            found.append(0.25 if first is None or number < first else 0.0)
+        return found
+
+    monkeypatch.setattr(labeller, "_rates", rates)
+    made = [solution(f"{n}", steps, first is None) for n, first in enumerate(first_errors)]
+    found = labeller.label([k for k, _ in made], [g for _, g in made], 0, lambda phase: None)
+    assert all(one.steps == ["x\n"] * steps for one in found)
+    return [one.labels for one in found], asked
+
+
+def test_bisection_finds_the_first_error_with_few_continuations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for steps in range(1, 10):
+        errors = [*range(steps), None]
+        found, asked = labelled("bisect", errors, steps, monkeypatch)
+        assert found == [
+            [1.0] * steps if first is None else [*[1.0] * first, 0.0, *[None] * (steps - first - 1)]
+            for first in errors
+        ]
+        assert asked <= steps * math.ceil(math.log2(steps) if steps > 1 else 0)
+
+
+def test_soft_and_hard_labels_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labelled("soft", [1, None], 3, monkeypatch)[0] == [[0.25, 0.0, 0.0], [0.25, 0.25, 1.0]]
+    assert labelled("hard", [1, None], 3, monkeypatch)[0] == [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+
+
+def test_solutions_that_cannot_be_labelled() -> None:
+    with pytest.raises(ValueError, match=r"sample\.labels has no effect with sample\.label_steps"):
+        SampleConfig(labels="hard")
+    with pytest.raises(ValueError, match=r"sample\.label_ends has no effect"):
+        SampleConfig(label_ends="sentence")
+
+
+@pytest.mark.slow
+def test_episodes_have_no_steps_to_label(tmp_path: Path) -> None:
+    text = TEXT.replace('model.scratch.alphabet = "0123456789+-*="', "")
+    text = text.replace("sample.samples", 'environment.episode = "calculator"\nsample.samples')
+    with pytest.raises(UserError, match=r"label_steps = 100 labels solutions of one reply"):
+        train_stages(recipe(tmp_path, text))
