@@ -28,7 +28,6 @@ HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
         (["--reference.precision=bfloat16", HALF, LORA], "reference.precision", "Remove it"),
         (["--environment.prm.temperature=0.2"], "environment.prm.temperature", "credit = 'min'"),
         (["--environment.prm.ends=newlin"], "environment.prm.ends", "Did you mean 'newline'"),
-        (["--prm.ends=every:0"], "prm.ends", "at least 1"),
     ],
 )
 def test_contradictions_are_refused(flags: list[str], setting: str, remedy: str) -> None:

@@ -111,6 +111,8 @@ def test_recipes_of_process_reward_models_that_are_refused(tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match=message):
             recipe(tmp_path, TEXT.replace(old, new))
+    with pytest.raises(UserError, match=r"prm\.ends: steps 'every:0': .* at least 1"):
+        stage_plans(recipe(tmp_path, TEXT.replace('"token: "', '"every:0"')), "p.toml")
     staged = recipe(tmp_path)
     assert stage_plans(staged, "p.toml").keys() == {"judge", "rl"}
     bound = staged.stages[1].bound({"judge": "/made/judge"})

@@ -284,7 +284,7 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
             if name in made and not Path(name).exists():
                 raise UserError(
                     f"{where}: environment.rewards: '{name}' is an earlier stage. Write"
-                    f" '{REFERENCE}{name}'"
+                    f" '{PRM * reward.startswith(PRM)}{REFERENCE}{name}'"
                 )
 
 

@@ -42,18 +42,13 @@ def _solutions(assembly: Assembly) -> Examples:
     """The labelled solutions of the stage.
 
     Raises:
-        UserError: if none is left, the model gets an adapter, or ranks divide its matrices.
+        UserError: if none is left, or the model gets an adapter.
     """
     recipe = assembly.recipe
     if assembly.policy.lora:
         raise UserError(
             "a process reward model has no adapter: all of its weights are trained. Set"
             " model.lora.rank = 0 in this stage"
-        )
-    if recipe.parallel.tensor > 1:
-        raise UserError(
-            f"parallel.tensor = {recipe.parallel.tensor} does not support process reward models."
-            " Set parallel.tensor = 1 in this stage"
         )
     found = load_step_labels(recipe.data, seed=recipe.run.seed)
     kept = apart_from_heldout(found.train, assembly.tasks.heldout)
