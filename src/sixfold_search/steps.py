@@ -1,0 +1,64 @@
+"""How far a step is sampled: the strings and the number of tokens that end it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from sixfold.errors import UserError
+from sixfold.renderer.renderer import Renderer
+from sixfold.steps import Steps, steps_of
+
+from .tree import Span
+
+_STOPS = {
+    "newline": ("\n",),
+    "blank_line": ("\n\n",),
+    "sentence": (*(f"{mark}{space}" for mark in ".!?" for space in " \n"), "。", "！", "？"),
+}
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """Where the steps of a search end.
+
+    Attributes:
+        name: a way to end steps (`sixfold.steps`), but for a user's function: a search must end a
+            step while it samples.
+        tokens: most tokens of a step.
+    """
+
+    name: str = "newline"
+    tokens: int = 128
+
+    def steps(self, renderer: Renderer) -> Steps:
+        """Where the steps of a finished text end.
+
+        Raises:
+            UserError: there is no such way.
+        """
+
+        def token_ends(text: str) -> list[int]:
+            return list(accumulate(len(renderer.piece(token)) for token in renderer.plain(text)))
+
+        return steps_of(self.name, token_ends)
+
+    @property
+    def span(self) -> Span:
+        """How far a step is sampled.
+
+        Raises:
+            UserError: a function ends the steps.
+        """
+        kind, _, argument = self.name.partition(":")
+        if self.name in _STOPS:
+            return Span(_STOPS[self.name], self.tokens)
+        if kind == "every" and argument.isdecimal():
+            return Span((), int(argument))
+        if kind in ("token", "xml"):
+            return Span((f"</{argument}>" if kind == "xml" else argument,), self.tokens)
+        steps_of(self.name, lambda text: [])  # an unknown name is refused by its own message
+        raise UserError(
+            f"steps {self.name!r}: a search ends a step while it samples, and a function reads"
+            " whole texts. Use newline, blank_line, sentence, token:TEXT, xml:TAG or every:N"
+        )

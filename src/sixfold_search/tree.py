@@ -1,0 +1,325 @@
+"""The tree that every search grows: chains of sampled tokens, their scores, and what they cost.
+
+Methods only extend chains and score them. Branches share their beginning: the generator is asked to
+continue the tokens of a chain, so an engine with a prefix cache computes them once. All noise is
+named by (seed, task, number of the call, position), so the same search gives the same chains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sixfold.renderer.renderer import Renderer
+from sixfold.rollout.generator import Generator, Sampled, SampleKey
+from sixfold.step_scorer import StepScorer
+from sixfold.steps import Steps, last_tokens
+from sixfold.types import FinishReason, SamplingParams, Task, Trajectory
+
+from .aggregate import Aggregate
+
+RECOMPUTED = 32
+"""Most tokens of a cached prefix that are computed again: its last block, or a text too short to be
+found in the cache.
+"""
+
+
+class Span(NamedTuple):
+    """How far a chain is extended: to a stop string, or by a number of tokens.
+
+    Attributes:
+        stops: strings that end the span, besides those that end a completion.
+        tokens: most tokens. None: up to the longest completion.
+    """
+
+    stops: tuple[str, ...] = ()
+    tokens: int | None = None
+
+
+WHOLE = Span()
+"""To the end of the completion."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Model tokens of a search.
+
+    Attributes:
+        prefilled: tokens of prompts and prefixes that the policy computed.
+        sampled: tokens that the policy sampled.
+        scored: tokens that the scorer's model computed.
+    """
+
+    prefilled: int = 0
+    sampled: int = 0
+    scored: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prefilled + self.sampled + self.scored
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A completion so far.
+
+    Attributes:
+        tokens: token ids after the prompt, as are `logp` and `version`.
+        logp: log-prob of each; 0 for tokens that the search has written.
+        version: version of the weights that sampled each; -1 for written ones.
+        text: the completion as text. It ends before the token or stop string that ends it.
+        finish: why it ended. None: it can be extended.
+        scores: scores of its steps. Empty: not scored.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logp: tuple[float, ...] = ()
+    version: tuple[int, ...] = ()
+    text: str = ""
+    finish: FinishReason | None = None
+    scores: tuple[float, ...] = ()
+
+
+class Tree:
+    """Chains of one task.
+
+    Args:
+        generator: samples the policy.
+        renderer: encodes the prompt and decodes completions.
+        task: the task.
+        params: sampling of whole completions. `max_tokens` bounds a completion.
+        step: how far a step goes.
+        steps: where the steps of a text end.
+        aggregate: makes one value of the scores of a chain.
+        scorer: scores chains. None: the method needs no scores.
+        by_step: False: the scorer scores completions as a whole (an outcome reward model).
+        stops: strings that end a completion.
+        budget: most model tokens. None: no limit.
+
+    Attributes:
+        prompt: token ids of the task's prompt.
+        cost: model tokens so far.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        renderer: Renderer,
+        task: Task,
+        params: SamplingParams,
+        *,
+        step: Span,
+        steps: Steps,
+        aggregate: Aggregate,
+        scorer: StepScorer | None,
+        by_step: bool,
+        stops: Sequence[str],
+        budget: int | None,
+    ) -> None:
+        self.step = step
+        self.prompt = renderer.encode(task)
+        self.cost = Cost()
+        self.budget = budget
+        self._generator = generator
+        self._renderer = renderer
+        self._task = task
+        self._params = params
+        self._steps = steps
+        self._aggregate = aggregate
+        self._scorer = scorer
+        self._by_step = by_step
+        self._stops = tuple(stops)
+        self._calls = 0
+        self._reuses = False
+        self._rate = 1.0
+        """Tokens of the scorer's model per token of the policy's."""
+
+    @property
+    def left(self) -> float:
+        """Model tokens that are left."""
+        return math.inf if self.budget is None else self.budget - self.cost.total
+
+    def most(self, chain: Chain, span: Span = WHOLE) -> int:
+        """Most model tokens that an extension of a chain takes, with its score."""
+        return self._need(chain, self._room(chain, span))
+
+    async def extend(
+        self,
+        chains: Sequence[Chain],
+        count: int = 1,
+        span: Span = WHOLE,
+        *,
+        greedy: bool = False,
+        spare: int = 0,
+    ) -> list[list[Chain]]:
+        """Sample extensions of chains, all at once.
+
+        Those that could exceed the budget are not sampled. If not even one fits, a whole completion
+        gets the tokens that are left; it remains unfinished if they do not suffice.
+
+        Args:
+            chains: the chains. Finished ones are not extended.
+            count: extensions of each.
+            span: how far.
+            greedy: take the most probable tokens.
+            spare: tokens of the budget to leave.
+
+        Returns:
+            Extensions of each chain, at most `count`.
+        """
+        calls: list[tuple[int, int]] = []
+        left = self.left - spare
+        asked = [at for _ in range(count) for at, chain in enumerate(chains) if not chain.finish]
+        for at in asked:
+            room = self._room(chains[at], span)
+            need = self._need(chains[at], room)
+            if need > left:
+                rest = 0 if calls or span != WHOLE else self._last_room(chains[at], left)
+                calls += [(at, rest)] if rest > 0 else []
+                break
+            calls.append((at, room))
+            left -= need
+        first, self._calls = self._calls, self._calls + len(calls)
+        sampled = await asyncio.gather(
+            *(
+                self._sample(chains[at], room, span, first + number, greedy)
+                for number, (at, room) in enumerate(calls)
+            )
+        )
+        found: list[list[Chain]] = [[] for _ in chains]
+        for (at, _), one in zip(calls, sampled, strict=True):
+            found[at].append(self._extended(chains[at], one))
+        return found
+
+    async def score(self, chains: Sequence[Chain]) -> list[Chain]:
+        """The chains with scores of their steps. Equal texts are scored once.
+
+        Raises:
+            UserError: if the scorer refuses them.
+        """
+        if self._scorer is None:
+            raise ValueError("this search has no scorer")
+        fresh = {chain.text: chain for chain in chains if chain.text and not chain.scores}
+        known: dict[str, tuple[float, ...]] = {"": (0.0,)}
+        if fresh:
+            ends = [self._steps.ends(t) if self._by_step else [len(t)] for t in fresh]
+            before = self._scorer.tokens
+            scores = await asyncio.to_thread(
+                self._scorer.score, self._task.prompt, list(fresh), ends
+            )
+            known |= {text: tuple(one) for text, one in zip(fresh, scores, strict=True)}
+            used = self._scorer.tokens - before
+            self.cost = replace(self.cost, scored=self.cost.scored + used)
+            read = sum(len(self.prompt) + len(chain.tokens) for chain in fresh.values())
+            self._rate = max(self._rate, used / read)
+        return [c if c.scores else replace(c, scores=known[c.text]) for c in chains]
+
+    def value(self, chain: Chain) -> float:
+        """One value of the scores of a chain."""
+        return self._aggregate(chain.scores)
+
+    def best(self, chains: Sequence[Chain]) -> Chain:
+        """The scored chain with the largest value, the first of equal ones."""
+        return max(chains, key=self.value)
+
+    def before_step(self, chain: Chain, number: int) -> Chain:
+        """The beginning of a chain, without its step `number` (from 0) and all later ones."""
+        return self.cut(chain, self._steps.ends(chain.text)[number - 1] if number else 0)
+
+    def cut(self, chain: Chain, characters: int) -> Chain:
+        """The shortest beginning of a chain's tokens that has the first characters of its text."""
+        count = 0
+        if characters:
+            decode = self._renderer.decode
+            count = last_tokens([characters], chain.text, chain.tokens, decode)[0] + 1
+        tokens = chain.tokens[:count]
+        text = self._renderer.decode(tokens)
+        return Chain(tokens, chain.logp[:count], chain.version[:count], text)
+
+    def written(self, chain: Chain, text: str) -> Chain:
+        """A chain to which the search adds text, which the policy did not sample.
+
+        A text that is one added token of the tokenizer, such as a think tag, is that token.
+        """
+        known = self._renderer.tokenizer.get_added_vocab().get(text)
+        tokens = self._renderer.suffix_text(chain.tokens, text).tokens if known is None else [known]
+        whole = (*chain.tokens, *tokens)
+        return Chain(
+            whole,
+            (*chain.logp, *[0.0] * len(tokens)),
+            (*chain.version, *[-1] * len(tokens)),
+            self._renderer.decode(whole),
+            "length" if len(whole) >= self._params.max_tokens else None,
+        )
+
+    def trajectory(self, chain: Chain, sample: int = 0) -> Trajectory:
+        """A chain as an episode of one turn, for the environment."""
+        return Trajectory.one_turn(
+            self._task.id,
+            sample,
+            self.prompt,
+            chain.tokens,
+            chain.logp,
+            chain.version,
+            chain.finish or "length",
+            text=chain.text,
+            opened=self._renderer.opened(self.prompt),
+        )
+
+    def _room(self, chain: Chain, span: Span) -> int:
+        """Most tokens of an extension."""
+        room = self._params.max_tokens - len(chain.tokens)
+        return room if span.tokens is None else min(room, span.tokens)
+
+    def _prefix(self, chain: Chain) -> int:
+        """Most tokens before an extension that are computed again."""
+        length = len(self.prompt) + len(chain.tokens)
+        return min(length, RECOMPUTED) if self._reuses else length
+
+    def _need(self, chain: Chain, room: int) -> int:
+        read = len(self.prompt) + len(chain.tokens) + room
+        scored = math.ceil(self._rate * read) if self._scorer else 0
+        return self._prefix(chain) + room + scored
+
+    def _last_room(self, chain: Chain, left: float) -> int:
+        """Most tokens of an extension that fits into what is left, with its score."""
+        rate = self._rate if self._scorer else 0.0
+        read = len(self.prompt) + len(chain.tokens)
+        return math.floor((left - self._prefix(chain) - math.ceil(rate * read)) / (1 + rate))
+
+    async def _sample(
+        self, chain: Chain, room: int, span: Span, number: int, greedy: bool
+    ) -> Sampled:
+        temperature = 0.0 if greedy else self._params.temperature
+        return await self._generator.generate(
+            [*self.prompt, *chain.tokens],
+            replace(self._params, max_tokens=room, temperature=temperature),
+            SampleKey(self._task.id, number, len(self.prompt)),
+            stops=(*self._stops, *span.stops),
+        )
+
+    def _extended(self, chain: Chain, sampled: Sampled) -> Chain:
+        """The extended chain. Counts what it cost."""
+        read = len(self.prompt) + len(chain.tokens) - sampled.reused
+        self._reuses = self._reuses or sampled.reused > 0
+        cost = self.cost
+        self.cost = Cost(cost.prefilled + read, cost.sampled + len(sampled.tokens), cost.scored)
+        tokens = (*chain.tokens, *sampled.tokens)
+        text, finish = self._renderer.decode(tokens), sampled.finish_reason
+        # A stop string may have begun in the step before.
+        ended = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        ongoing = finish == "stop" and sampled.text is not None
+        if ended:
+            text, finish, ongoing = text[: min(ended)], "stop", False
+        elif finish == "length" and len(tokens) < self._params.max_tokens:
+            ongoing = True
+        return Chain(
+            tokens,
+            (*chain.logp, *sampled.logp),
+            (*chain.version, *sampled.version),
+            text,
+            None if ongoing else finish,
+        )

@@ -1,0 +1,85 @@
+"""Search on the embedded engine: what is counted equals the engine's counters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.loading import Policy
+from sixfold.renderer.renderer import Renderer
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.generator import wait_for
+from sixfold.types import SamplingParams, Task
+from sixfold_search import Settings, Stepping, search
+from sixfold_search.methods import METHODS
+from sixfold_search.task_search import Found
+from tests.search.lines import Scores
+
+TASK = Task("t", "17+25=42;17+2=19;1+")
+"""Longer than a block of the cache."""
+STEPS = Stepping("every:4")
+
+
+@pytest.fixture
+def generator(policy: Policy) -> Iterator[EngineGenerator]:
+    """Without an end token, so that all completions are long."""
+    engine = Engine(CausalLM(copy.deepcopy(policy.model)), kv_tokens=20_000)
+    made = EngineGenerator(engine, Renderer(policy.tokenizer, policy.stop_token_ids))
+    yield made
+    made.close()
+
+
+def run(generator: EngineGenerator, policy: Policy, method: str, **more: Any) -> Found:
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    given: dict[str, Any] = {
+        "params": SamplingParams(max_tokens=32, seed=1),
+        "settings": Settings(n=8, expand=4, think=10, think_min=4, think_end="#"),
+        "stepping": STEPS,
+        "scorer": Scores(lambda lines: len(set("".join(lines))) / 64),
+    }
+    return wait_for(search(generator, renderer, TASK, method=method, **{**given, **more}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("budget", [None, 900])
+def test_tokens_are_those_of_the_engine(
+    generator: EngineGenerator, policy: Policy, method: str, budget: int | None
+) -> None:
+    found = run(generator, policy, method, budget=budget)
+    stats = generator.engine.stats
+    assert (found.cost.prefilled, found.cost.sampled) == (
+        stats.prefill_tokens,
+        stats.decoded_tokens,
+    )
+    assert found.cost.sampled > 0
+    assert budget is None or found.cost.total <= budget
+
+
+def test_a_beam_of_16_by_4_computes_each_prefix_once(
+    generator: EngineGenerator, policy: Policy
+) -> None:
+    """Eight steps of four tokens. Without branches every step would compute its prefix again."""
+    found = run(generator, policy, "beam", settings=Settings(n=64, expand=4))
+    prompt = found.best.prompt_length
+    # Of each kept chain the last token is computed again, as a prompt of its extensions.
+    assert found.cost.sampled == 64 * 32
+    assert found.cost.prefilled <= prompt + 16 * 7
+    distinct = prompt + found.cost.sampled
+    assert found.cost.prefilled + found.cost.sampled <= 1.1 * distinct
+    alone = sum(16 * (prompt + 4 * step) for step in range(1, 8))
+    assert alone > 20 * found.cost.prefilled
+
+
+def test_a_search_has_the_same_result_after_others(
+    generator: EngineGenerator, policy: Policy
+) -> None:
+    first = run(generator, policy, "mcts")
+    run(generator, policy, "best_of_n")
+    again = run(generator, policy, "mcts")
+    assert (first.best.tokens, first.value) == (again.best.tokens, again.value)
+    assert again.cost.prefilled < first.cost.prefilled  # its prefixes were still in the cache
