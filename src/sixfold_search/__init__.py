@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .task_search import search
     from .settings import Settings
     from .steps import Stepping
+    from .task_search import search
 
 __all__ = ["Settings", "Stepping", "search"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .settings import Outcome, Settings
+from .outcome import Outcome, best_of, collected
+from .settings import Settings
 from .tree import Chain, Tree
 
 
@@ -34,12 +35,11 @@ async def _beams(
     tree: Tree, settings: Settings, *, diverse: bool = False, steps: int = 0
 ) -> Outcome:
     """One beam, or with a budget as many as it allows."""
-    done: list[Chain] = []
-    while True:
-        before = tree.cost.total
-        done += await _one_beam(tree, settings, done, diverse=diverse, steps=steps)
-        if tree.budget is None or tree.cost.total == before:
-            return Outcome.of(done, tree.best(done) if done else Chain())
+
+    async def once(done: list[Chain]) -> list[Chain]:
+        return await _one_beam(tree, settings, done, diverse=diverse, steps=steps)
+
+    return best_of(tree, await collected(tree, once))
 
 
 async def _one_beam(

@@ -9,9 +9,10 @@ from typing import Literal
 from sixfold.errors import UserError
 
 from .beam import beam, diverse_beam, lookahead
+from .outcome import Outcome
 from .repair import budget_forcing, regenerate
 from .sampling import best_of_n, greedy, majority, weighted
-from .settings import Outcome, Settings
+from .settings import Settings
 from .tree import Tree
 from .tree_search import mcts
 
@@ -28,13 +29,11 @@ class Method:
         scores: what it scores: nothing, whole completions, their beginnings after each step, or
             each step, which an outcome reward model cannot.
         reads: the settings that it reads.
-        text: one line for --help.
     """
 
     run: Callable[[Tree, Settings], Awaitable[Outcome]]
     scores: Literal["nothing", "wholes", "prefixes", "steps"]
     reads: tuple[str, ...]
-    text: str
 
     def check(self, settings: Settings, max_tokens: int) -> None:
         """Refuse settings of the method that make no sense.
@@ -70,30 +69,16 @@ class Method:
 
 
 METHODS: Mapping[str, Method] = {
-    "greedy": Method(greedy, "nothing", (), "the most probable tokens"),
-    "majority": Method(majority, "nothing", ("n",), "the answer of most completions"),
-    "weighted": Method(weighted, "wholes", ("n",), "the answer with the largest sum of values"),
-    "best_of_n": Method(best_of_n, "wholes", ("n",), "the completion with the largest value"),
-    "beam": Method(beam, "prefixes", ("n", "expand"), "keep the n / M best chains of each step"),
-    "diverse_beam": Method(
-        diverse_beam, "prefixes", ("n", "expand"), "n / M beams of one chain each (DVTS)"
-    ),
-    "lookahead": Method(
-        lookahead,
-        "prefixes",
-        ("n", "expand", "lookahead"),
-        "a beam that scores chains some greedy steps later",
-    ),
-    "mcts": Method(
-        mcts, "wholes", ("n", "expand", "explore"), "Monte Carlo tree search over steps"
-    ),
-    "regenerate": Method(
-        regenerate, "steps", ("n", "threshold"), "delete the first wrong step and complete again"
-    ),
+    "greedy": Method(greedy, "nothing", ()),
+    "majority": Method(majority, "nothing", ("n",)),
+    "weighted": Method(weighted, "wholes", ("n",)),
+    "best_of_n": Method(best_of_n, "wholes", ("n",)),
+    "beam": Method(beam, "prefixes", ("n", "expand")),
+    "diverse_beam": Method(diverse_beam, "prefixes", ("n", "expand")),
+    "lookahead": Method(lookahead, "prefixes", ("n", "expand", "lookahead")),
+    "mcts": Method(mcts, "wholes", ("n", "expand", "explore")),
+    "regenerate": Method(regenerate, "steps", ("n", "threshold")),
     "budget_forcing": Method(
-        budget_forcing,
-        "nothing",
-        ("think", "think_min", "think_end", "think_more"),
-        "think for a number of tokens, then answer",
+        budget_forcing, "nothing", ("think", "think_min", "think_end", "think_more")
     ),
 }

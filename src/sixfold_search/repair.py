@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .settings import Outcome, Settings
+from .outcome import Outcome, best_of, collected
+from .settings import Settings
 from .tree import Chain, Span, Tree
 
 
@@ -13,12 +14,7 @@ async def regenerate(tree: Tree, settings: Settings) -> Outcome:
     unless its value is smaller. The search ends when no step is wrong, or after n completions; with
     a budget it then begins again with another completion until the budget is spent.
     """
-    done: list[Chain] = []
-    while True:
-        before = tree.cost.total
-        done += await _repaired(tree, settings)
-        if tree.budget is None or tree.cost.total == before:
-            return Outcome.of(done, tree.best(done) if done else Chain())
+    return best_of(tree, await collected(tree, lambda _: _repaired(tree, settings)))
 
 
 async def _repaired(tree: Tree, settings: Settings) -> list[Chain]:

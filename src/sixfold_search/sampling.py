@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
 
 from .answers import answer_of
-from .settings import Outcome, Settings, finished
+from .outcome import Outcome, best_of, collected, finished
+from .settings import Settings
 from .tree import Chain, Tree
 
 
@@ -18,7 +18,7 @@ async def greedy(tree: Tree, settings: Settings) -> Outcome:
 
 async def majority(tree: Tree, settings: Settings) -> Outcome:
     """Self-consistency: the answer of most completions (Wang et al. 2022, arXiv:2203.11171)."""
-    chains = [chain async for some in _rounds(tree, settings.n) for chain in some]
+    chains = await collected(tree, lambda _: _sampled(tree, settings.n))
     counts = Counter(answer_of(chain.text) for chain in finished(chains))
     most = max(counts.values(), default=0)
     winners = (c for c in finished(chains) if counts[answer_of(c.text)] == most)
@@ -30,7 +30,7 @@ async def weighted(tree: Tree, settings: Settings) -> Outcome:
 
     Of its completions, the one with the largest value is returned.
     """
-    chains = await _scored(tree, settings.n)
+    chains = await collected(tree, lambda _: _scored(tree, settings.n))
     sums: defaultdict[str, float] = defaultdict(float)
     for chain in finished(chains):
         sums[answer_of(chain.text)] += tree.value(chain)
@@ -43,19 +43,13 @@ async def weighted(tree: Tree, settings: Settings) -> Outcome:
 
 async def best_of_n(tree: Tree, settings: Settings) -> Outcome:
     """The completion with the largest value."""
-    chains = await _scored(tree, settings.n)
-    return Outcome.of(chains, tree.best(finished(chains)) if chains else Chain())
+    return best_of(tree, await collected(tree, lambda _: _scored(tree, settings.n)))
+
+
+async def _sampled(tree: Tree, count: int) -> list[Chain]:
+    (chains,) = await tree.extend([Chain()], count)
+    return chains
 
 
 async def _scored(tree: Tree, count: int) -> list[Chain]:
-    return [c async for some in _rounds(tree, count) for c in await tree.score(some)]
-
-
-async def _rounds(tree: Tree, count: int) -> AsyncIterator[list[Chain]]:
-    """Completions of the prompt: `count`, or with a budget as many as it allows."""
-    while True:
-        (chains,) = await tree.extend([Chain()], count)
-        if chains:
-            yield chains
-        if not chains or tree.budget is None:
-            return
+    return await tree.score(await _sampled(tree, count))

@@ -1,11 +1,8 @@
-"""What a search is told, and what it returns."""
+"""Settings of the methods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from .tree import Chain
 
 
 @dataclass(frozen=True)
@@ -34,25 +31,3 @@ class Settings:
     think_min: int = 0
     think_end: str = "</think>"
     think_more: str = "Wait"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a method has found.
-
-    Attributes:
-        best: the chosen chain. Without any text if the budget allows none.
-        candidates: all completions among which it chose.
-    """
-
-    best: Chain
-    candidates: tuple[Chain, ...]
-
-    @classmethod
-    def of(cls, chains: Sequence[Chain], best: Chain) -> Outcome:
-        return cls(best, tuple(chains))
-
-
-def finished(chains: Sequence[Chain]) -> list[Chain]:
-    """The chains that have ended by themselves, or all if none has."""
-    return [chain for chain in chains if chain.finish == "stop"] or list(chains)

@@ -39,6 +39,10 @@ class Found:
         """The chosen completion as text."""
         return self.best.text
 
+    def chose(self, candidate: Trajectory) -> bool:
+        """True if this candidate has the tokens of the chosen completion."""
+        return candidate.tokens == self.best.tokens
+
 
 async def search(
     generator: Generator,

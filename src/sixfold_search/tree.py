@@ -308,18 +308,20 @@ class Tree:
         cost = self.cost
         self.cost = Cost(cost.prefilled + read, cost.sampled + len(sampled.tokens), cost.scored)
         tokens = (*chain.tokens, *sampled.tokens)
-        text, finish = self._renderer.decode(tokens), sampled.finish_reason
+        text: str = self._renderer.decode(tokens)
+        finish: FinishReason | None = sampled.finish_reason
         # A stop string may have begun in the step before.
         ended = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        ongoing = finish == "stop" and sampled.text is not None
         if ended:
-            text, finish, ongoing = text[: min(ended)], "stop", False
-        elif finish == "length" and len(tokens) < self._params.max_tokens:
-            ongoing = True
+            text, finish = text[: min(ended)], "stop"
+        elif len(tokens) >= self._params.max_tokens:
+            finish = "stop" if finish == "stop" and sampled.text is None else "length"
+        elif finish == "length" or sampled.text is not None:
+            finish = None  # a step has ended
         return Chain(
             tokens,
             (*chain.logp, *sampled.logp),
             (*chain.version, *sampled.version),
             text,
-            None if ongoing else finish,
+            finish,
         )

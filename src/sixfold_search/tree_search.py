@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .settings import Outcome, Settings
+from .outcome import Outcome, best_of, collected
+from .settings import Settings
 from .tree import Chain, Tree
 
 
@@ -45,6 +46,11 @@ async def mcts(tree: Tree, settings: Settings) -> Outcome:
     adds the value of the completion to all nodes above it (Kocsis and Szepesvari 2006,
     doi:10.1007/11871842_29).
     """
+    return best_of(tree, await collected(tree, lambda _: _simulated(tree, settings)))
+
+
+async def _simulated(tree: Tree, settings: Settings) -> list[Chain]:
+    """Scored completions of one tree."""
     root, done = _Node(Chain()), list[Chain]()
     while not root.exhausted and (tree.budget is not None or len(done) < settings.n):
         node = root
@@ -66,7 +72,7 @@ async def mcts(tree: Tree, settings: Settings) -> Outcome:
         (leaf,) = await tree.score(whole)
         done.append(leaf)
         _add(node, tree.value(leaf))
-    return Outcome.of(done, tree.best(done) if done else Chain())
+    return done
 
 
 def _chosen(node: _Node, explore: float) -> _Node:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.search.lines import Scores
 
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
@@ -18,7 +19,6 @@ from sixfold.types import SamplingParams, Task
 from sixfold_search import Settings, Stepping, search
 from sixfold_search.methods import METHODS
 from sixfold_search.task_search import Found
-from tests.search.lines import Scores
 
 TASK = Task("t", "17+25=42;17+2=19;1+")
 """Longer than a block of the cache."""

@@ -37,9 +37,7 @@ def run(renderer: Renderer, says: dict[str, str], **settings: Any) -> Found:
     given = Settings(**{"think_end": "#", "think_more": "wait ", **settings})
     generator = FakeGenerator(renderer, script)
     return wait_for(
-        search(
-            generator, renderer, TASK, method="budget_forcing", params=params, settings=given
-        )
+        search(generator, renderer, TASK, method="budget_forcing", params=params, settings=given)
     )
 
 

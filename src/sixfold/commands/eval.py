@@ -27,14 +27,7 @@ from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
 from ..recipe.hub_names import not_found
 from ..recipe.plan import make_plan
-from ..recipe.schema import (
-    ComparisonsConfig,
-    EvalConfig,
-    LoraConfig,
-    Recipe,
-    RunConfig,
-    SharedSyncConfig,
-)
+from ..recipe.schema import ComparisonsConfig, EvalConfig, Recipe, RunConfig
 from ..recipe.stages import STAGES
 from ..recipe.toml import load_recipe, load_staged
 from ..report.numbers import percent
@@ -250,15 +243,9 @@ def evaluate_checkpoints(
 
 
 def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
-    # Nothing is trained here: sample from the model itself, not from a quantised copy.
-    engine = recipe.engine.model_copy(update={"kv_dtype": "auto"})
-    source = recipe.model.model_copy(update={"lora": LoraConfig()})  # adapters are merged
-    exact = recipe.with_settings({"rollout.staleness": 0}).model_copy(
-        update={"sync": SharedSyncConfig(), "engine": engine, "model": source}
-    )
     from ..run.assemble import assemble
 
-    world = assemble(exact, model)
+    world = assemble(recipe.sampling_alone(), model)
     try:
         if not world.tasks.heldout:
             raise UserError("no held-out tasks: set data.heldout or data.heldout_split")

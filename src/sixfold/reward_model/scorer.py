@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import collate
 from ..errors import UserError
@@ -24,13 +24,19 @@ class Scorer:
     Args:
         reward_model: the model.
         max_tokens: most tokens that are computed at once.
+
+    Attributes:
+        tokens: tokens that the model has computed.
+        renderer: with the model's tokenizer.
     """
 
     def __init__(self, reward_model: RewardModel, max_tokens: int) -> None:
+        self.tokens = 0
         self._reward_model = reward_model
         self._max_tokens = max_tokens
         self._root = scalar_root(reward_model.model)
         self.renderer = Renderer(reward_model.tokenizer, reward_model.stop_token_ids)
+        self._root.register_forward_pre_hook(self._count)
 
     @property
     def vocabulary(self) -> int:
@@ -99,6 +105,10 @@ class Scorer:
         batch = collate(groups).to(device)
         values, _ = score_tables(self._root, batch, Scoring(), self._max_tokens, share_prefix=True)
         return row_scores(batch, values, head).double().cpu(), completion_lengths(batch).cpu()
+
+    def _count(self, root: nn.Module, given: tuple[Any, ...]) -> None:
+        """Count the tokens of a packed row before it is computed."""
+        self.tokens += len(given[0].tokens)
 
     def _unpadded(self, completion: Sequence[int]) -> Sequence[int]:
         """A completion without pad tokens at its end, which transformers does not read either."""

@@ -15,7 +15,7 @@ from .data import DataConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
 from .judge import REWARDS as JUDGE_REWARDS
-from .model import ModelConfig
+from .model import LoraConfig, ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
 from .placement import LocalPlacement, Placement
@@ -133,6 +133,20 @@ class Recipe(Section):
         for key, value in settings.items():
             changed = changed.model_copy(update=_update(changed, key, value))
         return changed
+
+    def sampling_alone(self) -> Recipe:
+        """This recipe for a model that is not trained, such as in an evaluation.
+
+        The model itself samples, not a quantised copy, and its adapter is merged.
+        """
+        return self.with_settings(
+            {
+                "rollout.staleness": 0,
+                "sync": SharedSyncConfig(),
+                "engine.kv_dtype": "auto",
+                "model.lora": LoraConfig(),
+            }
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

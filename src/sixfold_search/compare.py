@@ -1,0 +1,312 @@
+"""Compare methods of search on the tasks of a recipe, at equal budgets of model tokens.
+
+OUT/search.json       what is searched, and with what; a second run goes on only with the same
+OUT/tasks/            one block per task, while the search runs
+OUT/searches.jsonl    one line per task: what each method found, and all its candidates
+OUT/solutions.jsonl   chosen completions that are right, as rows for SFT
+OUT/pairs.jsonl       right and wrong completions of a prompt, as rows for preferences
+OUT/results.json      figures
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sixfold.data.task_set import drawn_tasks
+from sixfold.errors import UserError
+from sixfold.files.blocks import done_blocks, read_rows, write_block
+from sixfold.files.durable import disk_errors, write_json_atomic, write_text_atomic
+from sixfold.model.weights_hash import weights_hash
+from sixfold.recipe.resume_policy import settings_of
+from sixfold.recipe.schema import Recipe, SampleConfig
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.generator import Generator
+from sixfold.run.assemble import Assembly, assemble
+from sixfold.stages.dataset import check_tasks, sampled_row
+from sixfold.stages.keepers import completion_of, select
+from sixfold.step_scorer import StepScorer
+from sixfold.types import Group, SamplingParams, Task
+
+from .scorers import Oracle, OutcomeScorer
+from .settings import Settings
+from .steps import Stepping
+from .task_search import Found, search
+
+SEARCHES, SOLUTIONS, PAIRS, RESULTS = (
+    "searches.jsonl",
+    "solutions.jsonl",
+    "pairs.jsonl",
+    "results.json",
+)
+_BLOCKS, _INPUTS = "tasks", "search.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared.
+
+    Attributes:
+        methods: names of the methods.
+        settings: their settings.
+        stepping: where steps end.
+        aggregate: makes one value of the scores of steps.
+        budget: most model tokens of one search. None: no limit.
+        scorer: path of a reward model, "verifier" for the recipe's own, or "".
+        tasks: number of tasks. 0: all.
+        train: search training tasks in place of held-out ones.
+    """
+
+    methods: tuple[str, ...]
+    settings: Settings
+    stepping: Stepping
+    aggregate: str
+    budget: int | None
+    scorer: str
+    tasks: int
+    train: bool
+
+
+def compare_methods(
+    recipe: Recipe,
+    model: str,
+    plan: Plan,
+    out: Path,
+    scorer: StepScorer | None,
+) -> list[dict[str, Any]]:
+    """Search every task by every method, and write the files.
+
+    Args:
+        recipe: sets tasks, sampling and the verifier.
+        model: folder of the policy. Empty: as the recipe says.
+        plan: what is compared.
+        out: folder for the results. With the tasks of an interrupted run, it goes on.
+        scorer: the reward model. None: there is none, or the verifier scores.
+
+    Returns:
+        One row of `searches.jsonl` per task.
+
+    Raises:
+        UserError: if there are no tasks, the budget is too small, or the folder holds something
+            else.
+    """
+    world = assemble(recipe.sampling_alone(), model)
+    try:
+        tasks = _tasks(world, recipe.run.seed, plan)
+        inputs = {
+            "model": weights_hash(world.whole_policy.weights()),
+            **json.loads(json.dumps(asdict(plan))),
+            **{key: value for key, value in settings_of(recipe).items() if _decides(key)},
+        }
+        _begin(out, inputs)
+        blocks, done = out / _BLOCKS, done_blocks(out / _BLOCKS)
+        if done:
+            print(f"continuing: {len(done)} of {len(tasks)} tasks are done", flush=True)
+        searcher = _Searcher(world, plan, scorer, inputs["model"])
+        for number, task in enumerate(tasks):
+            if number not in done:
+                write_block(blocks, number, [searcher.row(task)], {})
+            if (number + 1) * 10 // len(tasks) > number * 10 // len(tasks):
+                print(f"{number + 1} of {len(tasks)} tasks", flush=True)
+    finally:
+        world.close()
+    rows = list(read_rows(blocks, len(tasks)))
+    for name in (SOLUTIONS, PAIRS):
+        made = [one for row in rows for one in row.pop(name)]
+        _write_lines(out / name, made)
+    _write_lines(out / SEARCHES, rows)
+    return rows
+
+
+def end(out: Path, results: dict[str, Any]) -> None:
+    """Write the figures. A further run refuses the folder."""
+    write_json_atomic(out / RESULTS, results)
+    shutil.rmtree(out / _BLOCKS)
+
+
+def check_out(out: Path) -> None:
+    """Check the output folder before anything is loaded.
+
+    Raises:
+        UserError: if it is a file, holds something else, or a finished search.
+    """
+    with disk_errors(f"cannot read {out}"):
+        if (out / RESULTS).exists():
+            raise UserError(f"--out {out}: its search has ended. Name another folder, or remove it")
+        other = not out.is_dir() or any(out.iterdir())
+        if out.exists() and other and not (out / _INPUTS).is_file():
+            raise UserError(
+                f"--out {out}: it exists and holds no search. Name another folder, or remove it"
+            )
+
+
+def _begin(out: Path, inputs: dict[str, Any]) -> None:
+    """Record what is searched, or refuse the tasks of another search.
+
+    Raises:
+        UserError: naming what has changed.
+    """
+    path = out / _INPUTS
+    if not path.is_file():
+        with disk_errors(f"cannot write {out}"):
+            out.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(path, inputs)
+        return
+    saved = json.loads(path.read_bytes())
+    for key, value in inputs.items():
+        if saved.get(key) != value:
+            raise UserError(
+                f"--out {out} was searched with {key} = {saved.get(key)!r}, now {value!r}. Leave it"
+                " as it was, or name another folder"
+            )
+
+
+def _decides(key: str) -> bool:
+    """True for settings that decide what is searched and how it is judged."""
+    section = key.partition(".")[0]
+    return section in ("data", "environment", "rollout", "eval", "engine") or key == "run.seed"
+
+
+def _tasks(world: Assembly, seed: int, plan: Plan) -> list[Task]:
+    """The tasks to search, drawn by the seed.
+
+    Raises:
+        UserError: if there are none, or too few, or the budget is too small for one.
+    """
+    every = world.tasks.train if plan.train else world.tasks.heldout
+    if not every:
+        raise UserError(
+            "no held-out tasks: set data.heldout or data.heldout_split, or search training tasks"
+            " with --train"
+        )
+    if plan.tasks > len(every):
+        kind = "training" if plan.train else "held-out"
+        raise UserError(f"--tasks {plan.tasks}: there are {len(every)} {kind} tasks")
+    tasks = drawn_tasks(every, plan.tasks, seed)
+    longest = max(map(len, world.renderer.encode_all(tasks)))
+    if plan.budget is not None and plan.budget <= longest:
+        raise UserError(
+            f"--budget {plan.budget}: the longest prompt alone has {longest} tokens, which count."
+            " Raise it"
+        )
+    return tasks
+
+
+class _Searcher:
+    """Searches tasks by all methods, and grades what it finds.
+
+    Args:
+        world: the model, the environment, and the engine.
+        plan: what is compared.
+        scorer: the reward model, or None.
+        model: hash of the policy's weights.
+    """
+
+    def __init__(self, world: Assembly, plan: Plan, scorer: StepScorer | None, model: str) -> None:
+        rollout = world.recipe.rollout
+        self._world = world
+        self._plan = plan
+        self._scorer = scorer
+        self._model = model
+        self._params = SamplingParams(
+            rollout.max_new_tokens,
+            rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
+            stop_token_ids=world.policy.stop_token_ids,
+            seed=world.recipe.run.seed,
+        )
+
+    def row(self, task: Task) -> dict[str, Any]:
+        """The line of a task, with its rows for training."""
+        world = self._world
+        found = {name: world.loop.run(self._search(name, task)) for name in self._plan.methods}
+        world.environment.score([Group(task, list(one.candidates)) for one in found.values()])
+        solutions, pairs = self._lessons(task, list(found.values()))
+        return {
+            "task": task.id,
+            "answer": task.answer if isinstance(task.answer, str | int | float) else None,
+            "found": {name: _line(one) for name, one in found.items()},
+            SOLUTIONS: solutions,
+            PAIRS: pairs,
+        }
+
+    async def _search(self, method: str, task: Task) -> Found:
+        world, plan = self._world, self._plan
+        await _forget(world.player.generator)
+        oracle = plan.scorer == "verifier"
+        return await search(
+            world.player.generator,
+            world.renderer,
+            task,
+            method=method,
+            params=self._params,
+            settings=plan.settings,
+            stepping=plan.stepping,
+            scorer=Oracle(world.environment, world.renderer, task) if oracle else self._scorer,
+            by_step=not (oracle or isinstance(self._scorer, OutcomeScorer)),
+            aggregate=plan.aggregate,
+            stops=world.player.stops,
+            budget=plan.budget,
+        )
+
+    def _lessons(
+        self, task: Task, found: Sequence[Found]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rows for SFT, and a pair of a right and a wrong completion if there are both."""
+        renderer, seed = self._world.renderer, self._world.recipe.run.seed
+        try:
+            check_tasks([task])
+        except UserError:
+            return [], []  # its prompt has no form in a file
+        read = partial(completion_of, decode=renderer.decode, stops=self._world.player.stops)
+        keep = partial(select, read=read, has_special=renderer.has_special)
+        chosen = [t for one in found for t in one.candidates if one.chose(t)]
+        right = Group(task, [replace(t, sample=at) for at, t in enumerate(chosen)])
+        kept = keep([right], SampleConfig(keep="solved")).kept
+        rows = [sampled_row(one, model=self._model, seed=seed) for one in kept]
+        wrong = [
+            t for one in found for t in one.candidates if t.reward and t.reward.solved is False
+        ]
+        others = Group(task, [replace(t, sample=at) for at, t in enumerate(wrong)])
+        rejected = keep([others], SampleConfig(keep="all")).kept
+        if not rows or not rejected:
+            return rows, []
+        pair = {name: value for name, value in rows[0].items() if name != "completion"}
+        chosen_text, rejected_text = rows[0]["completion"], rejected[0].completion
+        return rows, [{**pair, "chosen": chosen_text, "rejected": rejected_text}]
+
+
+async def _forget(generator: Generator) -> None:
+    """Empty the prefix cache, so that no method pays less because of another."""
+    if isinstance(generator, EngineGenerator):
+        await generator.call(lambda engine: engine.prefixes.clear())
+
+
+def _line(found: Found) -> dict[str, Any]:
+    """What a method found on one task, as JSON."""
+    solved = [bool(t.reward and t.reward.solved) for t in found.candidates]
+    return {
+        "completion": found.text,
+        "finish": found.best.finish_reason,
+        "value": found.value,
+        "solved": any(s for t, s in zip(found.candidates, solved, strict=True) if found.chose(t)),
+        "covered": any(solved),
+        "unchecked": sum(t.total_reward is None for t in found.candidates),
+        **asdict(found.cost),
+        "candidates": [
+            {"completion": t.text, "finish": t.finish_reason, "solved": s}
+            for t, s in zip(found.candidates, solved, strict=True)
+        ],
+    }
+
+
+def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_text_atomic(path, "".join(lines))

@@ -1,0 +1,296 @@
+"""`sixfold search RECIPE [MODEL] --out DIR`: compare methods of test-time search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from sixfold.checkpoint.model_source import model_folder, with_model_folders
+from sixfold.cli.parsing import (
+    RECIPE_HELP,
+    PositiveFloat,
+    PositiveInt,
+    VerbParser,
+    argument,
+    option,
+)
+from sixfold.commands.eval_table import (
+    add_interval,
+    print_columns,
+    print_differences,
+    recorded_differences,
+    versions,
+)
+from sixfold.errors import UserError, nearest
+from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
+from sixfold.recipe.schema import RewardScoringConfig
+from sixfold.recipe.toml import load_recipe
+
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from sixfold.step_scorer import StepScorer
+
+    from .compare import Plan
+
+PURPOSE = "compare methods of test-time search at equal budgets: best of N, beams, tree search"
+
+TEXT = """\
+Search for solutions of held-out tasks by several methods, and compare them at equal budgets of
+model tokens: those that the policy prefills and samples, and those that the scorer's model reads.
+
+    sixfold search demo runs/demo --out found
+    sixfold search demo runs/demo --scorer runs/rm --methods majority best_of_n beam mcts \\
+        --budget 2000 --tasks 100 --out found
+
+METHODS
+  greedy          the most probable tokens
+  majority        self-consistency: the answer of most completions
+  weighted        the answer with the largest sum of values
+  best_of_n       the completion with the largest value
+  beam            keep the n / M best chains of each step, extend each M times
+  diverse_beam    n / M beams that keep one chain each (DVTS)
+  lookahead       a beam whose chains are scored some greedy steps later
+  mcts            Monte Carlo tree search over steps
+  regenerate      delete the first wrong step and complete again
+  budget_forcing  think for a number of tokens, then answer
+
+With --budget, a method goes on until the next completion might not fit; --n is the size of a round.
+Without it, --n completions are sampled, or n chains are extended in each step, or n simulations
+are made. Chosen completions that the recipe's verifier accepts are written as rows for SFT
+(solutions.jsonl) and for preferences (pairs.jsonl). An interrupted search goes on with the same
+command.
+"""
+
+_DEFAULT = ("greedy", "majority")
+_DEFAULT_SCORED = (*_DEFAULT, "best_of_n", "beam")
+VERIFIER = "verifier"
+_ORACLE = "it knows the answers"
+_NEEDS_STEPS = "{} the score of each step, and --scorer is no process reward model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    recipe: str = argument(RECIPE_HELP)
+    model: str = argument(
+        "run, checkpoint or model to search with (default: the recipe's model)", ""
+    )
+    out: Path = option("folder for the results", MISSING, metavar="DIR")
+    methods: tuple[str, ...] = option(
+        "methods to compare; differences are those to the first (default: greedy majority, and"
+        " with a scorer also best_of_n beam)",
+        (),
+        nargs="+",
+        metavar="METHOD",
+    )
+    budget: PositiveInt | None = option("most model tokens of one search (default: no limit)")
+    scorer: str = option(
+        "reward model that scores completions; verifier: the recipe's own, which knows the answer"
+        " and so shows what a perfect scorer would reach",
+        "",
+        metavar="MODEL",
+    )
+    tasks: PositiveInt | None = option("number of tasks, drawn by run.seed (default: all)")
+    train: bool = option("search training tasks, for data to train on", False)
+    n: PositiveInt | None = option(
+        "completions, chains or simulations (default 16)", group="settings of methods"
+    )
+    expand: PositiveInt | None = option("extensions per chain and step, M (default 4)")
+    steps: str | None = option(
+        "where steps end: newline, blank_line, sentence, token:TEXT, xml:TAG or every:N (default"
+        " newline)",
+        metavar="WHERE",
+    )
+    step_tokens: PositiveInt | None = option("most tokens of a step (default 128)")
+    aggregate: Literal["min", "mean", "product", "last", "sum"] | None = option(
+        "value of a chain from the scores of its steps (default min)"
+    )
+    lookahead: PositiveInt | None = option("greedy steps before a chain is scored (default 1)")
+    explore: PositiveFloat | None = option(
+        "constant of the upper confidence bound of tree search (default 1)", metavar="C"
+    )
+    threshold: PositiveFloat | None = option(
+        "a step with a smaller score is wrong (default 0.5)", metavar="SCORE"
+    )
+    think: PositiveInt | None = option("most tokens of thinking (default 256)")
+    think_min: PositiveInt | None = option("fewest tokens of thinking (default 0)")
+    think_end: str | None = option("text that ends thinking (default </think>)", metavar="TEXT")
+    think_more: str | None = option(
+        "text in place of an end that comes too early (default Wait)", metavar="TEXT"
+    )
+    settings: tuple[str, ...] = ()
+
+
+PARSER = VerbParser("search", TEXT, Options)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Search, print the table, and write the files.
+
+    Raises:
+        UserError: for bad input, before anything is sampled.
+    """
+    given = PARSER.parse(arguments)
+    methods = given.methods or (_DEFAULT_SCORED if given.scorer else _DEFAULT)
+    recipe = with_model_folders(load_recipe(given.recipe, given.settings))
+    if recipe.environment.several_turns:
+        raise UserError(
+            "environment.episode and environment.agent play several replies, and a search completes"
+            " one. Search a recipe whose tasks are answered by one reply"
+        )
+    from .compare import check_out, compare_methods, end
+    from .methods import METHODS
+
+    if unknown := [name for name in methods if name not in METHODS]:
+        raise UserError(
+            f"--methods {unknown[0]}: unknown.{nearest(unknown[0], [*METHODS])} Methods:"
+            f" {', '.join(METHODS)}"
+        )
+    if len(set(methods)) < len(methods):
+        raise UserError(f"--methods {' '.join(methods)}: a method is named twice")
+    check_out(given.out)
+    plan = _plan(given, methods)
+    for name in methods:
+        METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
+    place = model_folder(given.model, "MODEL") if given.model else ""
+    scorer = _scorer(plan.scorer, recipe.environment.reward_model)
+    rows = compare_methods(recipe, place, plan, given.out, scorer)
+    figures, tests = _figures(rows, methods), _tests(rows, methods)
+    console = _show(plan, figures, len(rows))
+    print_differences(console, methods[0], tests)
+    results = {
+        "recipe": recipe.run.name,
+        "seed": recipe.run.seed,
+        "tasks": len(rows),
+        "plan": asdict(plan),
+        "methods": figures,
+        "comparisons": recorded_differences(methods[0], tests),
+        "versions": versions(),
+    }
+    end(given.out, results)
+    print(f"results, completions and rows for training: {given.out}")
+    return 0
+
+
+def _plan(given: Options, methods: tuple[str, ...]) -> Plan:
+    """What is compared.
+
+    Raises:
+        UserError: if an option has no effect, or a scorer is missing.
+    """
+    from .compare import Plan
+    from .methods import METHODS
+    from .steps import Stepping
+
+    rows = [METHODS[name] for name in methods]
+    scored = [name for name in methods if METHODS[name].scores != "nothing"]
+    if scored and not given.scorer:
+        raise UserError(f"--methods {scored[0]} needs --scorer MODEL, a reward model")
+    if given.scorer and not scored:
+        raise UserError(f"--scorer has no effect: {', '.join(methods)} score nothing")
+    if "regenerate" in methods:
+        raise UserError(_NEEDS_STEPS.format("--methods regenerate needs"))
+    if given.aggregate:
+        raise UserError(_NEEDS_STEPS.format("--aggregate has no effect without"))
+    read = {name for row in rows for name in row.reads}
+    own = {one.name: getattr(given, one.name) for one in fields(Settings)}
+    steps = {"steps": given.steps, "step_tokens": given.step_tokens}
+    if given.step_tokens and (given.steps or "").startswith("every:"):
+        raise UserError(f"--step-tokens has no effect with --steps {given.steps}")
+    for name, value in (own | steps).items():
+        if value is not None and (name if name in own else "expand") not in read:
+            raise UserError(
+                f"--{name.replace('_', '-')} has no effect on {', '.join(methods)}. Leave it out"
+            )
+    stepping = Stepping(
+        **{
+            name: value
+            for name, value in (("name", given.steps), ("tokens", given.step_tokens))
+            if value is not None
+        }
+    )
+    assert stepping.span  # refuses unknown names
+    return Plan(
+        methods,
+        Settings(**{name: value for name, value in own.items() if value is not None}),
+        stepping,
+        given.aggregate or "min",
+        given.budget,
+        given.scorer,
+        given.tasks or 0,
+        given.train,
+    )
+
+
+def _scorer(path: str, config: RewardScoringConfig) -> StepScorer | None:
+    """The reward model. None: there is none, or the verifier scores.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
+    if path in ("", VERIFIER):
+        return None
+    from sixfold.reward_model.reward import load_scorers
+
+    from .scorers import OutcomeScorer
+
+    folder = model_folder(path, "--scorer", reward_model=True)
+    return OutcomeScorer(*load_scorers([folder], config, "--scorer"))
+
+
+def _figures(
+    rows: Sequence[Mapping[str, Any]], methods: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Figures of each method, as results.json has them.
+
+    Args:
+        rows: a line of each task (`compare_methods`).
+        methods: the methods.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for name in methods:
+        found = [row["found"][name] for row in rows]
+        figures: dict[str, Any] = {}
+        for key in ("solved", "covered"):
+            interval = task_interval([[float(one[key])] for one in found])
+            figures |= {key: interval.mean, f"{key}_interval": list(interval[1:])}
+        for key in ("prefilled", "sampled", "scored"):
+            figures[f"tokens_{key}"] = fmean(one[key] for one in found)
+        figures["candidates"] = fmean(len(one["candidates"]) for one in found)
+        made[name] = figures | {"checks_failed": sum(one["unchecked"] for one in found)}
+    return made
+
+
+def _tests(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> dict[str, PairedTest]:
+    """Each method against the first, on the same tasks."""
+    first, *others = ([float(row["found"][name]["solved"]) for row in rows] for name in methods)
+    return {
+        name: paired_test(values, first) for name, values in zip(methods[1:], others, strict=True)
+    }
+
+
+def _show(plan: Plan, figures: Mapping[str, Mapping[str, Any]], tasks: int) -> Console:
+    """Print one column per method."""
+    console = Console()
+    by = f"the verifier scores (oracle: {_ORACLE})" if plan.scorer == VERIFIER else plan.scorer
+    limit = f", at most {plan.budget:,} model tokens each" if plan.budget else ""
+    console.print(Text(f"{tasks} tasks{limit}{f'; scorer: {by}' if by else ''}"))
+    columns = []
+    for one in figures.values():
+        rows: dict[str, str] = {}
+        add_interval(rows, "solved", Interval(one["solved"], *one["solved_interval"]))
+        add_interval(rows, "any solved", Interval(one["covered"], *one["covered_interval"]))
+        parts = [one[f"tokens_{key}"] for key in ("prefilled", "sampled", "scored")]
+        labels = ("  prefilled", "  sampled", "  by the scorer")
+        rows["tokens per task"] = f"{sum(parts):,.0f}"
+        rows |= {label: f"{part:,.0f}" for label, part in zip(labels, parts, strict=True)}
+        rows["completions per task"] = f"{one['candidates']:.1f}"
+        columns.append(rows | {"checks failed": str(one["checks_failed"])})
+    print_columns(console, list(figures), columns)
+    return console
