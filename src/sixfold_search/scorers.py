@@ -70,8 +70,11 @@ class Oracle:
         trajectories = []
         for number, text in enumerate(completions):
             tokens = self._renderer.plain(text)
-            logp, version = [0.0] * len(tokens), [-1] * len(tokens)
-            given = (self._task.id, number, ids, tokens, logp, version, "stop")
-            trajectories.append(Trajectory.one_turn(*given, text=text, opened=opened))
+            known = tokens, [0.0] * len(tokens), [-1] * len(tokens)
+            trajectories.append(
+                Trajectory.one_turn(
+                    self._task.id, number, ids, *known, "stop", text=text, opened=opened
+                )
+            )
         self._environment.score([Group(self._task, trajectories)])
         return [[float(bool(t.reward and t.reward.solved))] for t in trajectories]

@@ -26,6 +26,11 @@ RECOMPUTED = 32
 found in the cache.
 """
 
+UNKNOWN_RATE = 2.0
+"""Tokens of the scorer's model per token of the policy, before the first score: it may have another
+tokenizer, and it adds the ends of turns or marks of steps.
+"""
+
 
 class Span(NamedTuple):
     """How far a chain is extended: to a stop string, or by a number of tokens.
@@ -134,8 +139,7 @@ class Tree:
         self._stops = tuple(stops)
         self._calls = 0
         self._reuses = False
-        self._rate = 1.0
-        """Tokens of the scorer's model per token of the policy's."""
+        self._rates: list[float] = []
 
     @property
     def left(self) -> float:
@@ -213,8 +217,8 @@ class Tree:
             known |= {text: tuple(one) for text, one in zip(fresh, scores, strict=True)}
             used = self._scorer.tokens - before
             self.cost = replace(self.cost, scored=self.cost.scored + used)
-            read = sum(len(self.prompt) + len(chain.tokens) for chain in fresh.values())
-            self._rate = max(self._rate, used / read)
+            read = len(self.prompt) + sum(len(chain.tokens) for chain in fresh.values())
+            self._rates.append(used / read)
         return [c if c.scores else replace(c, scores=known[c.text]) for c in chains]
 
     def value(self, chain: Chain) -> float:
@@ -269,6 +273,11 @@ class Tree:
             opened=self._renderer.opened(self.prompt),
         )
 
+    @property
+    def _rate(self) -> float:
+        """Most tokens of the scorer's model per token of the policy. 0 without a scorer."""
+        return max(self._rates, default=UNKNOWN_RATE) if self._scorer else 0.0
+
     def _room(self, chain: Chain, span: Span) -> int:
         """Most tokens of an extension."""
         room = self._params.max_tokens - len(chain.tokens)
@@ -281,13 +290,11 @@ class Tree:
 
     def _need(self, chain: Chain, room: int) -> int:
         read = len(self.prompt) + len(chain.tokens) + room
-        scored = math.ceil(self._rate * read) if self._scorer else 0
-        return self._prefix(chain) + room + scored
+        return self._prefix(chain) + room + math.ceil(self._rate * read)
 
     def _last_room(self, chain: Chain, left: float) -> int:
         """Most tokens of an extension that fits into what is left, with its score."""
-        rate = self._rate if self._scorer else 0.0
-        read = len(self.prompt) + len(chain.tokens)
+        rate, read = self._rate, len(self.prompt) + len(chain.tokens)
         return math.floor((left - self._prefix(chain) - math.ceil(rate * read)) / (1 + rate))
 
     async def _sample(

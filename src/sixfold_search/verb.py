@@ -208,13 +208,8 @@ def _plan(given: Options, methods: tuple[str, ...]) -> Plan:
             raise UserError(
                 f"--{name.replace('_', '-')} has no effect on {', '.join(methods)}. Leave it out"
             )
-    stepping = Stepping(
-        **{
-            name: value
-            for name, value in (("name", given.steps), ("tokens", given.step_tokens))
-            if value is not None
-        }
-    )
+    span: dict[str, Any] = {"name": given.steps, "tokens": given.step_tokens}
+    stepping = Stepping(**{name: value for name, value in span.items() if value is not None})
     assert stepping.span  # refuses unknown names
     return Plan(
         methods,

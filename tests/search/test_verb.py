@@ -1,0 +1,190 @@
+"""`sixfold search`: files, table, resume, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.reward_model.comparisons import policy, random_reward_model, saved
+from transformers import AutoModelForSequenceClassification
+
+from sixfold.cli import main
+from sixfold.data.comparisons import load_comparisons
+from sixfold.data.sources import load_tasks
+from sixfold.recipe.schema import ComparisonsConfig, DataConfig, RewardScoringConfig
+from sixfold.recipe.stages import dataset_settings
+from sixfold.reward_model.reward import load_scorers
+from sixfold_search import compare
+from sixfold_search.scorers import OutcomeScorer
+
+METHODS = ("greedy", "majority", "best_of_n", "beam", "mcts")
+BUDGET = 600
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy, a reward model, tasks, and a verifier that accepts even lengths."""
+    place, own = tmp_path_factory.mktemp("search"), policy()
+    saved(random_reward_model(own=own), own, place / "rm")
+    own.save(place / "policy")
+    rows = [{"id": f"t{n}", "prompt": f"{n}+{n}=", "answer": f"{2 * n}"} for n in range(8)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "even.py").write_text(
+        "def even(completion, task):\n    return float(len(completion) % 2 == 0)\n"
+    )
+    lines = [
+        f'run = {{name = "s", dir = "{place}/runs", threads = 1}}',
+        f'model.path = "{place}/policy"',
+        f'data = {{source = "{place}/rows.jsonl", prompt_field = "prompt", heldout = 3}}',
+        f'environment.rewards = ["{place}/even.py:even"]',
+        "rollout.max_new_tokens = 12",
+        "rollout.temperature = 1.5",
+    ]
+    (place / "s.toml").write_text("\n".join([*lines, ""]))
+    return place
+
+
+def words(place: Path, out: Path, *more: str) -> list[str]:
+    given = [str(place / "s.toml"), str(place / "policy"), "--out", str(out)]
+    settings = ["--scorer", str(place / "rm"), "--budget", str(BUDGET), "--steps", "every:4"]
+    return ["search", *given, *settings, "--n", "8", "--methods", *METHODS, *more]
+
+
+@pytest.fixture(scope="module")
+def out(place: Path) -> Path:
+    assert main(words(place, place / "out")) == 0
+    return place / "out"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_figures_are_those_of_the_completions(out: Path) -> None:
+    rows, results = lines(out / "searches.jsonl"), json.loads((out / "results.json").read_bytes())
+    assert results["tasks"] == len(rows) == 3
+    for name in METHODS:
+        found = [row["found"][name] for row in rows]
+        for one in found:
+            even = [len(c["completion"]) % 2 == 0 for c in one["candidates"]]
+            assert [c["solved"] for c in one["candidates"]] == even
+            assert one["solved"] == (len(one["completion"]) % 2 == 0)
+            assert one["covered"] == any(even)
+            assert one["prefilled"] + one["sampled"] + one["scored"] <= BUDGET
+            assert (one["scored"] > 0) == (name not in ("greedy", "majority"))
+        figures = results["methods"][name]
+        assert figures["solved"] == sum(one["solved"] for one in found) / 3
+        assert figures["tokens_sampled"] == sum(one["sampled"] for one in found) / 3
+    assert [c["checkpoint"] for c in results["comparisons"]] == [*METHODS[1:]]
+
+
+def test_chosen_right_completions_load_for_sft_and_pairs_for_preferences(out: Path) -> None:
+    rows = lines(out / "searches.jsonl")
+    source = str(out / "solutions.jsonl")
+    loaded = load_tasks(
+        DataConfig(**dataset_settings(source, "messages"), heldout=0), seed=0, rewards=()
+    )
+    expected = {
+        (row["task"], one["completion"])
+        for row in rows
+        for one in row["found"].values()
+        if one["solved"] and one["finish"] == "stop" and one["completion"].strip()
+        if "<|" not in one["completion"]  # a special token cannot be written as text
+    }
+    assert {(t.id.split("/")[0], t.trace) for t in loaded.train} == expected
+    assert expected
+    data = DataConfig(source=str(out / "pairs.jsonl"), heldout=0)
+    pairs = load_comparisons(data, ComparisonsConfig(), seed=0, chat=True).train
+    written = lines(out / "pairs.jsonl")
+    assert len(pairs) == len(written) > 0
+    for row in written:
+        assert len(row["chosen"]) % 2 == 0 and len(row["rejected"]) % 2 == 1
+
+
+def test_an_interrupted_search_goes_on(
+    place: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = compare.write_block
+
+    def interrupted(folder: Path, number: int, *rows: Any) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+        write(folder, number, *rows)
+
+    monkeypatch.setattr(compare, "write_block", interrupted)
+    assert main(words(place, tmp_path / "again")) == 130
+    monkeypatch.setattr(compare, "write_block", write)
+    assert main(words(place, tmp_path / "again", "--rollout.temperature", "1")) == 2
+    assert main(words(place, tmp_path / "again")) == 0
+    for name in ("searches.jsonl", "solutions.jsonl", "pairs.jsonl", "results.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes(), name
+    assert main(words(place, tmp_path / "again")) == 2
+
+
+def test_the_oracle_is_named_and_chooses_what_is_right(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(place / "s.toml"), "--out", str(tmp_path / "o"), "--tasks", "2", "--train"]
+    assert main(["search", *given, "--scorer", "verifier", "--methods", "best_of_n"]) == 0
+    assert "oracle" in capsys.readouterr().out
+    for row in lines(tmp_path / "o" / "searches.jsonl"):
+        assert row["found"]["best_of_n"]["solved"] == row["found"]["best_of_n"]["covered"] is True
+
+
+def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) -> None:
+    (loaded,) = load_scorers([str(place / "rm")], RewardScoringConfig(), "rm")
+    scorer, texts = OutcomeScorer(loaded), ["2", "a b c", "1-1"]
+    found = scorer.score("1+1=", texts, [[1], [5], [3]])
+    model = AutoModelForSequenceClassification.from_pretrained(place / "rm")
+    tokenizer = policy().tokenizer
+    rows = [tokenizer(f"<|user|>1+1=<|assistant|>{text}<|end|>")["input_ids"] for text in texts]
+    with torch.no_grad():
+        logits = [float(model(torch.tensor([ids])).logits) for ids in rows]
+    assert [score for (score,) in found] == pytest.approx(
+        torch.sigmoid(torch.tensor(logits)).tolist(), abs=1e-5
+    )
+    prompt = len(tokenizer("<|user|>1+1=<|assistant|>")["input_ids"])
+    # The prompt once. A closing token follows each completion, where its score is read.
+    assert scorer.tokens == prompt + sum(len(ids) - prompt + 1 for ids in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--methods beem", "Did you mean 'beam'"),
+        ("--methods beam beam", "named twice"),
+        ("--methods beam", "needs --scorer MODEL"),
+        ("--methods greedy --scorer RM", "--scorer has no effect"),
+        ("--methods greedy --n 4", "--n has no effect on greedy"),
+        ("--methods majority --expand 4", "--expand has no effect"),
+        ("--methods best_of_n --scorer RM --steps newline", "--steps has no effect"),
+        ("--methods beam --scorer RM --steps every:4 --step-tokens 9", "--step-tokens has no"),
+        ("--methods beam --scorer RM --steps line", "unknown way to end steps 'line'"),
+        ("--methods beam --scorer RM --steps EVEN", "a function reads whole texts"),
+        ("--methods beam --scorer RM --n 6", "Use n = 4"),
+        ("--methods regenerate --scorer RM", "no process reward model"),
+        ("--methods beam --scorer RM --aggregate mean", "no process reward model"),
+        ("--methods budget_forcing", "less than the longest completion, 12 tokens"),
+        ("--methods greedy --budget 5", "--budget 5: the longest prompt alone has"),
+        ("--methods greedy --tasks 9", "there are 3 held-out tasks"),
+        ("--methods greedy --data.heldout 0", "or search training tasks with --train"),
+        ("--methods beam --scorer POLICY", "is no reward model"),
+        ("--methods beam --scorer nothere", "--scorer"),
+        ("--methods greedy --out RM", "holds no search"),
+        ("--methods greedy --environment.episode calculator", "completes one"),
+        ("--budget 0", "--budget"),
+    ],
+)
+def test_bad_input_is_one_line(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, said: str
+) -> None:
+    for name, path in (("RM", "rm"), ("POLICY", "policy"), ("EVEN", "even.py:even")):
+        given = given.replace(name, str(place / path))
+    out = [] if "--out" in given else ["--out", str(tmp_path / "out")]
+    assert main(["search", str(place / "s.toml"), *out, *given.split()]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
+    assert not (tmp_path / "out").exists()
