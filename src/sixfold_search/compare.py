@@ -24,10 +24,10 @@ from sixfold.files.blocks import done_blocks, read_rows, write_block
 from sixfold.files.durable import disk_errors, write_json_atomic, write_text_atomic
 from sixfold.model.weights_hash import weights_hash
 from sixfold.recipe.resume_policy import settings_of
-from sixfold.recipe.schema import Recipe, SampleConfig
+from sixfold.recipe.schema import SampleConfig
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Generator
-from sixfold.run.assemble import Assembly, assemble
+from sixfold.run.assemble import Assembly
 from sixfold.stages.dataset import check_tasks, sampled_row
 from sixfold.stages.keepers import completion_of, select
 from sixfold.step_scorer import StepScorer
@@ -73,17 +73,12 @@ class Plan:
 
 
 def compare_methods(
-    recipe: Recipe,
-    model: str,
-    plan: Plan,
-    out: Path,
-    scorer: StepScorer | None,
+    world: Assembly, plan: Plan, out: Path, scorer: StepScorer | None
 ) -> list[dict[str, Any]]:
     """Search every task by every method, and write the files.
 
     Args:
-        recipe: sets tasks, sampling and the verifier.
-        model: folder of the policy. Empty: as the recipe says.
+        world: the policy with its engine, the tasks, and the verifier.
         plan: what is compared.
         out: folder for the results. With the tasks of an interrupted run, it goes on.
         scorer: the reward model. None: there is none, or the verifier scores.
@@ -95,26 +90,23 @@ def compare_methods(
         UserError: if there are no tasks, the budget is too small, or the folder holds something
             else.
     """
-    world = assemble(recipe.sampling_alone(), model)
-    try:
-        tasks = _tasks(world, recipe.run.seed, plan)
-        inputs = {
-            "model": weights_hash(world.whole_policy.weights()),
-            **json.loads(json.dumps(asdict(plan))),
-            **{key: value for key, value in settings_of(recipe).items() if _decides(key)},
-        }
-        _begin(out, inputs)
-        blocks, done = out / _BLOCKS, done_blocks(out / _BLOCKS)
-        if done:
-            print(f"continuing: {len(done)} of {len(tasks)} tasks are done", flush=True)
-        searcher = _Searcher(world, plan, scorer, inputs["model"])
-        for number, task in enumerate(tasks):
-            if number not in done:
-                write_block(blocks, number, [searcher.row(task)], {})
-            if (number + 1) * 10 // len(tasks) > number * 10 // len(tasks):
-                print(f"{number + 1} of {len(tasks)} tasks", flush=True)
-    finally:
-        world.close()
+    recipe = world.recipe
+    tasks = _tasks(world, recipe.run.seed, plan)
+    inputs = {
+        "model": weights_hash(world.whole_policy.weights()),
+        **json.loads(json.dumps(asdict(plan))),
+        **{key: value for key, value in settings_of(recipe).items() if _decides(key)},
+    }
+    _begin(out, inputs)
+    blocks, done = out / _BLOCKS, done_blocks(out / _BLOCKS)
+    if done:
+        print(f"continuing: {len(done)} of {len(tasks)} tasks are done", flush=True)
+    searcher = _Searcher(world, plan, scorer, inputs["model"])
+    for number, task in enumerate(tasks):
+        if number not in done:
+            write_block(blocks, number, [searcher.row(task)], {})
+        if (number + 1) * 10 // len(tasks) > number * 10 // len(tasks):
+            print(f"{number + 1} of {len(tasks)} tasks", flush=True)
     rows = list(read_rows(blocks, len(tasks)))
     for name in (SOLUTIONS, PAIRS):
         made = [one for row in rows for one in row.pop(name)]
@@ -169,7 +161,8 @@ def _begin(out: Path, inputs: dict[str, Any]) -> None:
 def _decides(key: str) -> bool:
     """True for settings that decide what is searched and how it is judged."""
     section = key.partition(".")[0]
-    return section in ("data", "environment", "rollout", "eval", "engine") or key == "run.seed"
+    own = ("model", "data", "environment", "rollout", "engine")
+    return section in own or key in ("run.seed", "run.precision")
 
 
 def _tasks(world: Assembly, seed: int, plan: Plan) -> list[Task]:

@@ -146,9 +146,9 @@ class Tree:
         """Model tokens that are left."""
         return math.inf if self.budget is None else self.budget - self.cost.total
 
-    def most(self, chain: Chain, span: Span = WHOLE) -> int:
-        """Most model tokens that an extension of a chain takes, with its score."""
-        return self._need(chain, self._room(chain, span))
+    def most(self, chain: Chain) -> int:
+        """Most model tokens that the completion of a chain takes, with its score."""
+        return self._need(chain, self._room(chain, WHOLE))
 
     async def extend(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,6 +144,8 @@ def run(arguments: Sequence[str]) -> int:
             "environment.episode and environment.agent play several replies, and a search completes"
             " one. Search a recipe whose tasks are answered by one reply"
         )
+    from sixfold.run.assemble import assemble
+
     from .compare import check_out, compare_methods, end
     from .methods import METHODS
 
@@ -159,8 +161,14 @@ def run(arguments: Sequence[str]) -> int:
     for name in methods:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
     place = model_folder(given.model, "MODEL") if given.model else ""
+    if plan.scorer not in ("", VERIFIER):  # which checkpoint of a run
+        plan = replace(plan, scorer=model_folder(plan.scorer, "--scorer", reward_model=True))
     scorer = _scorer(plan.scorer, recipe.environment.reward_model)
-    rows = compare_methods(recipe, place, plan, given.out, scorer)
+    world = assemble(recipe.sampling_alone(), place)
+    try:
+        rows = compare_methods(world, plan, given.out, scorer)
+    finally:
+        world.close()
     figures, tests = _figures(rows, methods), _tests(rows, methods)
     console = _show(plan, figures, len(rows))
     print_differences(console, methods[0], tests)
@@ -235,8 +243,7 @@ def _scorer(path: str, config: RewardScoringConfig) -> StepScorer | None:
 
     from .scorers import OutcomeScorer
 
-    folder = model_folder(path, "--scorer", reward_model=True)
-    return OutcomeScorer(*load_scorers([folder], config, "--scorer"))
+    return OutcomeScorer(*load_scorers([path], config, "--scorer"))
 
 
 def _figures(

@@ -134,6 +134,7 @@ OTHERS: dict[str, set[str]] = {
     "sixfold_interop": set(),
     "sixfold_labs": {"sixfold_planning"},
     "sixfold_planning": set(),
+    "sixfold_search": {"sixfold_environments"},
     "sixfold_serving": set(),
 }
 """Package beside the core -> the packages beside the core that it may import."""

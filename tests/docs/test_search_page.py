@@ -1,0 +1,35 @@
+"""The program of docs/search.md runs as it is written there, and its recipe is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sixfold.model.loading import Policy
+from sixfold.recipe.toml import parse_recipe
+
+PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+
+
+def test_the_program_votes(
+    policy: Policy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    policy.save(tmp_path / "runs" / "demo")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(program, "docs/search.md", "exec"), names)  # the page's own program
+    found = names["found"]
+    assert len(found.candidates) == 8  # type: ignore[attr-defined]
+    assert capsys.readouterr().out.strip().endswith(str(found.cost.total))  # type: ignore[attr-defined]
+
+
+def test_the_recipe_reads_solutions() -> None:
+    (recipe,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    data = parse_recipe(recipe, "docs/search.md").data
+    assert (data.source, data.trace_field) == ("found/solutions.jsonl", "completion")
