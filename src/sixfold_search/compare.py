@@ -252,28 +252,29 @@ class _Searcher:
     def _lessons(
         self, task: Task, found: Sequence[Found]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows for SFT, and a pair of a right and a wrong completion if there are both."""
-        renderer, seed = self._world.renderer, self._world.recipe.run.seed
+        """Rows for SFT: what the methods chose, if it is right. And a pair of candidates."""
+        world, seed = self._world, self._world.recipe.run.seed
         try:
             check_tasks([task])
         except UserError:
             return [], []  # its prompt has no form in a file
-        read = partial(completion_of, decode=renderer.decode, stops=self._world.player.stops)
-        keep = partial(select, read=read, has_special=renderer.has_special)
-        chosen = [t for one in found for t in one.candidates if one.chose(t)]
-        right = Group(task, [replace(t, sample=at) for at, t in enumerate(chosen)])
-        kept = keep([right], SampleConfig(keep="solved")).kept
-        rows = [sampled_row(one, model=self._model, seed=seed) for one in kept]
-        wrong = [
-            t for one in found for t in one.candidates if t.reward and t.reward.solved is False
-        ]
-        others = Group(task, [replace(t, sample=at) for at, t in enumerate(wrong)])
-        rejected = keep([others], SampleConfig(keep="all")).kept
-        if not rows or not rejected:
-            return rows, []
-        pair = {name: value for name, value in rows[0].items() if name != "completion"}
-        chosen_text, rejected_text = rows[0]["completion"], rejected[0].completion
-        return rows, [{**pair, "chosen": chosen_text, "rejected": rejected_text}]
+        read = partial(completion_of, decode=world.renderer.decode, stops=world.player.stops)
+
+        def rows(solved: bool, chosen: bool) -> list[dict[str, Any]]:
+            candidates = [
+                t
+                for one in found
+                for t in one.candidates
+                if t.reward and t.reward.solved is solved and (one.chose(t) or not chosen)
+            ]
+            group = Group(task, [replace(t, sample=at) for at, t in enumerate(candidates)])
+            kept = select([group], SampleConfig(keep="all"), read, world.renderer.has_special).kept
+            return [sampled_row(one, model=self._model, seed=seed) for one in kept]
+
+        pairs = rows(True, False)[:1]
+        for pair, wrong in zip(pairs, rows(False, False)[:1], strict=False):
+            pair |= {"chosen": pair.pop("completion"), "rejected": wrong["completion"]}
+        return rows(True, True), [pair for pair in pairs if "rejected" in pair]
 
 
 async def _forget(generator: Generator) -> None:
