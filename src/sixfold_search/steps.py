@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
-from sixfold.steps import Steps, steps_of
+from sixfold.steps import Steps, check_steps, steps_of
 
 from .tree import Span
 
@@ -39,7 +38,8 @@ class Stepping:
         """
 
         def token_ends(text: str) -> list[int]:
-            return list(accumulate(len(renderer.piece(token)) for token in renderer.plain(text)))
+            ids = renderer.plain(text)
+            return [len(renderer.shown(ids[: n + 1])) for n in range(len(ids))]
 
         return steps_of(self.name, token_ends)
 
@@ -48,16 +48,16 @@ class Stepping:
         """How far a step is sampled.
 
         Raises:
-            UserError: a function ends the steps.
+            UserError: there is no such way, or a user's function ends the steps.
         """
+        check_steps(self.name)
         kind, _, argument = self.name.partition(":")
         if self.name in _STOPS:
             return Span(_STOPS[self.name], self.tokens)
-        if kind == "every" and argument.isdecimal():
+        if kind == "every":
             return Span((), int(argument))
         if kind in ("token", "xml"):
             return Span((f"</{argument}>" if kind == "xml" else argument,), self.tokens)
-        steps_of(self.name, lambda text: [])  # an unknown name is refused by its own message
         raise UserError(
             f"steps {self.name!r}: a search ends a step while it samples, and a function reads"
             " whole texts. Use newline, blank_line, sentence, token:TEXT, xml:TAG or every:N"
