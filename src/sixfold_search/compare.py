@@ -293,6 +293,7 @@ def _line(found: Found) -> dict[str, Any]:
         "solved": any(s for t, s in zip(found.candidates, solved, strict=True) if found.chose(t)),
         "covered": any(solved),
         "unchecked": sum(t.total_reward is None for t in found.candidates),
+        "refused": found.refused,
         **asdict(found.cost),
         "candidates": [
             {"completion": t.text, "finish": t.finish_reason, "solved": s}

@@ -27,12 +27,14 @@ class Found:
         value: its value. None if the method scores nothing.
         candidates: all completions among which the method chose, as episodes of one turn.
         cost: model tokens of the search.
+        refused: number of texts that the scorer refused. They have the score 0.
     """
 
     best: Trajectory
     value: float | None
     candidates: tuple[Trajectory, ...]
     cost: Cost
+    refused: int = 0
 
     @property
     def text(self) -> str:
@@ -119,4 +121,5 @@ async def search(
         tree.value(outcome.best) if outcome.best.scores else None,
         tuple(tree.trajectory(one, number) for number, one in enumerate(outcome.candidates)),
         tree.cost,
+        tree.refused,
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import Generator, Sampled, SampleKey
 from sixfold.step_scorer import StepScorer
@@ -107,6 +108,7 @@ class Tree:
     Attributes:
         prompt: token ids of the task's prompt.
         cost: model tokens so far.
+        refused: texts that the scorer has refused.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Tree:
         self.step = step
         self.prompt = renderer.encode(task)
         self.cost = Cost()
+        self.refused = 0
         self.budget = budget
         self._generator = generator
         self._renderer = renderer
@@ -201,20 +204,15 @@ class Tree:
     async def score(self, chains: Sequence[Chain]) -> list[Chain]:
         """The chains with scores of their steps. Equal texts are scored once.
 
-        Raises:
-            UserError: if the scorer refuses them.
+        A text that the scorer refuses, such as one with special tokens, has the score 0.
         """
         if self._scorer is None:
             raise ValueError("this search has no scorer")
         fresh = {chain.text: chain for chain in chains if chain.text and not chain.scores}
         known: dict[str, tuple[float, ...]] = {"": (0.0,)}
         if fresh:
-            ends = [self._steps.ends(t) if self._by_step else [len(t)] for t in fresh]
             before = self._scorer.tokens
-            scores = await asyncio.to_thread(
-                self._scorer.score, self._task.prompt, list(fresh), ends
-            )
-            known |= {text: tuple(one) for text, one in zip(fresh, scores, strict=True)}
+            known |= await asyncio.to_thread(self._scores, self._scorer, list(fresh))
             used = self._scorer.tokens - before
             self.cost = replace(self.cost, scored=self.cost.scored + used)
             read = len(self.prompt) + sum(len(chain.tokens) for chain in fresh.values())
@@ -272,6 +270,18 @@ class Tree:
             text=chain.text,
             opened=self._renderer.opened(self.prompt),
         )
+
+    def _scores(self, scorer: StepScorer, texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        """Scores of the steps of each text."""
+        ends = [self._steps.ends(t) if self._by_step else [len(t)] for t in texts]
+        try:
+            found = scorer.score(self._task.prompt, texts, ends)
+        except UserError:
+            if len(texts) > 1:  # one of them: ask for each alone
+                return {t: s for text in texts for t, s in self._scores(scorer, [text]).items()}
+            self.refused += 1
+            return {texts[0]: (0.0,)}
+        return {text: tuple(scores) for text, scores in zip(texts, found, strict=True)}
 
     @property
     def _rate(self) -> float:

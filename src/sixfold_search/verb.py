@@ -265,7 +265,8 @@ def _figures(
         for key in ("prefilled", "sampled", "scored"):
             figures[f"tokens_{key}"] = fmean(one[key] for one in found)
         figures["candidates"] = fmean(len(one["candidates"]) for one in found)
-        made[name] = figures | {"checks_failed": sum(one["unchecked"] for one in found)}
+        figures["checks_failed"] = sum(one["unchecked"] for one in found)
+        made[name] = figures | {"texts_refused": sum(one["refused"] for one in found)}
     return made
 
 
@@ -293,6 +294,7 @@ def _show(plan: Plan, figures: Mapping[str, Mapping[str, Any]], tasks: int) -> C
         rows["tokens per task"] = f"{sum(parts):,.0f}"
         rows |= {label: f"{part:,.0f}" for label, part in zip(labels, parts, strict=True)}
         rows["completions per task"] = f"{one['candidates']:.1f}"
-        columns.append(rows | {"checks failed": str(one["checks_failed"])})
+        rows["checks failed"] = str(one["checks_failed"])
+        columns.append(rows | {"refused by the scorer": str(one["texts_refused"])})
     print_columns(console, list(figures), columns)
     return console

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.search.lines import DIGITS, TASK, Lines, Scores
 
+from sixfold.errors import UserError
 from sixfold.model.loading import Policy
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import SampleKey, wait_for
@@ -92,6 +93,22 @@ def test_best_of_n_is_the_best_of_the_first_n_samples(renderer: Renderer, aggreg
 def test_a_scorer_of_wholes_sees_no_steps(renderer: Renderer) -> None:
     found = run(renderer, "best_of_n", settings=Settings(n=30), scorer=Scores(table), by_step=False)
     assert lines(found) == max(drawn(renderer, 30), key=table)
+
+
+def test_a_text_that_the_scorer_refuses_has_the_score_0(renderer: Renderer) -> None:
+    class Strict(Scores):
+        def score(self, prompt: Any, completions: Any, ends: Any) -> list[list[float]]:
+            if any(text.startswith("3") for text in completions):
+                raise UserError("no")
+            return super().score(prompt, completions, ends)
+
+    found = run(renderer, "best_of_n", settings=Settings(n=30), scorer=Strict(table))
+    samples = list(dict.fromkeys(drawn(renderer, 30)))
+    assert found.refused == sum(chain[0] == "3" for chain in samples) > 0
+    kept = [chain for chain in samples if chain[0] != "3"]
+    assert lines(found) == max(
+        kept, key=lambda chain: min(table(chain[: n + 1]) for n in range(DEPTH))
+    )
 
 
 def test_votes_are_counted_by_answer(renderer: Renderer) -> None:
