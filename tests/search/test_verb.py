@@ -21,7 +21,9 @@ from sixfold_search import compare
 from sixfold_search.scorers import OutcomeScorer
 
 METHODS = ("greedy", "majority", "best_of_n", "beam", "mcts")
-BUDGET = 600
+BUDGET = 900
+LONG = "1+2+3+4+5+6+7+8+9+"
+"""Begins all prompts, and is longer than a block of the cache."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place, own = tmp_path_factory.mktemp("search"), policy()
     saved(random_reward_model(own=own), own, place / "rm")
     own.save(place / "policy")
-    rows = [{"id": f"t{n}", "prompt": f"{n}+{n}=", "answer": f"{2 * n}"} for n in range(8)]
+    rows = [{"id": f"t{n}", "prompt": f"{LONG}{n}=", "answer": f"{2 * n}"} for n in range(8)]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "even.py").write_text(
         "def even(completion, task):\n    return float(len(completion) % 2 == 0)\n"
@@ -102,6 +104,14 @@ def test_chosen_right_completions_load_for_sft_and_pairs_for_preferences(out: Pa
     assert len(pairs) == len(written) > 0
     for row in written:
         assert len(row["chosen"]) % 2 == 0 and len(row["rejected"]) % 2 == 1
+
+
+def test_a_method_pays_the_same_alone(place: Path, out: Path, tmp_path: Path) -> None:
+    """The prefix cache is empty before each search."""
+    assert main(words(place, tmp_path / "alone", "--methods", "beam", "--tasks", "1")) == 0
+    (alone,) = lines(tmp_path / "alone" / "searches.jsonl")
+    (beside,) = [r for r in lines(out / "searches.jsonl") if r["task"] == alone["task"]]
+    assert alone["found"]["beam"] == beside["found"]["beam"]
 
 
 def test_an_interrupted_search_goes_on(
