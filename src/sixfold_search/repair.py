@@ -41,10 +41,9 @@ async def budget_forcing(tree: Tree, settings: Settings) -> Outcome:
     """
     chain = Chain()
     while (room := settings.think - len(chain.tokens)) > 0:
-        # Enough must be left for an answer.
         (found,) = await tree.extend([chain], 1, Span((settings.think_end,), room))
-        if not found:
-            return Outcome.of([], Chain())
+        if not found:  # the budget may not suffice: answer with what is left
+            break
         (chain,) = found
         ended = chain.text.find(settings.think_end)
         if ended < 0 and chain.finish is None:

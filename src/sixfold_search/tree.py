@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import Generator, Sampled, SampleKey
+from sixfold.rollout.thread_settings import ThreadSettings, release_workers
 from sixfold.step_scorer import StepScorer
 from sixfold.steps import Steps, last_tokens
 from sixfold.types import FinishReason, SamplingParams, Task, Trajectory
@@ -212,7 +213,8 @@ class Tree:
         known: dict[str, tuple[float, ...]] = {"": (0.0,)}
         if fresh:
             before = self._scorer.tokens
-            known |= await asyncio.to_thread(self._scores, self._scorer, list(fresh))
+            settings = ThreadSettings.here()
+            known |= await asyncio.to_thread(self._scores_apart, settings, list(fresh))
             used = self._scorer.tokens - before
             self.cost = replace(self.cost, scored=self.cost.scored + used)
             read = len(self.prompt) + sum(len(chain.tokens) for chain in fresh.values())
@@ -271,14 +273,25 @@ class Tree:
             opened=self._renderer.opened(self.prompt),
         )
 
-    def _scores(self, scorer: StepScorer, texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    def _scores_apart(
+        self, settings: ThreadSettings, texts: Sequence[str]
+    ) -> dict[str, tuple[float, ...]]:
+        """`_scores` in a thread of its own, so that the event loop goes on."""
+        settings.apply()
+        try:
+            return self._scores(texts)
+        finally:
+            release_workers()
+
+    def _scores(self, texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
         """Scores of the steps of each text."""
+        assert self._scorer is not None
         ends = [self._steps.ends(t) if self._by_step else [len(t)] for t in texts]
         try:
-            found = scorer.score(self._task.prompt, texts, ends)
+            found = self._scorer.score(self._task.prompt, texts, ends)
         except UserError:
             if len(texts) > 1:  # one of them: ask for each alone
-                return {t: s for text in texts for t, s in self._scores(scorer, [text]).items()}
+                return {t: s for text in texts for t, s in self._scores([text]).items()}
             self.refused += 1
             return {texts[0]: (0.0,)}
         return {text: tuple(scores) for text, scores in zip(texts, found, strict=True)}

@@ -23,7 +23,9 @@ def renderer(policy: Policy) -> Renderer:
     return Renderer(policy.tokenizer, policy.stop_token_ids)
 
 
-def run(renderer: Renderer, says: dict[str, str], **settings: Any) -> Found:
+def run(
+    renderer: Renderer, says: dict[str, str], budget: int | None = None, **settings: Any
+) -> Found:
     """Search with a policy that continues each text as `says` has it; "." is its end token."""
     (end,) = renderer.stop_token_ids[:1]
 
@@ -37,7 +39,15 @@ def run(renderer: Renderer, says: dict[str, str], **settings: Any) -> Found:
     given = Settings(**{"think_end": "#", "think_more": "wait ", **settings})
     generator = FakeGenerator(renderer, script)
     return wait_for(
-        search(generator, renderer, TASK, method="budget_forcing", params=params, settings=given)
+        search(
+            generator,
+            renderer,
+            TASK,
+            method="budget_forcing",
+            params=params,
+            settings=given,
+            budget=budget,
+        )
     )
 
 
@@ -65,6 +75,11 @@ def test_an_early_end_of_the_completion_is_replaced_too(renderer: Renderer) -> N
     says = {"": "ab.", "abwait ": "cdefgh.", "abwait cdefgh": "."}
     found = run(renderer, says, think=20, think_min=6)
     assert found.text == "abwait cdefgh"
+
+
+def test_without_tokens_for_thinking_it_answers_at_once(renderer: Renderer) -> None:
+    found = run(renderer, {"#": "42."}, budget=len(renderer.encode(TASK)) + 10, think=20)
+    assert found.text == "#42"
 
 
 def test_waiting_ends_at_the_budget(renderer: Renderer) -> None:
