@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
-from sixfold.steps import Steps, check_steps, steps_of
+from sixfold.steps import Steps, check_steps, steps_of, tokenized_ends
 
 from .tree import Span
 
@@ -36,12 +37,8 @@ class Stepping:
         Raises:
             UserError: there is no such way.
         """
-
-        def token_ends(text: str) -> list[int]:
-            ids = renderer.plain(text)
-            return [len(renderer.shown(ids[: n + 1])) for n in range(len(ids))]
-
-        return steps_of(self.name, token_ends)
+        ends = partial(tokenized_ends, encode=renderer.plain, decode=renderer.shown)
+        return steps_of(self.name, ends)
 
     @property
     def span(self) -> Span:
