@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from sixfold.checkpoint.model_source import model_folder, with_model_folders
+from sixfold.checkpoint.model_source import is_reward_model, model_folder, with_model_folders
 from sixfold.cli.parsing import (
     RECIPE_HELP,
     PositiveFloat,
@@ -29,7 +29,7 @@ from sixfold.commands.eval_table import (
 )
 from sixfold.errors import UserError, nearest
 from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
-from sixfold.recipe.schema import RewardScoringConfig
+from sixfold.recipe.schema import EnvironmentConfig
 from sixfold.recipe.toml import load_recipe
 
 from .settings import Settings
@@ -91,8 +91,8 @@ class Options:
     )
     budget: PositiveInt | None = option("most model tokens of one search (default: no limit)")
     scorer: str = option(
-        "reward model that scores completions; verifier: the recipe's own, which knows the answer"
-        " and so shows what a perfect scorer would reach",
+        "outcome or process reward model that scores completions; verifier: the recipe's own, which"
+        " knows the answer and so shows what a perfect scorer would reach",
         "",
         metavar="MODEL",
     )
@@ -157,13 +157,17 @@ def run(arguments: Sequence[str]) -> int:
     if len(set(methods)) < len(methods):
         raise UserError(f"--methods {' '.join(methods)}: a method is named twice")
     check_out(given.out)
-    plan = _plan(given, methods)
+    path = given.scorer
+    if path not in ("", VERIFIER):  # which checkpoint of a run
+        path = model_folder(path, "--scorer", reward_model=True)
+    plan = _plan(given, methods, path)
     for name in methods:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
     place = model_folder(given.model, "MODEL") if given.model else ""
-    if plan.scorer not in ("", VERIFIER):  # which checkpoint of a run
-        plan = replace(plan, scorer=model_folder(plan.scorer, "--scorer", reward_model=True))
-    scorer = _scorer(plan.scorer, recipe.environment.reward_model)
+    scorer, ends = _scorer(path, recipe.environment)
+    if ends and not given.steps:  # the steps that the model has learned to score
+        plan = replace(plan, stepping=replace(plan.stepping, name=ends))
+        assert plan.stepping.span
     world = assemble(recipe.sampling_alone(), place)
     try:
         rows = compare_methods(world, plan, given.out, scorer)
@@ -186,8 +190,13 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _plan(given: Options, methods: tuple[str, ...]) -> Plan:
+def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     """What is compared.
+
+    Args:
+        given: the options.
+        methods: names of the methods.
+        scorer: folder of the reward model, "verifier" or "".
 
     Raises:
         UserError: if an option has no effect, or a scorer is missing.
@@ -202,9 +211,10 @@ def _plan(given: Options, methods: tuple[str, ...]) -> Plan:
         raise UserError(f"--methods {scored[0]} needs --scorer MODEL, a reward model")
     if given.scorer and not scored:
         raise UserError(f"--scorer has no effect: {', '.join(methods)} score nothing")
-    if "regenerate" in methods:
+    by_step = scorer not in ("", VERIFIER) and not is_reward_model(scorer)
+    if "regenerate" in methods and not by_step:
         raise UserError(_NEEDS_STEPS.format("--methods regenerate needs"))
-    if given.aggregate:
+    if given.aggregate and not by_step:
         raise UserError(_NEEDS_STEPS.format("--aggregate has no effect without"))
     read = {name for row in rows for name in row.reads}
     own = {one.name: getattr(given, one.name) for one in fields(Settings)}
@@ -212,7 +222,8 @@ def _plan(given: Options, methods: tuple[str, ...]) -> Plan:
     if given.step_tokens and (given.steps or "").startswith("every:"):
         raise UserError(f"--step-tokens has no effect with --steps {given.steps}")
     for name, value in (own | steps).items():
-        if value is not None and (name if name in own else "expand") not in read:
+        used = name in read or (name in steps and "expand" in read)
+        if value is not None and not (used or (name == "steps" and by_step)):
             raise UserError(
                 f"--{name.replace('_', '-')} has no effect on {', '.join(methods)}. Leave it out"
             )
@@ -225,25 +236,31 @@ def _plan(given: Options, methods: tuple[str, ...]) -> Plan:
         stepping,
         given.aggregate or "min",
         given.budget,
-        given.scorer,
+        scorer,
         given.tasks or 0,
         given.train,
     )
 
 
-def _scorer(path: str, config: RewardScoringConfig) -> StepScorer | None:
-    """The reward model. None: there is none, or the verifier scores.
+def _scorer(path: str, config: EnvironmentConfig) -> tuple[StepScorer | None, str]:
+    """The reward model, and where the steps end that it scores, or "".
+
+    Without a reward model, or if the verifier scores, it is None.
 
     Raises:
         UserError: if it cannot be loaded.
     """
     if path in ("", VERIFIER):
-        return None
+        return None, ""
     from sixfold.reward_model.reward import load_scorers
+    from sixfold.reward_model.step_reward import load_process_scorer
 
     from .scorers import OutcomeScorer
 
-    return OutcomeScorer(*load_scorers([path], config, "--scorer"))
+    if is_reward_model(path):
+        return OutcomeScorer(*load_scorers([path], config.reward_model, "--scorer")), ""
+    scorer = load_process_scorer(path, config.prm, config.reward_model, "--scorer")
+    return scorer, scorer.ends
 
 
 def _figures(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,10 +15,19 @@ from transformers import AutoModelForSequenceClassification
 from sixfold.cli import main
 from sixfold.data.comparisons import load_comparisons
 from sixfold.data.sources import load_tasks
-from sixfold.recipe.schema import ComparisonsConfig, DataConfig, RewardScoringConfig
+from sixfold.errors import UserError
+from sixfold.model.scalar_head import scalar_head
+from sixfold.recipe.schema import (
+    ComparisonsConfig,
+    DataConfig,
+    ProcessScoringConfig,
+    RewardScoringConfig,
+)
 from sixfold.recipe.stages import dataset_settings
 from sixfold.reward_model.reward import load_scorers
-from sixfold_search import compare
+from sixfold.reward_model.step_model import step_model_of
+from sixfold.reward_model.step_reward import load_process_scorer
+from sixfold_search import Stepping, compare
 from sixfold_search.scorers import OutcomeScorer
 
 METHODS = ("greedy", "majority", "best_of_n", "beam", "mcts")
@@ -31,6 +41,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy, a reward model, tasks, and a verifier that accepts even lengths."""
     place, own = tmp_path_factory.mktemp("search"), policy()
     saved(random_reward_model(own=own), own, place / "rm")
+    steps = step_model_of(own, own.model, "newline")
+    torch.manual_seed(1)
+    torch.nn.init.normal_(scalar_head(steps).weight, std=0.5)
+    saved(steps, own, place / "prm")
     own.save(place / "policy")
     rows = [{"id": f"t{n}", "prompt": f"{LONG}{n}=", "answer": f"{2 * n}"} for n in range(8)]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -144,6 +158,34 @@ def test_the_oracle_is_named_and_chooses_what_is_right(
         assert row["found"]["best_of_n"]["solved"] == row["found"]["best_of_n"]["covered"] is True
 
 
+def test_a_process_reward_model_scores_steps(place: Path, tmp_path: Path) -> None:
+    methods = ("best_of_n", "regenerate", "mcts")
+    given = [str(place / "s.toml"), "--out", str(tmp_path / "o"), "--scorer", str(place / "prm")]
+    more = ["--steps", "every:3", "--aggregate", "mean", "--budget", "800", "--n", "6"]
+    assert main(["search", *given, *more, "--methods", *methods]) == 0
+    scorer = load_process_scorer(
+        str(place / "prm"), ProcessScoringConfig(), RewardScoringConfig(), "prm"
+    )
+    steps = Stepping("every:3").steps(scorer.renderer)
+
+    def value(prompt: str, text: str) -> float:
+        try:
+            return fmean(scorer.score(prompt, [text], [steps.ends(text)])[0]) if text else 0.0
+        except UserError:  # it has special tokens
+            return 0.0
+
+    for row in lines(tmp_path / "o" / "searches.jsonl"):
+        prompt = f"{LONG}{row['task'][1:]}="
+        for name in methods:
+            found = row["found"][name]
+            assert found["scored"] > 0
+            assert found["prefilled"] + found["sampled"] + found["scored"] <= 800
+            texts = [c["completion"] for c in found["candidates"] if c["finish"] == "stop"]
+            texts = texts or [c["completion"] for c in found["candidates"]]
+            values = [value(prompt, text) for text in texts]
+            assert found["value"] == pytest.approx(max(values), abs=1e-5)
+
+
 def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) -> None:
     (loaded,) = load_scorers([str(place / "rm")], RewardScoringConfig(), "rm")
     scorer, texts = OutcomeScorer(loaded), ["2", "a b c", "1-1"]
@@ -181,7 +223,9 @@ def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) ->
         ("--methods greedy --budget 5", "--budget 5: the longest prompt alone has"),
         ("--methods greedy --tasks 9", "there are 3 held-out tasks"),
         ("--methods greedy --data.heldout 0", "or search training tasks with --train"),
-        ("--methods beam --scorer POLICY", "is no reward model"),
+        ("--methods beam --scorer POLICY", "is no process reward model"),
+        ("--methods beam --scorer PRM --threshold 0.5", "--threshold has no effect"),
+        ("--methods regenerate --scorer PRM --threshold 2", "between 0 and 1"),
         ("--methods beam --scorer nothere", "--scorer"),
         ("--methods greedy --out RM", "holds no search"),
         ("--methods greedy --environment.episode calculator", "completes one"),
@@ -191,7 +235,12 @@ def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) ->
 def test_bad_input_is_one_line(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, said: str
 ) -> None:
-    for name, path in (("RM", "rm"), ("POLICY", "policy"), ("EVEN", "even.py:even")):
+    for name, path in (
+        ("PRM", "prm"),
+        ("RM", "rm"),
+        ("POLICY", "policy"),
+        ("EVEN", "even.py:even"),
+    ):
         given = given.replace(name, str(place / path))
     out = [] if "--out" in given else ["--out", str(tmp_path / "out")]
     assert main(["search", str(place / "s.toml"), *out, *given.split()]) == 2

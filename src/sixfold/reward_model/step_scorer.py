@@ -39,7 +39,8 @@ class ProcessScorer(StepScorer):
     Attributes:
         tokens: tokens that the model has computed.
         renderer: with the model's tokenizer.
-        steps: where steps end.
+        ends: where steps end, by name.
+        steps: the same as a function of a text.
 
     Raises:
         UserError: for an unknown way to end steps.
@@ -48,8 +49,9 @@ class ProcessScorer(StepScorer):
     def __init__(self, step_model: StepModel, max_tokens: int, ends: str = "") -> None:
         self.tokens = 0
         self.renderer = step_model.renderer
+        self.ends = ends or step_model.ends
         self.steps: Steps = steps_of(
-            ends or step_model.ends,
+            self.ends,
             partial(tokenized_ends, encode=self.renderer.plain, decode=self._decode),
         )
         self._step_model = step_model
