@@ -70,7 +70,7 @@ MISTAKES = {
     ),
     "a section beside other stages": (
         "[reward_model]\nepochs = 1\n" + RL,
-        r"\[reward_model\] has no effect without a stage of its kind",
+        r"\[reward_model\] has no effect without a stage that reads it",
     ),
     "a rate of RL": (PAIRS + "trainer.schedule = 'cosine'", "Set preference.schedule"),
     "beta of RL": (

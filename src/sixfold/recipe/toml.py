@@ -105,12 +105,12 @@ def parse_staged(
 
 
 def _check_sections(staged: StagedRecipe, where: str) -> None:
-    """Refuse a section that only stages of a kind read, and no stage is of it."""
+    """Refuse a section that only stages of some kinds read, and no stage does."""
     for section in ("preference", "reward_model", "prm"):
         given = getattr(staged.base, section)
-        if given != type(given)() and all(one.kind != section for one in staged.stages):
+        if given != type(given)() and all(section not in one.row.sections for one in staged.stages):
             raise UserError(
-                f"{where}: [{section}] has no effect without a stage of its kind. Add [[stages]]"
+                f"{where}: [{section}] has no effect without a stage that reads it. Add [[stages]]"
                 f" with kind = '{section}'"
             )
 
