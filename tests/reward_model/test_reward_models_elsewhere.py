@@ -23,10 +23,12 @@ from tests.server.serving import answering
 
 from sixfold import http_client
 from sixfold.environment.rewards import RewardFunction as Named
-from sixfold.errors import RunFailed, UserError
+from sixfold.errors import NoAnswer, RunFailed, UserError
+from sixfold.processes.child import Child
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import RewardScoringConfig
 from sixfold.recipe.toml import parse_recipe
+from sixfold.reward_model.asked import Asked
 from sixfold.reward_model.calibration import Calibration
 from sixfold.reward_model.model import load_reward_model
 from sixfold.reward_model.reward import reward_model
@@ -105,6 +107,66 @@ def test_a_worker_gives_the_same_rewards_and_ends_with_its_environment(
         called(worker, arguments(folder))
     worker.started.close()
     assert child.process.poll() is not None
+
+
+def test_calls_after_a_missed_deadline_write_to_no_descriptor(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerModels, "start", lambda self: None)
+    worker = WorkerModels([str(folder)], CONFIG.model_copy(update={"timeout_s": 0.01}))
+    program = tmp_path / "silent.py"
+    program.write_text("import time\ndef serve(requests): time.sleep(600)\n")
+    worker._child, worker._loaded = Child(str(program)), True
+    written = tmp_path / "other"
+
+    async def rewards() -> list[BaseException]:
+        task = Asked.of(**arguments(folder))
+        first = asyncio.ensure_future(worker.rewards(task))
+        second = asyncio.ensure_future(worker.rewards(task))
+        await asyncio.wait([first])
+        found = await asyncio.gather(first, second, return_exceptions=True)
+        return [error for error in found if isinstance(error, BaseException)]
+
+    requests, replies = worker._child.requests, worker._child.replies
+    close = Child.close
+
+    def closed(child: Child, grace_s: float = 0.0) -> None:
+        close(child, grace_s)
+        with written.open("w") as file:  # takes the numbers of the descriptors
+            os.dup2(file.fileno(), requests)
+            os.dup2(file.fileno(), replies)
+
+    monkeypatch.setattr(Child, "close", closed)
+    assert [type(error) for error in asyncio.run(rewards())] == [NoAnswer, NoAnswer]
+    worker.close()
+    assert written.read_bytes() == b""
+    for number in (requests, replies):
+        os.close(number)
+
+
+def test_a_worker_that_closes_ends_the_call_that_waits(folder: Path, tmp_path: Path) -> None:
+    worker = WorkerModels([str(folder)], CONFIG.model_copy(update={"timeout_s": 500.0}))
+    program = tmp_path / "silent.py"
+    reached = tmp_path / "reached"
+    program.write_text(
+        f"import time\ndef serve(requests):\n    next(requests)\n    open({str(reached)!r}, 'w')\n"
+        "    time.sleep(600)\n"
+    )
+    child = worker._child = Child(str(program), keeps_output=True)
+    worker._loaded = True
+
+    async def closing() -> list[Any]:
+        calls = [worker.rewards(Asked.of(**arguments(folder))) for _ in range(2)]
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        while not reached.exists():
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(worker.close)
+        return await waiting
+
+    first, second = asyncio.run(closing())
+    assert isinstance(first, RunFailed) and "was killed by" in str(first)
+    assert isinstance(second, RunFailed) and "is closed" in str(second)
+    assert child.closed
 
 
 class Requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -44,6 +45,8 @@ class WorkerModels:
         self._child: Child | None = None
         self._loaded = False
         self._thread = OwnThread()
+        self._closed = False
+        self._calls = threading.Lock()  # held while a call uses the descriptors of the process
 
     def start(self) -> None:
         """Start the process without waiting. A second call does nothing."""
@@ -60,9 +63,13 @@ class WorkerModels:
 
     def close(self) -> None:
         """End the process. A second call does nothing."""
+        self._closed = True
         self._thread.end()
         if self._child:
-            self._child.close()
+            if self._calls.locked():  # a call waits for the answer of the process
+                self._child.process.terminate()
+            with self._calls:
+                self._child.close()
 
     async def rewards(self, asked: Asked) -> list[Tensor]:
         """[K] rewards by each model, float64.
@@ -76,22 +83,33 @@ class WorkerModels:
         return await self._thread.call(self._rewards, asked)
 
     def _rewards(self, asked: Asked) -> list[Tensor]:
-        self.start()
-        if not self._loaded:
-            if problem := self._answer(START_S).get("problem"):
-                raise UserError(problem)
-            self._loaded = True
-        assert self._child is not None
-        self._child.send(json.dumps(asdict(asked)).encode(), self._deadline.seconds)
-        answer = self._answer(self._deadline.seconds)
+        with self._calls:
+            if self._closed:
+                raise RunFailed("the process of the reward models is closed")
+            self.start()
+            if not self._loaded:
+                if problem := self._answer(START_S).get("problem"):
+                    raise UserError(problem)
+                self._loaded = True
+            answer = self._answer(self._deadline.seconds, json.dumps(asdict(asked)).encode())
         if problem := answer.get("problem"):
             raise NotScored(problem)
         return [torch.tensor(values, dtype=torch.float64) for values in answer["rewards"]]
 
-    def _answer(self, seconds: float) -> dict[str, list[list[float]]]:
+    def _answer(self, seconds: float, request: bytes = b"") -> dict[str, list[list[float]]]:
+        """The next answer, of a request if one is given.
+
+        Args:
+            seconds: longest silence.
+            request: is sent first. Empty: the answer is owed already.
+        """
         child = self._child
         assert child is not None
+        if child.closed:  # an earlier call has missed the deadline
+            raise self._deadline.missed()
         try:
+            if request:
+                child.send(request, seconds)
             found: dict[str, list[list[float]]] = json.loads(child.receive(seconds))
         except ChildSilent as error:
             child.close(grace_s=0.0)
