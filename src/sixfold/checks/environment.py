@@ -91,7 +91,7 @@ class Environment:
         self.decode: Decode | None = None
         self.solved_rule = solved_rule(labels, weights, metric, solved_at)
         self._error_budget = error_budget
-        self._judge = judge if any(f and f.asks_judge for f in functions) else None
+        self._judge = judge if any(f and f.row.needs == "judge" for f in functions) else None
         self._started = [f.started for f in functions if f and f.started]
         named = [r for r in rewards if isinstance(r, str) and not reward_row(r).needs]
         self._pool = WorkerPool(

@@ -56,8 +56,8 @@ class CheckedReward(ABC):
         """Run a check once."""
 
     @property
-    def asks_judge(self) -> bool:
-        """True if a judge gives the reward. It repeats its requests itself."""
+    def repeats_itself(self) -> bool:
+        """True if a model elsewhere gives the reward. It repeats failed requests itself."""
         return False
 
     async def outcome(self, check: Check) -> tuple[Outcome, int]:
@@ -74,7 +74,7 @@ class CheckedReward(ABC):
         async def run() -> Outcome:
             nonlocal reruns
             first = await self.run(check)
-            if self.asks_judge or not first.may_succeed_again:
+            if self.repeats_itself or not first.may_succeed_again:
                 return first
             reruns = 1
             return (await self.run(check)).completed_by(first)
@@ -114,8 +114,8 @@ class LocalReward(CheckedReward):
     prints: Prints | None
 
     @property
-    def asks_judge(self) -> bool:
-        return self.function.asks_judge
+    def repeats_itself(self) -> bool:
+        return self.function.repeats_itself
 
     async def info(self) -> RewardInfo:
         return RewardInfo.of(self.function)

@@ -236,6 +236,6 @@ async def _scored(
     try:
         return await Called(partial(function.scores_async, *given)), None
     except BaseException as raised:  # boundary: a failed check is data
-        if function.asks_judge and isinstance(raised, UserError | RunFailed):
+        if function.repeats_itself and isinstance(raised, UserError | RunFailed):
             raise  # the model cannot be used, or may not be used any more: the run stops
         return [], one_line(raised)

@@ -67,7 +67,7 @@ class RewardFunction:
         return callables.runs_async(self.function)
 
     @property
-    def asks_judge(self) -> bool:
+    def repeats_itself(self) -> bool:
         """True for a reward of a model elsewhere. It repeats failed requests itself."""
         return self.row.needs in ("judge", "reward_model")
 
