@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ..algorithm.method import Method
@@ -87,33 +88,55 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     _check_max_failures(recipe.rollout, recipe.environment.error_budget)
     _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
-    _check_reward_models(recipe.environment)
     check_placement(recipe, method)
     _check_precision(recipe.trainer, rank, precision)
     _check_reference(recipe.reference, rank, precision)
 
 
-def _check_reward_models(config: EnvironmentConfig) -> None:
-    """Refuse settings of reward models that none of the rewards reads."""
-    own, default = config.reward_model, RewardScoringConfig()
+def check_reward_models(stages: Sequence[EnvironmentConfig]) -> None:
+    """Refuse settings of reward models that none of the rewards reads.
+
+    Args:
+        stages: [environment] of each stage, or of the recipe. A setting that one stage reads may
+            stand in others too.
+
+    Raises:
+        UserError: names the setting, and the rewards that would read it.
+    """
+    default = RewardScoringConfig()
+    unread = [_unread(config) for config in stages]
+    read = {
+        (name, value)
+        for config, wrong in zip(stages, unread, strict=True)
+        for name, value in config.reward_model
+        if name not in wrong
+    }
+    for config, wrong in zip(stages, unread, strict=True):
+        for name, needed in wrong.items():
+            value = getattr(config.reward_model, name)
+            if value != getattr(default, name) and (name, value) not in read:
+                raise UserError(
+                    f"environment.reward_model.{name} = {toml_literal(value)} has no effect without"
+                    f" {needed} among environment.rewards"
+                )
+
+
+def _unread(config: EnvironmentConfig) -> dict[str, str]:
+    """Settings of reward models that no reward reads, and the reward that would."""
     paths = [path for name in config.rewards for path in reward_model_paths(name)]
     served = [path for path in paths if is_address(path)]
     here = len(served) < len(paths)
-    wrong: list[tuple[str, str]] = []
+    folder = "a reward model in a folder"
+    wrong: dict[str, str] = {}
     if not served:
-        wrong.append(("retries", "a reward model that is served (reward_model:http://...)"))
-    if not served and own.placement == "inline":
-        wrong.append(("timeout_s", "placement = 'worker' or a reward model that is served"))
+        wrong["retries"] = "a reward model that is served (reward_model:http://...)"
+    if not served and config.reward_model.placement == "inline":
+        wrong["timeout_s"] = "placement = 'worker' or a reward model that is served"
     if not any(reward_model_paths(n) and not n.startswith(PRM) for n in config.rewards) or not here:
-        wrong.append(("placement", "a reward model in a folder"))
+        wrong["placement"] = folder
     if served and not here:
-        wrong += [(n, "a reward model in a folder") for n in ("device", "precision", "max_tokens")]
-    for name, needed in wrong:
-        if (value := getattr(own, name)) != getattr(default, name):
-            raise UserError(
-                f"environment.reward_model.{name} = {toml_literal(value)} has no effect without"
-                f" {needed} among environment.rewards"
-            )
+        wrong |= dict.fromkeys(("device", "precision", "max_tokens"), folder)
+    return wrong
 
 
 def _check_eval(config: EvalConfig) -> None:

@@ -404,6 +404,11 @@ def _check_own(key: str, kind: str, where: str) -> None:
     if key == "run.steps" != row.steps:
         instead = f"Set {row.steps}" if row.steps else "Leave it out"
         raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
+    if key in ("run.patience", "checkpoint.keep_best") and row.makes == "reward_model":
+        raise UserError(
+            f"{where}: {key} compares shares of solved held-out tasks, and a reward model solves"
+            " none. Remove it"
+        )
     section, _, name = key.partition(".")
     if section == "trainer" and f"{row.sections[0] if row.sections else ''}.{name}" in knobs():
         raise UserError(

@@ -23,7 +23,7 @@ def reward_model_paths(name: str) -> list[str]:
 
 def is_address(path: str) -> bool:
     """True for the address of a server."""
-    return path.startswith(("http://", "https://"))
+    return path.lower().startswith(("http://", "https://"))
 
 
 def with_paths(name: str, path: Callable[[str], str]) -> str:

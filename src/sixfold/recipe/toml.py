@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .checks import check_reward_models
 from .find import find_recipe, read_recipe_file
 from .flags import parse_flags
 from .keys import drop_removed
@@ -105,7 +106,9 @@ def parse_staged(
 
 
 def _check_sections(staged: StagedRecipe, where: str) -> None:
-    """Refuse a section that only stages of some kinds read, and no stage does."""
+    """Refuse settings that no stage reads."""
+    recipes = [stage.recipe for stage in staged.stages] or [staged.base]
+    check_reward_models([recipe.environment for recipe in recipes])
     for section in ("preference", "reward_model", "prm"):
         given = getattr(staged.base, section)
         if given != type(given)() and all(section not in one.row.sections for one in staged.stages):
