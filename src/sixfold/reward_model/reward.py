@@ -104,7 +104,10 @@ def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardCal
         elsewhere = AskedReward(ServedModels(served, config).rewards, config.std_factor)
         return Named("reward_model", elsewhere, _ASKED)
     if config.placement == "worker":
-        worker = WorkerModels(paths, config)
+        device, _ = scoring_device(config)
+        if device == "cuda":  # of this rank: the worker would take the first
+            device = f"cuda:{torch.cuda.current_device()}"
+        worker = WorkerModels(paths, config.model_copy(update={"device": device}))
         asked = AskedReward(worker.rewards, config.std_factor)
         return Named("reward_model", asked, _ASKED, worker)
     return RewardFunction(load_scorers(paths, config, _SETTING), config.std_factor)

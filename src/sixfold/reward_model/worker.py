@@ -12,6 +12,7 @@ import os
 import torch
 
 from ..errors import UserError
+from ..model.device import resolve_device
 from ..processes.program import Requests
 from ..recipe.schema import RewardScoringConfig
 from .asked import Asked
@@ -24,6 +25,7 @@ def serve(requests: Requests) -> None:
     torch.set_num_threads(setup["threads"])
     config = RewardScoringConfig.model_validate_json(json.dumps(setup["config"]))
     try:
+        resolve_device(config.device, "environment.reward_model.device")  # of kernels too
         scorers = load_scorers(setup["paths"], config, "environment.rewards")
     except UserError as error:
         requests.answer(json.dumps({"problem": str(error)}).encode())
