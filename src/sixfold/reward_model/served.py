@@ -1,9 +1,12 @@
 """Reward models that servers score with, over HTTP.
 
 `sixfold serve REWARD_MODEL` gets a whole task in one request, POST /v1/rewards, and gives the
-rewards of a reward model in the run. vLLM and SGLang get POST /classify: for a prompt that is a
-plain text, all texts of the task in one request; for a chat, one conversation each, which they
-render by the chat template of the model. They give the score of the head, without its activation.
+rewards of a reward model in the run. vLLM gets POST /classify: for a prompt that is a plain text,
+all texts of the task in one request; for a chat, one conversation each, which it renders by the
+chat template of the model. It gives the score of the head, without its activation.
+
+The end token of a completion is missing in whole texts: only the tokenizer of the policy knows how
+it is spelled. In conversations the template of the server ends the turn.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -20,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..http_client import HttpClient, NoReply, Patience, Reply, request_again
+from ..http_client import LONGEST_WAIT_S, HttpClient, NoReply, Patience, Reply, request_again
 from ..recipe.schema import RewardScoringConfig
 from ..recipe.schema.backend import KEY_VARIABLE
 from .asked import Asked
@@ -35,6 +39,8 @@ MAX_IDS = 100_000
 """Most token ids in one request, unless a single completion has more. A server refuses large ones.
 """
 _SHOWN_BYTES = 300
+_BEGINNING = r"(<[^<>\s]+>|\[\w+\])*\s*"
+"""Names of special tokens, such as <s>, <|begin_of_text|> and [CLS]."""
 
 
 class ServedModels:
@@ -64,7 +70,9 @@ class ServedModel:
 
     def __init__(self, url: str, config: RewardScoringConfig) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._patience = Patience(config.retries, config.timeout_s, math.inf)
+        # The waits of all attempts. A server may ask for longer ones: they end the request.
+        longest = (config.retries + 1) * (config.timeout_s + LONGEST_WAIT_S)
+        self._patience = Patience(config.retries, config.timeout_s, longest)
         self._http = HttpClient(MAX_BYTES)
         key = os.environ.get(KEY_VARIABLE, "").strip()
         self._headers = {"Content-Type": "application/json"}
@@ -119,8 +127,8 @@ class ServedModel:
                 found += self._numbers(answer, "rewards", len(part.completions))
             return found
         plain = {"model": model["id"], "use_activation": False, "activation": False}
-        if asked.prompt == asked.rendered_prompt:
-            texts = [asked.rendered_prompt + text for text in asked.completions]
+        if _is_plain(asked):
+            texts = [f"{asked.prompt}{text}" for text in asked.completions]
             return self._scores(
                 await self._ask("POST", "/classify", {**plain, "input": texts}), len(texts)
             )
@@ -212,6 +220,14 @@ class ServedModel:
         if self._slots is None or self._slots[0] is not loop:
             self._slots = loop, asyncio.Semaphore(CONNECTIONS)
         return self._slots[1]
+
+
+def _is_plain(asked: Asked) -> bool:
+    """True if the policy reads the prompt as it is, after the tokens that begin every text."""
+    said, read = asked.prompt, asked.rendered_prompt
+    if not isinstance(said, str) or not read.endswith(said):
+        return False
+    return re.fullmatch(_BEGINNING, read.removesuffix(said)) is not None
 
 
 def _parts(asked: Asked) -> list[Asked]:
