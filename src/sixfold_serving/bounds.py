@@ -31,6 +31,8 @@ MAX_DEPTH = 100
 
 BULK = {"prompt", "prompt_ids", "completion_ids", "stop_token_ids"}
 """Fields with numbers or texts as items, whose types are checked in one pass."""
+TOKENS = "input"
+"""Field whose lists of token ids are treated as `BULK`. Its other items are read one by one."""
 FREE = {"parameters", "schema", "metadata", "logit_bias", "chat_template_kwargs"}
 """Fields with arbitrary JSON, which is passed on without being read."""
 
@@ -148,6 +150,8 @@ class _Count:
         if isinstance(value, dict):
             self._object(value, where, depth + 1)
         elif isinstance(value, list):
+            if where.partition("[")[0] == TOKENS and all(type(item) is int for item in value):
+                return
             if len(value) > MAX_ITEMS:
                 raise bad_request(
                     f"{where} has {len(value)} items, but at most {MAX_ITEMS} are allowed. Send"

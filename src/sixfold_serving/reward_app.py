@@ -6,12 +6,13 @@ completions of a task as a run does that has the reward model itself.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import torch
@@ -51,12 +52,16 @@ class RewardsForm(BaseModel):
     ended: list[bool]
 
 
+_QUICK = Field(fail_fast=True)
+_Ids = Annotated[list[int], _QUICK]
+
+
 class ClassifyForm(BaseModel):
     """Body of POST /classify: vLLM's, of a text, token ids, lists of them, or a conversation."""
 
     model_config = STRICT
     model: str = ""
-    input: str | list[str] | list[int] | list[list[int]] | None = None
+    input: str | Annotated[list[str], _QUICK] | _Ids | Annotated[list[_Ids], _QUICK] | None = None
     messages: list[dict[str, Any]] | None = None
     use_activation: bool = True
     activation: bool = True
@@ -143,10 +148,15 @@ class RewardEndpoints:
         self._check_model(form.model or self.served.name)
         if (form.input is None) == (form.messages is None):
             raise bad_request("give either input or messages", "input")
+        if form.add_generation_prompt:
+            raise bad_request(
+                "add_generation_prompt would open another turn after the reply, which is scored",
+                "add_generation_prompt",
+            )
         if form.messages is not None:
             found = await self._scored(partial(self._conversation, form))
         else:
-            found = await self._scored(partial(self._whole, _each(form.input)))
+            found = await self._scored(partial(self._whole, "input", _each(form.input)))
         if form.use_activation and form.activation:
             found = torch.tensor(found, dtype=torch.float64).sigmoid().tolist()
         rows = [
@@ -169,7 +179,7 @@ class RewardEndpoints:
         prompts = form.prompts
         if prompts is not None and len(prompts) != len(form.query):
             raise bad_request(f"prompts: {len(prompts)} for {len(form.query)} queries", "prompts")
-        found = await self._scored(partial(self._whole, form.query, prompts))
+        found = await self._scored(partial(self._whole, "query", form.query, prompts))
         return JSONResponse({"rewards": found, "scores": found})
 
     async def models(self, request: Request) -> Response:
@@ -199,11 +209,19 @@ class RewardEndpoints:
             )
 
     async def _scored(self, work: Callable[[], torch.Tensor]) -> list[float]:
-        """Rewards, computed in a thread, one request after the other."""
+        """Rewards, computed in a thread, one request after the other.
+
+        Raises:
+            ApiError: 400 for texts that cannot be scored, 422 if a reward is not finite.
+        """
         try:
-            return list((await run_sync(work, limiter=self._one)).tolist())
+            found = list((await run_sync(work, limiter=self._one)).tolist())
         except UserError as error:
             raise bad_request(str(error)) from error
+        for index, value in enumerate(found):
+            if not math.isfinite(value):  # no status after which clients ask again
+                raise ApiError(422, f"the reward of completion {index} is {value}")
+        return found
 
     def _conversation(self, form: ClassifyForm) -> torch.Tensor:
         messages: Any = form.messages
@@ -218,9 +236,17 @@ class RewardEndpoints:
         return scorer.rewards(*scorer.encoded(task, [text], [ended]))
 
     def _whole(
-        self, texts: Sequence[str | list[int]], prompts: Sequence[str] | None = None
+        self,
+        field: str,
+        texts: Sequence[str | list[int]],
+        prompts: Sequence[str] | None = None,
     ) -> torch.Tensor:
         """Rewards of texts or token ids. Without its prompt, a text begins after its first token.
+
+        Args:
+            field: name of the texts in the request.
+            texts: prompts with their completions.
+            prompts: the prompts.
 
         Raises:
             ApiError: if the model needs to know where the completion begins, or there is none.
@@ -230,18 +256,21 @@ class RewardEndpoints:
             raise bad_request(
                 "this reward model averages over the completion, or counts its tokens: send"
                 " messages, or the prompts beside the queries",
-                "input",
+                field,
             )
         for index, text in enumerate(texts):
+            prompt = "" if prompts is None else prompts[index]
+            if not text or (prompts is not None and not (prompt and text[len(prompt) :])):
+                raise bad_request(f"{field} {index} has an empty prompt or completion", field)
             ids = text if isinstance(text, list) else scorer.spelled(text)
             start = 1
-            if prompts is not None and isinstance(text, str):
-                if not text.startswith(prompts[index]):
+            if isinstance(text, str) and prompt:
+                if not text.startswith(prompt):
                     raise bad_request(f"query {index} does not begin with its prompt", "prompts")
-                before = scorer.spelled(prompts[index])
-                ids, start = [*before, *scorer.spelled(text[len(prompts[index]) :])], len(before)
-            if len(ids) <= start or start < 1 or not 0 <= min(ids) <= max(ids) < scorer.vocabulary:
-                raise bad_request(f"input {index} is too short, or has unknown token ids", "input")
+                before = scorer.spelled(prompt)
+                ids, start = [*before, *scorer.renderer.following(text[len(prompt) :])], len(before)
+            if len(ids) <= start or not 0 <= min(ids) <= max(ids) < scorer.vocabulary:
+                raise bad_request(f"{field} {index} is too short, or has unknown token ids", field)
             found.append(scorer.rewards(ids[:start], [ids[start:]]))
         return torch.cat(found)
 

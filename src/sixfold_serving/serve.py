@@ -33,7 +33,12 @@ from sixfold.reward_model.model import load_reward_model
 from sixfold.reward_model.scorer import Scorer
 from sixfold.rollout.engine_thread import EngineThread
 from sixfold.rollout.kv_probe import check_int8_kv
-from sixfold.run.sampling_model import load_draft, load_for_sampling
+from sixfold.run.sampling_model import (
+    load_draft,
+    load_for_sampling,
+    sampling_dtype,
+    stored_precision,
+)
 
 from .app import Served, make_app
 from .connections import BoundedHeaders, listener
@@ -120,7 +125,8 @@ def make_reward_served(options: ServeOptions) -> tuple[ASGIApp, PreTrainedModel]
             )
     folder = model_folder(options.model, "MODEL", reward_model=True)
     device = resolve_device(options.device, "--device")
-    dtype = torch.bfloat16 if options.precision == "bfloat16" else torch.float32
+    stored = stored_precision(options.model, folder)
+    dtype = sampling_dtype(options.precision, device, stored)
     model = load_reward_model(folder, device, dtype, "MODEL")
     identity = folder_hash(Path(folder)) if Path(folder).is_dir() else folder
     scorer = Scorer(model, RewardScoringConfig().max_tokens)

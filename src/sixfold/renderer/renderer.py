@@ -320,6 +320,10 @@ class Renderer:
         """Token ids of a completion given as text. Special tokens that it spells stay text."""
         return self._special.encode_plain(text)
 
+    def following(self, text: str) -> list[int]:
+        """Token ids of a text that follows others. Special tokens that it spells are tokens."""
+        return self._special.encode_rendered([text])[0]
+
     def unknown(self, text: str) -> str:
         """Characters of a text that the tokenizer does not know."""
         return self._special.unknown(text)
