@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -20,14 +21,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.server.serving import answering
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sixfold import http_client
 from sixfold.environment.rewards import RewardFunction as Named
 from sixfold.errors import NoAnswer, RunFailed, UserError
+from sixfold.http_client import NoReply
 from sixfold.processes.child import Child
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import RewardScoringConfig
-from sixfold.recipe.toml import parse_recipe
+from sixfold.recipe.toml import parse_recipe, parse_staged
+from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.asked import Asked
 from sixfold.reward_model.calibration import Calibration
 from sixfold.reward_model.model import load_reward_model
@@ -193,7 +198,7 @@ def test_a_worker_says_what_cannot_be_loaded(
     monkeypatch.setattr(WorkerModels, "start", lambda self: None)
     monkeypatch.setattr(WorkerModels, "_answer", lambda *_: json.loads(requests.answers.pop()))
     worker = reward_model(["any"], CONFIG.model_copy(update={"placement": "worker"}))
-    assert isinstance(worker, Named) and worker.asks_judge
+    assert isinstance(worker, Named) and worker.repeats_itself
     with pytest.raises(UserError, match=r"environment\.rewards = '.*nothing': cannot be loaded"):
         called(worker, arguments(folder))
 
@@ -265,11 +270,83 @@ def test_other_clients_get_the_forms_of_vllm_and_openrlhf(folder: Path) -> None:
             ("/v1/rewards", {**task, "prompt": [{}]}, 400, "its text as content"),
             ("/get_reward", {"query": ["11"], "prompts": []}, 400, "0 for 1 queries"),
             ("/get_reward", {"query": ["11"], "prompts": ["2"]}, 400, "does not begin"),
+            ("/get_reward", {"query": ["11", "1"], "prompts": ["1", "1"]}, 400, "query 1 has"),
+            ("/get_reward", {"query": ["11", ""]}, 400, "query 1 has an empty"),
+            ("/classify", {**chat, "add_generation_prompt": True}, 400, "open another turn"),
+            ("/classify", {**raw, "input": [3] * 9000}, 400, "reads at most"),
+            ("/classify", {**raw, "input": [[3] * 9000]}, 400, "reads at most"),
+            ("/classify", {**raw, "input": ["3"] * 9000}, 400, "9000 items"),
             ("/v1/chat/completions", {}, 404, "path not found"),
         ):
             answer = posted(path, body)
             assert (answer.status_code, said in answer.text) == (status, True), answer.text
         assert posted("/get_reward", {"query": texts}, key="wrong").status_code == 401
+
+
+def with_bos(folder: Path) -> PreTrainedTokenizerBase:
+    """Make the tokenizer of a reward model add BOS to every text, without a chat template."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"bos_token": "<|system|>"})
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<|system|> $A", special_tokens=[("<|system|>", tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = None
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_completion_after_its_prompt_gets_no_bos(folder: Path) -> None:
+    tokenizer = with_bos(folder)
+    prompt, whole = tokenizer("1*2=")["input_ids"], tokenizer("1*2=12")["input_ids"]
+    assert whole[0] == tokenizer.bos_token_id and whole[: len(prompt)] == prompt
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    expected = float(scorer.rewards(prompt, [whole[len(prompt) :]])[0])
+    with served(folder) as (url, _, _):
+        for prompts in ({}, {"prompts": ["1*2="]}):
+            answer = httpx.post(f"{url}/get_reward", json={"query": ["1*2=12"], **prompts})
+            assert answer.json()["rewards"] == [pytest.approx(expected, abs=1e-5)]
+
+
+def test_a_reward_that_is_not_finite_is_no_fault_of_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan = torch.tensor([1.0, math.nan])
+    monkeypatch.setattr(Scorer, "rewards", lambda *_: nan)
+    with served(folder) as (url, _, _):
+        answer = httpx.post(f"{url}/get_reward", json={"query": ["11"]})
+        assert answer.status_code == 422 and "completion 1 is nan" in answer.text
+        with pytest.raises(NoReply, match=r"status 422"):
+            called(reward_model([url], CONFIG), arguments(folder))
+
+
+@pytest.mark.parametrize(("precision", "stored"), [("auto", "bfloat16"), ("float32", "float32")])
+def test_a_served_model_gets_the_precision_of_a_policy(
+    precision: str, stored: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config := folder / "config.json").write_text(
+        json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"})
+    )
+    monkeypatch.setattr("sixfold_serving.serve.resolve_device", lambda *_: "cuda")
+    asked: list[Any] = []
+
+    def load(path: str, *rest: Any) -> Any:
+        asked.extend(rest)
+        return load_reward_model(path, "cpu")
+
+    monkeypatch.setattr("sixfold_serving.serve.load_reward_model", load)
+    make_reward_served(ServeOptions(model=str(folder), precision=precision))
+    assert asked[:2] == ["cuda", getattr(torch, stored)]
+
+
+def test_a_worker_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for asked, device in (("auto", "cuda:3"), ("cuda", "cuda:3"), ("cuda:1", "cuda:1")):
+        config = CONFIG.model_copy(update={"placement": "worker", "device": asked})
+        worker = reward_model(["rm"], config)
+        assert isinstance(worker, Named) and isinstance(worker.started, WorkerModels)
+        assert worker.started._config.device == device
 
 
 @pytest.fixture
@@ -328,6 +405,34 @@ def test_vllm_is_asked_for_scores_without_their_activation(folder: Path, quick: 
         assert [m["content"] for m in asked[3]["messages"]] == ["1+2=", "3"]
 
 
+def test_vllm_gets_plain_prompts_of_bos_tokenizers_as_whole_texts(folder: Path) -> None:
+    renderer = Renderer(with_bos(folder))
+    shown = renderer.shown(renderer.encode(Task("t", "1*2=")))  # as a run makes it
+    assert shown == "<|system|>1*2="
+    server, asked = other_server(lambda body: rows([1.0] * len(body.get("input", "1"))))
+    given = arguments(folder, "1*2=")
+    with server as (url, _, _):
+        reward = reward_model([url], CONFIG)
+        for start in (shown[:-4], "", "<s>", "<｜begin▁of▁text｜>", "[gMASK]<sop>", "[CLS] "):
+            given["rendered_prompt"] = [f"{start}1*2="] * 3
+            called(reward, given)
+            assert asked.pop()["input"] == ["1*2=3", "1*2=12+3", "1*2=abc 3"]
+        for read in ("<|user|>1*2=<|assistant|>", "User: 1*2=", "1*2=\n"):
+            given["rendered_prompt"] = [read] * 3
+            called(reward, given)
+            assert [asked.pop()["messages"][0]["content"] for _ in range(3)] == ["1*2="] * 3
+
+
+def test_a_server_may_not_ask_for_endless_patience(folder: Path) -> None:
+    server, asked = other_server(
+        lambda body: Response(status_code=503, headers={"Retry-After": "100000"})
+    )
+    with server as (url, _, _), pytest.raises(NoReply, match=r"status 503.*\(1 attempts\)"):
+        task = Asked.of(**(arguments(folder) | {"rendered_prompt": ["1+2="] * 3}))
+        asyncio.run(asyncio.wait_for(ServedModel(url, CONFIG).rewards(task), 20))
+    assert len(asked) == 1
+
+
 def test_servers_that_give_no_rewards_are_named(folder: Path, quick: None) -> None:
     given = arguments(folder)
     given["rendered_prompt"] = given["prompts"]
@@ -359,9 +464,52 @@ def test_servers_that_give_no_rewards_are_named(folder: Path, quick: None) -> No
         ("reward_model:rm", "timeout_s=9", "placement = 'worker'"),
         ("reward_model:http://a", "device=cpu", "a reward model in a folder"),
         ("reward_model:http://a", "placement=worker", "a reward model in a folder"),
+        ("reward_model:HTTP://a , https://b", "device=cpu", "a reward model in a folder"),
     ],
 )
 def test_settings_without_effect_are_refused(rewards: str, setting: str, needed: str) -> None:
     flags = [f"--environment.rewards={rewards}", f"--environment.reward_model.{setting}"]
     with pytest.raises(UserError, match=f"{setting.split('=')[0]} = .* has no effect.*{needed}"):
         make_plan(parse_recipe('run.name = "run"', "test", flags))
+
+
+STAGED = """
+run.name = "run"
+data.source = "arithmetic"
+[environment.reward_model]
+placement = "worker"
+timeout_s = 9.0
+[[stages]]
+kind = "reward_model"
+name = "rm"
+data.source = "pairs.jsonl"
+reward_model.steps = 1
+[[stages]]
+kind = "rl"
+run.steps = 1
+environment.rewards = ["REWARD"]
+"""
+
+
+def test_a_setting_that_one_stage_reads_may_stand_above_all() -> None:
+    for stage in parse_staged(STAGED.replace("REWARD", "stage:rm"), "test").stages:
+        make_plan(stage.recipe)
+    with pytest.raises(UserError, match=r"placement = .worker. has no effect"):
+        parse_staged(STAGED.replace("REWARD", "arithmetic"), "test")
+    own = "--stages.rm.environment.reward_model.retries=8"
+    with pytest.raises(UserError, match="retries = 8 has no effect"):
+        parse_staged(
+            STAGED.replace("REWARD", "stage:rm")
+            .replace('placement = "worker"', "")
+            .replace("timeout_s = 9.0", ""),
+            "test",
+            [own],
+        )
+
+
+@pytest.mark.parametrize("setting", ["run.patience=2", "checkpoint.keep_best=1"])
+def test_a_reward_model_has_no_best_evaluation(setting: str) -> None:
+    text = STAGED.replace("REWARD", "stage:rm")
+    with pytest.raises(UserError, match=f"{setting.split('=')[0]} compares .* Remove it"):
+        parse_staged(text, "test", [f"--stages.rm.{setting}"])
+    parse_staged(text, "test", [f"--{setting}"])
