@@ -73,7 +73,6 @@ def train(
         UserError: for bad input.
         KeyboardInterrupt: if a signal stopped the run. Its last checkpoint stays.
     """
-    from .recipe.checks import check_reward_models
     from .recipe.plan import make_plan
     from .run.start import train_run
     from .stages.plans import stage_plans
@@ -88,7 +87,6 @@ def train(
                     "settings go with a recipe file or name; with a Recipe object, give it the"
                     " values"
                 )
-            check_reward_models([recipe.environment])
             staged = StagedRecipe(recipe)
         else:
             staged = (

@@ -260,15 +260,15 @@ class RewardEndpoints:
             )
         for index, text in enumerate(texts):
             prompt = "" if prompts is None else prompts[index]
-            if not text or (prompts is not None and not (prompt and text[len(prompt) :])):
+            if isinstance(text, str) and not text.startswith(prompt):
+                raise bad_request(f"query {index} does not begin with its prompt", "prompts")
+            if not text[len(prompt) :] or (prompts is not None and not prompt):
                 raise bad_request(f"{field} {index} has an empty prompt or completion", field)
-            ids = text if isinstance(text, list) else scorer.spelled(text)
-            start = 1
+            ids, start = text if isinstance(text, list) else scorer.spelled(text), 1
             if isinstance(text, str) and prompt:
-                if not text.startswith(prompt):
-                    raise bad_request(f"query {index} does not begin with its prompt", "prompts")
                 before = scorer.spelled(prompt)
-                ids, start = [*before, *scorer.renderer.following(text[len(prompt) :])], len(before)
+                ids = [*before, *scorer.renderer.plain(text[len(prompt) :], special=True)]
+                start = len(before)
             if len(ids) <= start or not 0 <= min(ids) <= max(ids) < scorer.vocabulary:
                 raise bad_request(f"{field} {index} is too short, or has unknown token ids", field)
             found.append(scorer.rewards(ids[:start], [ids[start:]]))

@@ -14,6 +14,7 @@ from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RunFailed, UserError
+from .checks import check_reward_models
 from .dump import toml_literal
 from .schema import Recipe
 
@@ -95,7 +96,7 @@ def checked_recipe(recipe: Any) -> str | Recipe:
     """Name or path of a recipe as text, or the Recipe itself.
 
     Raises:
-        UserError: for any other type.
+        UserError: for any other type, or for settings without effect in a Recipe.
     """
     if isinstance(recipe, PathLike):
         recipe = fspath(recipe)
@@ -104,6 +105,8 @@ def checked_recipe(recipe: Any) -> str | Recipe:
             f"recipe is of type {type(recipe).__name__}: give a .toml file, the name of a shipped"
             " recipe, or a Recipe; values go in settings"
         )
+    if isinstance(recipe, Recipe):  # a file is checked when it is read
+        check_reward_models([recipe.environment])
     return recipe
 
 

@@ -316,13 +316,12 @@ class Renderer:
         """Token ids that end the assistant's turn. Empty if the model has no end of turn."""
         return self._end_tokens or self.plain("".join(self._turn_end.strings))
 
-    def plain(self, text: str) -> list[int]:
-        """Token ids of a completion given as text. Special tokens that it spells stay text."""
-        return self._special.encode_plain(text)
+    def plain(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of a completion given as text.
 
-    def following(self, text: str) -> list[int]:
-        """Token ids of a text that follows others. Special tokens that it spells are tokens."""
-        return self._special.encode_rendered([text])[0]
+        Special tokens that it spells stay text, unless `special` is true.
+        """
+        return self._special.encode_plain(text, special)
 
     def unknown(self, text: str) -> str:
         """Characters of a text that the tokenizer does not know."""

@@ -60,10 +60,11 @@ class SpecialTexts:
             return {self.mark(key): self.mark_all(item) for key, item in value.items()}
         return value
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text, without any special token."""
+    def encode_plain(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of a text. It has no special tokens, or with `special` those that it spells."""
+        split = not special
         return list(
-            self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            self._tokenizer(text, add_special_tokens=False, split_special_tokens=split)["input_ids"]
         )
 
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
