@@ -128,6 +128,17 @@ def test_recipes_take_runs(run: Path) -> None:
     assert with_model_folders(found) == found and with_model_folders(Recipe()) == Recipe()
 
 
+def test_addresses_of_reward_models_are_kept() -> None:
+    """A server is no folder, and no name on the hub; its neighbours are looked up."""
+    served = ("reward_model:http://127.0.0.1:1/a, https://h.org/b", "prm:http://127.0.0.1:1")
+    recipe = Recipe().with_settings({"environment.rewards": list(served)})
+    found = with_model_folders(recipe).environment.rewards
+    assert [name.replace(" ", "") for name in found] == [name.replace(" ", "") for name in served]
+    wrong = Recipe().with_settings({"environment.rewards": ["reward_model:http://h, runs/none"]})
+    with pytest.raises(UserError, match="no reward model at 'runs/none'"):
+        with_model_folders(wrong)
+
+
 def test_a_started_run_keeps_the_checkpoints_that_it_has_recorded(run: Path) -> None:
     asked = Recipe(model=ModelConfig(path=str(run)))
     older = str(run / "checkpoints" / "step-000001" / "model")

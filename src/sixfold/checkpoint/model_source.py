@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UserError
 from ..files.folder import model_stage
 from ..recipe.hub_names import not_found
-from ..recipe.reward_models import STAGE, with_paths
+from ..recipe.reward_models import STAGE, is_address, with_paths
 from ..recipe.schema import Recipe
 from .listing import list_checkpoints, newest_checkpoint
 from .manifest import MANIFEST, verify
@@ -123,7 +123,7 @@ def with_model_folders(recipe: Recipe) -> Recipe:
     setting = "environment.rewards"
 
     def pinned_reward(path: str) -> str:
-        if path.startswith(STAGE):
+        if path.startswith(STAGE) or is_address(path):
             return path
         folder = Path(path).expanduser()
         if any(_kind(folder, setting)):
