@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.data.comparison_forms import recognise
+from sixfold.data.files import Row
 from sixfold.errors import UserError
 from sixfold.recipe.plan import make_plan
+from sixfold.recipe.schema import ComparisonsConfig
 from sixfold.recipe.toml import parse_recipe, parse_staged
 from sixfold.stages.plans import stage_plans
 
@@ -27,6 +30,10 @@ ONLINE = '[[stages]]\nkind = "online"\nrounds = 2\npreference.epochs = 1\n'
 MISTAKES = {
     # Names of other trainers.
     "loss_type": (PAIRS + 'preference.loss_type = "dpo"', "Did you mean 'preference.losses'"),
+    "loss_type of a reward model": (
+        MODEL + 'reward_model.loss_type = "bce"',
+        "Did you mean 'reward_model.loss'",
+    ),
     "loss": (PAIRS + 'preference.loss = "dpo"', "Did you mean 'preference.losses'"),
     "loss_weights": (PAIRS + "preference.loss_weights = [1]", "'preference.weights'"),
     "batch_size": (PAIRS + "preference.batch_size = 8", "'preference.examples_per_step'"),
@@ -96,6 +103,10 @@ MISTAKES = {
         SAMPLE + 'sample.keep = "best"\n' + FROM_SAMPLE,
         "'best' leaves nothing .* sample.keep = 'all'",
     ),
+    "a column of samples": (
+        SAMPLE + 'sample.keep = "all"\n' + FROM_SAMPLE + 'comparisons.completion_field = "x"',
+        "comparisons.completion_field = 'x' has no effect",
+    ),
     "one sample": (ONLINE + "sample.samples = 1", "sample.samples = 1 leaves nothing to compare"),
     "pairs of a model": (
         MODEL + FROM_SAMPLE.replace("stage:s", "stage:rm"),
@@ -158,12 +169,29 @@ def test_a_mistake_is_refused_before_anything_is_loaded(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_columns_of_the_recipe_do_not_hold_for_samples() -> None:
+    """The stage that reads the recipe's file has them, and the one that reads samples does not."""
+    base = "[comparisons]\nchosen_field = 'good'\ncompletion_field = 'text'\npairs = 'extremes'\n"
+    mine = PAIRS.replace('"preference"\n', '"preference"\nname = "first"\n')
+    staged = parse_staged(f'{base}{mine}{SAMPLE}sample.keep = "all"\n{FROM_SAMPLE}', "p.toml")
+    first, _, last = (stage.recipe.comparisons for stage in staged.stages)
+    assert (first.chosen_field, first.completion_field, first.pairs) == ("good", "text", "extremes")
+    assert last == ComparisonsConfig(pairs="extremes")
+    row = Row("r", {"prompt": "p", "completion": "c", "reward": 1.0, "provenance": {}}, 1)
+    assert recognise(row, last).form == "scored"
+
+
 def test_what_looks_like_a_mistake_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several rewards may differ among solved samples; a folder may have the name of a stage."""
+    """Several rewards may differ among solved samples, and so may grades of a user's function, and
+    those of a verifier below its full reward. A folder or a function may have the name of a stage.
+    """
     monkeypatch.chdir(tmp_path)
     Path("rm").mkdir()
     rewards = 'environment.rewards = ["arithmetic", "no_repetition"]\n'
     parse_staged(SAMPLE + rewards + FROM_SAMPLE, "p.toml")
+    parse_staged(SAMPLE + "eval.solved_at = 0.5\n" + FROM_SAMPLE, "p.toml")
+    parse_staged(f"{SAMPLE}environment.rewards = ['my.py:f']\n{FROM_SAMPLE}", "p.toml")
+    parse_staged(MODEL.replace('"rm"', '"arithmetic"') + RL, "p.toml")
     parse_staged(MODEL + RL + 'environment.rewards = ["reward_model:rm"]', "p.toml")
     both = (
         RL + 'environment.rewards = ["stage:a,stage:b", "stage:a"]\nenvironment.weights = [1, 1]\n'

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
+from ..recipe.preference_plan import READ_BY
 from ..recipe.schema import ComparisonsConfig
 from .columns import MISSING, lookup
 from .files import Row
@@ -81,17 +82,6 @@ _VERDICTS = {
 _LIKED = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 _SCORES = ("reward", "score", "rank")
 _SMALLER_IS_BETTER = ("rank", "ranks")
-_READ_BY = {
-    "chosen_field": ("pair", "labelled"),
-    "rejected_field": ("pair", "labelled"),
-    "margin_field": ("pair",),
-    "completion_field": ("best_of", "ranked", "unpaired", "scored"),
-    "completions_field": ("best_of", "ranked"),
-    "label_field": ("labelled", "unpaired"),
-    "score_field": ("ranked", "scored"),
-    "pairs": ("pair", "labelled", "best_of", "ranked", "scored"),
-}
-"""Setting of [comparisons] -> forms whose rows read it."""
 _MARGIN = ComparisonsConfig.model_fields["margin_field"].default
 
 
@@ -138,12 +128,12 @@ def _check_read(row: Row, form: str, config: ComparisonsConfig) -> None:
     """Refuse settings that rows of a form do not read."""
     for name, field in ComparisonsConfig.model_fields.items():
         value = getattr(config, name)
-        if value == field.default or name not in _READ_BY or form in _READ_BY[name]:
+        if value == field.default or name not in READ_BY or form in READ_BY[name]:
             continue
         raise UserError(
             f"comparisons.{name} = '{value}' has no effect: {row.where} has the form '{form}', by"
             f" its columns {list(row.fields)}. Remove it, or set comparisons.form to one of"
-            f" {', '.join(_READ_BY[name])}"
+            f" {', '.join(READ_BY[name])}"
         )
 
 

@@ -61,10 +61,10 @@ _Unread = Callable[[], Row]
 
 def is_file_name(source: str) -> bool:
     """True if a source names a data file, judged by its suffix."""
-    return _file_type(Path(source)) in FILE_TYPES
+    return file_type(Path(source)) in FILE_TYPES
 
 
-def _file_type(path: Path) -> str:
+def file_type(path: Path) -> str:
     """The suffix of a file, with the one before ".gz"."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() + suffix if suffix == ".gz" else suffix
@@ -86,7 +86,7 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
     Raises:
         UserError: names the line (and column) of the mistake.
     """
-    suffix = _file_type(path)
+    suffix = file_type(path)
     _check_file(path)
     if suffix not in FILE_TYPES:
         raise UserError(
@@ -105,12 +105,12 @@ def text_files(source: str) -> list[Path]:
     Empty if the source is something else, such as a folder that also has files of rows.
     """
     path = Path(source)
-    if _file_type(path) in _DOCUMENT_TYPES and not path.is_dir():
+    if file_type(path) in _DOCUMENT_TYPES and not path.is_dir():
         return [path]
     below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
     if any(is_file_name(file.name) for file in below):
         return []
-    return [file for file in below if _file_type(file) in _DOCUMENT_TYPES]
+    return [file for file in below if file_type(file) in _DOCUMENT_TYPES]
 
 
 def read_text(path: Path) -> str:

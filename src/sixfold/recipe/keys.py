@@ -160,7 +160,11 @@ def _unknown_key(key: str, value: Any) -> str:
     if (own := f"{section}.{_OF_STAGES.get(name, '')}") in knobs():
         return f"unknown key '{key}'. Did you mean '{own}'?"
     if section in ("preference", "reward_model", "comparisons") and name in _OF_COMPARISONS:
-        return f"unknown key '{key}'. Did you mean '{_OF_COMPARISONS[name]}'?"
+        meant = _OF_COMPARISONS[name]
+        if section == "reward_model" and meant.startswith("preference."):
+            meant = "reward_model.loss" if name == "loss_type" else ""
+        if meant:
+            return f"unknown key '{key}'. Did you mean '{meant}'?"
     if name in MEANT:
         return f"unknown key '{key}'. Did you mean '{MEANT[name]}'?"
     homes = [knob for knob in knobs().values() if knob.name == name]

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..environment.registry import reward_row
 from ..errors import UserError, nearest
 from ..preference.loss import PreferenceLoss, Settings
 from ..preference.zoo import LOSSES
-from .schema import ComparisonsConfig, PreferenceConfig, ReferenceConfig, SampleConfig
+from .schema import ComparisonsConfig, PreferenceConfig, Recipe, ReferenceConfig
+
+READ_BY = {
+    "chosen_field": ("pair", "labelled"),
+    "rejected_field": ("pair", "labelled"),
+    "margin_field": ("pair",),
+    "completion_field": ("best_of", "ranked", "unpaired", "scored"),
+    "completions_field": ("best_of", "ranked"),
+    "label_field": ("labelled", "unpaired"),
+    "score_field": ("ranked", "scored"),
+    "pairs": ("pair", "labelled", "best_of", "ranked", "scored"),
+}
+"""Setting of [comparisons] -> forms whose rows read it."""
 
 
 def resolve_losses(config: PreferenceConfig) -> list[tuple[PreferenceLoss, Settings, float]]:
@@ -84,12 +97,12 @@ def check_reference(config: PreferenceConfig, reference: ReferenceConfig) -> Non
             raise UserError(f"reference.{key} has no effect: {why}. Remove it in this stage")
 
 
-def check_sampled(sample: SampleConfig, rewards: int, comparisons: ComparisonsConfig) -> None:
+def check_sampled(sampling: Recipe, comparisons: ComparisonsConfig) -> None:
     """Refuse samples that cannot be compared, before anything is sampled.
 
     Args:
-        sample: settings of the stage that samples.
-        rewards: number of its rewards. Solved completions may differ in one of several.
+        sampling: recipe of the stage that samples. Solved completions may differ in one of several
+            rewards, in a reward that is no verifier, and below the full reward of a verifier.
         comparisons: settings of the stage that compares.
 
     Raises:
@@ -100,6 +113,7 @@ def check_sampled(sample: SampleConfig, rewards: int, comparisons: ComparisonsCo
             f"comparisons.form = '{comparisons.form}': the rows of a sample stage have the form"
             " 'scored'. Remove it"
         )
+    sample, rewards = sampling.sample, sampling.environment.rewards
     if sample.mix:  # rows of others may be compared
         return
     if sample.samples == 1:
@@ -107,7 +121,8 @@ def check_sampled(sample: SampleConfig, rewards: int, comparisons: ComparisonsCo
             "sample.samples = 1 leaves nothing to compare: each task has one completion. Set 2 or"
             " more in the stage that samples"
         )
-    if sample.keep == "best" or (sample.keep == "solved" and rewards == 1):
+    full = sampling.eval.solved_at >= 1 and len(rewards) == 1 and reward_row(rewards[0]).verifier
+    if sample.keep == "best" or (sample.keep == "solved" and full):
         raise UserError(
             f"sample.keep = '{sample.keep}' leaves nothing to compare: the completions of a task"
             " that are kept are equally good. Set sample.keep = 'all' in the stage that samples"

@@ -8,6 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from ..environment.registry import REWARDS
 from ..errors import UserError, nearest
 from ..preference.zoo import LOSSES
 from .distill import DISTILL, TEACHER, distill_stages
@@ -15,7 +16,7 @@ from .dump import flat
 from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
-from .preference_plan import check_reference, check_sampled, resolve_losses
+from .preference_plan import READ_BY, check_reference, check_sampled, resolve_losses
 from .reward_models import PRM, reward_model_paths
 from .schema import NAME, LoraConfig, SourceConfig
 from .settled import settled
@@ -217,6 +218,8 @@ def _stage(
     for sampled in earlier:
         if own.get("data.source") == REFERENCE + sampled.name:
             form = _loads_sampled(sampled, where)
+            if kind_row(kind).reads == "comparisons":
+                form |= _sampled_columns(own, where)
     own = own | _whole_tables(own, earlier, where)
     values = {**for_all, **_other_source(own), **form, **own, **continues}
     recipe = settled(deepcopy(dict(asked)), values, where, file.place, given_at)
@@ -255,8 +258,7 @@ def _stage(
         compares = row.reads == "comparisons" and sampled.kind == "sample"
         if compares and recipe.data.source == REFERENCE + sampled.name:
             with in_stage(name):
-                rewards = len(sampled.recipe.environment.rewards)
-                check_sampled(sampled.recipe.sample, rewards, recipe.comparisons)
+                check_sampled(sampled.recipe, recipe.comparisons)
     tasks = generated_source(recipe.data)
     if stage.row.reads == "step_labels" and tasks:
         raise UserError(
@@ -280,6 +282,8 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
     """
     made = {other.name for other in earlier if other.row.makes == "reward_model"}
     for reward in stage.recipe.environment.rewards:
+        if reward in REWARDS:  # the name of a function
+            continue
         for name in reward_model_paths(reward) or [reward]:
             if name in made and not Path(name).exists():
                 raise UserError(
@@ -362,6 +366,23 @@ def _loads_sampled(sampled: Stage, where: str) -> dict[str, Any]:
     # Stages are evaluated on tasks of the recipe, so none of the dataset need be set aside.
     found |= {**dataset_settings(REFERENCE + sampled.name, _form(sampled, where)), "heldout": 0}
     return {f"data.{name}": value for name, value in found.items()}
+
+
+def _sampled_columns(own: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings of [comparisons] for the dataset of a stage: no column of the recipe's is left.
+
+    Raises:
+        UserError: if the stage itself names a column.
+    """
+    found = {f"comparisons.{name}": "" for name in READ_BY if name.endswith("_field")}
+    found = {key: knobs()[key].default for key in found}
+    for key, default in found.items():
+        if own.get(key, default) != default:
+            raise UserError(
+                f"{where}: {key} = '{own[key]}' has no effect: the columns of a sample stage are"
+                " known. Remove it"
+            )
+    return found
 
 
 def _form(sampled: Stage, where: str) -> str:

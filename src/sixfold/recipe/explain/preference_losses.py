@@ -50,11 +50,9 @@ def loss_recipe_lines(row: PreferenceLoss) -> list[str]:
 
 
 def named_elsewhere(name: str) -> list[str]:
-    """Losses whose paper, use or names in other frameworks have a name."""
+    """Losses whose paper or names in other frameworks have a name."""
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-    return [
-        row.name for row in LOSSES.values() if word.search(f"{row.peers} {row.paper} {row.use}")
-    ]
+    return [row.name for row in LOSSES.values() if word.search(f"{row.peers} {row.paper}")]
 
 
 def loss_facts(row: PreferenceLoss) -> list[tuple[str, str]]:
