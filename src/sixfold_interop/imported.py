@@ -13,7 +13,7 @@ from typing import Any
 
 from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, Method
 from sixfold.algorithm.zoo import ZOO
-from sixfold.errors import nearest
+from sixfold.errors import UserError, nearest
 
 from . import FRAMEWORKS, openrlhf, trl, verl_overrides
 from .answer import AT_ONE, Run, Sizes
@@ -21,7 +21,22 @@ from .settings import ours, table
 from .trl_preference import DEFAULTS
 from .trl_stages import Trainer, named_trainer, read_adapter, read_stage, trainers
 
-READERS = {"trl": trl.read, "verl": verl_overrides.read, "openrlhf": openrlhf.read}
+_COUNTS = frozenset(
+    (
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps"),
+        *("max_length", "max_completion_length", "num_generations", "num_iterations"),
+        *("steps_per_generation", "generation_batch_size"),
+    )
+)
+_NUMBERS = _COUNTS | frozenset(
+    (
+        *("num_train_epochs", "warmup_steps", "warmup_ratio", "label_smoothing", "rpo_alpha"),
+        *("lora_dropout", "beta", "epsilon", "epsilon_high", "delta", "entropy_coef"),
+    )
+)
+_MAY_BE_NULL = ("max_length", "epsilon_high", "delta")
+"""Numbers that null switches off."""
+READERS = {"verl": verl_overrides.read, "openrlhf": openrlhf.read}
 
 CHOICES: dict[str, tuple[object, ...]] = {
     "advantage": tuple(ADVANTAGES),
@@ -64,16 +79,25 @@ def import_settings(
         trainer: trainer of TRL, by the name of its command. Empty: that which has such settings.
 
     Raises:
-        UserError: if they may be those of several trainers.
+        UserError: if they may be those of several trainers, or a number is none.
     """
     if framework == "trl":
+        given = _checked(given)
         trainer = trainer or named_trainer(given)
         if trainer in trainers():
             return _stage(trainers()[trainer], given, processes)
+        if trainer not in ("", *trl.ENTRIES):
+            raise UserError(
+                f"'{trainer}' has no conversion. Write a stage of kind {trainer}; those of"
+                f" {', '.join((*trl.ENTRIES, *trainers()))} are converted"
+            )
     known = table(framework)
     given = {known.today(name): value for name, value in given.items()}
     found, notes = ours(known, given)
-    run = READERS[framework](given, processes)
+    if framework == "trl":
+        run = trl.read(given, processes, trl.ENTRIES.get(trainer, ""))
+    else:
+        run = READERS[framework](given, processes)
     found |= run.settings
     sizes = Sizes(
         int(found["rollout.prompts_per_step"]),
@@ -103,9 +127,34 @@ def import_settings(
     return Imported(found, tuple(notes))
 
 
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of TRL without numbers that are null, which stand for defaults.
+
+    Raises:
+        UserError: if a value that sizes are computed from is no number.
+    """
+    found = dict(given)
+    for name in _NUMBERS & given.keys():
+        value = given[name]
+        if value is None and name not in _MAY_BE_NULL:
+            del found[name]
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"{name} = {value!r}: expected a number")
+        if name in _COUNTS and value != int(value):
+            raise UserError(f"{name} = {value!r}: expected a whole number")
+        found[name] = int(value) if name in _COUNTS else value
+    return found
+
+
 def _stage(trainer: Trainer, given: Mapping[str, Any], processes: int) -> Imported:
     known = trainer.table
-    given = {known.today(name): value for name, value in given.items()}
+    given = {
+        known.today(name): value
+        for name, value in given.items()
+        if value is not None or name == "max_length"  # without a limit
+    }
     found, notes = read_stage(trainer, given, processes)
     own = DEFAULTS.get(trainer.config, {})
     notes += [

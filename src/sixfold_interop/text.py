@@ -19,7 +19,7 @@ from sixfold.recipe.stages import Kind, Stage
 from . import FRAMEWORKS, Conversion, Sizes, convert, written
 from .settings import left_over
 from .trl_preference import converted_loss, only_trl
-from .trl_stages import converted_stage, yaml_lines
+from .trl_stages import SIZES, converted_stage, yaml_lines
 
 _SIZES = ("prompts_per_step", "samples_per_prompt", "max_new_tokens")
 _SHELL = set(" $[]{}()\"'*?&|<>;")
@@ -61,7 +61,8 @@ def _stages(framework: str, stages: Sequence[Stage], *, as_json: bool, width: in
     Raises:
         UserError: if it can run none.
     """
-    made, left = [], []
+    made: list[Conversion] = []
+    left: list[Conversion] = []
     for stage in stages:
         recipe = stage.recipe
         if stage.kind in ("preference", "reward_model") and framework == "trl":
@@ -71,13 +72,20 @@ def _stages(framework: str, stages: Sequence[Stage], *, as_json: bool, width: in
             conversion = _of_recipe(framework, row, flat(recipe), _sizes(recipe.rollout), stage.row)
             made.append(replace(conversion, row=stage.name))
         else:
-            left.append(f"stage {stage.name} of kind {stage.kind} is not converted to {framework}")
+            said = f"stage {stage.name} of kind {stage.kind} is not converted to {framework}"
+            left.append(Conversion(framework, stage.name, "", {}, {}, (), (), (said,)))
+    unconverted = [c.lacks[0] for c in left]
     if not made:
-        raise UserError(f"{left[0]}. Name a stage of kind rl, or for trl preference, reward_model")
+        raise UserError(
+            f"{unconverted[0]}. Name a stage of kind rl, or for trl preference, reward_model"
+        )
     if as_json:
-        return json.dumps([conversion.as_dict() for conversion in made], indent=2)
-    title = FRAMEWORKS[framework].title
-    return "\n\n".join([f"{title}.", *(_conversion(c, width) for c in made), *left])
+        return json.dumps([conversion.as_dict() for conversion in (*made, *left)], indent=2)
+    peer = FRAMEWORKS[framework]
+    notes = [*(peer.notes if any(stage.kind == "rl" for stage in stages) else ())]
+    notes += [SIZES] if any(c.entry.endswith("FILE") for c in made) else []
+    head = [fill(line, width, subsequent_indent="  ") for line in (f"{peer.title}.", *notes)]
+    return "\n\n".join(["\n".join(head), *(_conversion(c, width) for c in made), *unconverted])
 
 
 def _sizes(rollout: RolloutConfig) -> Sizes:

@@ -62,6 +62,9 @@ _GRPO: dict[str, object] = {
     "off_policy_mask_threshold": None,
 }
 
+ENTRIES = {"grpo": "GRPOConfig", "rloo": "RLOOConfig"}
+"""Trainers that can be imported."""
+
 DEFAULTS: dict[str, dict[str, object]] = {
     "GRPOConfig": _GRPO,
     "GMPOConfig": {**_GRPO, "epsilon": 0.4},
@@ -366,14 +369,15 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
     yield from _reward(m, s)
 
 
-def read(given: Mapping[str, Any], processes: int) -> Run:
+def read(given: Mapping[str, Any], processes: int, entry: str = "") -> Run:
     """Read the arguments of GRPOConfig or RLOOConfig, with those of TRL's scripts.
 
     Args:
         given: the arguments by name.
         processes: processes of the training.
+        entry: one of `ENTRIES`. Empty: told by the arguments.
     """
-    entry = "RLOOConfig" if "normalize_advantages" in given else "GRPOConfig"
+    entry = entry or ("RLOOConfig" if "normalize_advantages" in given else "GRPOConfig")
     full = {**DEFAULTS[entry], "gradient_accumulation_steps": 1, **given}
     rows = full["per_device_train_batch_size"] * processes
     per_update = rows * full["gradient_accumulation_steps"]
@@ -383,7 +387,10 @@ def read(given: Mapping[str, Any], processes: int) -> Run:
     samples = full["num_generations"]
     prompts, uneven = minibatches(generated, samples)
     updates, rest = minibatches(generated, per_update)
-    settings: dict[str, object] = {"rollout.prompts_per_step": prompts}
+    settings: dict[str, object] = {
+        "rollout.prompts_per_step": prompts,
+        "rollout.samples_per_prompt": samples,
+    }
     settings |= loggers(given.get("report_to"))
     notes = [f"batch sizes are for {processes} processes (--processes)", *uneven, *rest]
     steps = given.get("max_steps") or -1
@@ -416,12 +423,12 @@ def read(given: Mapping[str, Any], processes: int) -> Run:
         low, high = None, high - 1
     scale = full.get("scale_rewards")
     corrected = full.get("vllm_importance_sampling_correction", False)
-    choices = {
-        **{name: full[name] for name in DEFAULTS[entry]},
+    chosen = {
+        **full,
         "scale_rewards": {"True": "group", "False": "none"}.get(str(scale), scale),
-        "epsilon_high": full["epsilon_high"],
         "vllm_importance_sampling_correction": bool(corrected and given.get("use_vllm")),
     }
+    choices = {name: chosen[name] for name in DEFAULTS[entry]}
     numbers = {
         "beta": float(full["beta"]),
         "clip_low": low,

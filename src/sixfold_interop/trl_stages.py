@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sixfold.data.files import file_type
 from sixfold.errors import UserError, nearest
 from sixfold.preference.loss import Settings
 from sixfold.preference.zoo import LOSSES
@@ -24,13 +25,16 @@ from sixfold.recipe.stages import REFERENCE, Stage
 from . import Conversion
 from .answer import LOGGERS, loggers
 from .settings import Same, Table, left_over, ours, table, theirs
+from .trl import TOGETHER
 from .trl_preference import OF_DPO, converted_sum
 
 _OWN_RATE = ("learning_rate", "schedule", "warmup_steps", "weight_decay")
 """Settings of [trainer] that these stages have in their own section."""
+SIZES = "per_device_train_batch_size is for one process without gradient accumulation."
 _LOSS = frozenset(f"preference.{name}" for name in Settings.__dataclass_fields__)
 _SWITCHES = ("margin", "normalise", "length_debias")
 _FILES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_FORMATS = frozenset((*_FILES.values(), "text", "arrow"))
 _OF_OTHERS = {
     "KTOConfig": {"kto": "kto", "apo_zero_unpaired": "apo_zero_unpaired"},
     "CPOConfig": {"sigmoid": "cpo", "simpo": "simpo"},
@@ -38,6 +42,7 @@ _OF_OTHERS = {
 }
 """loss_type -> row, of configs beside DPOConfig."""
 _OLDER_LOSSES = {"aot_pair": "aot"}
+_LOSSES_OF_RL = {str(one["loss_type"]) for one in TOGETHER.values() if one} | {"bnpo"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,17 @@ class Trainer:
         section: section of the recipe with its learning rate and lengths, and kind of its stage.
         command: what reads a file of its settings.
         table: its settings.
+        task_type: `lora_task_type` of an adapter that it trains.
     """
 
     config: str
     section: str
     command: str
     table: Table
+
+    @property
+    def task_type(self) -> str:
+        return "SEQ_CLS" if self.section == "reward_model" else "CAUSAL_LM"
 
 
 @cache
@@ -83,7 +93,7 @@ def _trainer(own: Mapping[str, Any], same: Mapping[str, Any], decides: frozenset
 
 
 def named_trainer(given: Mapping[str, Any]) -> str:
-    """The trainer whose settings these are. Empty: one of RL.
+    """The trainer whose settings these are: a key of `trainers()`, or empty for one of RL.
 
     Raises:
         UserError: if they may be those of several.
@@ -92,18 +102,20 @@ def named_trainer(given: Mapping[str, Any]) -> str:
     own = {name: one.table.names - (rl.names - rl.of_rl) for name, one in trainers().items()}
     own[""] = rl.of_rl
     counts = {name: sum(key in known for key in given) for name, known in own.items()}
-    types = given.get("loss_type") or ()
+    types = {*_listed(given, "loss_type", str)}
     for name, one in trainers().items():
         known = _OF_OTHERS.get(one.config, (*OF_DPO.values(), *_OLDER_LOSSES))
         if "loss_type" in one.table.names and types:
-            counts[name] += {*([types] if isinstance(types, str) else types)} <= {*known}
+            counts[name] += types <= {*known}
+    counts[""] += bool(types) and types <= _LOSSES_OF_RL
     best = [name for name, count in counts.items() if count == max(counts.values())]
-    if "" in best:
+    if "" in best and own.pop("") & given.keys() - set().union(*own.values()):
         return ""
     if len(best) > 1:
+        configs = [trainers()[name].config if name else "GRPOConfig" for name in best]
         raise UserError(
-            f"these may be the settings of {', '.join(trainers()[name].config for name in best)}:"
-            f" say which by --trainer {best[0]}"
+            f"these may be the settings of {', '.join(configs)}: say which by --trainer"
+            f" {best[0] or 'grpo'}"
         )
     return best[0]
 
@@ -145,8 +157,9 @@ def read_stage(
     if logged and "log.to" not in found and logged not in ("none", ["none"]):
         notes.append(f"report_to = {logged!r} has no counterpart: use {', '.join(LOGGERS)}")
     adapter, more = read_adapter(given)
-    if section == "reward_model" and adapter:
-        adapter, more = {}, ["use_peft: a reward model has no adapter, all weights are trained"]
+    task = given.get("lora_task_type", trainer.task_type)
+    if adapter and task != trainer.task_type:
+        more.append(f"lora_task_type = {task!r} has no counterpart: {trainer.task_type!r} is used")
     found = {key: value for key, value in found.items() if not key.startswith("model.lora.")}
     found |= adapter
     notes += more
@@ -223,20 +236,17 @@ def _named_losses(
     """The losses, their weights, and notes.
 
     Raises:
-        UserError: if there is not one weight for each loss.
+        UserError: if there is not one weight for each loss, or a value is of another type.
     """
-    types = given.get("loss_type") or ("kto" if config == "KTOConfig" else "sigmoid")
-    types = [_OLDER_LOSSES.get(one, one) for one in ([types] if isinstance(types, str) else types)]
-    weights = [float(one) for one in given.get("loss_weights") or [1.0] * len(types)]
+    usual = ["kto" if config == "KTOConfig" else "sigmoid"]
+    types = [_OLDER_LOSSES.get(one, one) for one in _listed(given, "loss_type", str) or usual]
+    weights = [float(one) for one in _listed(given, "loss_weights", int, float)]
+    weights = weights or [1.0] * len(types)
     if len(weights) != len(types):
         raise UserError(
             f"loss_weights has {len(weights)} numbers, but loss_type has {len(types)} losses. Give"
             " one weight for each loss"
         )
-    smoothing = given.get("label_smoothing") or 0.0
-    mirrored = [2 * (1 - smoothing), 2 * smoothing - 1]  # as `cdpo` is written
-    if types == ["sigmoid", "robust"] and all(map(math.isclose, weights, mirrored)):
-        return ["cdpo"], [1.0], []
     known = {theirs: row for row, theirs in OF_DPO.items() if row not in ("ld_dpo", "wpo")}
     known = _OF_OTHERS.get(config, known)
     notes = [
@@ -246,9 +256,15 @@ def _named_losses(
     ]
     kept = [
         (known[one], weight) for one, weight in zip(types, weights, strict=True) if one in known
-    ] or [(next(iter(known.values())), 1.0)]
-    if given.get("rpo_alpha"):
-        kept.append(("sft", float(given["rpo_alpha"])))
+    ]
+    if not kept:
+        kept = [(next(iter(known.values())), 1.0)]
+        notes.append(f"no loss is left: preference.losses = ['{kept[0][0]}'] takes its place")
+    kept = _with_cdpo(kept, given.get("label_smoothing", 0.0))
+    if config == "DPOConfig" and (alpha := given.get("rpo_alpha")):
+        notes.append(f"rpo_alpha = {alpha!r}: the loss sft with this weight")
+        alpha += sum(weight for row, weight in kept if row == "sft")
+        kept = [*((row, weight) for row, weight in kept if row != "sft"), ("sft", alpha)]
     if given.get("use_weighting"):
         if [row for row, _ in kept] == ["dpo"]:
             kept = [("wpo", kept[0][1])]
@@ -260,6 +276,34 @@ def _named_losses(
         else:
             notes.append("reference_free = True has no counterpart for other losses than sigmoid")
     return [row for row, _ in kept], [weight for _, weight in kept], notes
+
+
+def _listed(given: Mapping[str, Any], key: str, *types: type) -> list[Any]:
+    """A list that may be given as its only element.
+
+    Raises:
+        UserError: if an element is of another type.
+    """
+    value = given.get(key)
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(one, bool) or not isinstance(one, types) for one in found):
+        wanted = "names" if str in types else "mappings" if dict in types else "numbers"
+        raise UserError(f"{key} = {value!r}: expected {wanted}")
+    return found
+
+
+def _with_cdpo(losses: list[tuple[str, float]], smoothing: float) -> list[tuple[str, float]]:
+    """Losses and weights, with `cdpo` in place of the sum by which it is written."""
+    found: list[tuple[str, float]] = []
+    for row, weight in losses:
+        before, other = found[-1] if found else ("", 0.0)
+        scale = other / (2 * (1 - smoothing)) if smoothing < 1 else 0.0
+        mirrored = math.isclose(weight, (2 * smoothing - 1) * scale, abs_tol=1e-9)
+        if (before, row) == ("dpo", "robust") and mirrored:
+            found[-1] = ("cdpo", round(scale, 12))
+        else:
+            found.append((row, weight))
+    return found
 
 
 def _lengths(section: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -279,11 +323,18 @@ def _data(given: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str,
     """Where the comparisons come from, which are held out, and the counts of steps."""
     made: dict[str, Any] = {}
     notes: list[str] = []
-    listed = given.get("datasets") or []
+    listed = _listed(given, "datasets", dict)
     if len(listed) == 1 and isinstance(listed[0], Mapping):
         one = dict(listed[0])
-        path, file = one.pop("path", ""), one.pop("data_files", None)
-        made["data.source"] = file if isinstance(file, str) and path in _FILES.values() else path
+        path, files = one.pop("path", None), one.pop("data_files", None)
+        files = [files] if isinstance(files, str) else files
+        if path in _FORMATS and isinstance(files, list) and len(files) == 1:
+            made["data.source"] = files[0]
+        elif path in _FORMATS:
+            notes.append(f"datasets: name the files {files!r} by [[data.sources]]")
+        else:
+            made["data.source"] = path or ""
+            one |= {"data_files": files} if files else {}
         if "name" in one:
             made["data.subset"] = one.pop("name")
         made["data.split"] = one.pop("split", "train")
@@ -295,9 +346,10 @@ def _data(given: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str,
     strategy = given.get("eval_strategy", given.get("evaluation_strategy", "no"))
     if strategy in ("no", False, None):
         made["data.heldout"] = 0
-    elif "data.source" in found:
+    elif "data.source" in found and not listed:
         made["data.heldout_split"] = given.get("dataset_test_split", "test")
     else:
+        made["data.heldout"] = 0
         notes.append(f"eval_strategy = {strategy!r}: name the held-out rows by data.heldout_split")
     if "data.heldout" not in made and isinstance(given.get("eval_steps"), int):
         made["eval.every"] = given["eval_steps"]
@@ -335,6 +387,8 @@ def converted_stage(stage: Stage) -> Conversion:
     }
     if recipe.model.lora.rank:
         settings |= {"use_peft": True, "lora_dropout": 0.0}
+        if trainer.task_type != "CAUSAL_LM":  # TRL's default
+            settings["lora_task_type"] = trainer.task_type
     left = left_over(flat(recipe), _covered(trainer), stage.row)
     return Conversion(
         "trl",
@@ -383,14 +437,15 @@ def _their_lengths(
 
 def _their_data(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     source, held = values["data.source"], values["data.heldout_split"]
-    suffix = Path(source).suffix
+    suffix = file_type(Path(source)).removesuffix(".gz")
     found: dict[str, Any] = {"dataset_name": source}
     notes = []
+    if held.startswith(REFERENCE):  # which is said to be not converted
+        held = ""
     if source.startswith(REFERENCE):
         found = {}
-    elif suffix in _FILES:
-        split = values["data.split"]
-        found = {"datasets": [{"path": _FILES[suffix], "data_files": source, "split": split}]}
+    elif suffix in _FILES:  # all rows of a file are in this split
+        found = {"datasets": [{"path": _FILES[suffix], "data_files": source, "split": "train"}]}
     elif values["data.sources"]:
         found = {}
         notes.append("data.sources: list them as datasets, which TRL joins without weights")

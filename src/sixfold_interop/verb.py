@@ -18,6 +18,7 @@ from sixfold.recipe.toml import parse_staged
 
 from . import FRAMEWORKS
 from .imported import import_settings
+from .trl import ENTRIES
 from .trl_stages import trainers
 
 PURPOSE = "convert settings of TRL, verl or OpenRLHF into a recipe"
@@ -30,7 +31,7 @@ CONFIG is a file: YAML, JSON or a shell script that starts the training; or for 
 overrides KEY=VALUE, and for openrlhf flags after --.
 """
 
-TRAINERS = ("grpo", "rloo", *trainers())
+TRAINERS = (*ENTRIES, *trainers())
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 _COMMAND = "(trainer)"
 """Key under which the words of a command have the trainer of TRL that it starts."""
@@ -116,7 +117,8 @@ def _read(framework: str, config: Sequence[str]) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-    if path.suffix not in (".yaml", ".yml", ".json") and ("\\\n" in text or "=" in text):
+    command = any(sign in text for sign in ("\\\n", "=", " --"))
+    if path.suffix not in (".yaml", ".yml", ".json") and command:
         return dict(_words(framework, _command(text)))
     found = _yaml(text, str(path))
     if not isinstance(found, dict):
@@ -188,11 +190,16 @@ def _words(framework: str, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _trainer(words: Sequence[str], at: int) -> str:
-    """The trainer of TRL that a word of a command names: `dpo` or `scripts/dpo.py`. Or empty."""
-    stem = words[at].rpartition("/")[2].removesuffix(".py")
-    if at and words[at - 1].startswith("--"):  # the value of a flag
+    """The trainer of TRL that a word of a command names, if it starts one. Or empty.
+
+    A command is `trl dpo`, `python scripts/dpo.py` or `python -m trl.scripts.dpo`.
+    """
+    before, name = (word.rpartition("/")[2] for word in ["", *words][at : at + 2])
+    if not (before == "trl" or name.endswith(".py") or name.startswith("trl.scripts.")):
         return ""
-    return "reward" if stem == "reward_modeling" else stem if stem in TRAINERS else ""
+    stem = name.removesuffix(".py").removeprefix("trl.scripts.")
+    stem = "reward" if stem == "reward_modeling" else stem
+    return stem if stem in (*TRAINERS, "sft") else ""
 
 
 def _value(value: Any) -> Any:

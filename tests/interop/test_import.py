@@ -396,3 +396,15 @@ def test_what_is_no_config_is_refused(
 def test_the_verb_needs_no_torch() -> None:
     assert import_module("sixfold_interop.verb").PARSER.verb == "import"
     assert Recipe().algorithm.name == "grpo"
+
+
+@pytest.mark.parametrize("by", ["command", "option"])
+def test_rloo_of_trl(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has RLOOConfig's defaults: 2 generations and beta 0.05, which no setting tells."""
+    file, words = tmp_path / "run.sh", ["--trainer", "rloo"] if by == "option" else []
+    command = "python my.py" if words else "trl rloo"
+    file.write_text(f"{command} --model_name_or_path org/m --max_steps 5 --scale_rewards none\n")
+    found, notes = recipe(capsys, "trl", str(file), *words)
+    expect(found, algorithm__name="rloo", rollout__samples_per_prompt=2)
+    expect(found, rollout__prompts_per_step=4)
+    assert "scale_rewards = 'none' has no counterpart" in notes

@@ -6,6 +6,7 @@ examples/scripts/cpo.py), and the YAML of the alignment handbook (rpo_alpha, old
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,17 @@ def test_a_command_of_dpo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ("dpo --discopop_tau 0.1 --loss_type discopop", {"losses": ("discopop",)}, "discopop_tau"),
         ("dpo --truncation_mode keep_end", {"losses": ("dpo",)}, "'keep_end' has no counterpart"),
         ("dpo --loss_type sigmoidd", {"losses": ("dpo",)}, "Did you mean 'sigmoid'?"),
+        ("dpo --loss_type typo", {"losses": ("dpo",)}, "['dpo'] takes its place"),
+        ("dpo --loss_type ipo --loss_weights 0.5", {"weights": (0.5,)}, ""),
+        (
+            "dpo --loss_type sigmoid sft --rpo_alpha 0.5",
+            {"losses": ("dpo", "sft"), "weights": (1.0, 1.5)},
+            "rpo_alpha = 0.5: the loss sft",
+        ),
+        ("kto --rpo_alpha 0.5", {"losses": ("kto",)}, "rpo_alpha = 0.5 "),
+        ("dpo --lora_task_type SEQ_CLS --use_peft", {}, "lora_task_type = 'SEQ_CLS' has no"),
+        ("-m trl.scripts.kto --beta 0.2", {"losses": ("kto",)}, ""),
+        ("--flag scripts/kto.py --beta 0.2", {"losses": ("kto",)}, ""),
         ("dpo --loss_type kto_pair", {"losses": ("dpo",)}, "loss_type = 'kto_pair' has no"),
         ("dpo --lora_r 8", {"losses": ("dpo",)}, "lora_r = 8 has no effect without use_peft"),
         ("dpo --report_to mlflow", {"losses": ("dpo",)}, "report_to = 'mlflow' has no counterpart"),
@@ -186,7 +198,8 @@ def test_losses_of_trl(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "run.sh"
-    file.write_text(f"python {words} --model_name_or_path org/m --dataset_name org/d=x\n")
+    command = "mkdir -p runs/orpo\n" + ("python" if re.search(r"\.py|-m", words) else "trl")
+    file.write_text(f"{command} {words} --model_name_or_path org/m --dataset_name org/d=x\n")
     stage, notes = imported(capsys, str(file))
     expect(stage, **{f"preference__{name}": value for name, value in wanted.items()})
     assert said in notes and "to be corrected" not in notes, notes
@@ -196,6 +209,7 @@ def test_a_reward_model_of_trl(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = tmp_path / "rm.yaml"
     file.write_text(
         "model_name_or_path: org/m\ncenter_rewards_coefficient: 0.01\nuse_peft: true\n"
+        "lora_task_type: SEQ_CLS\n"
         "datasets: [{path: json, data_files: pairs.jsonl, split: train}]\n"
     )
     stage, notes = imported(capsys, str(file))
@@ -210,9 +224,10 @@ def test_a_reward_model_of_trl(tmp_path: Path, capsys: pytest.CaptureFixture[str
         comparisons__truncate=False,
         data__overlong="drop",
         data__source="pairs.jsonl",
-        model__lora__rank=0,
+        model__lora__rank=16,
+        model__lora__alpha=32.0,
     )
-    assert "a reward model has no adapter" in notes
+    assert "adapter" not in notes and "lora_task_type" not in notes
 
 
 def test_a_weight_for_each_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +247,79 @@ def test_the_trainer_is_asked_for_where_nothing_tells_it(
     )
     stage, _ = imported(capsys, str(file), "--trainer", "orpo")
     assert stage.recipe.preference.losses == ("orpo",)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("gradient_accumulation_steps: auto", "= 'auto': expected a number"),
+        ("warmup_steps: x", "warmup_steps = 'x': expected a number"),
+        ("max_steps: 1.5", "max_steps = 1.5: expected a whole number"),
+        ("loss_type: 3", "loss_type = 3: expected names"),
+        ("loss_weights: [a]", "loss_weights = ['a']: expected numbers"),
+        ("datasets: 3", "datasets = 3: expected mappings"),
+    ],
+)
+def test_a_value_of_another_type(
+    text: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dpo.yaml").write_text(f"model_name_or_path: org/m\n{text}\n")
+    assert main(["import", "trl", str(tmp_path / "dpo.yaml"), "--trainer", "dpo"]) == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_null_is_a_default_or_no_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "dpo.yaml"
+    names = "num_train_epochs per_device_train_batch_size max_length learning_rate loss_type"
+    nulls = "".join(f"{name}: null\n" for name in names.split())
+    file.write_text(f"dataset_name: org/d\n{nulls}")
+    stage, _ = imported(capsys, str(file), "--trainer", "dpo")
+    expect(
+        stage,
+        preference__epochs=3,
+        preference__examples_per_step=8,
+        preference__learning_rate=1e-6,
+        comparisons__max_tokens=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("datasets", "source", "said"),
+    [
+        ("{path: json, data_files: [a.jsonl]}", "a.jsonl", ""),
+        ("{path: json, data_files: [a.jsonl, b.jsonl]}", "", "name the files ['a.jsonl', 'b.jso"),
+        ("{path: org/d, data_files: a.jsonl}", "org/d", "data_files = ['a.jsonl'] has no count"),
+    ],
+)
+def test_files_of_datasets(
+    datasets: str, source: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list of datasets has no held-out split, so nothing is evaluated."""
+    file = tmp_path / "dpo.yaml"
+    file.write_text(f"datasets: [{datasets}]\neval_strategy: steps\neval_steps: 5\n")
+    assert main(["import", "trl", str(file), "--trainer", "dpo"]) == 0
+    text = capsys.readouterr().out
+    assert said in text and 'source = "json"' not in text
+    assert (f'source = "{source}"' in text) == bool(source)
+    assert "heldout = 0" in text and "every = 5" not in text
+    assert "name the held-out rows by data.heldout_split" in text
+
+
+def test_a_trainer_without_a_conversion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text("trl sft --model_name_or_path org/m --max_steps 5 --learning_rate=1e-5\n")
+    assert main(["import", "trl", str(file)]) == 2
+    assert "'sft' has no conversion. Write a stage of kind sft" in capsys.readouterr().err
+
+
+def test_a_tie_with_rl_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text("beta: 0.1\nmax_prompt_length: 512\n")
+    assert main(["import", "trl", str(file)]) == 2
+    assert "GRPOConfig: say which by --trainer" in capsys.readouterr().err
+    file.write_text("beta: 0.1\nmax_prompt_length: 512\ntemperature: 1.0\nmax_length: 9\n")
+    assert main(["import", "trl", str(file)]) == 0
+    assert "[algorithm]" in capsys.readouterr().out
 
 
 COMMON = """
@@ -270,7 +358,9 @@ RETURN = {
     "cpo": "preference.losses = ['cpo']\npreference.sft_weight = 0.5",
     "simpo": "preference.losses = ['simpo']\npreference.target_margin = 1.4",
     "orpo": "preference.losses = ['orpo']\npreference.beta = 0.25",
+    "sum": "preference.losses = ['cdpo', 'sft']\npreference.weights = [0.7, 2.0]",
     "reward": "reward_model.centring = 0.01\nreward_model.normalise = false",
+    "adapter of a reward": "reward_model.normalise = false\nmodel.lora = {rank = 8, alpha = 4.0}",
     **{
         f"of {name}": f"preference.losses = ['{name}']"
         for name, row in LOSSES.items()
@@ -285,7 +375,7 @@ def test_a_stage_is_converted_and_returns(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All values are equal, and so are the losses with their settings."""
-    section = "reward_model" if name == "reward" else "preference"
+    section = "reward_model" if name.endswith("reward") else "preference"
     lines = dict(
         line.split(" = ", 1)
         for line in (OF_STAGE.format(section=section) + RETURN[name]).strip().splitlines()
@@ -300,6 +390,7 @@ def test_a_stage_is_converted_and_returns(
     assert "not available" not in text and "not converted" not in text
     config, command = tmp_path / "trl.yaml", re.search(r"# (.*) --config FILE", text)
     assert command is not None
+    assert ('lora_task_type: "SEQ_CLS"' in text) == (name == "adapter of a reward")
     config.write_text(
         "\n".join(line for line in text.splitlines() if re.match(r"\w+: ", line)).partition(
             "difference: "
@@ -364,10 +455,40 @@ reward_model.head = "mean"
         'not available: reward_model.head = "mean"',
         "not available: reward_model.normalise = true",
         "data.heldout = 512: TRL trains on all rows",
+        "for one process without gradient accumulation",
     ):
         assert said in text, said
     assert main(["algorithms", f"{file}:align", "--convert", "verl"]) == 2
     assert "stage align of kind preference is not converted to verl" in capsys.readouterr().err
+
+
+def test_a_packed_file_and_a_stage_are_no_hub_datasets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text(
+        """
+[[stages]]
+kind = "sample"
+name = "s"
+sample.keep = "all"
+[[stages]]
+kind = "preference"
+name = "a"
+data.source = "pairs.jsonl.gz"
+data.split = "valid"
+data.heldout_split = "stage:s"
+preference.epochs = 1
+"""
+    )
+    assert main(["algorithms", str(file), "--convert", "trl", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    settings = found[0]["changed"]
+    files = {"path": "json", "data_files": "pairs.jsonl.gz", "split": "train"}
+    assert settings["datasets"] == [files]
+    assert "dataset_name" not in settings and "dataset_test_split" not in settings
+    assert "stage s of kind sample is not converted to trl" in found[1]["lacks"]
+    assert 'data.heldout_split = "stage:s"' in str(found[0]["differs"])
 
 
 def test_the_tables_name_settings_that_exist() -> None:
