@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from sixfold.errors import UserError
-from sixfold.steps import last_tokens, steps_of
+from sixfold.steps import _PATTERNS, last_tokens, named_steps, steps_of, tokenized_ends
 
 OWN = """\
 def halves(text):
@@ -110,3 +113,96 @@ def test_a_step_is_read_at_the_token_with_its_last_character() -> None:
     assert found == slow == [1, 3, 4]
     with pytest.raises(ValueError, match="the text differs"):
         last_tokens([9], text, range(4), lambda ids: "".join(pieces[i] for i in ids))
+
+
+def byte_fallback() -> tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]:
+    """encode and decode of a tokenizer as Llama 2's: unknown characters become their bytes."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "\n"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={piece: n for n, piece in enumerate(pieces)},
+            merges=[("▁", "a")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return lambda text: list(tokenizer.encode(text).ids), lambda ids: str(
+        tokenizer.decode(list(ids))
+    )
+
+
+def test_bytes_of_a_character_are_no_characters() -> None:
+    encode, decode = byte_fallback()
+    ends = tokenized_ends("a€b", encode, decode)
+    assert ends == [1, 1, 1, 2, 3]
+    text = "a€b a😀é b"
+    ends = tokenized_ends(text, encode, decode)
+    assert ends == sorted(ends) and ends[-1] == len(text)
+    assert ends == slow_ends(text, encode(text), decode)
+    steps = steps_of("every:1", lambda text: tokenized_ends(text, encode, decode)).ends(text)
+    assert [text[a:b] for a, b in pairwise([0, *steps])] == ["a", "€", "b", " a", "😀", "é ", "b"]
+
+
+def slow_ends(
+    text: str, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> list[int]:
+    """By all beginnings of the tokens, each decoded by itself."""
+    shown = [decode(tokens[: n + 1]) for n in range(len(tokens))]
+    most = [max(end for end in range(len(text) + 1) if one.startswith(text[:end])) for one in shown]
+    return [max(most[: n + 1]) for n in range(len(most))]
+
+
+def test_pieces_end_where_whole_texts_end() -> None:
+    draw = random.Random(1)
+    encode, decode = byte_fallback()
+    for _ in range(200):
+        text = "".join(draw.choice("ab €😀é\n") for _ in range(draw.randrange(1, 12)))
+        tokens = encode(text)
+        shown = decode(tokens)
+        slow = slow_ends(shown, tokens, decode)
+        assert tokenized_ends(shown, lambda _, ids=tokens: ids, decode) == slow
+        found = last_tokens(range(1, len(shown) + 1), shown, tokens, decode)
+        assert found == [min(n for n, at in enumerate(slow) if at > end) for end in range(slow[-1])]
+        wild = [draw.randrange(262) for _ in range(draw.randrange(1, 12))]  # parts of characters
+        ends = tokenized_ends(decode(wild), lambda _, ids=wild: ids, decode)
+        assert ends == sorted(ends) and ends[-1] == len(decode(wild))
+
+
+def test_a_long_text_is_decoded_in_pieces() -> None:
+    encode, decode = byte_fallback()
+    tokens = encode("a €\n" * 500)
+    asked = 0
+
+    def counted(ids: Sequence[int]) -> str:
+        nonlocal asked
+        asked += len(ids)
+        return decode(ids)
+
+    text = decode(tokens)
+    last_tokens(range(1, len(text) + 1), text, tokens, counted)
+    assert asked < 12 * len(tokens)
+
+
+def test_a_row_of_signs_is_searched_once() -> None:
+    sign = steps_of("sentence").ends
+    assert sign("!" * 9 + " a") == [9, 11] and sign("a!!") == [3] and sign('a.)". b') == [5, 7]
+    assert not re.compile(_PATTERNS["sentence"]).match("!!! ", 1)
+
+
+def test_a_model_names_no_code() -> None:
+    for ends in ("newline", "token:x", "xml:step", "every:3"):
+        assert named_steps(ends, "S") == ends
+    for ends in ("os:system", "own.py:f", "", "newlin", 3, ["newline"], None):
+        with pytest.raises(UserError, match="no code.* Set S to where"):
+            named_steps(ends, "S")

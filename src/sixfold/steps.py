@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import pairwise
 from operator import index
+from os.path import commonprefix
 from typing import Any, Protocol
 
 from .environment.named import Named
@@ -27,11 +27,13 @@ TokenEnds = Callable[[str], Iterable[int]]
 _PATTERNS = {
     "newline": r"\n",
     "blank_line": r"\n[^\S\n]*\n\s*",
-    "sentence": r"[.!?]+[\"')\]]*(?=\s)|[。！？]+",
+    "sentence": r"(?<![.!?])[.!?]+[\"')\]]*(?=\s)|[。！？]+",
 }
 _ARGUMENTS = ("token", "xml", "every")
 FORMS = f"{', '.join(_PATTERNS)}, token:TEXT, xml:TAG, every:N or path.py:function"
 _OWN = Named("way to end steps", "function", {})
+_WINDOW = 64
+"""Tokens after which a text that is decoded in pieces is cut, though a character may be open."""
 
 
 class Steps(Protocol):
@@ -41,7 +43,8 @@ class Steps(Protocol):
         """Exclusive character ends of the steps of a text, increasing.
 
         The last is `len(text)`; a text without characters has no step. A step of white space alone
-        belongs to the step before it, or at the start to the one after it.
+        belongs to the step before it, or at the start to the one after it. A text of white space
+        alone is one step.
 
         Raises:
             UserError: a user's function fails or returns no ends.
@@ -126,9 +129,33 @@ def steps_of(name: str, token_ends: TokenEnds | None = None) -> Steps:
 
 
 def tokenized_ends(text: str, encode: Callable[[str], Sequence[int]], decode: Decode) -> list[int]:
-    """Number of characters of a text up to the end of each of its tokens, for `steps_of`."""
+    """Number of characters of a text up to the end of each of its tokens, for `steps_of`.
+
+    They do not decrease. Tokens that hold parts of one character all end before it, but for the
+    last.
+    """
     ids = encode(text)
-    return [len(decode(ids[: n + 1])) for n in range(len(ids))]
+    return [min(end, len(text)) for end in _token_ends(decode(ids), ids, decode)]
+
+
+def named_steps(ends: object, setting: str) -> str:
+    """A way to end steps that a model's config.json names: it must not run code.
+
+    Args:
+        ends: what the config says.
+        setting: the setting with which a user says it instead, for the message.
+
+    Raises:
+        UserError: if it is not text, names a function, or is unknown.
+    """
+    known = isinstance(ends, str) and (ends in _PATTERNS or ends.partition(":")[0] in _ARGUMENTS)
+    if not known or not isinstance(ends, str):
+        raise UserError(
+            f"the config.json of the process reward model ends steps by {ends!r:.80}, and no code"
+            f" that a model names is run. Set {setting} to where its steps end"
+        )
+    check_steps(ends)
+    return ends
 
 
 def absolute_name(name: str) -> str:
@@ -177,10 +204,7 @@ def last_tokens(
         ValueError: if there is no such token.
     """
 
-    @cache
-    def before(count: int) -> str:
-        return opened + decode(tokens[:count])
-
+    reached = _token_ends(text, tokens, decode, opened)
     found = []
     for end in ends:
         if not len(opened) < end <= len(text):
@@ -189,9 +213,7 @@ def last_tokens(
                 f"a step ends at character {end}, but the completion has {len(text)}. Use 1 to"
                 f" {len(text)}{least}"
             )
-        whole = text[:end]
-        counts = range(1, len(tokens) + 1)
-        at = bisect_left(counts, True, key=lambda count: before(count).startswith(whole))
+        at = bisect_left(reached, end)
         if at == len(tokens):
             raise ValueError(
                 f"no token ends at or after character {end}: the text differs from that of the"
@@ -199,3 +221,55 @@ def last_tokens(
             )
         found.append(at)
     return found
+
+
+def _token_ends(text: str, tokens: Sequence[int], decode: Decode, opened: str = "") -> list[int]:
+    """For each token the number of characters of a text that it and those before it spell.
+
+    Args:
+        text: the text.
+        tokens: its token ids.
+        decode: text of the first of them.
+        opened: start of `text` that is in none of the tokens.
+    """
+    found, shown = _ends_by_pieces(text, tokens, decode, opened, _WINDOW)
+    if shown == decode(tokens):
+        return found
+    return _ends_by_pieces(text, tokens, decode, opened, 0)[0]  # pieces change each other
+
+
+def _ends_by_pieces(
+    text: str, tokens: Sequence[int], decode: Decode, opened: str, window: int
+) -> tuple[list[int], str]:
+    """As `_token_ends`, with the joined text of the pieces.
+
+    A piece ends where no character is open. It is decoded after the piece before it, because some
+    tokenizers drop the space at the start of a text.
+
+    Args:
+        text, tokens, decode, opened: as for `_token_ends`.
+        window: longest piece that waits for its character. 0: all tokens are one piece.
+    """
+    found: list[int] = []
+    pieces: list[str] = []
+    before: list[int] = []
+    piece: list[int] = []
+    base, start, end = "", len(opened), len(opened)
+    same = text.startswith(opened)
+    new = ""
+    for token in tokens:
+        piece.append(token)
+        new = decode([*before, *piece])[len(base) :]
+        known = end - start
+        if same and text.startswith(new[:known], start) and len(new) > known:
+            end += len(commonprefix([new[known:], text[end : start + len(new)]]))
+        found.append(end)
+        if not window or (len(piece) < window and (not new or new[-1] == "\ufffd")):
+            continue
+        if new:
+            pieces.append(new)
+            same = same and text.startswith(new, start)
+            start += len(new)
+            before, base, new = piece, decode(piece), ""
+        piece = []
+    return found, "".join([*pieces, new])

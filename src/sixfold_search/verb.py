@@ -164,7 +164,7 @@ def run(arguments: Sequence[str]) -> int:
     for name in methods:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
     place = model_folder(given.model, "MODEL") if given.model else ""
-    scorer, ends = _scorer(path, recipe.environment)
+    scorer, ends = _scorer(path, recipe.environment, given.steps or "")
     if ends and not given.steps:  # the steps that the model has learned to score
         plan = replace(plan, stepping=replace(plan.stepping, name=ends))
         assert plan.stepping.span
@@ -242,10 +242,10 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     )
 
 
-def _scorer(path: str, config: EnvironmentConfig) -> tuple[StepScorer | None, str]:
+def _scorer(path: str, config: EnvironmentConfig, steps: str) -> tuple[StepScorer | None, str]:
     """The reward model, and where the steps end that it scores, or "".
 
-    Without a reward model, or if the verifier scores, it is None.
+    Without a reward model, or if the verifier scores, it is None. steps: where the user ends steps.
 
     Raises:
         UserError: if it cannot be loaded.
@@ -259,7 +259,8 @@ def _scorer(path: str, config: EnvironmentConfig) -> tuple[StepScorer | None, st
 
     if is_reward_model(path):
         return OutcomeScorer(*load_scorers([path], config.reward_model, "--scorer")), ""
-    scorer = load_process_scorer(path, config.prm, config.reward_model, "--scorer")
+    prm = config.prm.model_copy(update={"ends": config.prm.ends or steps})
+    scorer = load_process_scorer(path, prm, config.reward_model, "--scorer")
     return scorer, scorer.ends
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,13 @@ def test_what_cannot_be_scored(tmp_path: Path) -> None:
         scores.score(PROMPT, ["1" * 600], [[600]])
     with pytest.raises(UserError, match="ends at character 9"):
         scores.score(PROMPT, ["12"], [[9]])
+
+
+@pytest.mark.parametrize("ends", ["os:system", "own.py:f", ["newline"]])
+def test_code_that_a_config_names_is_not_loaded(ends: object, tmp_path: Path) -> None:
+    folder = saved(random_step_model(), own(), tmp_path / "prm")
+    config = json.loads((folder / "config.json").read_text()) | {"step_ends": ends}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"no code .* Set environment\.prm\.ends"):
+        scorer(folder)
+    assert scorer(folder, ends="newline").ends == "newline"

@@ -86,7 +86,7 @@ class StepModel:
         renderer: with its tokenizer.
         name: a key of `CONVENTIONS`.
         mark: token ids of its mark.
-        ends: where steps end, if the user does not say.
+        ends: where steps end, if the user does not say. As config.json has it, unchecked.
         context: longest sequence in tokens.
     """
 
@@ -95,7 +95,7 @@ class StepModel:
     renderer: Renderer
     name: str
     mark: Sequence[int]
-    ends: str
+    ends: object
     context: int
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from ..batch import collate
 from ..errors import UserError
 from ..step_scorer import Prompt, StepScorer
-from ..steps import Steps, last_tokens, steps_of, tokenized_ends
+from ..steps import Steps, last_tokens, named_steps, steps_of, tokenized_ends
 from ..trainer.logprobs import Scoring, score_tables
 from ..types import Group, PromptForm, Task
 from .step_model import CONVENTIONS, StepModel
@@ -49,7 +49,7 @@ class ProcessScorer(StepScorer):
     def __init__(self, step_model: StepModel, max_tokens: int, ends: str = "") -> None:
         self.tokens = 0
         self.renderer = step_model.renderer
-        self.ends = ends or step_model.ends
+        self.ends = ends or named_steps(step_model.ends, "environment.prm.ends")
         self.steps: Steps = steps_of(
             self.ends,
             partial(tokenized_ends, encode=self.renderer.plain, decode=self._decode),
