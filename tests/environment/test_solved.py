@@ -175,3 +175,29 @@ def test_reward_beyond_float32_is_a_failed_check(value: float) -> None:
 def test_weighted_sum_beyond_float32_is_a_failed_check() -> None:
     found = judged("4", [right], weights=[1e300])
     assert found.value is None and found.error is not None and "1e+300" in found.error
+
+
+def test_a_reward_of_steps_alone_decides_nothing() -> None:
+    rule = solved_rule(["prm", "other"], [5.0, 1.0], of_steps=["prm"])
+    assert rule.parts == ("other",) and rule.score(0.0, {"prm": 0.0}) is None
+    rule = solved_rule(["prm", "a", "b"], [1.0, 1.0, 1.0], of_steps=["prm"])
+    assert rule.assumed and rule.weights == {"a": 1.0, "b": 1.0} and rule.full == 2.0
+    assert solved_rule(["prm", "a"], [9.0, 1.0], "reward", of_steps=["prm"]).full == 1.0
+    for metric in ("", "reward"):
+        alone = solved_rule(["prm 0", "prm 1"], [1.0, 1.0], metric, 0.0, ["prm 0", "prm 1"])
+        assert alone.score(0.0, {"prm 0": 0.0}) is None and "unknown" in alone.text
+    with pytest.raises(UserError, match=r"eval\.metric = 'prm' rewards steps"):
+        solved_rule(["prm", "a"], [1.0, 1.0], "prm", of_steps=["prm"])
+
+
+def test_of_rewards_of_steps_the_environment_has_no_score() -> None:
+    class Steps:
+        of_steps = True
+        __name__ = "prm"
+
+        def __call__(self, completion: str, task: Task) -> float:
+            return 0.0
+
+    assert judged("4", [Steps()], solved_at=0.0).solved is None
+    both = judged("4", [Steps(), tidy], weights=[9.0, 1.0])
+    assert both.score == 1.0 and both.solved

@@ -10,12 +10,13 @@ The default is the verifier: a registered one if there is one, otherwise a user'
 that verify nothing come last. Of several such rewards, the one with the largest weight decides. If
 several share it, nobody can tell which one is the verifier, and the weighted sum decides. A TRL
 function may say that it does not apply to a task; the next reward in that order then decides.
-Partial credit is not solved.
+Rewards of steps alone, of process reward models, neither decide nor count in the sum; without any
+other reward nothing says what is solved. Partial credit is not solved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UserError, nearest
@@ -38,12 +39,14 @@ class SolvedRule:
         full: the score that counts as solved, if every reward applies.
         weights: positive weights by reward. Empty unless the sum decides.
         assumed: True if the sum decides because no reward stands out.
+        decides: False if no reward can decide: no completion has a score.
     """
 
     parts: tuple[str, ...]
     full: float
     weights: Mapping[str, float] = field(default_factory=dict)
     assumed: bool = False
+    decides: bool = True
 
     def score(self, value: float, parts: Mapping[str, float]) -> float | None:
         """Score of a checked completion. None if no deciding reward applies to it.
@@ -52,6 +55,8 @@ class SolvedRule:
             value: weighted sum of the rewards.
             parts: value of each reward by name, before its weight.
         """
+        if not self.decides:
+            return None
         if not self.parts:
             return value
         return parts.get(self.decider(parts))
@@ -96,6 +101,8 @@ class SolvedRule:
     @property
     def text(self) -> str:
         """The rule in words, e.g. `math >= 1`, or `0.5 * form + right >= 1.5`."""
+        if not self.decides:
+            return "unknown: the rewards are of steps alone"
         terms = [n if w == 1.0 else f"{w:g} * {n}" for n, w in self.weights.items()]
         score = self.parts[0] if self.parts else " + ".join(terms) if self.assumed else REWARD
         return f"{score} >= {self.full:g}"
@@ -106,6 +113,7 @@ def solved_rule(
     weights: Sequence[float],
     metric: str = "",
     solved_at: float = 1.0,
+    of_steps: Collection[str] = (),
 ) -> SolvedRule:
     """Rule for rewards with these names and weights.
 
@@ -114,12 +122,24 @@ def solved_rule(
         weights: one per reward.
         metric: `eval.metric`.
         solved_at: `eval.solved_at`.
+        of_steps: names of rewards that reward steps alone, whose own value is always 0.
 
     Raises:
-        UserError: if `metric` names no reward.
+        UserError: if `metric` names no reward, or one of steps.
     """
-    positive = {name: weight for name, weight in zip(names, weights, strict=True) if weight > 0}
+    positive = {
+        name: weight
+        for name, weight in zip(names, weights, strict=True)
+        if weight > 0 and name not in of_steps
+    }
     full = solved_at * (sum(positive.values()) or 1.0)
+    if metric in of_steps:
+        raise UserError(
+            f"eval.metric = '{metric}' rewards steps, and does not tell what is solved. Name another"
+            " reward, or remove it"
+        )
+    if names and not set(names) - set(of_steps):
+        return SolvedRule((), full, decides=False)
     if metric == REWARD and metric not in names:
         return SolvedRule((), full, positive)
     if metric and metric not in names:
@@ -133,7 +153,7 @@ def solved_rule(
         verifies = REWARDS.row(names[i]).verifier if names[i] in REWARDS else None
         return {True: 0, None: 1, False: 2}[verifies], -weights[i], i
 
-    order = sorted(range(len(names)), key=place)
+    order = sorted((i for i in range(len(names)) if names[i] not in of_steps), key=place)
     if not metric and len(order) > 1 and place(order[0])[:2] == place(order[1])[:2]:
         return SolvedRule((), full, positive, assumed=True)
     return SolvedRule((metric,) if metric else tuple(names[i] for i in order), solved_at)

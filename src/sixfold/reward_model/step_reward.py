@@ -34,7 +34,10 @@ class ProcessReward:
 
     Attributes:
         __name__: name in logs.
+        of_steps: its own value is 0, so that it does not tell what is solved.
     """
+
+    of_steps = True
 
     def __init__(self, scorer: ProcessScorer, config: ProcessScoringConfig) -> None:
         self._scorer = scorer
@@ -57,7 +60,7 @@ class ProcessReward:
         given = prompts, completions, completion_ids, prompt_ids, rendered_prompt, finish_reason
         asked = Asked.of(*given)
         scorer, config, texts = self._scorer, self._config, asked.completions
-        ends = [scorer.steps.ends(text) for text in texts]
+        ends = [scorer.steps.ends(text) if text.strip() else [] for text in texts]
         if scorer.reads_tokens and same_tokens(scorer, asked):
             found = scorer.score_tokens(asked.prompt_ids, asked.completion_ids, texts, ends)
         else:

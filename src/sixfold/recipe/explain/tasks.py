@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...environment.registry import any_needs
 from ...environment.solved import REWARD, reward_labels, solved_rule, spec_name
 from ..plan import Plan
+from ..reward_models import PRM, reward_model_name, reward_model_paths
 from ..schema import DataConfig, EnvironmentConfig, EvalConfig
 from .fact import Fact, tokens_text
 
@@ -139,11 +140,16 @@ def eval_facts(plan: Plan, data: DataConfig) -> list[Fact]:
 def _solved(environment: EnvironmentConfig, settings: EvalConfig) -> str:
     """Rule by which a completion counts as solved."""
     specs = environment.rewards
-    labels = reward_labels([spec_name(spec) for spec in specs], specs)
+    models = [bool(reward_model_paths(spec)) for spec in specs]
+    labels = reward_labels(
+        [reward_model_name(s) if m else spec_name(s) for s, m in zip(specs, models, strict=True)],
+        ["" if m else s for s, m in zip(specs, models, strict=True)],
+    )
     return solved_rule(
         labels,
         environment.weights or [1.0] * len(specs),
         # An environment's own reward has no name, so the sum decides.
         settings.metric or (REWARD if environment.several_turns else ""),
         settings.solved_at,
+        [label for label, spec in zip(labels, specs, strict=True) if spec.startswith(PRM)],
     ).text
