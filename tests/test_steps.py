@@ -204,5 +204,5 @@ def test_a_model_names_no_code() -> None:
     for ends in ("newline", "token:x", "xml:step", "every:3"):
         assert named_steps(ends, "S") == ends
     for ends in ("os:system", "own.py:f", "", "newlin", 3, ["newline"], None):
-        with pytest.raises(UserError, match="no code.* Set S to where"):
+        with pytest.raises(UserError, match=r"no code.* Set S to where"):
             named_steps(ends, "S")

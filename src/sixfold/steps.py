@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import index
-from os.path import commonprefix
 from typing import Any, Protocol
 
 from .environment.named import Named
@@ -158,6 +157,11 @@ def named_steps(ends: object, setting: str) -> str:
     return ends
 
 
+def own_ends_of(name: str) -> list[str]:
+    """The name, if it is that of a user's function, else nothing."""
+    return [name] if ":" in name and name.partition(":")[0] not in _ARGUMENTS else []
+
+
 def absolute_name(name: str) -> str:
     """The name with an absolute path, if it names a file: the working folder may change."""
     return name if name.partition(":")[0] in _ARGUMENTS else _OWN.absolute(name)
@@ -262,7 +266,8 @@ def _ends_by_pieces(
         new = decode([*before, *piece])[len(base) :]
         known = end - start
         if same and text.startswith(new[:known], start) and len(new) > known:
-            end += len(commonprefix([new[known:], text[end : start + len(new)]]))
+            both = zip(new[known:], text[end : start + len(new)], strict=False)
+            end += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         found.append(end)
         if not window or (len(piece) < window and (not new or new[-1] == "\ufffd")):
             continue

@@ -136,6 +136,13 @@ def test_malformed_rows_name_the_line_and_the_remedy(tmp_path: Path) -> None:
             },
             "a rating must be -1, 0, 1 or null, got 5",
         ),
+        (
+            {
+                **PRM800K,
+                "label": {"steps": [{**steps[0], "completions": [{"text": "x", "rating": [1]}]}]},
+            },
+            r"a rating must be -1, 0, 1 or null, got \[1\]",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             load(tmp_path, [row])

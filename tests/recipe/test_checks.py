@@ -9,6 +9,7 @@ from sixfold.recipe import checks
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.toml import load_recipe
 
+MODEL = "--environment.rewards=prm:X"
 HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
 
 
@@ -28,6 +29,10 @@ HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
         (["--reference.precision=bfloat16", HALF, LORA], "reference.precision", "Remove it"),
         (["--environment.prm.temperature=0.2"], "environment.prm.temperature", "credit = 'min'"),
         (["--environment.prm.ends=newlin"], "environment.prm.ends", "Did you mean 'newline'"),
+        (["--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
+        ([MODEL, "--environment.agent.command=x"], "environment.agent", "Remove one of them"),
+        ([MODEL, "--sample.label_steps=2"], "sample.label_steps", "a verifier"),
+        ([MODEL, "--data.prompt_form=rendered"], "data.prompt_form", "convention = 'sixfold'"),
     ],
 )
 def test_contradictions_are_refused(flags: list[str], setting: str, remedy: str) -> None:

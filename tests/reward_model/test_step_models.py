@@ -22,7 +22,7 @@ from sixfold.errors import UserError
 from sixfold.model.loading import Policy
 from sixfold.model.scratch import character_tokenizer
 from sixfold.reward_model.step_model import load_step_model
-from sixfold.reward_model.step_scorer import ProcessScorer
+from sixfold.reward_model.step_scorer import ProcessScorer, _without
 from sixfold.types import Task
 
 ALPHABET = "0123456789+-=*/ abcdefghijk\nки"
@@ -275,3 +275,8 @@ def test_code_that_a_config_names_is_not_loaded(ends: object, tmp_path: Path) ->
     with pytest.raises(UserError, match=r"no code .* Set environment\.prm\.ends"):
         scorer(folder)
     assert scorer(folder, ends="newline").ends == "newline"
+
+
+def test_a_mark_that_removing_marks_makes_is_removed() -> None:
+    assert _without("1 ккии", "ки") == "1"
+    assert _without("<extra<extra_0>_0>2", "<extra_0>") == "2"

@@ -6,15 +6,16 @@ Every command uses this module.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files.folder import model_stage
 from ..recipe.hub_names import not_found
-from ..recipe.reward_models import STAGE, is_address, with_paths
+from ..recipe.reward_models import STAGE, is_address, reward_model_name, with_paths
 from ..recipe.schema import Recipe
 from .listing import list_checkpoints, newest_checkpoint
 from .manifest import MANIFEST, verify
@@ -23,7 +24,9 @@ MODEL = "model"
 """Name of the model folder in a checkpoint."""
 
 
-def model_folder(path: str, setting: str = "MODEL", *, reward_model: bool = False) -> str:
+def model_folder(
+    path: str, setting: str = "MODEL", *, reward_model: bool = False, kinds: Sequence[str] = ()
+) -> str:
     """Model folder or hub id that a user's argument refers to.
 
     Args:
@@ -31,6 +34,7 @@ def model_folder(path: str, setting: str = "MODEL", *, reward_model: bool = Fals
             stage that made a model), a checkpoint, a model folder, or a hub id.
         setting: name of the argument, for error messages.
         reward_model: of a run with stages, take the last reward model in place of the last model.
+        kinds: kinds of stages whose reward models are taken. Empty: all.
 
     Raises:
         UserError: if nothing is found, or no checkpoint is intact. Every byte of a checkpoint is
@@ -40,7 +44,7 @@ def model_folder(path: str, setting: str = "MODEL", *, reward_model: bool = Fals
     is_run, is_checkpoint = _kind(folder, setting)
     if is_run:
         made = ("reward_model",) if reward_model else ("model", "adapter")
-        return str(_newest(folder, setting, made) / MODEL)
+        return str(_newest(folder, setting, made, kinds) / MODEL)
     if is_checkpoint:
         verify(folder)
         return str(folder / MODEL)
@@ -51,8 +55,8 @@ def model_folder(path: str, setting: str = "MODEL", *, reward_model: bool = Fals
     return path
 
 
-def _newest(run: Path, setting: str, made: tuple[str, ...]) -> Path:
-    checkpoint, warnings = newest_checkpoint(model_stage(run, made) / "checkpoints")
+def _newest(run: Path, setting: str, made: Sequence[str], kinds: Sequence[str]) -> Path:
+    checkpoint, warnings = newest_checkpoint(model_stage(run, made, kinds) / "checkpoints")
     for warning in warnings:
         print(warning, file=sys.stderr)
     if checkpoint is None:
@@ -122,17 +126,20 @@ def with_model_folders(recipe: Recipe) -> Recipe:
             )
     setting = "environment.rewards"
 
-    def pinned_reward(path: str) -> str:
+    def pinned_reward(path: str, kind: str) -> str:
         if path.startswith(STAGE) or is_address(path):
             return path
         folder = Path(path).expanduser()
         if any(_kind(folder, setting)):
-            return model_folder(path, setting, reward_model=True)
+            return model_folder(path, setting, reward_model=True, kinds=(kind,))
         if path and not folder.exists() and (reason := not_found(path, "models")):
             raise UserError(f"{setting}: no reward model at '{path}': {reason}")
         return path
 
-    rewards = tuple(with_paths(name, pinned_reward) for name in recipe.environment.rewards)
+    rewards = tuple(
+        with_paths(name, partial(pinned_reward, kind=reward_model_name(name)))
+        for name in recipe.environment.rewards
+    )
     if rewards != recipe.environment.rewards:
         changes["environment"] = recipe.environment.model_copy(update={"rewards": rewards})
     draft = recipe.engine.speculation

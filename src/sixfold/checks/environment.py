@@ -89,7 +89,9 @@ class Environment:
         functions = [_function_here(reward, judge) for reward in rewards]
         self.shown: Shown | None = None
         self.decode: Decode | None = None
-        of_steps = [n for n, r in zip(labels, rewards, strict=True) if getattr(r, "of_steps", False)]
+        of_steps = [
+            n for n, r in zip(labels, rewards, strict=True) if getattr(r, "of_steps", False)
+        ]
         self.solved_rule = solved_rule(labels, weights, metric, solved_at, of_steps)
         self._error_budget = error_budget
         self._judge = judge if any(f and f.row.needs == "judge" for f in functions) else None

@@ -233,7 +233,7 @@ def _prm800k(row: Row, data: DataConfig) -> Iterator[_Solution]:
 
 
 def _rating(row: Row, rating: Any) -> float | None:
-    if rating is not None and rating not in _RATINGS:
+    if rating is not None and (type(rating) not in (int, float) or rating not in _RATINGS):
         raise UserError(f"{row.where}: a rating must be -1, 0, 1 or null, got {rating!r:.40}")
     return None if rating is None else _RATINGS[rating]
 

@@ -135,8 +135,8 @@ def solved_rule(
     full = solved_at * (sum(positive.values()) or 1.0)
     if metric in of_steps:
         raise UserError(
-            f"eval.metric = '{metric}' rewards steps, and does not tell what is solved. Name another"
-            " reward, or remove it"
+            f"eval.metric = '{metric}' rewards steps, and does not tell what is solved. Name"
+            " another reward, or remove it"
         )
     if names and not set(names) - set(of_steps):
         return SolvedRule((), full, decides=False)

@@ -473,12 +473,15 @@ def open_run(path: Path) -> RunFolder:
     return run
 
 
-def model_stage(path: Path, made: Sequence[str] = ("model", "adapter")) -> Path:
+def model_stage(
+    path: Path, made: Sequence[str] = ("model", "adapter"), kinds: Sequence[str] = ()
+) -> Path:
     """Folder of the last finished stage that made a model. A run without stages is its own.
 
     Args:
         path: folder of the run.
         made: what the stage made, as in its artifact.
+        kinds: kinds of stages that are asked for. Empty: all.
 
     Raises:
         UserError: if no stage has made one yet.
@@ -486,12 +489,13 @@ def model_stage(path: Path, made: Sequence[str] = ("model", "adapter")) -> Path:
     stages = RunFolder(path).stages
     for folder in reversed(stages):
         with suppress(OSError, ValueError):
-            if json.loads((folder / ARTIFACT).read_bytes())["made"] in made:
+            artifact = json.loads((folder / ARTIFACT).read_bytes())
+            if artifact["made"] in made and (not kinds or artifact["kind"] in kinds):
                 return folder
     if stages:
         names = ", ".join(folder.name for folder in stages)
         raise UserError(
-            f"{path}: none of its stages ({names}) has made a {made[0]} yet. Go on with"
+            f"{path}: none of its stages ({names}) has made a {(*kinds, *made)[0]} yet. Go on with"
             f" it: sixfold train --resume {path}"
         )
     return path

@@ -27,6 +27,7 @@ from .schema import (
     ReplayConfig,
     RewardScoringConfig,
     RolloutConfig,
+    SampleConfig,
     SglangBackend,
     SixfoldBackend,
     TrainerConfig,
@@ -81,6 +82,7 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     lora = 0 if recipe.samples_apart else rank
     _check_eval(recipe.eval)
     _check_prm(recipe.prm, recipe.environment.prm, recipe.sample.label_ends)
+    _check_prm_rewards(recipe.environment, recipe.data, recipe.sample)
     _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_evaluated("run.patience", recipe.run.patience, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
@@ -350,13 +352,46 @@ def _check_prm(training: PrmConfig, scoring: ProcessScoringConfig, labels: str) 
     named = {"prm.ends": training.ends, "environment.prm.ends": scoring.ends}
     for key, ends in {**named, "sample.label_ends": labels}.items():
         try:
-            check_steps(ends or "newline")
+            if ends or key != "environment.prm.ends":
+                check_steps(ends)
         except UserError as error:
             raise UserError(f"{key}: {error}") from error
     if scoring.credit != "min" and scoring.temperature != ProcessScoringConfig().temperature:
         raise UserError(
             "environment.prm.temperature has no effect with environment.prm.credit ="
             f" '{scoring.credit}'. Set credit = 'min', or remove it"
+        )
+
+
+def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, sample: SampleConfig) -> None:
+    """Refuse process reward models where they cannot score, and their settings without one."""
+    own = config.prm
+    used = [name for name in config.rewards if name.startswith(PRM)]
+    if not used:
+        for key, default in ProcessScoringConfig():
+            if (value := getattr(own, key)) != default:
+                raise UserError(
+                    f"environment.prm.{key} = {toml_literal(value)} has no effect without a process"
+                    " reward model among environment.rewards. Add prm:PATH, or remove it"
+                )
+        return
+    if config.several_turns:
+        raise UserError(
+            f"environment.rewards = ['{used[0]}'] scores the steps of one reply, and"
+            " environment.episode or environment.agent plays several. Remove one of them"
+        )
+    if sample.label_steps:
+        raise UserError(
+            f"sample.label_steps = {sample.label_steps} needs rewards that say what is solved,"
+            f" and '{used[0]}' rewards steps alone, of whole replies. Set environment.rewards to a"
+            " verifier in this stage"
+        )
+    forms = {data.prompt_form, *(entry.prompt_form for entry in data.sources)}
+    if "rendered" in forms and own.convention != "sixfold":
+        raise UserError(
+            f"data.prompt_form = 'rendered' hides the question, which '{used[0]}' may read by"
+            f" environment.prm.convention = '{own.convention}'. Set convention = 'sixfold' if a"
+            " stage of kind prm has made the model, or use prompts of another form"
         )
 
 

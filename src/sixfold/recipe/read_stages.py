@@ -245,7 +245,7 @@ def _stage(
             resolve_losses(recipe.preference)
             check_reference(recipe.preference, recipe.reference)
     if row.makes == "reward_model":
-        _check_reward_model(recipe.model.lora, recipe.parallel.tensor, where)
+        _check_reward_model(kind, recipe.model.lora, recipe.parallel.tensor, where)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)
@@ -254,7 +254,14 @@ def _stage(
             f"{where}: sft.train_on = 'all' is for conversations; of tasks, the solutions are"
             " trained. Set it in the stages that train on conversations"
         )
+    named = {name for key, name in stage.inputs if key.startswith("data.")}
     for sampled in earlier:
+        unlabelled = sampled.kind == "sample" and not sampled.recipe.sample.label_steps
+        if row.reads == "step_labels" and unlabelled and sampled.name in named:
+            raise UserError(
+                f"{where}: data.source = '{REFERENCE}{sampled.name}': that stage labels no steps."
+                " Set sample.label_steps in it"
+            )
         compares = row.reads == "comparisons" and sampled.kind == "sample"
         if compares and recipe.data.source == REFERENCE + sampled.name:
             with in_stage(name):
@@ -292,12 +299,17 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
                 )
 
 
-def _check_reward_model(lora: LoraConfig, tensor: int, where: str) -> None:
+def _check_reward_model(kind: str, lora: LoraConfig, tensor: int, where: str) -> None:
     """Refuse settings that no reward model can have.
 
     Raises:
         UserError: names the setting and the remedy.
     """
+    if lora.rank and kind == "prm":
+        raise UserError(
+            f"{where}: a process reward model has no adapter: all of its weights are trained. Set"
+            " model.lora.rank = 0 in this stage"
+        )
     if lora.rank and lora.base == "nf4":
         raise UserError(
             f"{where}: model.lora.base = 'nf4': a reward model is saved with its adapter merged"

@@ -65,7 +65,8 @@ class ProcessReward:
             found = scorer.score_tokens(asked.prompt_ids, asked.completion_ids, texts, ends)
         else:
             said: Any = asked.prompt if isinstance(asked.prompt, str) else tuple(asked.prompt)
-            found = scorer.score(said, texts, ends)
+            begun = isinstance(said, tuple) and said[-1]["role"] == "assistant"
+            found = scorer.score(said, texts, ends, "continued" if begun else "messages")
         return [
             Grade(
                 0.0,

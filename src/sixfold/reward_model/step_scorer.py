@@ -124,8 +124,10 @@ class ProcessScorer(StepScorer):
         own, mark = self._convention, self._step_model.mark
         steps = [text[a:b].strip() for a, b in zip([0, *ends], ends, strict=False)]
         if word := own.mark.strip():  # a policy that writes marks would choose where it is scored
-            steps = [step.replace(word, "").strip() for step in steps]
+            steps = [_without(step, word) for step in steps]
         prompt = own.prompt.format(task.prompt_text)
+        if own.prompt and steps:  # its prompt is the question alone
+            steps[0] = task.prefill + steps[0]
         if not own.apart:
             tokens = self.renderer.encode_text(
                 prompt + own.after.join(step + own.mark for step in steps)
@@ -184,3 +186,10 @@ class ProcessScorer(StepScorer):
         """Count the tokens of a packed row before it is computed."""
         tokens: torch.Tensor = given[0].tokens
         self.tokens += len(tokens)
+
+
+def _without(text: str, word: str) -> str:
+    """The text without a word, also where removing it would make another."""
+    while word in text:
+        text = text.replace(word, "")
+    return text.strip()

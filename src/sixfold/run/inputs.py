@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..model.turn_end import TurnEnd
 from ..recipe.resume_policy import settings_of
 from ..recipe.schema import AgentConfig
+from ..steps import own_ends_of
 from ..types import Task
 from .assemble import Assembly
 from .fingerprint import (
@@ -94,6 +95,7 @@ def inputs_of(
             *rewards_fingerprint(rewards, environment.reward_model),
             *episodes,
             *rewards_fingerprint(_agent_files(environment.agent)),
+            *rewards_fingerprint(own_ends_of(environment.prm.ends)),
         ],
         solved=assembly.environment.solved_rule.text,
         vocabulary_hash=assembly.policy.vocabulary_hash,

@@ -42,14 +42,9 @@ def _solutions(assembly: Assembly) -> Examples:
     """The labelled solutions of the stage.
 
     Raises:
-        UserError: if none is left, or the model gets an adapter.
+        UserError: if none is left.
     """
     recipe = assembly.recipe
-    if assembly.policy.lora:
-        raise UserError(
-            "a process reward model has no adapter: all of its weights are trained. Set"
-            " model.lora.rank = 0 in this stage"
-        )
     found = load_step_labels(recipe.data, seed=recipe.run.seed)
     kept = apart_from_heldout(found.train, assembly.tasks.heldout)
     if left := len(found.train) - len(kept):

@@ -119,9 +119,9 @@ class StepExamples:
                     f"task {task.id}: its steps cannot be read in the model's tokens: {error}"
                 ) from error
             labels: dict[int, float] = {}
-            for at, label in zip(reads, task.labels, strict=True):
-                if label is not None or at not in labels:  # steps may end in one token
-                    labels[at] = UNLABELLED if label is None else label
+            for at in reads:  # steps may end in one token, which is as right as the worst of them
+                ending = [one for read, one in zip(reads, task.labels, strict=True) if read == at]
+                labels[at] = min((one for one in ending if one is not None), default=UNLABELLED)
             other += ways.ends(text) != ends
             made[task.id] = _Stored(array("i", prompt), array("i", ids), labels)
         if tasks and not made:

@@ -94,6 +94,11 @@ class SampleConfig(Section):
                     f"sample.{name} has no effect with sample.label_steps = 0. Set label_steps, or"
                     " leave it out"
                 )
+        if self.label_steps and self.mix:
+            raise ValueError(
+                f"sample.mix has no effect with sample.label_steps = {self.label_steps}: the rows"
+                " that it mixes in have no labels of steps. Leave one of them out"
+            )
         kept = {"best": "one completion per task", "all": "the bad completions too"}
         if self.keep in kept and self.per_task > (self.keep == "best"):
             raise ValueError(
