@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from sixfold.errors import UserError
-from sixfold.steps import _PATTERNS, last_tokens, named_steps, steps_of, tokenized_ends
+from sixfold.steps import _PATTERNS, last_tokens, named_steps, own_ends_of, steps_of, tokenized_ends
 
 OWN = """\
 def halves(text):
@@ -206,3 +206,8 @@ def test_a_model_names_no_code() -> None:
     for ends in ("os:system", "own.py:f", "", "newlin", 3, ["newline"], None):
         with pytest.raises(UserError, match=r"no code.* Set S to where"):
             named_steps(ends, "S")
+
+
+def test_a_function_of_the_user_has_a_fingerprint() -> None:
+    assert own_ends_of("own.py:halves") == ["own.py:halves"]
+    assert not any(map(own_ends_of, ("", "newline", "token:a.py:b", "every:3")))

@@ -203,3 +203,27 @@ def test_episodes_have_no_steps_to_label(tmp_path: Path) -> None:
     text = text.replace("sample.samples", 'environment.episode = "calculator"\nsample.samples')
     with pytest.raises(UserError, match=r"label_steps = 100 labels solutions of one reply"):
         train_stages(recipe(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("prm.steps = 2", "prm.steps = 2\nmodel.lora.rank = 4", r"has no adapter.*lora\.rank = 0"),
+        (
+            f'sample.label_steps = {CONTINUATIONS}\nsample.label_ends = "every:1"',
+            "",
+            r"labels no steps\. Set sample\.label_steps",
+        ),
+        (
+            'sample.keep = "all"',
+            'sample.keep = "all"\nsample.mix = [{source = "x.jsonl"}]',
+            r"sample\.mix has no effect with sample\.label_steps",
+        ),
+    ],
+)
+def test_stages_that_cannot_work_are_refused(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    assert old in TEXT
+    with pytest.raises(UserError, match=message):
+        recipe(tmp_path, TEXT.replace(old, new))
