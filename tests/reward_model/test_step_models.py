@@ -280,3 +280,11 @@ def test_code_that_a_config_names_is_not_loaded(ends: object, tmp_path: Path) ->
 def test_a_mark_that_removing_marks_makes_is_removed() -> None:
     assert _without("1 ккии", "ки") == "1"
     assert _without("<extra<extra_0>_0>2", "<extra_0>") == "2"
+
+
+def test_a_prefill_is_the_start_of_the_first_step(tmp_path: Path) -> None:
+    two_labels(tmp_path)
+    scores = scorer(tmp_path)
+    messages = ({"role": "user", "content": PROMPT}, {"role": "assistant", "content": "a="})
+    begun = scores.score(messages, ["1\nk"], [[2, 3]], "continued")
+    assert begun[0] == pytest.approx(scores.score(PROMPT, ["a=1\nk"], [[4, 5]])[0], abs=1e-6)

@@ -13,6 +13,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from sixfold.checkpoint.model_source import model_folder
 from sixfold.errors import UserError
+from sixfold.files.folder import model_stage
 from sixfold.recipe.toml import parse_staged
 from sixfold.reward_model.step_model import load_step_model
 from sixfold.reward_model.step_scorer import ProcessScorer
@@ -117,3 +118,16 @@ def test_recipes_of_process_reward_models_that_are_refused(tmp_path: Path) -> No
     assert stage_plans(staged, "p.toml").keys() == {"judge", "rl"}
     bound = staged.stages[1].bound({"judge": "/made/judge"})
     assert bound.environment.rewards == ("prm:/made/judge",)
+
+
+def test_the_reward_model_of_the_asked_kind_is_taken(tmp_path: Path) -> None:
+    for kind in ("reward_model", "prm"):
+        folder = tmp_path / "stages" / kind
+        folder.mkdir(parents=True)
+        (folder / "artifact.json").write_text(json.dumps({"made": "reward_model", "kind": kind}))
+    tables = "".join(f"[[stages]]\nname = {kind!r}\n" for kind in ("reward_model", "prm"))
+    (tmp_path / "recipe.toml").write_text(tables)
+    for kind in ("reward_model", "prm"):
+        assert model_stage(tmp_path, ["reward_model"], [kind]).name == kind
+    with pytest.raises(UserError, match="has made a other yet"):
+        model_stage(tmp_path, ["reward_model"], ["other"])
