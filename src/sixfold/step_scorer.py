@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .types import Message
-
-Prompt = str | tuple[Message, ...]
-"""As `Task.prompt`."""
+from .types import Task
 
 
 class StepScorer(Protocol):
@@ -21,12 +18,12 @@ class StepScorer(Protocol):
     tokens: int
 
     def score(
-        self, prompt: Prompt, completions: Sequence[str], ends: Sequence[Sequence[int]]
+        self, task: Task, completions: Sequence[str], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
         """Score between 0 and 1 of each step of each completion, in order.
 
         Args:
-            prompt: the prompt of all completions.
+            task: has the prompt of all completions.
             completions: their texts.
             ends: for each completion the exclusive character ends of its steps, which increase.
 

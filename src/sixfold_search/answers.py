@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from sixfold_environments.maths.extraction import final_answer
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_GROUPED = r"\d{1,3}(?:,\d{3})+(?![\d,])"
+_NUMBER = re.compile(rf"-?(?:{_GROUPED}|\d+)(?:\.\d+|/\d+)?")
+_LONGEST = 28
+"""Digits of decimal's context. Longer numbers would be rounded, so they stay text."""
 
 
 def answer_of(text: str) -> str:
@@ -22,7 +25,10 @@ def answer_of(text: str) -> str:
         lines = text.split("\n")
         stated = numbers[-1] if numbers else next((s for s in reversed(lines) if s.strip()), "")
     plain = " ".join(stated.split()).rstrip(".").lower()
+    number = plain.replace(",", "") if re.fullmatch(rf"-?{_GROUPED}(?:\.\d+)?", plain) else plain
+    if len(number) > _LONGEST:
+        return number
     try:
-        return str(Decimal(plain.replace(",", "")).normalize())
-    except InvalidOperation:
+        return str(Decimal(number).normalize() + 0)  # -0 becomes 0
+    except ArithmeticError:  # no number, or an exponent without bounds
         return plain

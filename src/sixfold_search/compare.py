@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,20 @@ from sixfold.errors import UserError
 from sixfold.files.blocks import done_blocks, read_rows, write_block
 from sixfold.files.durable import disk_errors, write_json_atomic, write_text_atomic
 from sixfold.model.weights_hash import weights_hash
+from sixfold.recipe.adapter_folder import folder_hash
 from sixfold.recipe.resume_policy import settings_of
 from sixfold.recipe.schema import SampleConfig
+from sixfold.renderer.renderer import Renderer
+from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Generator
 from sixfold.run.assemble import Assembly
+from sixfold.run.fingerprint import rewards_fingerprint, tasks_fingerprint
 from sixfold.stages.dataset import check_tasks, sampled_row
 from sixfold.stages.keepers import completion_of, select
-from sixfold.step_scorer import StepScorer
 from sixfold.types import Group, SamplingParams, Task
 
+from .methods import METHODS
 from .scorers import Oracle, OutcomeScorer
 from .settings import Settings
 from .steps import Stepping
@@ -73,7 +77,7 @@ class Plan:
 
 
 def compare_methods(
-    world: Assembly, plan: Plan, out: Path, scorer: StepScorer | None
+    world: Assembly, plan: Plan, out: Path, scorer: OutcomeScorer | ProcessScorer | None
 ) -> list[dict[str, Any]]:
     """Search every task by every method, and write the files.
 
@@ -92,10 +96,14 @@ def compare_methods(
     """
     recipe = world.recipe
     tasks = _tasks(world, recipe.run.seed, plan)
+    for name in plan.methods:
+        METHODS[name].check_texts(plan.settings, world.renderer)
+    _check_rendered(tasks, world.renderer, scorer)
     inputs = {
         "model": weights_hash(world.whole_policy.weights()),
         **json.loads(json.dumps(asdict(plan))),
         **{key: value for key, value in settings_of(recipe).items() if _decides(key)},
+        **_data(world, tasks, plan),
     }
     _begin(out, inputs)
     blocks, done = out / _BLOCKS, done_blocks(out / _BLOCKS)
@@ -104,7 +112,14 @@ def compare_methods(
     searcher = _Searcher(world, plan, scorer, inputs["model"])
     for number, task in enumerate(tasks):
         if number not in done:
-            write_block(blocks, number, [searcher.row(task)], {})
+            row = searcher.row(task)
+            found = row["found"].values()
+            done[number] = {
+                "failed": sum(one["unchecked"] for one in found),
+                "completions": sum(len(one["candidates"]) for one in found),
+            }
+            _check_failures(done.values(), len(tasks), recipe.environment.error_budget)
+            write_block(blocks, number, [row], done[number])
         if (number + 1) * 10 // len(tasks) > number * 10 // len(tasks):
             print(f"{number + 1} of {len(tasks)} tasks", flush=True)
     rows = list(read_rows(blocks, len(tasks)))
@@ -158,6 +173,53 @@ def _begin(out: Path, inputs: dict[str, Any]) -> None:
             )
 
 
+def _data(world: Assembly, tasks: Sequence[Task], plan: Plan) -> dict[str, Any]:
+    """Fingerprints of what the settings only name: tasks, rewards, and the scorer's weights."""
+    config, scorer = world.recipe.environment, Path(plan.scorer)
+    return {
+        **{f"data.{k}": v for k, v in tasks_fingerprint(tasks, world.renderer.encode).items()},
+        "code of environment.rewards": rewards_fingerprint(config.rewards, config.reward_model),
+        "weights of --scorer": folder_hash(scorer) if plan.scorer and scorer.is_dir() else "",
+    }
+
+
+def _check_failures(done: Collection[dict[str, int]], tasks: int, budget: float) -> None:
+    """Check the share of completions of all tasks whose checks failed.
+
+    Tasks that are still to be searched count as having as many completions, without a failure.
+
+    Raises:
+        UserError: if it is larger than the error budget.
+    """
+    failed = sum(counts["failed"] for counts in done)
+    expected = sum(counts["completions"] for counts in done) * tasks / len(done)
+    if failed > budget * expected:
+        raise UserError(
+            f"the checks of {failed} completions of {len(done)} tasks failed, more than"
+            f" environment.error_budget = {budget:g} allows. Correct the rewards, or raise the"
+            " budget with another --out"
+        )
+
+
+def _check_rendered(
+    tasks: Sequence[Task], renderer: Renderer, scorer: OutcomeScorer | ProcessScorer | None
+) -> None:
+    """Check that the scorer reads rendered prompts as the policy does.
+
+    Raises:
+        UserError: if it has another tokenizer, or reads questions without a chat template.
+    """
+    for task in tasks:
+        if scorer and task.form == "rendered":
+            templated = isinstance(scorer, ProcessScorer) and not scorer.reads_tokens
+            if templated or scorer.renderer.encode(task) != renderer.encode(task):
+                raise UserError(
+                    f"--scorer: task {task.id} has a prompt that is rendered for the policy, and"
+                    " this reward model reads other tokens. Search tasks with messages, or take a"
+                    " reward model of the same tokenizer without marks"
+                )
+
+
 def _decides(key: str) -> bool:
     """True for settings that decide what is searched and how it is judged."""
     section = key.partition(".")[0]
@@ -200,7 +262,9 @@ class _Searcher:
         model: hash of the policy's weights.
     """
 
-    def __init__(self, world: Assembly, plan: Plan, scorer: StepScorer | None, model: str) -> None:
+    def __init__(
+        self, world: Assembly, plan: Plan, scorer: OutcomeScorer | ProcessScorer | None, model: str
+    ) -> None:
         rollout = world.recipe.rollout
         self._world = world
         self._plan = plan
@@ -220,7 +284,8 @@ class _Searcher:
         """The line of a task, with its rows for training."""
         world = self._world
         found = {name: world.loop.run(self._search(name, task)) for name in self._plan.methods}
-        world.environment.score([Group(task, list(one.candidates)) for one in found.values()])
+        groups = [Group(task, list(one.candidates)) for one in found.values()]
+        world.environment.score(groups, error_budget=1.0)  # `_check_failures`: over all tasks
         solutions, pairs = self._lessons(task, list(found.values()))
         return {
             "task": task.id,
@@ -242,7 +307,7 @@ class _Searcher:
             params=self._params,
             settings=plan.settings,
             stepping=plan.stepping,
-            scorer=Oracle(world.environment, world.renderer, task) if oracle else self._scorer,
+            scorer=Oracle(world.environment, world.renderer) if oracle else self._scorer,
             by_step=not (oracle or isinstance(self._scorer, OutcomeScorer)),
             aggregate=plan.aggregate,
             stops=world.player.stops,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sixfold.errors import UserError
+from sixfold.renderer.renderer import Renderer, RenderError
 
 from .beam import beam, diverse_beam, lookahead
 from .outcome import Outcome
@@ -66,6 +67,21 @@ class Method:
                 f"think = {settings.think}: it must be at least think_min = {settings.think_min}"
                 f" and less than the longest completion, {max_tokens} tokens"
             )
+
+    def check_texts(self, settings: Settings, renderer: Renderer) -> None:
+        """Refuse texts that the tokenizer cannot write.
+
+        Raises:
+            UserError: naming the setting.
+        """
+        for name in self.reads:
+            written = name == "think_end" or (name == "think_more" and settings.think_min)
+            text = getattr(settings, name)
+            if written and text not in renderer.tokenizer.get_added_vocab():
+                try:
+                    renderer.suffix_text((), text)
+                except RenderError as error:
+                    raise UserError(f"{name} = {text!r}: {error}. Give another text") from error
 
 
 METHODS: Mapping[str, Method] = {

@@ -26,36 +26,33 @@ class Stepping:
         name: a way to end steps (`sixfold.steps`), but for a user's function: a search must end a
             step while it samples.
         tokens: most tokens of a step.
+
+    Raises:
+        UserError: there is no such way, or a user's function ends the steps.
     """
 
     name: str = "newline"
     tokens: int = 128
 
-    def steps(self, renderer: Renderer) -> Steps:
-        """Where the steps of a finished text end.
+    def __post_init__(self) -> None:
+        check_steps(self.name)
+        if self.name not in _STOPS and self.name.partition(":")[0] not in ("every", "token", "xml"):
+            raise UserError(
+                f"steps {self.name!r}: a search ends a step while it samples, and a function reads"
+                " whole texts. Use newline, blank_line, sentence, token:TEXT, xml:TAG or every:N"
+            )
 
-        Raises:
-            UserError: there is no such way.
-        """
+    def steps(self, renderer: Renderer) -> Steps:
+        """Where the steps of a finished text end."""
         ends = partial(tokenized_ends, encode=renderer.plain, decode=renderer.shown)
         return steps_of(self.name, ends)
 
     @property
     def span(self) -> Span:
-        """How far a step is sampled.
-
-        Raises:
-            UserError: there is no such way, or a user's function ends the steps.
-        """
-        check_steps(self.name)
+        """How far a step is sampled."""
         kind, _, argument = self.name.partition(":")
         if self.name in _STOPS:
             return Span(_STOPS[self.name], self.tokens)
         if kind == "every":
             return Span((), int(argument))
-        if kind in ("token", "xml"):
-            return Span((f"</{argument}>" if kind == "xml" else argument,), self.tokens)
-        raise UserError(
-            f"steps {self.name!r}: a search ends a step while it samples, and a function reads"
-            " whole texts. Use newline, blank_line, sentence, token:TEXT, xml:TAG or every:N"
-        )
+        return Span((f"</{argument}>" if kind == "xml" else argument,), self.tokens)

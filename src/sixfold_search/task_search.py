@@ -102,6 +102,7 @@ async def search(
         )
     settings, stepping = settings or Settings(), stepping or Stepping()
     row.check(settings, params.max_tokens)
+    row.check_texts(settings, renderer)
     tree = Tree(
         generator,
         renderer,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
+from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Generator, Sampled, SampleKey
 from sixfold.rollout.thread_settings import ThreadSettings, release_workers
 from sixfold.step_scorer import StepScorer
@@ -23,10 +24,8 @@ from sixfold.types import FinishReason, SamplingParams, Task, Trajectory
 
 from .aggregate import Aggregate
 
-RECOMPUTED = 32
-"""Most tokens of a cached prefix that are computed again: its last block, or a text too short to be
-found in the cache.
-"""
+BLOCK = 16
+"""Tokens of a block of the prefix cache, if the generator does not say."""
 
 UNKNOWN_RATE = 2.0
 """Tokens of the scorer's model per token of the policy, before the first score: it may have another
@@ -141,8 +140,13 @@ class Tree:
         self._scorer = scorer
         self._by_step = by_step
         self._stops = tuple(stops)
+        own = isinstance(generator, EngineGenerator)
+        # Most tokens of a cached prefix that are computed again: its last block, or a text too
+        # short to be found in the cache.
+        self._recomputed = 2 * (generator.engine.scheduler.blocks.block_size if own else BLOCK)
         self._calls = 0
         self._reuses = False
+        self._computed: set[int] = set()  # hashes of all beginnings that were computed
         self._rates: list[float] = []
 
     @property
@@ -180,7 +184,8 @@ class Tree:
         """
         calls: list[tuple[int, int]] = []
         left = self.left - spare
-        asked = [at for _ in range(count) for at, chain in enumerate(chains) if not chain.finish]
+        open_ = [at for at, c in enumerate(chains) if not c.finish and self._room(c, span) > 0]
+        asked = open_ * count
         for at in asked:
             room = self._room(chains[at], span)
             need = self._need(chains[at], room)
@@ -197,6 +202,10 @@ class Tree:
                 for number, (at, room) in enumerate(calls)
             )
         )
+        for at, one in sorted(  # those that computed a shared prefix before those that reused it
+            zip((at for at, _ in calls), sampled, strict=True), key=lambda call: call[1].reused
+        ):
+            self._count(chains[at], one)
         found: list[list[Chain]] = [[] for _ in chains]
         for (at, _), one in zip(calls, sampled, strict=True):
             found[at].append(self._extended(chains[at], one))
@@ -234,14 +243,16 @@ class Tree:
         return self.cut(chain, self._steps.ends(chain.text)[number - 1] if number else 0)
 
     def cut(self, chain: Chain, characters: int) -> Chain:
-        """The shortest beginning of a chain's tokens that has the first characters of its text."""
-        count = 0
+        """The tokens of a chain within the first characters of its text, without its end token.
+
+        A token across the boundary is deleted.
+        """
+        count, decode, kept = 0, self._renderer.decode, chain.text[:characters]
         if characters:
-            decode = self._renderer.decode
             count = last_tokens([characters], chain.text, chain.tokens, decode)[0] + 1
-        tokens = chain.tokens[:count]
-        text = self._renderer.decode(tokens)
-        return Chain(tokens, chain.logp[:count], chain.version[:count], text)
+        while not kept.startswith(text := decode(chain.tokens[:count])):
+            count -= 1
+        return Chain(chain.tokens[:count], chain.logp[:count], chain.version[:count], text)
 
     def written(self, chain: Chain, text: str) -> Chain:
         """A chain to which the search adds text, which the policy did not sample.
@@ -270,7 +281,7 @@ class Tree:
             chain.version,
             chain.finish or "length",
             text=chain.text,
-            opened=self._renderer.opened(self.prompt),
+            opened=self._renderer.opened(self.prompt) or self._task.prefill,
         )
 
     def _scores_apart(
@@ -288,13 +299,23 @@ class Tree:
         assert self._scorer is not None
         ends = [self._steps.ends(t) if self._by_step else [len(t)] for t in texts]
         try:
-            found = self._scorer.score(self._task.prompt, texts, ends)
+            found = self._scorer.score(self._task, texts, ends)
         except UserError:
             if len(texts) > 1:  # one of them: ask for each alone
                 return {t: s for text in texts for t, s in self._scores([text]).items()}
             self.refused += 1
             return {texts[0]: (0.0,)}
         return {text: tuple(scores) for text, scores in zip(texts, found, strict=True)}
+
+    def _known(self, tokens: Sequence[int], count: int) -> int:
+        """How many of the first `count` tokens the search had computed. Now it has all tokens."""
+        known, seen = 0, 0
+        for number, token in enumerate(tokens, 1):
+            seen = hash((seen, token))
+            if number <= count and known == number - 1 and seen in self._computed:
+                known = number
+            self._computed.add(seen)
+        return known
 
     @property
     def _rate(self) -> float:
@@ -309,7 +330,7 @@ class Tree:
     def _prefix(self, chain: Chain) -> int:
         """Most tokens before an extension that are computed again."""
         length = len(self.prompt) + len(chain.tokens)
-        return min(length, RECOMPUTED) if self._reuses else length
+        return min(length, self._recomputed) if self._reuses else length
 
     def _need(self, chain: Chain, room: int) -> int:
         read = len(self.prompt) + len(chain.tokens) + room
@@ -331,12 +352,17 @@ class Tree:
             stops=(*self._stops, *span.stops),
         )
 
-    def _extended(self, chain: Chain, sampled: Sampled) -> Chain:
-        """The extended chain. Counts what it cost."""
-        read = len(self.prompt) + len(chain.tokens) - sampled.reused
-        self._reuses = self._reuses or sampled.reused > 0
-        cost = self.cost
+    def _count(self, chain: Chain, sampled: Sampled) -> None:
+        """Count what an extension cost."""
+        before = [*self.prompt, *chain.tokens]
+        # What others have left in the cache of a server must not make this search cheaper.
+        reused = min(sampled.reused, self._known([*before, *sampled.tokens[:-1]], len(before)))
+        self._reuses = self._reuses or reused > 0
+        read, cost = len(before) - reused, self.cost
         self.cost = Cost(cost.prefilled + read, cost.sampled + len(sampled.tokens), cost.scored)
+
+    def _extended(self, chain: Chain, sampled: Sampled) -> Chain:
+        """The extended chain."""
         tokens = (*chain.tokens, *sampled.tokens)
         text: str = self._renderer.decode(tokens)
         finish: FinishReason | None = sampled.finish_reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .outcome import Outcome, best_of, collected
@@ -46,23 +47,26 @@ async def mcts(tree: Tree, settings: Settings) -> Outcome:
     adds the value of the completion to all nodes above it (Kocsis and Szepesvari 2006,
     doi:10.1007/11871842_29).
     """
-    return best_of(tree, await collected(tree, lambda _: _simulated(tree, settings)))
+    return best_of(tree, await collected(tree, lambda done: _simulated(tree, settings, done)))
 
 
-async def _simulated(tree: Tree, settings: Settings) -> list[Chain]:
-    """Scored completions of one tree."""
+async def _simulated(tree: Tree, settings: Settings, before: Sequence[Chain]) -> list[Chain]:
+    """Scored completions of one tree, after those of earlier ones."""
     root, done = _Node(Chain()), list[Chain]()
     while not root.exhausted and (tree.budget is not None or len(done) < settings.n):
         node = root
         while node.children:
             node = _chosen(node, settings.explore)
         if node is root or node.visits:
-            (chains,) = await tree.extend([node.chain], settings.expand, tree.step)
+            # Until there is a completion, leave the tokens to complete the prompt.
+            spare = 0 if before or done else tree.most(node.chain)
+            (chains,) = await tree.extend([node.chain], settings.expand, tree.step, spare=spare)
             distinct = {chain.tokens: chain for chain in reversed(chains)}
             node.children = [_Node(chain, node) for chain in reversed(distinct.values())]
-            if not node.children:
+            if node.children:
+                node = node.children[0]
+            elif before or done:
                 break
-            node = node.children[0]
         if node.chain.finish:
             whole = [node.chain]
         else:

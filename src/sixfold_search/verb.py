@@ -35,9 +35,10 @@ from sixfold.recipe.toml import load_recipe
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from sixfold.step_scorer import StepScorer
+    from sixfold.reward_model.step_scorer import ProcessScorer
 
     from .compare import Plan
+    from .scorers import OutcomeScorer
 
 PURPOSE = "compare methods of test-time search at equal budgets: best of N, beams, tree search"
 
@@ -166,8 +167,9 @@ def run(arguments: Sequence[str]) -> int:
     place = model_folder(given.model, "MODEL") if given.model else ""
     scorer, ends = _scorer(path, recipe.environment, given.steps or "")
     if ends and not given.steps:  # the steps that the model has learned to score
+        if given.step_tokens and ends.startswith("every:"):
+            raise UserError(f"--step-tokens has no effect: the steps of --scorer end by {ends}")
         plan = replace(plan, stepping=replace(plan.stepping, name=ends))
-        assert plan.stepping.span
     world = assemble(recipe.sampling_alone(), place)
     try:
         rows = compare_methods(world, plan, given.out, scorer)
@@ -182,7 +184,7 @@ def run(arguments: Sequence[str]) -> int:
         "tasks": len(rows),
         "plan": asdict(plan),
         "methods": figures,
-        "comparisons": recorded_differences(methods[0], tests),
+        "comparisons": recorded_differences(methods[0], tests, "method"),
         "versions": versions(),
     }
     end(given.out, results)
@@ -205,7 +207,6 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     from .methods import METHODS
     from .steps import Stepping
 
-    rows = [METHODS[name] for name in methods]
     scored = [name for name in methods if METHODS[name].scores != "nothing"]
     if scored and not given.scorer:
         raise UserError(f"--methods {scored[0]} needs --scorer MODEL, a reward model")
@@ -216,7 +217,9 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
         raise UserError(_NEEDS_STEPS.format("--methods regenerate needs"))
     if given.aggregate and not by_step:
         raise UserError(_NEEDS_STEPS.format("--aggregate has no effect without"))
-    read = {name for row in rows for name in row.reads}
+    read = {one for name in methods for one in METHODS[name].reads}
+    if given.budget and not any("n" in METHODS[name].reads for name in methods if name != "mcts"):
+        read -= {"n"}  # with a budget, tree search has no rounds
     own = {one.name: getattr(given, one.name) for one in fields(Settings)}
     steps = {"steps": given.steps, "step_tokens": given.step_tokens}
     if given.step_tokens and (given.steps or "").startswith("every:"):
@@ -229,7 +232,6 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
             )
     span: dict[str, Any] = {"name": given.steps, "tokens": given.step_tokens}
     stepping = Stepping(**{name: value for name, value in span.items() if value is not None})
-    assert stepping.span  # refuses unknown names
     return Plan(
         methods,
         Settings(**{name: value for name, value in own.items() if value is not None}),
@@ -242,7 +244,9 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     )
 
 
-def _scorer(path: str, config: EnvironmentConfig, steps: str) -> tuple[StepScorer | None, str]:
+def _scorer(
+    path: str, config: EnvironmentConfig, steps: str
+) -> tuple[OutcomeScorer | ProcessScorer | None, str]:
     """The reward model, and where the steps end that it scores, or "".
 
     Without a reward model, or if the verifier scores, it is None. steps: where the user ends steps.

@@ -43,7 +43,7 @@ def graded(folder: Path, ids: Any = None, **settings: Any) -> list[Grade]:
 def test_sampled_tokens_and_texts_have_the_same_steps(folder: Path) -> None:
     reward = process_reward([str(folder)], ProcessScoringConfig(), CPU)
     ends = [reward._scorer.steps.ends(text) for text in TEXTS]
-    scores = reward._scorer.score(PROMPT, TEXTS, ends)
+    scores = reward._scorer.score(Task("t", PROMPT), TEXTS, ends)
     unknown = [[99_999]] * len(TEXTS)  # ids of another tokenizer: the texts are read
     for grades in (graded(folder), graded(folder, unknown)):
         for grade, at, right in zip(grades, ends, scores, strict=True):

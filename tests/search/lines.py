@@ -11,7 +11,6 @@ from tests.rollout.fake_generator import FakeGenerator
 
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import Sampled, SampleKey
-from sixfold.step_scorer import Prompt
 from sixfold.types import SamplingParams, Task
 
 TASK = Task("t", "1+1=")
@@ -68,9 +67,9 @@ class Scores:
         self._step = step
 
     def score(
-        self, prompt: Prompt, completions: Sequence[str], ends: Sequence[Sequence[int]]
+        self, task: Task, completions: Sequence[str], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        self.tokens += len(prompt) + sum(map(len, completions))
+        self.tokens += len(task.prompt) + sum(map(len, completions))
         return [
             [self._step(tuple(text[:end].split())) for end in some]
             for text, some in zip(completions, ends, strict=True)

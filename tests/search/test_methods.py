@@ -100,10 +100,10 @@ def test_a_scorer_of_wholes_sees_no_steps(renderer: Renderer) -> None:
 
 def test_a_text_that_the_scorer_refuses_has_the_score_0(renderer: Renderer) -> None:
     class Strict(Scores):
-        def score(self, prompt: Any, completions: Any, ends: Any) -> list[list[float]]:
+        def score(self, task: Any, completions: Any, ends: Any) -> list[list[float]]:
             if any(text.startswith("3") for text in completions):
                 raise UserError("no")
-            return super().score(prompt, completions, ends)
+            return super().score(task, completions, ends)
 
     found = run(renderer, "best_of_n", settings=Settings(n=30), scorer=Strict(table))
     samples = list(dict.fromkeys(drawn(renderer, 30)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -24,10 +26,14 @@ from sixfold.recipe.schema import (
     RewardScoringConfig,
 )
 from sixfold.recipe.stages import dataset_settings
+from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.reward import load_scorers
 from sixfold.reward_model.step_model import step_model_of
 from sixfold.reward_model.step_reward import load_process_scorer
-from sixfold_search import Stepping, compare
+from sixfold.types import Task
+from sixfold_search import Stepping, compare, verb
+from sixfold_search.aggregate import AGGREGATES
+from sixfold_search.methods import METHODS as ALL
 from sixfold_search.scorers import OutcomeScorer
 
 METHODS = ("greedy", "majority", "best_of_n", "beam", "mcts")
@@ -94,7 +100,7 @@ def test_figures_are_those_of_the_completions(out: Path) -> None:
         figures = results["methods"][name]
         assert figures["solved"] == sum(one["solved"] for one in found) / 3
         assert figures["tokens_sampled"] == sum(one["sampled"] for one in found) / 3
-    assert [c["checkpoint"] for c in results["comparisons"]] == [*METHODS[1:]]
+    assert [c["method"] for c in results["comparisons"]] == [*METHODS[1:]]
 
 
 def test_chosen_right_completions_load_for_sft_and_pairs_for_preferences(out: Path) -> None:
@@ -170,7 +176,11 @@ def test_a_process_reward_model_scores_steps(place: Path, tmp_path: Path) -> Non
 
     def value(prompt: str, text: str) -> float:
         try:
-            return fmean(scorer.score(prompt, [text], [steps.ends(text)])[0]) if text else 0.0
+            return (
+                fmean(scorer.score(Task("t", prompt), [text], [steps.ends(text)])[0])
+                if text
+                else 0.0
+            )
         except UserError:  # it has special tokens
             return 0.0
 
@@ -189,7 +199,7 @@ def test_a_process_reward_model_scores_steps(place: Path, tmp_path: Path) -> Non
 def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) -> None:
     (loaded,) = load_scorers([str(place / "rm")], RewardScoringConfig(), "rm")
     scorer, texts = OutcomeScorer(loaded), ["2", "a b c", "1-1"]
-    found = scorer.score("1+1=", texts, [[1], [5], [3]])
+    found = scorer.score(Task("t", "1+1="), texts, [[1], [5], [3]])
     model = AutoModelForSequenceClassification.from_pretrained(place / "rm")
     tokenizer = policy().tokenizer
     rows = [tokenizer(f"<|user|>1+1=<|assistant|>{text}<|end|>")["input_ids"] for text in texts]
@@ -201,6 +211,66 @@ def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) ->
     prompt = len(tokenizer("<|user|>1+1=<|assistant|>")["input_ids"])
     # The prompt once. A closing token follows each completion, where its score is read.
     assert scorer.tokens == prompt + sum(len(ids) - prompt + 1 for ids in rows)
+
+
+@pytest.mark.parametrize("changed", ["rows.jsonl", "even.py", "rm"])
+def test_other_data_do_not_continue_a_search(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: str,
+) -> None:
+    for name in ("rows.jsonl", "even.py", "rm"):
+        copy = shutil.copytree if (place / name).is_dir() else shutil.copy
+        copy(place / name, tmp_path / name)
+    (tmp_path / "s.toml").write_text(
+        (place / "s.toml").read_text().replace(f"{place}/rows", f"{tmp_path}/rows")
+        .replace(f"{place}/even", f"{tmp_path}/even")
+    )  # fmt: skip
+    given = [str(tmp_path / "s.toml"), str(place / "policy"), "--out", str(tmp_path / "out")]
+    more = ["--scorer", str(tmp_path / "rm"), "--methods", "best_of_n", "--n", "1"]
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "write_block", interrupted)
+    assert main(["search", *given, *more]) == 130
+    if changed == "rm":
+        torch.manual_seed(9)
+        saved(random_reward_model(own=policy()), policy(), tmp_path / "rm")
+    else:
+        text = (tmp_path / changed).read_text()
+        (tmp_path / changed).write_text(text.replace('"answer": "', '"answer": "9') + "\n")
+    capsys.readouterr()
+    code = main(["search", *given, *more])
+    said = {"rows.jsonl": "data.answers", "even.py": "code of", "rm": "weights of --scorer"}
+    assert (code, said[changed] in capsys.readouterr().err) == (2, True)
+
+
+def test_failed_checks_are_counted_over_all_tasks() -> None:
+    one = {"failed": 1, "completions": 4}
+    compare._check_failures([one], 3, 0.1)  # 1 of 12
+    with pytest.raises(UserError, match="of 2 completions of 2 tasks failed"):
+        compare._check_failures([one, one], 3, 0.1)
+
+
+def test_a_rendered_prompt_needs_a_scorer_with_the_same_tokens(place: Path) -> None:
+    (loaded,) = load_scorers([str(place / "rm")], RewardScoringConfig(), "rm")
+    scorer, own = OutcomeScorer(loaded), Renderer(policy().tokenizer, policy().stop_token_ids)
+    task = Task("t", "1+1=", form="rendered")
+    compare._check_rendered([task], own, scorer)
+    own.encode = lambda task: [0]  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="--scorer: task t"):
+        compare._check_rendered([task], own, scorer)
+    compare._check_rendered([replace(task, form="messages")], own, scorer)
+
+
+def test_the_options_list_all_methods_and_aggregates() -> None:
+    given = get_args(get_args(get_type_hints(verb.Options)["aggregate"])[0])
+    assert given == tuple(AGGREGATES)
+    table = verb.TEXT.partition("METHODS\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table if line[2] != " "] == list(ALL)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +300,13 @@ def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) ->
         ("--methods greedy --out RM", "holds no search"),
         ("--methods greedy --environment.episode calculator", "completes one"),
         ("--budget 0", "--budget"),
+        ("--methods budget_forcing --think 5 --think-end ☃", "think_end = '☃'"),
+        ("--methods budget_forcing --think 5 --think-min 2 --think-more ☃", "think_more = '☃'"),
+        ("--methods mcts --scorer RM --budget 900 --n 4", "--n has no effect on mcts"),
+        (
+            "--methods beam --scorer PRM --environment.prm.ends every:3 --step-tokens 9",
+            "--step-tokens has no effect",
+        ),
     ],
 )
 def test_bad_input_is_one_line(

@@ -19,6 +19,7 @@ from sixfold.reward_model.step_model import load_step_model
 from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.stages.driver import train_stages
 from sixfold.stages.plans import stage_plans
+from sixfold.types import Task
 from tests.stages.staged_runs import flags, result
 
 TEXT = """\
@@ -83,7 +84,7 @@ def test_a_process_reward_model_is_learned_resumed_and_used(tmp_path: Path) -> N
     folder = model_folder(str(run), reward_model=True)
     model = load_step_model(folder, "auto", "cpu")
     assert model.name == "sixfold" and model.ends == "token: "
-    scores = ProcessScorer(model, 4096).score("3+4=", ["2 3 4"], [[2, 4, 5]])[0]
+    scores = ProcessScorer(model, 4096).score(Task("t", "3+4="), ["2 3 4"], [[2, 4, 5]])[0]
     assert scores[0] > 0.8 and scores[1] < 0.2 and scores[2] > 0.8
     loaded = AutoModelForTokenClassification.from_pretrained(folder)
     assert loaded.config.num_labels == 2 and AutoTokenizer.from_pretrained(folder)

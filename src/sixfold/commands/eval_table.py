@@ -73,12 +73,12 @@ def print_differences(
 
 
 def recorded_differences(
-    against: str | None, tests: Mapping[str, PairedTest]
+    against: str | None, tests: Mapping[str, PairedTest], compared: str = "checkpoint"
 ) -> list[dict[str, Any]]:
-    """JSON form of what `print_differences` prints."""
+    """JSON form of what `print_differences` prints. `compared`: key of what is compared."""
     return [
         {
-            "checkpoint": path,
+            compared: path,
             "against": against,
             "difference": test.difference.mean,
             "difference_interval": list(test.difference[1:]),

@@ -14,6 +14,7 @@ from ..environment.grade import Grade
 from ..errors import UserError
 from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import ProcessScoringConfig, RewardScoringConfig
+from ..types import Task
 from .asked import Asked, Texts
 from .reward import same_tokens, scoring_device
 from .step_model import load_step_model
@@ -66,7 +67,8 @@ class ProcessReward:
         else:
             said: Any = asked.prompt if isinstance(asked.prompt, str) else tuple(asked.prompt)
             begun = isinstance(said, tuple) and said[-1]["role"] == "assistant"
-            found = scorer.score(said, texts, ends, "continued" if begun else "messages")
+            task = Task("scored", said, form="continued" if begun else "messages")
+            found = scorer.score(task, texts, ends)
         return [
             Grade(
                 0.0,

@@ -11,10 +11,10 @@ from torch import nn
 
 from ..batch import collate
 from ..errors import UserError
-from ..step_scorer import Prompt, StepScorer
+from ..step_scorer import StepScorer
 from ..steps import Steps, last_tokens, named_steps, steps_of, tokenized_ends
 from ..trainer.logprobs import Scoring, score_tables
-from ..types import Group, PromptForm, Task
+from ..types import Group, Task
 from .step_model import CONVENTIONS, StepModel
 from .step_rows import step_row
 
@@ -71,18 +71,13 @@ class ProcessScorer(StepScorer):
         return not self._convention.mark
 
     def score(
-        self,
-        prompt: Prompt,
-        completions: Sequence[str],
-        ends: Sequence[Sequence[int]],
-        form: PromptForm = "messages",
+        self, task: Task, completions: Sequence[str], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """As `StepScorer.score`. form: how the prompt is read.
+        """As `StepScorer.score`.
 
         Raises:
             UserError: also if a step is in none of the model's tokens.
         """
-        task = Task("scored", prompt, form=form)
         if self.reads_tokens:
             ids = [self.renderer.plain(text) for text in completions]
             return self.score_tokens(self.renderer.encode(task), ids, completions, ends)
@@ -122,12 +117,13 @@ class ProcessScorer(StepScorer):
     def _marked(self, task: Task, text: str, ends: Sequence[int]) -> _Read:
         """A completion of a task with a mark after each step."""
         own, mark = self._convention, self._step_model.mark
-        steps = [text[a:b].strip() for a, b in zip([0, *ends], ends, strict=False)]
+        steps = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        if own.prompt and steps:  # the prompt's text has no start of the reply
+            steps[0] = task.prefill + steps[0]
+        steps = [step.strip() for step in steps]
         if word := own.mark.strip():  # a policy that writes marks would choose where it is scored
             steps = [_without(step, word) for step in steps]
         prompt = own.prompt.format(task.prompt_text)
-        if own.prompt and steps:  # its prompt is the question alone
-            steps[0] = task.prefill + steps[0]
         if not own.apart:
             tokens = self.renderer.encode_text(
                 prompt + own.after.join(step + own.mark for step in steps)

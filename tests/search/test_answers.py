@@ -1,0 +1,36 @@
+"""Answers that votes count as equal, and those that they count as different."""
+
+from __future__ import annotations
+
+import pytest
+
+from sixfold_search.answers import answer_of
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,234", "1234.0"),
+        ("12,345,678", "12345678"),
+        ("-0", "0"),
+        ("-0.0", "0"),
+        ("5.10", "5.1"),
+        ("so it is 3/8", "3/8"),
+    ],
+)
+def test_forms_of_one_answer_are_equal(one: str, other: str) -> None:
+    assert answer_of(rf"\boxed{{{one}}}") == answer_of(one) == answer_of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,2", "12"),
+        ("1,23", "123"),
+        ("3/8", "8"),
+        ("1" * 30 + "1", "1" * 30 + "2"),
+        ("1e1000000", "1e2000000"),  # beyond the exponents of decimal
+    ],
+)
+def test_different_answers_are_different(one: str, other: str) -> None:
+    assert answer_of(rf"\boxed{{{one}}}") != answer_of(rf"\boxed{{{other}}}")
