@@ -140,10 +140,12 @@ class Tree:
         self._scorer = scorer
         self._by_step = by_step
         self._stops = tuple(stops)
-        own = isinstance(generator, EngineGenerator)
+        block = BLOCK
+        if isinstance(generator, EngineGenerator):
+            block = generator.engine.scheduler.blocks.block_size
         # Most tokens of a cached prefix that are computed again: its last block, or a text too
         # short to be found in the cache.
-        self._recomputed = 2 * (generator.engine.scheduler.blocks.block_size if own else BLOCK)
+        self._recomputed = 2 * block
         self._calls = 0
         self._reuses = False
         self._computed: set[int] = set()  # hashes of all beginnings that were computed

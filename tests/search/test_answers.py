@@ -15,7 +15,7 @@ from sixfold_search.answers import answer_of
         ("-0", "0"),
         ("-0.0", "0"),
         ("5.10", "5.1"),
-        ("so it is 3/8", "3/8"),
+        ("3/8", " 3/8."),
     ],
 )
 def test_forms_of_one_answer_are_equal(one: str, other: str) -> None:

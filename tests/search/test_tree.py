@@ -48,7 +48,7 @@ class Pairs:
 
     @staticmethod
     def decode(tokens: Sequence[int]) -> str:
-        return "".join("ab cd e\n fg h\n".split(" ")[token] for token in tokens)
+        return "".join(["ab", "cd", "e\n", "fg", "h\n"][token] for token in tokens)
 
 
 def tree(renderer: Any, generator: Any = None, task: Task = TASK, most: int = 40) -> Tree:
@@ -126,9 +126,9 @@ def test_scorers_get_the_task_and_verifiers_the_start_of_the_reply(policy: Polic
 
     read: list[str] = []
 
-    def verifier(completions: list[str]) -> list[float]:
-        read.extend(completions)
-        return [1.0 for _ in completions]
+    def verifier(completion: str, task: Task) -> float:
+        read.append(completion)
+        return 1.0
 
     with Environment([verifier]) as environment:
         assert Oracle(environment, renderer).score(BEGUN, ["12"], [[2]]) == [[1.0]]

@@ -237,8 +237,9 @@ def test_other_data_do_not_continue_a_search(
     monkeypatch.setattr(compare, "write_block", interrupted)
     assert main(["search", *given, *more]) == 130
     if changed == "rm":
-        torch.manual_seed(9)
-        saved(random_reward_model(own=policy()), policy(), tmp_path / "rm")
+        other = random_reward_model()
+        torch.nn.init.zeros_(scalar_head(other).weight)
+        saved(other, policy(), tmp_path / "rm")
     else:
         text = (tmp_path / changed).read_text()
         (tmp_path / changed).write_text(text.replace('"answer": "', '"answer": "9') + "\n")
@@ -301,7 +302,10 @@ def test_the_options_list_all_methods_and_aggregates() -> None:
         ("--methods greedy --environment.episode calculator", "completes one"),
         ("--budget 0", "--budget"),
         ("--methods budget_forcing --think 5 --think-end ☃", "think_end = '☃'"),
-        ("--methods budget_forcing --think 5 --think-min 2 --think-more ☃", "think_more = '☃'"),
+        (
+            "--methods budget_forcing --think 5 --think-min 2 --think-end 1 --think-more ☃",
+            "think_more = '☃'",
+        ),
         ("--methods mcts --scorer RM --budget 900 --n 4", "--n has no effect on mcts"),
         (
             "--methods beam --scorer PRM --environment.prm.ends every:3 --step-tokens 9",
