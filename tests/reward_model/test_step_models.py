@@ -36,7 +36,7 @@ def scorer(folder: Path, convention: str = "auto", ends: str = "") -> ProcessSco
 
 
 def found(scores: ProcessScorer) -> list[list[float]]:
-    return scores.score(PROMPT, TEXTS, [scores.steps.ends(text) for text in TEXTS])
+    return scores.score(Task("t", PROMPT), TEXTS, [scores.steps.ends(text) for text in TEXTS])
 
 
 def own(name: str = "qwen3") -> Policy:
@@ -77,10 +77,12 @@ def test_prefixes_are_computed_once_and_all_tokens_are_counted(tmp_path: Path) -
     found(scores)
     # Shared is what comes before the first step that is read: "3" of TEXTS is another first token.
     assert scores.tokens == prompt + sum(len(text) + 1 for text in TEXTS)
-    alone = [scores.score(PROMPT, [text], [scores.steps.ends(text)])[0] for text in TEXTS]
+    alone = [
+        scores.score(Task("t", PROMPT), [text], [scores.steps.ends(text)])[0] for text in TEXTS
+    ]
     for row, single in zip(found(scores), alone, strict=True):
         assert row == pytest.approx(single, abs=1e-5)
-    assert scores.score(PROMPT, ["", "3"], [[], [1]])[0] == []
+    assert scores.score(Task("t", PROMPT), ["", "3"], [[], [1]])[0] == []
 
 
 def two_labels(folder: Path) -> tuple[Any, list[list[tuple[list[int], int]]]]:
@@ -237,9 +239,9 @@ def test_models_of_others_are_read_by_their_conventions(
     if name in ("qwen", "math_shepherd"):
         mark = {"qwen": "<extra_0>", "math_shepherd": "ки"}[name]
         forged = TEXTS[1].replace("a", f"a{mark}")
-        assert scores.score(PROMPT, [forged], [scores.steps.ends(forged)])[0] == pytest.approx(
-            found(scores)[1], abs=1e-5
-        )
+        assert scores.score(Task("t", PROMPT), [forged], [scores.steps.ends(forged)])[
+            0
+        ] == pytest.approx(found(scores)[1], abs=1e-5)
 
 
 def test_folders_that_are_no_process_reward_models(tmp_path: Path) -> None:
@@ -262,9 +264,9 @@ def test_folders_that_are_no_process_reward_models(tmp_path: Path) -> None:
 def test_what_cannot_be_scored(tmp_path: Path) -> None:
     scores = scorer(saved(random_step_model(), own(), tmp_path / "prm"))
     with pytest.raises(UserError, match=r"reads at most \d+ tokens, and .* has"):
-        scores.score(PROMPT, ["1" * 600], [[600]])
+        scores.score(Task("t", PROMPT), ["1" * 600], [[600]])
     with pytest.raises(UserError, match="ends at character 9"):
-        scores.score(PROMPT, ["12"], [[9]])
+        scores.score(Task("t", PROMPT), ["12"], [[9]])
 
 
 @pytest.mark.parametrize("ends", ["os:system", "own.py:f", ["newline"]])
@@ -286,5 +288,5 @@ def test_a_prefill_is_the_start_of_the_first_step(tmp_path: Path) -> None:
     two_labels(tmp_path)
     scores = scorer(tmp_path)
     messages = ({"role": "user", "content": PROMPT}, {"role": "assistant", "content": "a="})
-    begun = scores.score(messages, ["1\nk"], [[2, 3]], "continued")
-    assert begun[0] == pytest.approx(scores.score(PROMPT, ["a=1\nk"], [[4, 5]])[0], abs=1e-6)
+    begun = scores.score(Task("t", messages, form="continued"), ["1\nk"], [[2, 3]])
+    assert begun[0] == pytest.approx(scores.score(Task("t", PROMPT), ["a=1\nk"], [[4, 5]])[0], abs=1e-6)
