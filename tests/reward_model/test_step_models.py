@@ -289,4 +289,6 @@ def test_a_prefill_is_the_start_of_the_first_step(tmp_path: Path) -> None:
     scores = scorer(tmp_path)
     messages = ({"role": "user", "content": PROMPT}, {"role": "assistant", "content": "a="})
     begun = scores.score(Task("t", messages, form="continued"), ["1\nk"], [[2, 3]])
-    assert begun[0] == pytest.approx(scores.score(Task("t", PROMPT), ["a=1\nk"], [[4, 5]])[0], abs=1e-6)
+    assert begun[0] == pytest.approx(
+        scores.score(Task("t", PROMPT), ["a=1\nk"], [[4, 5]])[0], abs=1e-6
+    )
