@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..environment.registry import reward_row
 from ..errors import UserError, nearest
 from ..preference.loss import PreferenceLoss, Settings
 from ..preference.zoo import LOSSES
-from .schema import ComparisonsConfig, PreferenceConfig, Recipe, ReferenceConfig
+from .schema import ComparisonsConfig, PreferenceConfig, ReferenceConfig, SampleConfig
 
 READ_BY = {
     "chosen_field": ("pair", "labelled"),
@@ -97,12 +98,19 @@ def check_reference(config: PreferenceConfig, reference: ReferenceConfig) -> Non
             raise UserError(f"reference.{key} has no effect: {why}. Remove it in this stage")
 
 
-def check_sampled(sampling: Recipe, comparisons: ComparisonsConfig) -> None:
+def check_sampled(
+    sample: SampleConfig,
+    rewards: Sequence[str],
+    solved_at: float,
+    comparisons: ComparisonsConfig,
+) -> None:
     """Refuse samples that cannot be compared, before anything is sampled.
 
     Args:
-        sampling: recipe of the stage that samples. Solved completions may differ in one of several
-            rewards, in a reward that is no verifier, and below the full reward of a verifier.
+        sample: settings of the stage that samples.
+        rewards: its rewards. Solved completions may differ in one of several, in one that is no
+            verifier, and below the full reward of a verifier.
+        solved_at: reward from which they count as solved.
         comparisons: settings of the stage that compares.
 
     Raises:
@@ -113,7 +121,6 @@ def check_sampled(sampling: Recipe, comparisons: ComparisonsConfig) -> None:
             f"comparisons.form = '{comparisons.form}': the rows of a sample stage have the form"
             " 'scored'. Remove it"
         )
-    sample, rewards = sampling.sample, sampling.environment.rewards
     if sample.mix:  # rows of others may be compared
         return
     if sample.samples == 1:
@@ -121,7 +128,7 @@ def check_sampled(sampling: Recipe, comparisons: ComparisonsConfig) -> None:
             "sample.samples = 1 leaves nothing to compare: each task has one completion. Set 2 or"
             " more in the stage that samples"
         )
-    full = sampling.eval.solved_at >= 1 and len(rewards) == 1 and reward_row(rewards[0]).verifier
+    full = solved_at >= 1 and len(rewards) == 1 and reward_row(rewards[0]).verifier
     if sample.keep == "best" or (sample.keep == "solved" and full):
         raise UserError(
             f"sample.keep = '{sample.keep}' leaves nothing to compare: the completions of a task"

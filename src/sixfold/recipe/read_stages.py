@@ -254,6 +254,17 @@ def _stage(
             f"{where}: sft.train_on = 'all' is for conversations; of tasks, the solutions are"
             " trained. Set it in the stages that train on conversations"
         )
+    _check_rows(stage, earlier, where)
+    return stage
+
+
+def _check_rows(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
+    """Refuse data whose rows have no labels or completions that the kind reads.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    row, recipe = stage.row, stage.recipe
     named = {name for key, name in stage.inputs if key.startswith("data.")}
     for sampled in earlier:
         unlabelled = sampled.kind == "sample" and not sampled.recipe.sample.label_steps
@@ -264,21 +275,23 @@ def _stage(
             )
         compares = row.reads == "comparisons" and sampled.kind == "sample"
         if compares and recipe.data.source == REFERENCE + sampled.name:
-            with in_stage(name):
-                check_sampled(sampled.recipe, recipe.comparisons)
+            made = sampled.recipe
+            with in_stage(stage.name):
+                check_sampled(
+                    made.sample, made.environment.rewards, made.eval.solved_at, recipe.comparisons
+                )
     tasks = generated_source(recipe.data)
-    if stage.row.reads == "step_labels" and tasks:
+    if row.reads == "step_labels" and tasks:
         raise UserError(
             f"{where}: data.source = '{tasks}' generates tasks, which have no solutions with"
             " labelled steps. Name a file of them"
         )
-    if stage.row.reads == "comparisons" and tasks:
+    if row.reads == "comparisons" and tasks:
         raise UserError(
             f"{where}: data.source = '{tasks}' generates tasks, which have no completions to"
             " compare. Use a stage of kind online, which samples them, or data.source ="
             " 'stage:NAME' with the dataset of a sample stage with sample.keep = 'all'"
         )
-    return stage
 
 
 def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
