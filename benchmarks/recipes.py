@@ -152,13 +152,16 @@ def draw(files: Sequence[Path]) -> None:
             Line(f"seed {r['seed']}", r["curve"], colour=number, dots=True)
             for number, r in enumerate(results)
         ]
-        picture = str(line_chart(lines, percent, (0.0, 1.0)))
-        opened = picture.index(">")
-        style = f"<style>{render_page('style.css')}</style>"
-        (CURVES / f"{recipe}.svg").write_text(
-            f"{picture[:opened]}"
-            f' xmlns="http://www.w3.org/2000/svg">{style}{picture[opened + 1 :]}\n'
-        )
+        write_picture(recipe, str(line_chart(lines, percent, (0.0, 1.0))))
+
+
+def write_picture(name: str, picture: str) -> None:
+    """Write a chart of a report as docs/curves/NAME.svg, which needs no page around it."""
+    opened = picture.index(">")
+    style = f"<style>{render_page('style.css')}</style>"
+    (CURVES / f"{name}.svg").write_text(
+        f'{picture[:opened]} xmlns="http://www.w3.org/2000/svg">{style}{picture[opened + 1 :]}\n'
+    )
 
 
 def main() -> int:
