@@ -177,7 +177,7 @@ MISTAKES = {
     "trian demo": (
         "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate,"
         " export, explain, algorithms, diff, report, show, env, replay, audit, critique, import,"
-        " lab, plan, sandbox, serve"
+        " lab, plan, sandbox, search, serve"
     ),
     "--verbose": (
         "unknown option '--verbose'. Commands: train, sft, eval, generate, export, explain,"
@@ -305,7 +305,16 @@ def test_help_lists_the_settings_where_there_is_a_recipe(
         main([verb, "--help"])
     text = capsys.readouterr().out
     assert text.startswith(f"usage: sixfold {verb}")
-    takes_recipe = verb in ("train", "sft", "eval", "explain", "plan", "audit", "critique")
+    takes_recipe = verb in (
+        "train",
+        "sft",
+        "eval",
+        "explain",
+        "plan",
+        "audit",
+        "critique",
+        "search",
+    )
     shown = [
         key for key, knob in knobs().items() if f"--{key} " in text and knob.description in text
     ]
