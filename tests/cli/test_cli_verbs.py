@@ -182,7 +182,7 @@ MISTAKES = {
     "--verbose": (
         "unknown option '--verbose'. Commands: train, sft, eval, generate, export, explain,"
         " algorithms, diff, report, show, env, replay, audit, critique, import, lab, plan, sandbox,"
-        " serve"
+        " search, serve"
     ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train demo --resume x": (
