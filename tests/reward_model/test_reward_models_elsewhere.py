@@ -89,6 +89,15 @@ def folder(tmp_path: Path) -> Path:
     return folder_of(tmp_path / "rm")
 
 
+def test_a_reply_that_is_begun_goes_on_for_another_tokenizer(folder: Path) -> None:
+    begun = (*CHAT, {"role": "assistant", "content": "1"})
+    given = arguments(folder, begun, same_tokens=False)
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    texts, task = given["completions"], Task("t", begun, form="continued")
+    ids = scorer.encoded(task, [text[0]["content"] for text in texts], [True, True, False])
+    assert called(reward_model([str(folder)], CONFIG), given) == scorer.rewards(*ids).tolist()
+
+
 def test_a_worker_gives_the_same_rewards_and_ends_with_its_environment(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..environment.grade import Grade
+from ..types import Task
 from .scorer import combined
 
 Texts = Sequence[str | Sequence[Mapping[str, Any]]]
@@ -33,6 +34,16 @@ class Asked:
     prompt_ids: list[int]
     rendered_prompt: str
     ended: list[bool]
+
+    @property
+    def task(self) -> Task:
+        """A task with the prompt, for a model that reads texts. A reply that is begun goes on."""
+        if isinstance(self.prompt, str):
+            return Task("scored", self.prompt)
+        said: Any = tuple(self.prompt)
+        return Task(
+            "scored", said, form="continued" if said[-1]["role"] == "assistant" else "messages"
+        )
 
     @classmethod
     def of(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from ..environment.rewards import RewardFunction as Named
 from ..errors import UserError
 from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import RewardScoringConfig
-from ..types import Task
 from .asked import Asked, AskedReward, Texts, graded
 from .model import load_reward_model
 from .scorer import Scorer
@@ -75,9 +73,7 @@ def rewards_of(scorer: Scorer, asked: Asked) -> Tensor:
     """
     if same_tokens(scorer, asked):
         return scorer.rewards(asked.prompt_ids, asked.completion_ids)
-    said: Any = asked.prompt if isinstance(asked.prompt, str) else tuple(asked.prompt)
-    task = Task("scored", said)
-    return scorer.rewards(*scorer.encoded(task, asked.completions, asked.ended))
+    return scorer.rewards(*scorer.encoded(asked.task, asked.completions, asked.ended))
 
 
 def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardCallable:

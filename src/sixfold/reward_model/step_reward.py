@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..environment.grade import Grade
 from ..errors import UserError
 from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import ProcessScoringConfig, RewardScoringConfig
-from ..types import Task
 from .asked import Asked, Texts
 from .reward import same_tokens, scoring_device
 from .step_model import load_step_model
@@ -65,10 +63,7 @@ class ProcessReward:
         if scorer.reads_tokens and same_tokens(scorer, asked):
             found = scorer.score_tokens(asked.prompt_ids, asked.completion_ids, texts, ends)
         else:
-            said: Any = asked.prompt if isinstance(asked.prompt, str) else tuple(asked.prompt)
-            begun = isinstance(said, tuple) and said[-1]["role"] == "assistant"
-            task = Task("scored", said, form="continued" if begun else "messages")
-            found = scorer.score(task, texts, ends)
+            found = scorer.score(asked.task, texts, ends)
         return [
             Grade(
                 0.0,

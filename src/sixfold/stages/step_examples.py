@@ -91,7 +91,10 @@ class StepExamples:
         return [_group(task, self._stored[task.id]) for task in self._stream(step)]
 
     def _encode(self, tasks: Sequence[Task], which: str) -> dict[str, _Stored]:
-        """Tokens by id. Notes what is left out, and what others would divide otherwise."""
+        """Tokens of each solution by its id.
+
+        Notes solutions that are left out, and those that `prm.ends` would divide into other steps.
+        """
         made: dict[str, _Stored] = {}
         ways = steps_of(
             self._config.ends,
