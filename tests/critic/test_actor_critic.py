@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from episodes import (
+from tests.critic.critics import (
     BODIES,
     make_actor,
     make_critic,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from episodes import (
+from tests.critic.critics import (
     make_actor,
     make_critic,
     policy_gradient,

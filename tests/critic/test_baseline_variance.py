@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 import torch
-from episodes import make_critic, squared_error, trajectory
+from tests.critic.critics import make_critic, squared_error, trajectory
 from tests.conftest import make_tiny
 from torch import Tensor
 from transformers import PreTrainedModel

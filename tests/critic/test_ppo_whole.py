@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from episodes import BODIES, make_actor, make_critic, ragged
+from tests.critic.critics import BODIES, make_actor, make_critic, ragged
 from transformers import PreTrainedModel
 
 from sixfold.algorithm.composed import make_algorithm

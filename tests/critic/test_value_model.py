@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from episodes import BODIES, make_critic, ragged, randomise_head, same, squared_error, weights_of
+from tests.critic.critics import BODIES, make_critic, ragged, randomise_head, same, squared_error, weights_of
 from tests.conftest import ARCHITECTURES, make_tiny
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel

@@ -130,6 +130,7 @@ A package of `TOP` may import any package below it. Nothing of the core imports 
 """
 
 OTHERS: dict[str, set[str]] = {
+    "sixfold_curation": {"sixfold_planning"},
     "sixfold_environments": set(),
     "sixfold_interop": set(),
     "sixfold_labs": {"sixfold_planning"},
