@@ -25,10 +25,11 @@ SRC = ROOT / "src"
 FILE = HERE / "lanes.json"
 
 LANES = (
-    *("agents", "algorithm", "checkpoint", "checks", "controller", "critic", "data_sources"),
-    *("devices", "engine", "environment", "evaluation", "files", "interop", "labs", "model"),
-    *("models", "numerics", "planning", "preference", "processes", "recipe", "reference"),
-    *("renderer", "report", "rollout", "server", "sizing", "stages", "sync", "trainer"),
+    *("agents", "algorithm", "checkpoint", "checks", "controller", "critic", "curation"),
+    *("data_sources", "devices", "engine", "environment", "evaluation", "files", "interop"),
+    *("labs", "model", "models", "numerics", "planning", "preference", "processes", "recipe"),
+    *("reference", "renderer", "report", "reward_model", "rollout", "search", "server", "sizing"),
+    *("stages", "sync", "trainer"),
 )
 """Folders of tests that a change often leaves alone. Always run are whole runs, commands, shipped
 recipes, packages, the shape of the source and the pages: they are also a check of the installation.

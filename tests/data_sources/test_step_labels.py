@@ -55,8 +55,8 @@ PRM800K = {
     },
 }
 SHEPHERD = {
-    "input": "1+1? Step 1: one ки\nStep 2: two ки\nStep 3: The answer is: 2 ки",
-    "label": "1+1? Step 1: one +\nStep 2: two -\nStep 3: The answer is: 2 +",
+    "input": "1+1 (руки)? Step 1: one ки\nStep 2: two ки\nStep 3: The answer is: 2 ки",
+    "label": "1+1 (руки)? Step 1: one +\nStep 2: two -\nStep 3: The answer is: 2 +",
     "task": "GSM8K",
 }
 BENCH = {"problem": "1+1", "steps": ["a", "b", "c"], "label": 1, "final_answer_correct": False}
@@ -74,7 +74,7 @@ def test_forms_of_the_public_data_sets(tmp_path: Path) -> None:
     ]
     assert read(tmp_path, SHEPHERD) == [
         (
-            "1+1?",
+            "1+1 (руки)?",
             ("Step 1: one", "Step 2: two", "Step 3: The answer is: 2"),
             (1.0, 0.0, 1.0),
         )

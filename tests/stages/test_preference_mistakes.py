@@ -149,7 +149,11 @@ MISTAKES = {
     ),
     "the deviation of one": (
         MODEL + RL + 'environment.rewards = ["stage:rm"]\nenvironment.reward_model.std_factor = 1',
-        "std_factor = 1 has no effect on 'stage:rm', one model",
+        "std_factor = 1.0 has no effect without several reward models",
+    ),
+    "the deviation of none": (
+        RL + 'environment.rewards = ["arithmetic"]\nenvironment.reward_model.std_factor = 1',
+        "std_factor = 1.0 has no effect without several reward models",
     ),
     "no reward model": (RL + 'environment.rewards = ["reward_model:"]', "names no reward model"),
     "no such folder": (

@@ -7,6 +7,7 @@ A label is the probability that the step is right: 1, 0, or between. None: it wa
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from .task_set import TaskSet
 
 _MARK, _FIRST = "ки", "Step 1:"
 """Math-Shepherd's mark after every step, and the start of its solutions."""
+_MARKS = re.compile(rf"(?<![^\W\d_]){_MARK}(?![^\W\d_])")
+"""The mark, where it is no part of a word."""
 _DEFAULT = DataConfig.model_fields["prompt_field"].default
 _RATINGS = {-1: 0.0, 0: 1.0, 1: 1.0}
 """PRM800K's ratings. A neutral step is no error: arXiv:2305.20050, section 2.6."""
@@ -181,7 +184,7 @@ def _math_shepherd(row: Row, data: DataConfig) -> Iterator[_Solution]:
     problem, first, rest = text.partition(_FIRST)
     if not first:
         raise UserError(f"{row.where}: 'input' has no {_FIRST!r}, where the solution begins")
-    *pieces, after = text.split(_MARK)
+    *pieces, after = _MARKS.split(text)
     signs, at = [], 0
     for piece in pieces:
         at += len(piece) + 1
@@ -191,7 +194,7 @@ def _math_shepherd(row: Row, data: DataConfig) -> Iterator[_Solution]:
         raise UserError(
             f"{row.where}: 'label' is not 'input' with + or - in place of every {_MARK!r}"
         )
-    *steps, end = (first + rest).split(_MARK)
+    *steps, end = _MARKS.split(first + rest)
     labels = [float(sign == "+") for sign in signs[-len(steps) :]] if steps else []
     found: list[tuple[str, float | None]] = [
         (step.strip(), label) for step, label in zip(steps, labels, strict=True)

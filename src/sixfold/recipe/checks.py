@@ -130,6 +130,8 @@ def _unread(config: EnvironmentConfig) -> dict[str, str]:
     here = len(served) < len(paths)
     folder = "a reward model in a folder"
     wrong: dict[str, str] = {}
+    if not any(len(reward_model_paths(name)) > 1 for name in config.rewards):
+        wrong["std_factor"] = "several reward models (reward_model:A,B)"
     if not served:
         wrong["retries"] = "a reward model that is served (reward_model:http://...)"
     if not served and config.reward_model.placement == "inline":

@@ -132,6 +132,8 @@ def screen_tables(run_dir: Path) -> Group:
     shown = []
     for one in stage_tables(read_table(run_dir)):
         table = Table(*one.columns, title=one.title, title_justify="left")
+        for column in table.columns:
+            column.overflow = "fold"
         for row in one.rows:
             table.add_row(*map(Text, row))
         shown.append(table)

@@ -136,16 +136,8 @@ def check_names(config: EnvironmentConfig, evaluation: EvalConfig) -> None:
     """Check the names of rewards and of the environment. Runs no user code.
 
     Raises:
-        UserError: for an unknown name, a malformed one, or a file that does not exist, or for a
-            deviation of reward models without an ensemble.
+        UserError: for an unknown name, a malformed one, or a file that does not exist.
     """
-    models = [paths for name in config.rewards if (paths := reward_model_paths(name))]
-    if config.reward_model.std_factor and models and max(map(len, models)) == 1:
-        raise UserError(
-            f"environment.reward_model.std_factor = {config.reward_model.std_factor:g} has no"
-            f" effect on '{models[0][0]}', one model. Name several, with commas between them, or"
-            " remove it"
-        )
     for name in config.rewards:
         if paths := reward_model_paths(name):
             _check_reward_models(name, paths)

@@ -131,7 +131,9 @@ def _trains_on(stage: Stage) -> str:
 
 def _evaluated(staged: StagedRecipe, stage: Stage) -> str:
     data: DataConfig | None = staged.evaluated_on(stage)
-    unmeasured = stage.row.reads == "tasks" or (stage.reads_tasks and data is None)
+    own = stage.recipe.data
+    held = data is not None if stage.reads_tasks else own.heldout or own.heldout_splits
+    unmeasured = stage.row.reads == "tasks" or not held
     loss = "" if unmeasured else "the loss of held-out examples"
     if stage.kind == "sample":
         return "nothing"
