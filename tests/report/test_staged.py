@@ -60,7 +60,7 @@ def test_rows_of_earlier_releases_and_of_one_source_have_the_stage_table_alone()
     (table,) = stage_tables([old, row("b", "a")])
     assert table.columns == ["stage", "kind", "held-out", "95% interval", "time"]
     assert table.rows == [
-        ["a", "sft", "50.0%", "40.0% to 60.0%", "1:01"],
+        ["a", "sft", "50.0%", "40.0 to 60.0%", "1:01"],
         ["b", "sft", "—", "—", "—"],
     ]
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from ..errors import UserError
 from .charts import Figure, learning_figures
 from .headline import ShownNote, other_notes, warnings
-from .numbers import clock, number, percent, percent_range, points
+from .numbers import clock, number, percent, points
 from .page import render_page
 from .run_record import read_run
 from .untrusted import one_line
@@ -24,8 +24,9 @@ TABLE = "stages.json"
 """File of the stage table in a run's folder."""
 
 _NONE = "—"
+INTERVAL = "95% interval"
 COLUMNS = (
-    *("stage", "kind", "held-out", "95% interval", "held-out loss", "KL to start", "reward"),
+    *("stage", "kind", "held-out", INTERVAL, "held-out loss", "KL to start", "reward"),
     *("on-policy", "tokens", "time"),
 )
 
@@ -102,7 +103,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         str(row.get("stage", "")),
         str(row.get("kind", "")),
         _shown(row.get("heldout"), percent),
-        _NONE if low is None or high is None else percent_range(low, high),
+        _NONE if low is None or high is None else f"{percent(low)[:-1]} to {percent(high)}",
         _shown(row.get("loss"), number),
         _shown(row.get("kl"), number),
         _shown(row.get("reward"), number),
@@ -129,14 +130,17 @@ def stage_tables(rows: Sequence[Mapping[str, Any]]) -> list[StageTable]:
 
 def screen_tables(run_dir: Path) -> Group:
     """The tables for a terminal."""
-    shown = []
+    shown: list[Table | Text] = []
     for one in stage_tables(read_table(run_dir)):
-        table = Table(*one.columns, title=one.title, title_justify="left")
+        table = Table(
+            *one.columns, title=one.title, title_justify="left", box=None, padding=(0, 1, 0, 0)
+        )
         for column in table.columns:
             column.overflow = "fold"
+            column.no_wrap = column.header == INTERVAL
         for row in one.rows:
             table.add_row(*map(Text, row))
-        shown.append(table)
+        shown += [table, Text()]
     return Group(*shown)
 
 
