@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from tests.critic.critics import (
     make_actor,
     make_critic,
@@ -20,7 +21,6 @@ from tests.critic.critics import (
     settings,
     squared_error,
 )
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 

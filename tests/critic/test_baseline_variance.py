@@ -9,8 +9,8 @@ from itertools import product
 
 import pytest
 import torch
-from tests.critic.critics import make_critic, squared_error, trajectory
 from tests.conftest import make_tiny
+from tests.critic.critics import make_critic, squared_error, trajectory
 from torch import Tensor
 from transformers import PreTrainedModel
 

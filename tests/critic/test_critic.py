@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.critic.critics import BODIES, make_critic, ragged, randomise_head, same, squared_error, weights_of
+from tests.critic.critics import (
+    BODIES,
+    make_critic,
+    ragged,
+    randomise_head,
+    same,
+    squared_error,
+    weights_of,
+)
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.critic.critics import BODIES, make_critic, ragged, randomise_head, same, squared_error, weights_of
 from tests.conftest import ARCHITECTURES, make_tiny
+from tests.critic.critics import (
+    BODIES,
+    make_critic,
+    ragged,
+    randomise_head,
+    same,
+    squared_error,
+    weights_of,
+)
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
