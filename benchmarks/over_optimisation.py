@@ -1,8 +1,12 @@
-"""Reward model's score and truth by step, of a finished run of the recipe `rlhf`.
+"""Reward model's score and truth by step, of finished runs of the recipe `rlhf`.
 
-    python benchmarks/over_optimisation.py RUN     # docs/curves/rlhf_score.svg, rlhf_truth.svg
+    for seed in 0 1 2 3 4; do
+        sixfold train rlhf --run.threads 1 --run.seed $seed --run.name rlhf-$seed
+    done
+    python benchmarks/over_optimisation.py runs/rlhf-?
 
-RUN is the folder that `sixfold train rlhf` has written. The score is the mean of a step's samples,
+It prints a table with a row per run, and writes the curves of the first one into docs/curves:
+rlhf_score.svg and rlhf_truth.svg. The score is the mean of a step's samples,
 in standard deviations of the reward model's held-out scores. The truth is the share of held-out
 tasks that the verifier accepts; RL does not learn from it.
 """
@@ -11,10 +15,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipes import write_picture
-from sixfold.report.numbers import percent
+from sixfold.report.numbers import percent, points
 from sixfold.report.svg import Line, line_chart
 
 STAGES = {"ppo": "with a KL penalty", "free": "without"}
@@ -30,16 +35,36 @@ def curve(stage: Path, metric: str) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
-def main(run: Path) -> None:
+def row(run: Path) -> list[str]:
+    """Held-out share of SFT and of both PPO runs, each with the best of its evaluations."""
+    judge = [
+        record["reward_model/heldout_accuracy"]
+        for record in map(json.loads, (run / "stages/judge/metrics.jsonl").read_text().splitlines())
+        if "reward_model/heldout_accuracy" in record
+    ]
+    cells = [run.name, percent(judge[-1])]
+    for stage in STAGES:
+        summary = json.loads((run / "stages" / stage / "summary.json").read_text())
+        before, after = summary["heldout_after_sft"], summary["heldout_after"]
+        if len(cells) == 2:
+            cells.append(percent(before))
+        step, best = max(curve(run / "stages" / stage, TRUTH), key=lambda point: point[1])
+        cells += [f"{percent(after)} ({points(after - before)})", f"{percent(best)} at {step}"]
+    return cells
+
+
+def main(runs: Sequence[Path]) -> None:
     for metric, name in ((SCORE, "rlhf_score"), (TRUTH, "rlhf_truth")):
         lines = [
-            Line(text, curve(run / "stages" / stage, metric), colour=number, dots=metric == TRUTH)
-            for number, (stage, text) in enumerate(STAGES.items())
+            Line(text, curve(runs[0] / "stages" / stage, metric), colour=at, dots=metric == TRUTH)
+            for at, (stage, text) in enumerate(STAGES.items())
         ]
-        for line in lines:
-            print(name, line.label, [(step, round(value, 3)) for step, value in line.points[::5]])
         write_picture(name, str(line_chart(lines, percent if metric == TRUTH else "{:.1f}".format)))
+    print("| run | pairs in order | SFT | with KL | its best | without | its best |")
+    print("|---|---|---|---|---|---|---|")
+    for run in runs:
+        print(f"| {' | '.join(row(run))} |")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(run) for run in sys.argv[1:]])
