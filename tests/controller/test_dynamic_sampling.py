@@ -164,7 +164,7 @@ def test_all_mixed_at_once_is_exactly_the_inner_rollout() -> None:
     assert {k: v for k,
     v in stats.items() if k.startswith("dynamic/") and k != "dynamic/check_s"} == {
         "dynamic/rounds": 1.0, "dynamic/extra_frac": 0.0, "dynamic/kept_frac": 1.0,
-        "dynamic/unfilled": 0.0, "dynamic/reward_mean": 0.5,
+        "dynamic/unfilled": 0.0, "dynamic/degenerate_frac": 0.0, "dynamic/reward_mean": 0.5,
         "dynamic/solved_frac": 0.5,
     }  # fmt: skip
     inner = sampler.stats()

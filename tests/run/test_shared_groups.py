@@ -71,7 +71,8 @@ def collector(ranks: Ranks, own: RankLedgers, loop: Any, failing: str = "") -> S
         seed=lambda step: step,
         measure=lambda groups: {"rollout/tokens": 1.0, "rollout/tok_s": 2.0},
     )
-    return SharedCollector(inner, own, tasks_of, ranks)
+    every = {task.id: task for step in range(1, STEPS + 9) for task in tasks_of(step)}
+    return SharedCollector(inner, own, every, ranks)
 
 
 Steps = list[list[tuple[ScheduledGroup, str]]]

@@ -29,6 +29,10 @@ from .schedule import Admits, ScheduledGroup
 from .stream import greedy_seed
 
 
+Observe = Callable[[Sequence[Group]], None]
+"""Takes in scored groups."""
+
+
 @dataclass(frozen=True)
 class _Finished:
     """A scored group that waits for its step.
@@ -60,6 +64,8 @@ class AsyncCollector:
             later groups take the place of those with equal rewards. 0: groups are not skipped.
         greedy: plays the greedy episode of each group at the same time, as its baseline. None: the
             method needs none.
+        observe: called with the scored groups of a trained step, and those that it skipped, before
+            new groups start.
         on_finished: called with the number of every finished group. It may raise.
         on_failure: called with the error of a group.
         scheduled: how the groups of the last step were sampled.
@@ -76,6 +82,7 @@ class AsyncCollector:
     dead: DeadLetters = field(default_factory=DeadLetters)
     max_rounds: int = 0
     greedy: Rollout | None = None
+    observe: Observe = lambda groups: None
     on_finished: Callable[[int, Group], None] = lambda number, group: None
     on_failure: Callable[[Exception], None] = lambda error: None
     scheduled: list[ScheduledGroup] = field(default_factory=list)
@@ -123,6 +130,7 @@ class AsyncCollector:
         trained = [self._finished.pop(number).group for number in self._taken]
         if self.max_rounds:
             self._stats |= self._dynamic_stats(trained)
+        self.observe([*trained, *self._skipped])
         self._taken, self._skipped = [], []
         self._stats |= self.dead.take()
         self._admit()
@@ -269,8 +277,8 @@ async def _together(*work: Coroutine[Any, Any, list[Group]]) -> list[list[Group]
         raise
 
 
-class RunsAhead(Protocol):
-    """A collector whose groups start after a weight sync."""
+class AfterStep(Protocol):
+    """What goes on when a step is trained: a collector that runs ahead, or a curriculum."""
 
     def trained(self) -> None:
         """As `AsyncCollector.trained`."""
@@ -279,7 +287,7 @@ class RunsAhead(Protocol):
 
 @dataclass
 class AdmittingSync:
-    """Weight sync after which a collector may start new groups.
+    """Weight sync after which a collector may start new groups, or other tasks are drawn.
 
     Attributes:
         inner: passes the weights to the sampler.
@@ -287,7 +295,7 @@ class AdmittingSync:
     """
 
     inner: WeightSync
-    collector: RunsAhead
+    collector: AfterStep
 
     def sync(self, version: int) -> None:
         """As `WeightSync.sync`."""

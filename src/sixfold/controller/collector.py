@@ -48,6 +48,7 @@ class Collector:
         greedy: plays one greedy episode per task that reaches the step, as its baseline. None if
             the method needs none.
         dead: prompts that were set aside.
+        observe: called with the scored groups of every round, also those that are replaced.
     """
 
     rollout: Rollout
@@ -57,6 +58,7 @@ class Collector:
     refill: Refill | None = None
     greedy: Rollout | None = None
     dead: DeadLetters = field(default_factory=DeadLetters)
+    observe: Callable[[Sequence[Group]], None] = lambda groups: None
     _stats: dict[str, float] = field(default_factory=dict)
 
     def collect(
@@ -94,6 +96,7 @@ class Collector:
                 if fill
                 else self.dead.survivors(chosen, attempt)
             )
+            self.observe(groups)
             return joined(groups, played)
 
         first = await play(tasks, seed, fill=True)

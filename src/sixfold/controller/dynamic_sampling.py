@@ -134,10 +134,12 @@ def _dynamic_stats(rounds: Sequence[Round], kept: Sequence[Group]) -> dict[str, 
 def sampled_stats(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
     """Metrics of all sampled groups, of which some are kept."""
     sampled = sum(len(g.trajectories) for g in groups)
+    unfilled = sum(not mixed(g) for g in kept)
     stats = {
         "dynamic/extra_frac": sampled / sum(len(g.trajectories) for g in kept) - 1,
         "dynamic/kept_frac": sum(map(mixed, groups)) / len(groups),
-        "dynamic/unfilled": float(sum(not mixed(g) for g in kept)),
+        "dynamic/unfilled": float(unfilled),
+        "dynamic/degenerate_frac": unfilled / len(kept),
     }
     known = [value for g in groups for value in g.rewards if value is not None]
     judged = [

@@ -159,6 +159,26 @@ def too_small(tasks: Iterable[Task], per_step: int, weights: Mapping[str, float]
     return next((n for n in found if len(found[n]) < math.ceil(per_step * weights[n] / total)), "")
 
 
+def least_tasks(
+    tasks: Sequence[Task], per_step: int, weights: Mapping[str, float]
+) -> dict[str, int]:
+    """Tasks of each source that a step may need: its share rounded up, or all if there are fewer.
+
+    Args:
+        tasks: tasks of all sources.
+        per_step: prompts per step.
+        weights: source name to weight. Empty: the only name is "", which stands for all tasks.
+    """
+    if not weights:
+        return {"": min(per_step, len(tasks))}
+    found = _by_source(tasks, weights)
+    total = sum(weights[name] for name in found)
+    return {
+        name: min(math.ceil(per_step * weights[name] / total), len(own))
+        for name, own in found.items()
+    }
+
+
 def _by_source(tasks: Iterable[Task], weights: Mapping[str, float]) -> dict[str, list[Task]]:
     """Tasks by source, in the order of `weights`. Sources without tasks are left out.
 

@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "schedule.jsonl"
 
     @property
+    def curriculum(self) -> Path:
+        """What the curriculum decided, one JSON line each time (`controller/curriculum.py`)."""
+        return self.path / "curriculum.jsonl"
+
+    @property
     def dead_letters(self) -> Path:
         """Prompts that were set aside, one JSON line each (`controller/dead_letters.py`)."""
         return self.path / "dead_letters.jsonl"

@@ -29,6 +29,8 @@ FIXED: dict[str, str] = {
     "algorithm.whiten": ADAPTED,
     "algorithm.kl_target": ADAPTED,
     "algorithm.entropy_target": ADAPTED,
+    "data.curriculum.every": "it decides whether the checkpoint has the tasks' pass rates",
+    "data.curriculum.profile": "the pass rates of the finished steps started from it",
     "critic.body": "the checkpoint contains the critic that this setting created",
     "trainer.weights": STATE,
     "trainer.rounding": STATE,

@@ -34,6 +34,8 @@ alarm.
 """
 DEGENERATE = 0.5
 """Share of degenerate groups above which most of the sampling is wasted."""
+RESIDUAL = 0.1
+"""Share of groups with equal rewards after dynamic sampling above which the tasks do not fit."""
 KL_DRIFT = 0.01
 """Mean KL of sampler to trainer on fresh tokens, in nats per token, above which the sampler counts
 as a different policy. Probabilities then differ by about 10%.
@@ -80,6 +82,14 @@ _LEVELS = (
         "{:.0%} of groups have equal rewards and give no gradient: the tasks may have become too"
         " easy or too hard",
         "degenerate",
+    ),
+    _Level(
+        "dynamic/degenerate_frac",
+        WINDOW,
+        lambda share: share > RESIDUAL,
+        "{:.0%} of groups still have equal rewards after dynamic sampling: too few tasks suit the"
+        " policy. Sort the tasks again (data.curriculum.every, or sixfold data), or raise"
+        " algorithm.dynamic_sampling",
     ),
     _Level(
         "mismatch/kl_k3",
@@ -191,7 +201,8 @@ class Alarms:
             values.get(f"time/{role}_s", 0.0)
             for role in ("rollout", "environment", "reference", "trainer", "sync")
         )
-        if not self.group_baseline:
+        # After dynamic sampling, the share of what was sampled is another: the filter has its own.
+        if not self.group_baseline or "dynamic/degenerate_frac" in values:
             values.pop("group/degenerate_frac", None)
         said = [self._drift(key, values[key]) for key in _WATCHED if key in values]
         said += self._levels(_LEVELS, values)

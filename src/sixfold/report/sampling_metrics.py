@@ -356,6 +356,51 @@ DEAD = (
     ),
 )
 
+CURRICULUM = (
+    Metric(
+        "data/new_frac",
+        "share",
+        "training tasks that have too few rewards to be judged, or are tested again",
+        "tasks in the bucket new / tasks; buckets change every data.curriculum.every steps",
+    ),
+    Metric(
+        "data/train_frac",
+        "share",
+        "training tasks that are neither easy nor hard",
+        "tasks with data.curriculum.hard < pass rate < data.curriculum.easy / tasks",
+    ),
+    Metric(
+        "data/easy_frac",
+        "share",
+        "training tasks that have left: they are nearly always solved",
+        "tasks with pass rate >= data.curriculum.easy / tasks",
+    ),
+    Metric(
+        "data/hard_frac",
+        "share",
+        "training tasks that are held: they are nearly never solved",
+        "tasks with pass rate <= data.curriculum.hard / tasks",
+    ),
+    Metric(
+        "data/pool",
+        "count",
+        "tasks from which the next prompts are drawn",
+        "new, train, and data/spared",
+    ),
+    Metric(
+        "data/spared",
+        "count",
+        "easy and hard tasks that are drawn because too few others are left for a step",
+        "those whose pass rate is nearest to 1/2; 0 while there are enough others",
+    ),
+    Metric(
+        "data/moved",
+        "count",
+        "tasks that changed their bucket after this step",
+        "tasks with another bucket than before",
+    ),
+)
+
 DYNAMIC = (
     Metric(
         "dynamic/rounds",
@@ -380,6 +425,13 @@ DYNAMIC = (
         "count",
         "groups kept although their rewards are equal",
         "slots that were not filled in any round",
+    ),
+    Metric(
+        "dynamic/degenerate_frac",
+        "share",
+        "groups of the step whose rewards are still equal after the filter; above 10%, the tasks"
+        " are too easy or too hard for the policy",
+        "dynamic/unfilled / groups kept",
     ),
     Metric(
         "dynamic/check_s",
@@ -503,6 +555,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Reward": REWARD,
     "Rollout": ROLLOUT,
     "Prompts set aside": DEAD,
+    "Curriculum": CURRICULUM,
     "Dynamic sampling": DYNAMIC,
     "Held-out": HELD_OUT,
     "Sampled datasets": SAMPLE,

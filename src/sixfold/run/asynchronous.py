@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..algorithm.method import Method
-from ..controller.asynchronous import AsyncCollector
+from ..controller.asynchronous import AsyncCollector, Observe
+from ..controller.curriculum import Curriculum
 from ..controller.dead_letters import DeadLetters
 from ..controller.ledger import Ledger
 from ..controller.mixture import too_small
@@ -66,6 +67,7 @@ def async_collector(
     schedule: Schedule | None,
     dead: DeadLetters,
     method: Method,
+    curriculum: Curriculum | None = None,
 ) -> AsyncCollector | SharedCollector:
     """Collector of the groups that train, with a stream of tasks and a player of its own.
 
@@ -75,7 +77,16 @@ def async_collector(
         schedule: the schedule to replay, or None.
         dead: prompts that were set aside.
         method: the algorithm's method.
+        curriculum: decides which tasks are drawn, or None.
+
+    Raises:
+        UserError: if a schedule is replayed that followed a curriculum.
     """
+    if schedule is not None and curriculum:
+        raise UserError(
+            "the run followed a curriculum (data.curriculum.every > 0), and its schedule does not"
+            " say which tasks were drawn: it cannot be replayed"
+        )
     recipe, tasks = assembly.recipe, assembly.tasks
     config, seed = recipe.rollout, recipe.run.seed
     meter = RunningMeter(config.oversample or config.samples_per_prompt)
@@ -92,7 +103,9 @@ def async_collector(
         """A stream of one thread. A group asks for the tasks of its whole step."""
         return lru_cache(4)(task_stream(tasks.train, config.prompts_per_step, seed, tasks.weights))
 
-    stream = streamed()
+    stream = curriculum or streamed()
+    observe: Observe = curriculum.observe_step if curriculum else lambda groups: None
+    shared = isinstance(ledger, RankLedgers)
     collector = AsyncCollector(
         rollout=assembly.rollout(config.oversample, overlapping=plays),
         environment=assembly.environment,
@@ -107,12 +120,14 @@ def async_collector(
         dead=dead,
         max_rounds=0 if schedule else method.dynamic_sampling,  # a schedule has what was trained
         greedy=assembly.prober(agent or replace(assembly.player)) if method.needs_greedy else None,
+        observe=(lambda groups: None) if shared else observe,
     )
     if schedule is not None:
         assert isinstance(player.generator, ScheduledGenerator)
         _follow(collector, player.generator, schedule)
     if isinstance(ledger, RankLedgers):
-        return SharedCollector(collector, ledger, streamed(), ranks)
+        by_id = {task.id: task for task in tasks.train}
+        return SharedCollector(collector, ledger, by_id, ranks, observe)
     return collector
 
 

@@ -125,7 +125,7 @@ def cut_after(
             f" {state.step}: the metrics of the steps between are lost"
         )
     truncate_after(run.metrics, written)
-    for file in (run.schedule, run.dead_letters):
+    for file in (run.schedule, run.dead_letters, run.curriculum):
         truncate_after(file, 0 if state.warming_up else state.step)
     truncate_after(
         run.path / "sft.jsonl", state.sft_steps - bool(state.unlogged and state.warming_up)

@@ -28,6 +28,7 @@ from ..types import Task
 from .assemble import Assembly
 from .asynchronous import Schedule, async_collector, ledger_of
 from .context import RunContext
+from .curriculum import make_curriculum
 from .inputs import Inputs
 from .monitors import Monitors
 from .resume import rate_change
@@ -130,11 +131,16 @@ class RlStage(TrainingStage):
         self._dead = DeadLetters(0 if schedule else most, tasks.train, tasks.weights)
         if most:
             components["dead_letters"] = WithoutTensors(self._dead)
+        self._curriculum = make_curriculum(assembly)
+        if self._curriculum:
+            components["curriculum"] = WithoutTensors(self._curriculum)
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
         self._timeline = context.timeline = assembly.player.timeline
         self._running = (
-            async_collector(assembly, ledger, schedule, self._dead, roles.method)
+            async_collector(
+                assembly, ledger, schedule, self._dead, roles.method, self._curriculum
+            )
             if ledger
             else None
         )
@@ -156,6 +162,7 @@ class RlStage(TrainingStage):
             sync,
             (lambda: running.scheduled) if (running := self._running) else None,
             self._dead,
+            self._curriculum,
         )
         self._log = log
         return self._controller(log, sync), log
@@ -203,7 +210,7 @@ class RlStage(TrainingStage):
         context, assembly, roles = self._context, self._assembly, self._roles
         recipe, tasks = assembly.recipe, assembly.tasks
         collector: Collects = self._running or training_collector(
-            assembly, roles.method, self._dead
+            assembly, roles.method, self._dead, self._curriculum
         )
         if roles.method.advantage == "process":
             collector = StepRewardsCollector(
@@ -213,14 +220,18 @@ class RlStage(TrainingStage):
             )
         if self._buffer:
             collector = ReplayingCollector(collector, self._buffer)
-        after = AdmittingSync(sync, self._running) if self._running else sync
+        # A run ahead ends the steps of its curriculum itself, before new groups start.
+        told = self._running or self._curriculum
+        after = AdmittingSync(sync, told) if told else sync
+        drawn = None if self._running else self._curriculum
         return Controller(
             collector=collector,
             reference=roles.scorers,
             algorithm=roles.algorithm,
             trainer=roles.trainer,
             sync=after,
-            tasks=task_stream(
+            tasks=drawn
+            or task_stream(
                 tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, tasks.weights
             ),
             seed=lambda step: step_seed(recipe.run.seed, step),

@@ -9,11 +9,11 @@ groups once per step, in the main thread: the groups of later steps are sampled 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..controller.asynchronous import AsyncCollector
+from ..controller.asynchronous import AsyncCollector, Observe
 from ..controller.ledger import Ledger
 from ..controller.rounds import Round, merged_stats
 from ..controller.schedule import ScheduledGroup
@@ -67,8 +67,9 @@ class SharedCollector:
     Args:
         inner: collects the groups of this rank.
         ledgers: those of all ranks.
-        tasks: maps a step number to the tasks of the step, over all ranks.
+        tasks: training tasks by id.
         ranks: the ranks.
+        observe: called with the groups of all ranks that a step has trained, before new ones start.
 
     Attributes:
         scheduled: how the groups of the last step were sampled, with their numbers in the task
@@ -79,10 +80,13 @@ class SharedCollector:
         self,
         inner: AsyncCollector,
         ledgers: RankLedgers,
-        tasks: Callable[[int], Sequence[Task]],
+        tasks: Mapping[str, Task],
         ranks: Ranks,
+        observe: Observe = lambda groups: None,
     ) -> None:
         self.scheduled: list[ScheduledGroup] = []
+        self._observe = observe
+        self._groups: list[Group] = []
         self._inner = inner
         self._ledgers = ledgers
         self._tasks = tasks
@@ -121,7 +125,8 @@ class SharedCollector:
         self.scheduled = [one for one, _ in found]
         self._stats = merged_stats(rounds) | {"time/rollout_s": time.perf_counter() - began}
         self._stats["rollout/tok_s"] = sum(r.stats["rollout/tok_s"] for r in rounds)
-        return [group for _, group in found]
+        self._groups = [group for _, group in found]
+        return self._groups
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last `collect`, over all ranks."""
@@ -130,6 +135,7 @@ class SharedCollector:
     def trained(self) -> None:
         """As `AsyncCollector.trained`."""
         self._ledgers.train_others(self._trained)
+        self._observe(self._groups)
         self._inner.trained()
 
     def stop(self) -> None:
@@ -143,5 +149,5 @@ class SharedCollector:
         size = self._ranks.size
         step, place = divmod(own.number, len(range(rank, per_step, size)))
         index = rank + place * size
-        group = Group(self._tasks(step + 1)[index], trajectories)
+        group = Group(self._tasks[trajectories[0].task_id], trajectories)
         return replace(own, number=step * per_step + index), group

@@ -13,6 +13,7 @@ import torch
 
 from ..algorithm.base import batch_metrics
 from ..batch import Batch, Metrics, number
+from ..controller.curriculum import Curriculum
 from ..controller.dead_letters import DeadLetters
 from ..controller.schedule import ScheduledGroup
 from ..data.task_set import drawn_tasks
@@ -131,6 +132,7 @@ class RolloutLog(StepLog):
         sync: weight sync of the run, measured.
         scheduled: how the groups of the step were sampled. None: at the step.
         dead: prompts that were set aside.
+        curriculum: decides which tasks are drawn, or None.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class RolloutLog(StepLog):
         sync: MeasuredSync,
         scheduled: Callable[[], Sequence[ScheduledGroup]] | None = None,
         dead: DeadLetters | None = None,
+        curriculum: Curriculum | None = None,
     ) -> None:
         super().__init__(context, assembly, monitors, first_step)
         self._scheduled = scheduled
@@ -151,6 +154,10 @@ class RolloutLog(StepLog):
         self._dead = dead if dead and dead.max_failures else None
         self._letters = (
             AppendedFile(context.folder.dead_letters, context.warn) if self._dead else None
+        )
+        self._curriculum = curriculum
+        self._decisions = (
+            AppendedFile(context.folder.curriculum, context.warn) if curriculum else None
         )
         self._roles = roles
         self._last = last
@@ -162,7 +169,7 @@ class RolloutLog(StepLog):
         """As `StepLog.close`."""
         super().close()
         self.write_trace()
-        for file in filter(None, (self._schedule, self._letters)):
+        for file in filter(None, (self._schedule, self._letters, self._decisions)):
             file.close()
 
     def write_trace(self) -> None:
@@ -208,6 +215,8 @@ class RolloutLog(StepLog):
             "sync/version": float(assembly.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
+        if self._curriculum:
+            metrics |= self._curriculum.metrics()
         if self._scheduled:
             ages = trained_at - batch.version[batch.mask]
             metrics["async/age_hist"] = torch.bincount(ages).tolist()
@@ -256,6 +265,8 @@ class RolloutLog(StepLog):
                 f"step {step}: {len(taken)} prompts failed {self._dead.max_failures} times and are"
                 f" set aside in {context.folder.dead_letters.name}"
             )
+        if self._decisions and self._curriculum and (decided := self._curriculum.record):
+            self._decisions.append((json.dumps({"step": step, **decided}) + "\n").encode())
         if log.rollouts_every and step % log.rollouts_every == 0:
             write_rollouts(
                 context.folder.rollout_file(step),

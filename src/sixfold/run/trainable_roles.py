@@ -13,6 +13,7 @@ from ..algorithm.composed import Composed, make_algorithm
 from ..algorithm.method import Method
 from ..checkpointable import Checkpointable, WithoutTensors
 from ..controller.collector import Collector
+from ..controller.curriculum import Curriculum
 from ..controller.dead_letters import DeadLetters
 from ..controller.dynamic_sampling import Refill
 from ..controller.oversample import DynamicK
@@ -219,12 +220,16 @@ def method_of(config: AlgorithmConfig, own: Algorithm | None) -> Method:
 
 
 def training_collector(
-    assembly: Assembly, method: Method, dead: DeadLetters | None = None
+    assembly: Assembly,
+    method: Method,
+    dead: DeadLetters | None = None,
+    curriculum: Curriculum | None = None,
 ) -> Collector:
     """Collector of the groups that train.
 
     With `rollout.oversample`, more samples are started. With dynamic sampling, groups whose rewards
-    are all equal are replaced. A method with a greedy baseline gets a greedy completion per group.
+    are all equal are replaced. A method with a greedy baseline gets a greedy completion per group. With
+    a curriculum, replacements are tasks that it draws.
     """
     config, rounds = assembly.recipe.rollout, method.dynamic_sampling
     return Collector(
@@ -234,9 +239,18 @@ def training_collector(
         choose=(
             DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
         ),
-        refill=Refill(assembly.tasks.train, rounds, assembly.tasks.weights) if rounds else None,
+        refill=(
+            Refill(
+                curriculum.pool if curriculum else assembly.tasks.train,
+                rounds,
+                assembly.tasks.weights,
+            )
+            if rounds
+            else None
+        ),
         greedy=assembly.prober() if method.needs_greedy else None,
         dead=dead or DeadLetters(),
+        observe=curriculum.observe if curriculum else lambda groups: None,
     )
 
 

@@ -12,7 +12,7 @@ from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
 from .base import NAME, PATTERNS, Section, device_name
 from .comparisons import ComparisonsConfig
-from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
+from .data import ArithmeticConfig, CurriculumConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import AgentConfig, EnvironmentConfig
 from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
@@ -41,6 +41,7 @@ __all__ = [
     "AgentConfig",
     "AlgorithmConfig",
     "ArithmeticConfig",
+    "CurriculumConfig",
     "Backend",
     "CheckpointConfig",
     "ComparisonsConfig",

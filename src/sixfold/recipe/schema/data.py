@@ -70,6 +70,53 @@ class GymConfig(Section):
     size: int = knob(2000, "tasks generated per dataset, training and held-out together", ge=1)
 
 
+class CurriculumConfig(Section):
+    """Which training tasks are drawn, by the run's own pass rates."""
+
+    every: int = knob(
+        0,
+        "steps after which the tasks are sorted again into easy, hard and those to train on"
+        " (0: all tasks are drawn alike)",
+        ge=0,
+    )
+    easy: Real = knob(
+        0.95, "pass rate from which a task is easy and leaves; ScaleRL: 0.9", gt=0, le=1
+    )
+    hard: Real = knob(0.05, "pass rate up to which a task is hard and is held", ge=0, lt=1)
+    retest: int = knob(
+        100, "steps after its last sample at which a hard task is drawn again (0: never)", ge=0
+    )
+    half_life: Real = knob(
+        10.0,
+        "steps in which a reward loses half of its weight in the pass rate of its task: the policy"
+        " that earned it is old",
+        gt=0,
+    )
+    samples: Real = knob(
+        8.0, "samples of a task, by weight, from which its pass rate counts", gt=0
+    )
+    profile: str = knob(
+        "",
+        "stored pass rates of the tasks, with which the run starts: a .jsonl file with id,"
+        " pass_rate and samples in each row (empty: none)",
+    )
+
+    @model_validator(mode="after")
+    def _limits_in_order(self) -> CurriculumConfig:
+        """Refuse limits between which no task is trained on, and a profile that nothing reads."""
+        if self.hard >= self.easy:
+            raise ValueError(
+                f"data.curriculum.hard = {self.hard:g} must be below data.curriculum.easy ="
+                f" {self.easy:g}: tasks between the two are trained on"
+            )
+        if self.profile and not self.every:
+            raise ValueError(
+                "data.curriculum.profile has no effect with data.curriculum.every = 0: set every,"
+                " such as 10"
+            )
+        return self
+
+
 class SourceConfig(Section):
     """One of several data sources: an entry of [[data.sources]].
 
@@ -192,6 +239,7 @@ class DataConfig(Section):
     overlong: Literal["error", "drop"] = knob(
         "error", "what happens to a longer prompt: error, or drop (drops are counted and reported)"
     )
+    curriculum: CurriculumConfig = CurriculumConfig()
     arithmetic: ArithmeticConfig = ArithmeticConfig()
     calculator: CalculatorConfig = CalculatorConfig()
     code_functions: CodeFunctionsConfig = CodeFunctionsConfig()
