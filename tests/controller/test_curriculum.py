@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.made_trajectories import from_mask
 
 from sixfold.controller.curriculum import BUCKETS, Curriculum, Limits
 from sixfold.controller.stream import task_stream
 from sixfold.types import Group, Reward, Task
-from tests.made_trajectories import from_mask
 
 LIMITS = Limits(every=5, easy=0.95, hard=0.05, retest=20, half_life=10.0, samples=8.0)
 K = 8

@@ -410,3 +410,13 @@ def test_the_prediction_of_what_it_costs(solved: float, samples: int, max_rounds
     assert stats["dynamic/extra_frac"] == pytest.approx(extra, abs=0.08)
     assert stats["dynamic/unfilled"] / slots == pytest.approx(unfilled, abs=0.04)
     assert stats["dynamic/kept_frac"] == pytest.approx(1 - q, abs=0.04)
+
+
+def test_replacements_in_a_step_of_one_source_are_of_that_source() -> None:
+    tasks = [Task(f"t{i}", "?", source="ab"[i % 2]) for i in range(40)]
+    sampler = Sampler(lambda task, seed: ["0", "1"] if seed != 5 else ["1", "1"])
+    weights = {"a": 1.0, "b": 3.0}
+    for whole, expected in ((True, {"a"}), (False, {"a", "b"})):
+        refill = Refill(tasks, 3, weights, whole)
+        kept, _ = collect(sampler, _environment(), tasks[:16:2], 5, refill=refill)
+        assert {group.task.source for group in kept} == expected

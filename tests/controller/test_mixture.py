@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.controller.mixture import MixtureStream, too_small, weighted_order
+from sixfold.controller.mixture import MixtureStream, least_tasks, too_small, weighted_order
 from sixfold.controller.stream import TaskStream, task_stream
 from sixfold.types import Task
 
@@ -116,3 +116,21 @@ def test_a_source_with_too_few_tasks_for_its_share_is_named() -> None:
     assert too_small(tasks, 10, weights) == ""
     assert too_small(tasks, 11, weights) == "a"  # 5.5 is rounded up in some steps
     assert too_small(tasks, 99, {}) == ""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whole_steps_have_one_source_and_keep_the_shares(seed: int) -> None:
+    """The shares of 1 and 3 count in steps: 50 and 150 of 200."""
+    stream = task_stream(_tasks(a=9, b=30), 8, seed, {"a": 1, "b": 3}, whole_steps=True)
+    steps = [stream(step) for step in range(1, 201)]
+    assert all(len({task.source for task in step}) == 1 for step in steps)
+    assert all(len({task.id for task in step}) == len(step) == 8 for step in steps)
+    assert abs(sum(step[0].source == "a" for step in steps) - 50) <= 1
+
+
+def test_a_step_needs_its_share_of_a_source_rounded_up() -> None:
+    tasks = _tasks(a=3, b=30)
+    assert least_tasks(tasks, 8, {}) == {"": 8}
+    assert least_tasks(tasks, 8, {"a": 1, "b": 2}) == {"a": 3, "b": 6}
+    assert least_tasks(tasks, 8, {"a": 1, "b": 2}, whole_steps=True) == {"a": 3, "b": 8}
+    assert least_tasks(tasks, 80, {}) == {"": 33}

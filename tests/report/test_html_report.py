@@ -111,6 +111,8 @@ def hostile_run(folder: Path, text: str) -> Path:
         for s in (1, 2)
     ]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    decision = {"step": 1, "moved": [[text, text, text, 0.5]], "seen": {text: [1, 2]}}
+    run.curriculum.write_text(json.dumps(decision) + "\n")
     summary = {"error": text, text: text, "heldout_after": text, "heldout_metric": text}
     summary |= {"ended": {"text": text}, "preflight": {"warning": text}}
     run.summary.write_text(json.dumps(summary))

@@ -75,7 +75,9 @@ def test_tasks_that_are_always_or_never_solved_are_no_longer_drawn(tmp_path: Pat
     assert [line["step"] for line in history(folder)] == [2, 4, 6, 8, 10, 12, 14, 16]
     for line in history(folder):
         tally: dict[str, tuple[int, int]] = {}
-        for name, solved in [pair for step in steps[line["step"] - 2 : line["step"]] for pair in step]:
+        for name, solved in [
+            pair for step in steps[line["step"] - 2 : line["step"]] for pair in step
+        ]:
             before = tally.get(name, (0, 0))
             tally[name] = (before[0] + sum(solved), before[1] + len(solved))
         assert {name: tuple(seen) for name, seen in line["seen"].items()} == tally
@@ -177,7 +179,9 @@ def test_a_resume_cannot_begin_a_curriculum(tmp_path: Path) -> None:
 @pytest.fixture
 def stored(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "rates.jsonl"
-    rows = [{"id": t.id, "pass_rate": [1.0, 0.5, 0.0][i % 3], "samples": 8} for i, t in enumerate(TASKS)]
+    rows = [
+        {"id": t.id, "pass_rate": [1.0, 0.5, 0.0][i % 3], "samples": 8} for i, t in enumerate(TASKS)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     yield path
 

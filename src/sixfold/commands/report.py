@@ -25,10 +25,12 @@ PARSER = VerbParser(
 def run(arguments: Sequence[str]) -> int:
     """Write the report, and print its path.
 
-    Standard error has the adapter, if the run trains one, and predicted and measured durations.
+    Standard error has the adapter, if the run trains one, predicted and measured durations, and
+    symptoms of faulty data.
     """
     folder = run_folder(PARSER.parse(arguments).run)
     from ..report.adapter import adapter_of
+    from ..report.data_faults import diagnose
     from ..report.html import write_report
     from ..report.prediction_view import prediction_text, prediction_view
     from ..report.run_record import read_run
@@ -37,8 +39,12 @@ def run(arguments: Sequence[str]) -> int:
     print(write_report(folder))
     if adapter := adapter_of(folder, _recipe(folder)):
         print(f"adapter: {one_line(adapter, 200)}", file=sys.stderr)
-    if view := prediction_view(read_run(folder, dumps=False)):
+    run = read_run(folder, dumps=False)
+    if view := prediction_view(run):
         print(prediction_text(view), file=sys.stderr)
+    for found in diagnose(run.metrics):
+        if found.evidence:
+            print(f"data: {found.symptom.name}: {found.evidence}", file=sys.stderr)
     return 0
 
 

@@ -28,7 +28,6 @@ from .rounds import StaleGroup
 from .schedule import Admits, ScheduledGroup
 from .stream import greedy_seed
 
-
 Observe = Callable[[Sequence[Group]], None]
 """Takes in scored groups."""
 

@@ -100,6 +100,7 @@ class Curriculum:
         weights: source name to weight, as in `MixtureStream`.
         limits: when a task changes its bucket.
         profile: task id to (pass rate, samples) that were measured before the run.
+        whole_steps: all prompts of a step come from one source.
 
     Attributes:
         pool: tasks that are drawn. The list is changed in place.
@@ -114,14 +115,17 @@ class Curriculum:
         weights: Mapping[str, float],
         limits: Limits,
         profile: Mapping[str, tuple[float, float]] | None = None,
+        whole_steps: bool = False,
     ) -> None:
         self.pool = list(tasks)
         self.record: dict[str, Any] | None = None
         self._tasks, self._per_step, self._seed = tasks, per_step, seed
-        self._weights, self._limits = weights, limits
+        self._weights, self._limits, self._whole_steps = weights, limits, whole_steps
         self._step = 0
         self._rates: dict[str, PassRate] = {}
-        self._seen: dict[str, tuple[int, int]] = {}  # id to [solved, samples] since the last decision
+        self._seen: dict[
+            str, tuple[int, int]
+        ] = {}  # id to [solved, samples] since the last decision
         self._new: list[tuple[str, int, int]] = []  # of a step that has not ended
         self._buckets = dict.fromkeys((task.id for task in tasks), NEW)
         self._spared: set[str] = set()  # easy and hard tasks that are drawn nevertheless
@@ -185,7 +189,7 @@ class Curriculum:
         return shares | pool | {"data/moved": float(moved)}
 
     def _decide(self) -> list[list[Any]]:
-        """Put every task into its bucket. Returns [task, from, to, pass rate] of each that moved."""
+        """Put every task into its bucket. Returns [task, from, to, pass rate] for each move."""
         moved: list[list[Any]] = []
         for name, before in self._buckets.items():
             if (rate := self._rates.get(name)) is None:
@@ -206,7 +210,8 @@ class Curriculum:
     def _fill_pool(self) -> None:
         """Make the pool that of the buckets, with as many tasks of each source as a step needs."""
         self._spared = set()
-        for source, least in least_tasks(self._tasks, self._per_step, self._weights).items():
+        needed = least_tasks(self._tasks, self._per_step, self._weights, self._whole_steps)
+        for source, least in needed.items():
             own = [task.id for task in self._tasks if not source or task.source == source]
             held = [name for name in own if not self._is_drawn(name)]
             missing = max(0, least - (len(own) - len(held)))
@@ -221,7 +226,9 @@ class Curriculum:
         found = list(self._buckets.values())
         self._counts = {name: found.count(name) for name in BUCKETS}
         self.pool[:] = [task for task in self._tasks if self._is_drawn(task.id)]
-        self._stream = task_stream([*self.pool], self._per_step, self._seed, self._weights)
+        self._stream = task_stream(
+            [*self.pool], self._per_step, self._seed, self._weights, self._whole_steps
+        )
         self._drawn: dict[int, list[Task]] = {}
 
     def state(self) -> dict[str, Any]:

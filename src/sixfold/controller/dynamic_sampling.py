@@ -34,19 +34,25 @@ class Refill:
         max_rounds: maximum rounds per step. 1: nothing is replaced.
         weights: source name to weight, as in `MixtureStream`. Empty: all tasks have the same
             chance.
+        whole_steps: new tasks are of the sources of the step.
 
     Raises:
         ValueError: if `max_rounds` is less than 1.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], max_rounds: int, weights: Mapping[str, float] | None = None
+        self,
+        tasks: Sequence[Task],
+        max_rounds: int,
+        weights: Mapping[str, float] | None = None,
+        whole_steps: bool = False,
     ) -> None:
         if max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, got {max_rounds}")
         self._tasks = tasks
         self._max_rounds = max_rounds
         self._weights = weights or {}
+        self._whole_steps = whole_steps
 
     async def groups(
         self, first: Round, taken: Collection[str], seed: int, play: PlayRound
@@ -69,7 +75,8 @@ class Refill:
         slots = list(rounds[0].groups)
         open_slots = deque(i for i, group in enumerate(slots) if not mixed(group))
         taken = {group.task.id for group in slots} | {*taken}
-        further = self._further(taken, len(slots), seed)
+        sources = {group.task.source for group in slots} if self._whole_steps else None
+        further = self._further(taken, sources, len(slots), seed)
         while (
             open_slots
             and len(rounds) < self._max_rounds
@@ -80,15 +87,18 @@ class Refill:
                 slots[open_slots.popleft()] = group
         return slots, merged_stats(rounds) | _dynamic_stats(rounds, slots)
 
-    def _further(self, taken: Collection[str], slots: int, seed: int) -> Iterator[Task]:
+    def _further(
+        self, taken: Collection[str], sources: Collection[str] | None, slots: int, seed: int
+    ) -> Iterator[Task]:
         """Tasks that are not taken, in an order drawn from the seed of the step.
 
-        Yields at most as many as the rounds can use.
+        Yields at most as many as the rounds can use. sources: those to draw from. None: all.
         """
-        count = min(len(self._tasks), slots * (self._max_rounds - 1) + len(taken))
-        for i in weighted_order(self._tasks, count, f"{seed}/refill", self._weights):
-            if self._tasks[i].id not in taken:
-                yield self._tasks[i]
+        tasks = [t for t in self._tasks if t.source in sources] if sources else self._tasks
+        count = min(len(tasks), slots * (self._max_rounds - 1) + len(taken))
+        for i in weighted_order(tasks, count, f"{seed}/refill", self._weights):
+            if tasks[i].id not in taken:
+                yield tasks[i]
 
 
 def mixed(group: Group) -> bool:

@@ -70,6 +70,7 @@ class MixtureStream:
         per_step: prompts per step.
         seed: seed of the task orders and of the rounding.
         weights: source name to weight. Sources without tasks are left out.
+        whole_steps: all prompts of a step come from one source. Its share counts in steps.
 
     Attributes:
         steps_per_epoch: 0. Each source has its own epochs.
@@ -81,13 +82,20 @@ class MixtureStream:
     steps_per_epoch = 0
 
     def __init__(
-        self, tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]
+        self,
+        tasks: Sequence[Task],
+        per_step: int,
+        seed: int,
+        weights: Mapping[str, float],
+        whole_steps: bool = False,
     ) -> None:
-        self._per_step = per_step
+        self._unit = per_step if whole_steps else 1
+        self._per_step = per_step // self._unit
         self._seed = seed
         self._by_name = _by_source(tasks, weights)
         total = sum(weights[name] for name in self._by_name)
-        ends = list(accumulate(per_step * weights[name] / total for name in self._by_name))
+        shares = (self._per_step * weights[name] / total for name in self._by_name)
+        ends = list(accumulate(shares))
         self._ends = ends[:-1]
         self._offset = random.Random(f"{seed}/mixture").random()
         self._restart()
@@ -122,7 +130,7 @@ class MixtureStream:
             *(min(math.floor(end + offset), self._per_step) for end in self._ends),
             self._per_step,
         ]
-        return [high - low for low, high in pairwise(marks)]
+        return [self._unit * (high - low) for low, high in pairwise(marks)]
 
 
 def weighted_order(
@@ -160,7 +168,7 @@ def too_small(tasks: Iterable[Task], per_step: int, weights: Mapping[str, float]
 
 
 def least_tasks(
-    tasks: Sequence[Task], per_step: int, weights: Mapping[str, float]
+    tasks: Sequence[Task], per_step: int, weights: Mapping[str, float], whole_steps: bool = False
 ) -> dict[str, int]:
     """Tasks of each source that a step may need: its share rounded up, or all if there are fewer.
 
@@ -168,13 +176,16 @@ def least_tasks(
         tasks: tasks of all sources.
         per_step: prompts per step.
         weights: source name to weight. Empty: the only name is "", which stands for all tasks.
+        whole_steps: as in `MixtureStream`.
     """
     if not weights:
         return {"": min(per_step, len(tasks))}
     found = _by_source(tasks, weights)
     total = sum(weights[name] for name in found)
     return {
-        name: min(math.ceil(per_step * weights[name] / total), len(own))
+        name: min(
+            per_step if whole_steps else math.ceil(per_step * weights[name] / total), len(own)
+        )
         for name, own in found.items()
     }
 

@@ -57,7 +57,11 @@ class TaskStream(Generic[T]):
 
 
 def task_stream(
-    tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]
+    tasks: Sequence[Task],
+    per_step: int,
+    seed: int,
+    weights: Mapping[str, float],
+    whole_steps: bool = False,
 ) -> TaskStream[Task] | MixtureStream:
     """Function from step number to the tasks of the step.
 
@@ -66,9 +70,10 @@ def task_stream(
         per_step: prompts per step.
         seed: seed of the task orders.
         weights: source name to weight. Empty: all tasks have the same chance.
+        whole_steps: all prompts of a step come from one source.
     """
     return (
-        MixtureStream(tasks, per_step, seed, weights)
+        MixtureStream(tasks, per_step, seed, weights, whole_steps)
         if weights
         else TaskStream(tasks, per_step, seed)
     )

@@ -88,6 +88,8 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
     _check_max_failures(recipe.rollout, recipe.environment.error_budget)
+    if recipe.data.whole_steps:
+        _check_whole_steps(recipe.rollout, recipe.replay)
     _check_graphs(recipe.engine, recipe.rollout, recipe.moe.routing, lora=lora)
     _check_backend(recipe)
     check_placement(recipe, method)
@@ -132,6 +134,8 @@ def _unread(config: EnvironmentConfig) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if not any(len(reward_model_paths(name)) > 1 for name in config.rewards):
         wrong["std_factor"] = "several reward models (reward_model:A,B)"
+    if not any(reward_model_paths(n) and not n.startswith(PRM) for n in config.rewards):
+        wrong["limit"] = "a reward model"
     if not served:
         wrong["retries"] = "a reward model that is served (reward_model:http://...)"
     if not served and config.reward_model.placement == "inline":
@@ -223,6 +227,21 @@ def _check_max_failures(rollout: RolloutConfig, error_budget: float) -> None:
             f" rollout.prompts_per_step = {rollout.prompts_per_step}. Set it to at least"
             f" {math.ceil(1e4 / rollout.prompts_per_step) / 1e4:g}, or remove rollout.max_failures"
         )
+
+
+def _check_whole_steps(rollout: RolloutConfig, replay: ReplayConfig) -> None:
+    """Refuse settings that bring groups of other steps, and so of other sources, into a step."""
+    for setting, value in (
+        ("rollout.staleness", rollout.staleness),
+        ("rollout.max_failures", rollout.max_failures),
+        ("replay.share", replay.share),
+    ):
+        if value:
+            raise UserError(
+                f"data.whole_steps keeps the sources of steps apart, but {setting} = {value:g}"
+                f" mixes groups of several steps. Set {setting} = 0, or use algorithm.whiten ="
+                " 'source'"
+            )
 
 
 def _check_truncation(top_k: int, algorithm: Method) -> None:

@@ -108,6 +108,22 @@ def rollout_figures(run: RunRecord) -> list[Figure]:
     ]
 
 
+def curriculum_figures(run: RunRecord) -> list[Figure]:
+    """Share of the tasks in each bucket, and number of tasks that are drawn. Empty without them."""
+    if not run.series("data/easy_frac"):
+        return []
+    names = {"hard": 3, "new": 8, "train": 0, "easy": 2}
+    shares = [_line(run, f"data/{name}_frac", name, colour) for name, colour in names.items()]
+    return [
+        _shares("Tasks by bucket", shares),
+        _lines(
+            "Tasks that are drawn",
+            _line(run, "data/pool", "all"),
+            _line(run, "data/spared", "of these easy or hard", 1),
+        ),
+    ]
+
+
 def judge_figures(run: RunRecord) -> list[Figure]:
     """Cost and biases of the judging model. Empty for a run without one."""
     if not run.series("judge/calls"):

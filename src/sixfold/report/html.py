@@ -14,6 +14,7 @@ from pathlib import Path
 from ..files.durable import write_text_atomic
 from .charts import (
     busy_figures,
+    curriculum_figures,
     judge_figures,
     learning_figures,
     numerics_figures,
@@ -21,6 +22,7 @@ from .charts import (
     rollout_figures,
     time_view,
 )
+from .curriculum_view import data_view
 from .headline import header, heldout, other_notes, tiles, warnings
 from .marks import Dot, dot
 from .numbers import number
@@ -92,6 +94,8 @@ def render(run: RunRecord) -> str:
         problems=run.problems,
         curves=[*learning_figures(run), *preference_figures(run)],
         verdicts=verdict_view(run),
+        data=data_view(run),
+        buckets=curriculum_figures(run),
         samples=_samples(run.before, run.after),
         time=time_view(run),
         predicted=prediction_view(run),

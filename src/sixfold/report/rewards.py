@@ -34,7 +34,9 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     if solved:
         metrics["rollout/solved_length_p98"] = float(solved[math.ceil(0.98 * len(solved)) - 1])
     for name in sorted({name for r in rewards for name in r.parts}):
-        metrics[f"reward/part/{name}"] = fmean(r.parts[name] for r in rewards if name in r.parts)
+        part = [r.parts[name] for r in rewards if name in r.parts]
+        metrics[f"reward/part/{name}"] = fmean(part)
+        metrics[f"reward/part_std/{name}"] = pstdev(part)
     return metrics | _outcomes(rewards) | _latencies(rewards)
 
 

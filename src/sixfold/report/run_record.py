@@ -57,6 +57,7 @@ class RunRecord:
         after: held-out samples after training.
         dumps: (step, records) of some dumped steps.
         notes: notes of the run.
+        curriculum: decisions of the curriculum. Empty for a run without one.
         prediction: predicted durations. The reason as text if nothing was predicted. None without
             prediction.json.
         problems: one line for each file that is missing or cannot be read.
@@ -73,6 +74,7 @@ class RunRecord:
     after: list[Sample] = field(default_factory=list)
     dumps: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    curriculum: list[dict[str, Any]] = field(default_factory=list)
     prediction: Prediction | str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -212,10 +214,31 @@ def read_run(path: Path, *, dumps: bool = True) -> RunRecord:
     run.before, run.after = _read(run, "samples.json", read_samples, nothing)
     if (path / NOTES).is_file():
         run.notes = _read(run, NOTES, read_notes, [])
+    if (decisions := RunFolder(path).curriculum).is_file():
+        run.curriculum = _read(run, decisions.name, _decisions, [])
     if (path / PREDICTION).is_file():
         run.prediction = _read(run, PREDICTION, lambda file: read_prediction(file.parent), None)
     run.dumps = _dumps(run) if dumps else []
     return run
+
+
+def _decisions(path: Path) -> list[dict[str, Any]]:
+    """Decisions of a curriculum. A line that is cut ends them.
+
+    Raises:
+        UserError: if a line is not a decision.
+    """
+    lines = []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    for number, text in enumerate(whole.splitlines(), 1):
+        line = json.loads(text)
+        try:
+            _ = int(line["step"]), [(t, a, b, float(rate)) for t, a, b, rate in line["moved"]]
+            _ = [(task, int(solved), int(of)) for task, (solved, of) in line["seen"].items()]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"line {number} is not a decision of a curriculum") from error
+        lines.append(line)
+    return lines
 
 
 def _dumps(run: RunRecord) -> list[tuple[int, list[dict[str, Any]]]]:

@@ -153,6 +153,12 @@ REWARD = (
         "mean of parts[NAME] over trajectories that have it",
     ),
     Metric(
+        "reward/part_std/*",
+        "reward",
+        "standard deviation of one reward, before its weight",
+        "population std over samples with a reward",
+    ),
+    Metric(
         "reward/rerun_frac",
         "share",
         "trajectories with a check that failed and ran again; absent if there were none",

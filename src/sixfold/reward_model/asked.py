@@ -76,14 +76,14 @@ class Asked:
         )
 
 
-def graded(found: Sequence[Tensor], std_factor: float) -> list[float | Grade]:
+def graded(found: Sequence[Tensor], std_factor: float, limit: float = 0.0) -> list[float | Grade]:
     """Rewards of completions: those of one model, or of an ensemble with the deviation as a metric.
 
     Args:
         found: [K] rewards of each model.
-        std_factor: as for `combined`.
+        std_factor: as for `combined`, as is `limit`.
     """
-    values, std = combined(found, std_factor)
+    values, std = combined(found, std_factor, limit)
     if len(found) == 1:
         return list(values.tolist())
     return [
@@ -97,14 +97,19 @@ class AskedReward:
 
     Args:
         ask: gives the rewards [K] of each model.
-        std_factor: as for `graded`.
+        std_factor: as for `graded`, as is `limit`.
 
     Attributes:
         __name__: name in logs.
     """
 
-    def __init__(self, ask: Callable[[Asked], Awaitable[list[Tensor]]], std_factor: float) -> None:
-        self._ask, self._std_factor = ask, std_factor
+    def __init__(
+        self,
+        ask: Callable[[Asked], Awaitable[list[Tensor]]],
+        std_factor: float,
+        limit: float = 0.0,
+    ) -> None:
+        self._ask, self._std_factor, self._limit = ask, std_factor, limit
         self.__name__ = "reward_model"
 
     async def __call__(
@@ -118,4 +123,4 @@ class AskedReward:
     ) -> list[float | Grade]:
         """Rewards of completions of one task. The arguments are those of `Asked.of`."""
         given = prompts, completions, completion_ids, prompt_ids, rendered_prompt, finish_reason
-        return graded(await self._ask(Asked.of(*given)), self._std_factor)
+        return graded(await self._ask(Asked.of(*given)), self._std_factor, self._limit)

@@ -36,15 +36,15 @@ class RewardFunction:
 
     Args:
         scorers: the reward models.
-        std_factor: as for `combined`.
+        std_factor: as for `combined`, as is `limit`.
 
     Attributes:
         __name__: name in logs.
     """
 
-    def __init__(self, scorers: Sequence[Scorer], std_factor: float) -> None:
+    def __init__(self, scorers: Sequence[Scorer], std_factor: float, limit: float = 0.0) -> None:
         self._scorers = scorers
-        self._std_factor = std_factor
+        self._std_factor, self._limit = std_factor, limit
         self.__name__ = "reward_model"
 
     def __call__(
@@ -59,7 +59,8 @@ class RewardFunction:
         """Rewards of completions of one task. The arguments are those of `Asked.of`."""
         given = prompts, completions, completion_ids, prompt_ids, rendered_prompt, finish_reason
         asked = Asked.of(*given)
-        return graded([rewards_of(one, asked) for one in self._scorers], self._std_factor)
+        found = [rewards_of(one, asked) for one in self._scorers]
+        return graded(found, self._std_factor, self._limit)
 
 
 def rewards_of(scorer: Scorer, asked: Asked) -> Tensor:
@@ -97,16 +98,18 @@ def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardCal
                 f"{_SETTING}: an ensemble of {served[0]} and a folder. Serve all of its models, or"
                 " none"
             )
-        elsewhere = AskedReward(ServedModels(served, config).rewards, config.std_factor)
+        served_models = ServedModels(served, config)
+        elsewhere = AskedReward(served_models.rewards, config.std_factor, config.limit)
         return Named("reward_model", elsewhere, _ASKED)
     if config.placement == "worker":
         device, _ = scoring_device(config)
         if device == "cuda":  # of this rank: the worker would take the first
             device = f"cuda:{torch.cuda.current_device()}"
         worker = WorkerModels(paths, config.model_copy(update={"device": device}))
-        asked = AskedReward(worker.rewards, config.std_factor)
+        asked = AskedReward(worker.rewards, config.std_factor, config.limit)
         return Named("reward_model", asked, _ASKED, worker)
-    return RewardFunction(load_scorers(paths, config, _SETTING), config.std_factor)
+    scorers = load_scorers(paths, config, _SETTING)
+    return RewardFunction(scorers, config.std_factor, config.limit)
 
 
 def load_scorers(paths: Sequence[str], config: RewardScoringConfig, setting: str) -> list[Scorer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -118,20 +119,24 @@ class Scorer:
         return completion[:end]
 
 
-def combined(rewards: Sequence[Tensor], std_factor: float) -> tuple[Tensor, Tensor]:
+def combined(
+    rewards: Sequence[Tensor], std_factor: float, limit: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Mean - k * standard deviation over an ensemble (https://arxiv.org/abs/2310.02743), and the
     standard deviation.
 
     Args:
         rewards: [N] of each model, calibrated, so that they have one scale.
         std_factor: k. 0: the mean.
+        limit: bound of the first result. 0: none.
 
     Returns:
         Two tensors [N]. The deviation is that of the population: 0 for one model.
     """
     every = torch.stack(list(rewards))
     std = every.std(0, correction=0)
-    return every.mean(0) - std_factor * std, std
+    bound = limit or math.inf
+    return (every.mean(0) - std_factor * std).clamp(-bound, bound), std
 
 
 def _trajectory(prompt: Sequence[int], completion: Sequence[int]) -> Trajectory:

@@ -39,7 +39,8 @@ def make_curriculum(assembly: Assembly) -> Curriculum | None:
     known = {task.id for task in tasks.train}
     profile = read_pass_rates(Path(config.profile), known) if config.profile else {}
     per_step, seed = assembly.recipe.rollout.prompts_per_step, assembly.recipe.run.seed
-    return Curriculum(tasks.train, per_step, seed, tasks.weights, limits, profile)
+    whole = assembly.recipe.data.whole_steps
+    return Curriculum(tasks.train, per_step, seed, tasks.weights, limits, profile, whole)
 
 
 def read_pass_rates(path: Path, known: set[str]) -> Mapping[str, tuple[float, float]]:

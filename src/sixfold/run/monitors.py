@@ -11,6 +11,7 @@ from ..checkpointable import Checkpointable, WithoutTensors
 from ..evaluation.divergence import Divergence
 from ..report.alarms import Alarms
 from ..report.learning import Learning
+from ..report.reward_drift import RewardDrift
 
 
 @dataclass
@@ -22,12 +23,14 @@ class Monitors:
         alarms: figures that are out of range.
         divergence: reward that rises while held-out accuracy falls.
         learning: whether anything is learned.
+        drift: learned rewards whose mean drifts.
     """
 
     best: BestSteps
     alarms: Alarms
     divergence: Divergence = field(default_factory=Divergence)
     learning: Learning = field(default_factory=Learning)
+    drift: RewardDrift = field(default_factory=RewardDrift)
 
     def start(self, before: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> None:
         """Start with the evaluation before RL, and the steps before a resume.
@@ -38,6 +41,7 @@ class Monitors:
         """
         self.learning = Learning((before["accuracy"], *before["interval"]) if before else None)
         self.learning.replay(earlier)
+        self.drift.replay(earlier)
         self.best.replay(earlier)
 
     def components(self) -> dict[str, Checkpointable]:

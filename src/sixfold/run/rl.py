@@ -138,9 +138,7 @@ class RlStage(TrainingStage):
         self._roles = roles
         self._timeline = context.timeline = assembly.player.timeline
         self._running = (
-            async_collector(
-                assembly, ledger, schedule, self._dead, roles.method, self._curriculum
-            )
+            async_collector(assembly, ledger, schedule, self._dead, roles.method, self._curriculum)
             if ledger
             else None
         )
@@ -232,7 +230,11 @@ class RlStage(TrainingStage):
             sync=after,
             tasks=drawn
             or task_stream(
-                tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, tasks.weights
+                tasks.train,
+                recipe.rollout.prompts_per_step,
+                recipe.run.seed,
+                tasks.weights,
+                recipe.data.whole_steps,
             ),
             seed=lambda step: step_seed(recipe.run.seed, step),
             log=self._buffer.before(log.log) if self._buffer else log.log,

@@ -108,8 +108,9 @@ class StepLog:
             metrics: its metrics.
             fell: warning about held-out accuracy, or "".
         """
-        alarms, learning = self._monitors.alarms, self._monitors.learning
-        for alarm in filter(None, [fell, *alarms.observe(metrics), *learning.observe(metrics)]):
+        watching = (self._monitors.alarms, self._monitors.learning, self._monitors.drift)
+        said = [line for one in watching for line in one.observe(metrics)]
+        for alarm in filter(None, [fell, *said]):
             self._context.notes.add(step, alarm, warning=True)
         self._loggers.log(step, metrics)
         self._context.progress.update({"step": float(step), **metrics})

@@ -228,8 +228,8 @@ def training_collector(
     """Collector of the groups that train.
 
     With `rollout.oversample`, more samples are started. With dynamic sampling, groups whose rewards
-    are all equal are replaced. A method with a greedy baseline gets a greedy completion per group. With
-    a curriculum, replacements are tasks that it draws.
+    are all equal are replaced, by tasks that a curriculum draws, if there is one. A method with a
+    greedy baseline gets a greedy completion per group.
     """
     config, rounds = assembly.recipe.rollout, method.dynamic_sampling
     return Collector(
@@ -244,6 +244,7 @@ def training_collector(
                 curriculum.pool if curriculum else assembly.tasks.train,
                 rounds,
                 assembly.tasks.weights,
+                assembly.recipe.data.whole_steps,
             )
             if rounds
             else None

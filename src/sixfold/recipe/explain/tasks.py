@@ -6,7 +6,7 @@ from ...environment.registry import any_needs
 from ...environment.solved import REWARD, reward_labels, solved_rule, spec_name
 from ..plan import Plan
 from ..reward_models import PRM, reward_model_name, reward_model_paths
-from ..schema import DataConfig, EnvironmentConfig, EvalConfig
+from ..schema import CurriculumConfig, DataConfig, EnvironmentConfig, EvalConfig
 from .fact import Fact, tokens_text
 
 
@@ -30,6 +30,7 @@ def task_facts(plan: Plan) -> list[Fact]:
     )
     return [
         Fact("tasks", f"{sources(data)}; held out: {kept}"),
+        *_curriculum_facts(data.curriculum),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
         *([several] if rewards.several_turns else []),
         Fact(
@@ -38,6 +39,21 @@ def task_facts(plan: Plan) -> list[Fact]:
             + " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
         ),
         *_judge_facts(plan.recipe.environment, plan.recipe.eval.strict),
+    ]
+
+
+def _curriculum_facts(config: CurriculumConfig) -> list[Fact]:
+    if not config.every:
+        return []
+    back = f"drawn again after {config.retest} steps" if config.retest else "never drawn again"
+    return [
+        Fact(
+            "curriculum",
+            f"sorted every {config.every} steps: pass rate >= {config.easy:g} leaves,"
+            f" <= {config.hard:g} is held and {back}",
+            "data.curriculum; pass rates are those of the run's own samples"
+            + (f", at first those of {config.profile}" if config.profile else ""),
+        )
     ]
 
 

@@ -92,9 +92,7 @@ class CurriculumConfig(Section):
         " that earned it is old",
         gt=0,
     )
-    samples: Real = knob(
-        8.0, "samples of a task, by weight, from which its pass rate counts", gt=0
-    )
+    samples: Real = knob(8.0, "samples of a task, by weight, from which its pass rate counts", gt=0)
     profile: str = knob(
         "",
         "stored pass rates of the tasks, with which the run starts: a .jsonl file with id,"
@@ -174,6 +172,11 @@ class DataConfig(Section):
         (),
         "list of data sources that replaces `source`, one table [[data.sources]] each; the"
         " prompts of a step are drawn from them by weight",
+    )
+    whole_steps: bool = knob(
+        False,
+        "all prompts of a step come from one of the sources, drawn by weight, so no statistics of a"
+        " batch mix their rewards",
     )
     subset: str = knob("", "configuration name of a hub dataset, e.g. main")
     revision: str = knob("", "branch, tag or commit of a hub dataset (empty: the newest)")
@@ -278,6 +281,11 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:
         """With [[data.sources]], each entry must say where its rows are, and names must differ."""
+        if self.whole_steps and len(self.sources) < 2:
+            raise ValueError(
+                "data.whole_steps keeps several sources apart, but there is only one. Add"
+                " [[data.sources]], or leave it out"
+            )
         if not self.sources:
             return self
         fields = type(self).model_fields

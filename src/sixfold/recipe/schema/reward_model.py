@@ -93,3 +93,6 @@ class RewardScoringConfig(Section):
         " (arXiv:2310.02743; 0: the mean)",
         ge=0,
     )
+    limit: Real = knob(
+        0.0, "bound of the reward: values are cut to -limit and limit (0: no bound)", ge=0
+    )
