@@ -6,6 +6,8 @@ environment before them, and returns training tasks, held-out tasks and notes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sixfold.data.files import draw
 from sixfold.data.generated import GENERATED_TASKS
 from sixfold.recipe.schema import DataConfig
@@ -16,6 +18,7 @@ from .adapters.openenv_env import openenv_notes, openenv_tasks
 from .adapters.verifiers_env import verifiers_tasks
 from .code.short_functions import function_tasks, number_of_functions
 from .gym import gym_tasks
+from .maths.word_problems import word_problem_tasks
 from .search.fact_tasks import MOST_TASKS, fact_tasks
 from .sql.bookshop_tasks import bookshop_tasks
 from .web.tasks import shop_tasks
@@ -30,6 +33,24 @@ def code_functions(data: DataConfig, seed: int) -> list[Task]:
     parts = data.code_functions.parts
     count = data.limit or min(GENERATED_TASKS, number_of_functions(parts))
     return function_tasks(count, parts=parts, seed=seed)
+
+
+def word_problems(data: DataConfig, seed: int) -> list[Task]:
+    """Word problems of one number of changes, or of a range, in equal parts."""
+    made, whole = data.word_problems, data.limit or GENERATED_TASKS
+    steps = range(made.min_steps or made.steps, made.steps + 1)
+    tasks: list[Task] = []
+    for left, number in zip(range(len(steps), 0, -1), steps, strict=True):
+        few = word_problem_tasks(
+            (whole - len(tasks)) // left,
+            steps=number,
+            digits=made.digits,
+            asides=made.asides,
+            seed=seed,
+            exact=bool(data.limit) and left == 1,
+        )
+        tasks += [replace(t, source=f"{number} steps") for t in few] if made.min_steps else few
+    return tasks
 
 
 def reasoning_gym(data: DataConfig, seed: int) -> list[Task]:

@@ -567,6 +567,7 @@ _TIED = {
     "data.curriculum.hard",
     "data.curriculum.profile",
     "data.whole_steps",
+    "data.word_problems.min_steps",
     "rollout.window",
     "rollout.max_failures",
     "engine.update_kv",

@@ -43,6 +43,5 @@ def test_one_source_has_nothing_to_keep_apart() -> None:
 
 
 def test_a_bound_of_a_reward_model_that_is_not_there_is_refused() -> None:
-    recipe = parse_recipe("environment.reward_model.limit = 2.0", "r.toml")
     with pytest.raises(UserError, match=r"reward_model.limit = 2.0 has no effect without a reward"):
-        make_plan(recipe)
+        parse_recipe("environment.reward_model.limit = 2.0", "r.toml")
