@@ -129,9 +129,10 @@ class Curriculum:
         self._new: list[tuple[str, int, int]] = []  # of a step that has not ended
         self._buckets = dict.fromkeys((task.id for task in tasks), NEW)
         self._spared: set[str] = set()  # easy and hard tasks that are drawn nevertheless
-        for name in self._buckets.keys() & (profile or {}).keys():
-            rate, samples = (profile or {})[name]
-            self._rates[name] = PassRate(rate * samples, samples)
+        for name in self._buckets:
+            if profile and name in profile:
+                rate, samples = profile[name]
+                self._rates[name] = PassRate(rate * samples, samples)
         if profile:
             self._decide()
         self._fill_pool()
