@@ -125,7 +125,7 @@ def _convert(
         for column, value in row.fields.items():
             check_value(row.where, column, value)
         try:
-            made = _comparison(row, data, columns, config, chat)
+            made = row_comparison(row, data, columns, config, chat)
             read.append(
                 (row, replace(made, id=row_id(row, data.id_field) or f"{name}-{row.number}"))
             )
@@ -173,7 +173,7 @@ def _refused(row: Row, reason: NoPair, data: DataConfig) -> Kind:
     return reason.kind
 
 
-def _comparison(
+def row_comparison(
     row: Row, data: DataConfig, columns: Columns, config: ComparisonsConfig, chat: bool
 ) -> Comparison:
     """The comparison of a row, without its id.

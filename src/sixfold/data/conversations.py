@@ -59,7 +59,7 @@ _ALPACA_GIVEN = ", paired with an input that provides further context"
 """Prompt of Stanford Alpaca (tatsu-lab/stanford_alpaca, train.py)."""
 
 
-class _NoReply(Exception):
+class NoReply(Exception):
     """The row has no reply to imitate. The message says why."""
 
 
@@ -94,14 +94,14 @@ def _conversations(
     rows: Sequence[Row], data: DataConfig, name: str, *, form: Form, chat: bool
 ) -> tuple[list[Task], list[str]]:
     """Tasks and notes from the rows of one split."""
-    named, columns = _recognise(rows[0], data, form)
+    named, columns = recognise_conversation(rows[0], data, form)
     tasks, kept, dropped = [], [], Counter[str]()
     for row in rows:
         for field, value in row.fields.items():
             check_value(row.where, field, value)
         try:
-            task = _task(row, data, named, columns, chat)
-        except _NoReply as reason:
+            task = conversation(row, data, named, columns, chat)
+        except NoReply as reason:
             if data.unanswered == "error":
                 raise UserError(
                     f"{row.where}: {reason}. Add a reply, or leave such rows out by data.unanswered"
@@ -122,7 +122,7 @@ def _conversations(
     return tasks, notes + tool_notes(kept, name)
 
 
-def _recognise(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, ...]]:
+def recognise_conversation(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, ...]]:
     """Form of a split and its columns, judged by its first row.
 
     Raises:
@@ -145,8 +145,22 @@ def _recognise(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, 
     )
 
 
-def _task(row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat: bool) -> Task:
-    """The conversation of a row, without its id."""
+def conversation(
+    row: Row, data: DataConfig, form: str, columns: tuple[str, ...], chat: bool
+) -> Task:
+    """The conversation of a row, without its id.
+
+    Args:
+        row: the row.
+        data: the recipe's [data] section.
+        form: form of the row, and `columns` its columns, from `recognise_conversation`.
+        columns: see `form`.
+        chat: as for `load_conversations`.
+
+    Raises:
+        UserError: a value has another type or range.
+        NoReply: the row has no reply to imitate.
+    """
     values = [column_value(row, column) for column in columns]
     if form != "alpaca":
         values = _messages_of(row, values)
@@ -189,7 +203,7 @@ def _after_history(row: Row, history: Any, values: Sequence[Any]) -> list[Any]:
             f"{row.where}: 'history' must be a list of pairs of texts, got {str(history)[:60]}"
         )
     if not (isinstance(values[1], str) and values[1].strip()):
-        raise _NoReply("'output' is empty")
+        raise NoReply("'output' is empty")
     turns = [(role, text) for turn in history for role, text in zip(_ROLES, turn, strict=True)]
     said = [{"role": role, "content": text} for role, text in (*turns, ("user", values[0]))]
     return [said, [{"role": "assistant", "content": values[1]}]]
@@ -215,14 +229,14 @@ def _pair(row: Row, columns: Sequence[str], values: Sequence[Any], data: DataCon
     """A prompt and its completion, both texts."""
     prompt, completion = values
     if completion is None or completion == "":
-        raise _NoReply(f"{columns[1]!r} is empty")
+        raise NoReply(f"{columns[1]!r} is empty")
     if not isinstance(completion, str):
         raise UserError(
             f"{row.where}: {columns[1]!r} must be text, as {columns[0]!r} is, got"
             f" {json_type(completion)}"
         )
     if not completion.strip():
-        raise _NoReply(f"{columns[1]!r} is empty")
+        raise NoReply(f"{columns[1]!r} is empty")
     if not prompt.strip():
         raise UserError(f"{row.where}: empty prompt")
     rendered = data.prompt_form == "rendered"
@@ -248,7 +262,7 @@ def _chat(row: Row, columns: Sequence[str], values: Sequence[Any], data: DataCon
             f" ({row.where}): use 'messages'"
         )
     if has_empty_reply([message for value in values for message in value]):
-        raise _NoReply("a reply of the assistant is empty")
+        raise NoReply("a reply of the assistant is empty")
     parts = [chat_messages(row.where, value) for value in values]
     before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in parts[0]]
     messages: list[Any] = [*before, *parts[1]] if len(parts) == 2 else parts[0]
@@ -266,7 +280,7 @@ def _until_last_reply(row: Row, messages: list[Message]) -> list[Message]:
 
     Raises:
         UserError: the order of roles or a weight is wrong.
-        _NoReply: no reply is trained.
+        NoReply: no reply is trained.
     """
     for message in messages:
         if message.get("weight", 1) not in (0, 1):
@@ -277,7 +291,7 @@ def _until_last_reply(row: Row, messages: list[Message]) -> list[Message]:
     trained = [at for at, message in enumerate(messages) if is_trained(message)]
     if not trained:
         replies = any(message["role"] == "assistant" for message in messages)
-        raise _NoReply(
+        raise NoReply(
             "every reply has weight 0" if replies else "the conversation has no reply to imitate"
         )
     before = messages[: trained[-1]]

@@ -11,14 +11,14 @@ import gzip
 import heapq
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from io import BufferedIOBase
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import UserError, nearest
 from .json_text import json_type, parse_json
@@ -28,6 +28,12 @@ FILE_TYPES = (*_TEXT_TYPES, ".parquet", *(f"{name}.gz" for name in _TEXT_TYPES))
 _DOCUMENT_TYPES = (".txt", ".txt.gz")
 
 T = TypeVar("T")
+
+_PIECE = 1 << 20
+"""Bytes that are read at once of a line that is too long."""
+
+_BATCH = 1000
+"""Rows of a Parquet file that are in memory at once."""
 
 _LONGEST_CELL = 2**31 - 1
 """Maximum characters of a csv value: the largest limit that the csv module accepts on every
@@ -56,7 +62,8 @@ class Row:
     padded: bool = False
 
 
-_Unread = Callable[[], Row]
+Unread = Callable[[], Row]
+"""Reads one row. Raises UserError if the row is malformed; the next row can be read."""
 
 
 def is_file_name(source: str) -> bool:
@@ -86,6 +93,22 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
     Raises:
         UserError: names the line (and column) of the mistake.
     """
+    return [read() for read in draw(unread_rows(path), limit, seed)]
+
+
+def unread_rows(path: Path, longest: int = 0) -> Iterator[Unread]:
+    """The rows of a file, in file order, none of which is read yet.
+
+    Only a .json file is in memory as a whole.
+
+    Args:
+        path: file of one of FILE_TYPES.
+        longest: maximum bytes of a line of JSON. A longer one is malformed, and is not in memory.
+            0: no maximum.
+
+    Raises:
+        UserError: the file as a whole cannot be read, from here on.
+    """
     suffix = file_type(path)
     _check_file(path)
     if suffix not in FILE_TYPES:
@@ -94,9 +117,10 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
             f" {', '.join(FILE_TYPES)}, or for texts {', '.join(_DOCUMENT_TYPES)}"
         )
     with _failures(path):
-        if suffix == ".parquet":
-            return _read_parquet(path, limit, seed)
-        return [read() for read in draw(_READERS[suffix.removesuffix(".gz")](path), limit, seed)]
+        if suffix.startswith(".jsonl"):
+            yield from _read_jsonl(path, longest)
+        else:
+            yield from _READERS[suffix.removesuffix(".gz")](path)
 
 
 def text_files(source: str) -> list[Path]:
@@ -172,12 +196,35 @@ def draw(items: Iterable[T], limit: int, seed: int) -> list[T]:
     return [item for _, _, item in sorted(kept, key=lambda entry: entry[1])]
 
 
-def _read_jsonl(path: Path) -> Iterator[_Unread]:
+def _read_jsonl(path: Path, longest: int) -> Iterator[Unread]:
     numbers = count()
-    with _open(path) as lines:
-        for line_number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield partial(_json_line, f"{path}:{line_number}", line, next(numbers))
+    for line_number, line in _lines(path, longest):
+        where = f"{path}:{line_number}"
+        if line is None:
+            next(numbers)
+            yield partial(_refuse, f"{where}: a line of more than {longest:,} bytes")
+        elif line.strip():
+            yield partial(_json_line, where, line, next(numbers))
+
+
+def _lines(path: Path, longest: int) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers, from 1. None instead of one of more than `longest` bytes."""
+    size = longest + 1 if longest else -1
+    with _open(path) as file:
+        for number in count(1):
+            line = file.readline(size)
+            if not line:
+                return
+            if longest and len(line) > longest:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_PIECE)
+                yield number, None
+            else:
+                yield number, line
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(message)
 
 
 def _json_line(where: str, line: bytes, number: int) -> Row:
@@ -185,7 +232,7 @@ def _json_line(where: str, line: bytes, number: int) -> Row:
     return _object_row(where, parse_json(where, _decode(where, line.rstrip(b"\r\n")), hint), number)
 
 
-def _read_json(path: Path) -> Iterator[_Unread]:
+def _read_json(path: Path) -> Iterator[Unread]:
     with _open(path) as file:
         text = _decode(str(path), file.read())
     if not text.strip():
@@ -200,29 +247,68 @@ def _read_json(path: Path) -> Iterator[_Unread]:
         yield partial(_object_row, f"{path}: row {number + 1}", fields, number)
 
 
-def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Unread]:
     """Rows of a CSV file.
 
     Every value is text. A row that spans lines is named by its first line.
     """
     with _open(path) as raw:
-        lines = csv.reader(
-            (_decode(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)),
-            delimiter=delimiter,
-            strict=True,
-        )
+        damaged: dict[int, UserError] = {}
+        lines = csv.reader(_csv_lines(path, raw, damaged), delimiter=delimiter, strict=True)
         # The module's default, 131,072 characters, is shorter than some prompts.
         limit = csv.field_size_limit(_LONGEST_CELL)
         try:
-            yield from _csv_rows(path, lines)
-        except csv.Error as error:
-            raise UserError(f"{path}:{lines.line_num}: invalid CSV: {error}") from error
+            yield from _csv_rows(path, lines, damaged)
         finally:
             csv.field_size_limit(limit)
 
 
-def _csv_rows(path: Path, lines: Any) -> Iterator[_Unread]:
-    header: list[str] = next(lines, [])
+def _csv_lines(path: Path, raw: Iterable[bytes], damaged: dict[int, UserError]) -> Iterator[str]:
+    """Lines as text. The error of a line that is not text is kept in `damaged`, by its number."""
+    for number, line in enumerate(raw, start=1):
+        try:
+            yield _decode(f"{path}:{number}", line)
+        except UserError as error:
+            damaged[number] = error
+            yield line.decode("utf-8", "replace")
+
+
+def _csv_rows(path: Path, lines: Any, damaged: Mapping[int, UserError]) -> Iterator[Unread]:
+    header = _csv_header(path, lines, damaged)
+    numbers = count()
+    while True:
+        start = lines.line_num + 1
+        where = f"{path}:{start}"
+        try:
+            cells = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            next(numbers)
+            yield partial(_refuse, f"{path}:{lines.line_num}: invalid CSV: {error}")
+            continue
+        wrong = [damaged[n] for n in range(start, lines.line_num + 1) if n in damaged]
+        if wrong:
+            next(numbers)
+            yield partial(_refuse, str(wrong[0]))
+        elif cells and len(cells) != len(header):
+            next(numbers)
+            yield partial(
+                _refuse,
+                f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header[:5])});"
+                " quote values that hold a separator",
+            )
+        elif cells:
+            yield partial(Row, where, dict(zip(header, cells, strict=True)), next(numbers))
+
+
+def _csv_header(path: Path, lines: Any, damaged: Mapping[int, UserError]) -> list[str]:
+    try:
+        header: list[str] = next(lines, [])
+    except csv.Error as error:
+        raise UserError(f"{path}:{lines.line_num}: invalid CSV: {error}") from error
+    if damaged:
+        raise next(iter(damaged.values()))
     if not header:
         raise UserError(
             f"{path}: the file is empty; expected a first line with the names of the columns"
@@ -230,55 +316,70 @@ def _csv_rows(path: Path, lines: Any) -> Iterator[_Unread]:
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise UserError(f"{path}:1: duplicate column {repeated[0]!r}")
-    numbers, start = count(), lines.line_num + 1
-    for cells in lines:
-        where, start = f"{path}:{start}", lines.line_num + 1
-        if cells and len(cells) != len(header):
-            raise UserError(
-                f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header[:5])});"
-                " quote values that hold a separator"
-            )
-        if cells:
-            yield partial(Row, where, dict(zip(header, cells, strict=True)), next(numbers))
+    return header
 
 
-def _read_parquet(path: Path, limit: int, seed: int) -> list[Row]:
+def _read_parquet(path: Path) -> Iterator[Unread]:
     import pyarrow
     from pyarrow import parquet
 
+    numbers = count()
     try:
-        table = parquet.ParquetFile(path).read()
+        file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise UserError(f"{path}: duplicate column {repeated[0]!r}")
+        for table in file.iter_batches(_BATCH):
+            yield from unread_table(table, "{}: row {}".format, str(path), numbers)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
             f"{path}: not a readable parquet file: {str(error).splitlines()[0]}"
         ) from error
-    repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
-    if repeated:
-        raise UserError(f"{path}: duplicate column {repeated[0]!r}")
-    numbers = draw(range(table.num_rows), limit, seed)
-    table = table.take(numbers) if limit else table
-    return [
-        Row(f"{path}: row {n + 1}", fields, n, padded=True)
-        for n, fields in zip(numbers, _arrow_rows(path, table, numbers), strict=True)
-    ]
 
 
-def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, Any]]:
-    """The rows as Python values. `numbers` are the row numbers, for the error message."""
-    try:
-        return list(table.to_pylist())
-    except (ValueError, OverflowError):
-        # A date outside Python's range, or a struct with duplicate field names: find the row.
-        rows: list[dict[str, Any]] = []
-        for number in numbers:
-            try:
-                rows += table.slice(len(rows), 1).to_pylist()
-            except (ValueError, OverflowError) as error:
-                raise UserError(
-                    f"{path}: row {number + 1}: a value has no form in Python:"
-                    f" {str(error).splitlines()[0]}"
-                ) from error
-        return rows
+def unread_table(
+    table: Any, place: Callable[[str, int], str], name: str, numbers: Iterator[int]
+) -> Iterator[Unread]:
+    """The rows of an Arrow table or record batch, none of which is read yet.
+
+    Args:
+        table: the rows.
+        place: makes the place of a row, from `name` and its number, counted from 1.
+        name: name of the file or split.
+        numbers: gives the number of each row, counted from 0.
+    """
+    rows = _ArrowRows(table)
+    for index in range(table.num_rows):
+        number = next(numbers)
+        yield partial(rows.row, index, place(name, number + 1), number)
+
+
+class _ArrowRows:
+    """Rows of a table, all of which become values of Python when the first one is read."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    @cached_property
+    def _values(self) -> list[dict[str, Any]] | None:
+        """None if a value has no form in Python: each row is then read alone."""
+        try:
+            return list(self._table.to_pylist())
+        except (ValueError, OverflowError):
+            # A date outside Python's range, or a struct with duplicate field names.
+            return None
+
+    def row(self, index: int, where: str, number: int) -> Row:
+        if self._values is not None:
+            return Row(where, self._values[index], number, padded=True)
+        try:
+            (fields,) = self._table.slice(index, 1).to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise UserError(
+                f"{where}: a value has no form in Python: {str(error).splitlines()[0]}"
+            ) from error
+        return Row(where, fields, number, padded=True)
 
 
 def _object_row(where: str, fields: Any, number: int) -> Row:
@@ -299,9 +400,9 @@ def _decode(where: str, data: bytes) -> str:
         raise UserError(f"{where}: invalid UTF-8 at byte {error.start}{other}") from error
 
 
-_READERS: dict[str, Callable[[Path], Iterator[_Unread]]] = {
-    ".jsonl": _read_jsonl,
+_READERS: dict[str, Callable[[Path], Iterator[Unread]]] = {
     ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": partial(_read_csv, delimiter="\t"),
+    ".parquet": _read_parquet,
 }

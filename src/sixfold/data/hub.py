@@ -6,7 +6,8 @@ The library is imported only here, when it is needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from ..environment.registry import SOURCES
 from ..errors import UserError, nearest
 from ..recipe.hub_names import not_found, offline_switch
 from ..recipe.schema import DataConfig
-from .files import Row, draw
+from .files import Row, Unread, draw, unread_table
+
+_BATCH = 1000
+"""Rows that `unread_split` has in memory at once."""
 
 _ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
@@ -45,11 +49,7 @@ def read_dataset(
 def _rows(
     dataset: Mapping[str, Any], split: str, data: DataConfig, limit: int, seed: int
 ) -> list[Row]:
-    if split not in dataset:
-        raise UserError(
-            f"dataset {data.source!r} has no split {split!r}; it has"
-            f" {', '.join(dataset)}.{nearest(split, list(dataset))}"
-        )
+    _check_split(dataset, split, data)
     # A folder may have been saved to return numpy arrays or tensors.
     rows = dataset[split].with_format(None)
     numbers = draw(range(len(rows)), limit, seed)
@@ -58,6 +58,40 @@ def _rows(
         Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n, padded=True)
         for n, fields in zip(numbers, rows, strict=True)
     ]
+
+
+def unread_split(data: DataConfig) -> tuple[Iterator[Unread], str]:
+    """The rows of `data.split`, which are not in memory, and a name of their content.
+
+    Args:
+        data: names the source, as for `read_dataset`.
+
+    Returns:
+        The rows, and the commit of a hub dataset. If it is unknown, the fingerprint of `datasets`.
+
+    Raises:
+        UserError: if the source cannot be loaded, or lacks the split.
+    """
+    dataset = _load(data)
+    _check_split(dataset, data.split, data)
+    split = dataset[data.split]
+    return _unread(split, f"{data.source} ({data.split})"), (
+        _commit(split.info) or str(split._fingerprint)
+    )
+
+
+def _unread(split: Any, name: str) -> Iterator[Unread]:
+    numbers = count()
+    for table in split.with_format("arrow").iter(_BATCH):
+        yield from unread_table(table, "{}, row {}".format, name, numbers)
+
+
+def _check_split(dataset: Mapping[str, Any], split: str, data: DataConfig) -> None:
+    if split not in dataset:
+        raise UserError(
+            f"dataset {data.source!r} has no split {split!r}; it has"
+            f" {', '.join(dataset)}.{nearest(split, list(dataset))}"
+        )
 
 
 def _commit(info: Any) -> str:

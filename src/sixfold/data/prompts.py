@@ -21,7 +21,9 @@ from .messages import chat_messages, check_turns, stored_messages, without_nulls
 TOOLS, ARGUMENTS = "tools", "chat_template_kwargs"
 """Columns with the functions that a prompt shows, and with variables of the chat template."""
 
-_CONVERSATIONS = ("messages", "conversations")
+_PROMPTS = ("messages", "conversations", "prompt")
+"""Columns with the prompt that are tried if the recipe names none."""
+
 _DEFAULT = DataConfig.model_fields["prompt_field"].default
 _RESERVED = {
     *("conversation", "messages", "tools", "documents", "chat_template", "tokenize"),
@@ -38,8 +40,8 @@ def read_conversations(
 
     Args:
         rows: rows of one file or split.
-        data: names the column. If it has the default name and is absent, the columns `messages` and
-            `conversations` are tried.
+        data: names the column. If it has the default name and is absent, the columns `messages`,
+            `conversations` and `prompt` are tried.
         name: name of the split.
 
     Returns:
@@ -61,11 +63,13 @@ def read_conversations(
 
 def _read(row: Row, data: DataConfig) -> Row:
     value = column_value(row, data.prompt_field)
-    if value is MISSING and data.prompt_field == _DEFAULT:
-        value = next((column_value(row, c) for c in _CONVERSATIONS if c in row.fields), MISSING)
+    other = value is MISSING and data.prompt_field == _DEFAULT
+    if other:
+        value = next((column_value(row, c) for c in _PROMPTS if c in row.fields), MISSING)
     value = stored_messages(row.where, value)
     if not isinstance(value, list):
-        return row
+        found = other and isinstance(value, str)
+        return replace(row, fields={**row.fields, data.prompt_field: value}) if found else row
     messages, reply = chat_messages(row.where, value), None
     if data.prompt_form == "messages" and messages[-1]["role"] == "assistant" and messages[1:]:
         reply = messages.pop()

@@ -10,26 +10,32 @@ from __future__ import annotations
 
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from .numbers import number, percent
 from .untrusted import visible
 
 
-def render_page(template: str, **values: object) -> str:
-    """The text of a template in `templates/` with `values` filled in.
+def render_page(template: str, package: str = "sixfold.report", **values: object) -> str:
+    """The text of a template with `values` filled in.
+
+    Args:
+        template: name of the template.
+        package: package whose folder `templates` has it. It may extend those of `sixfold.report`.
+        values: what it uses.
 
     Raises:
         jinja2.UndefinedError: if the template uses a value that is not given.
     """
-    return environment().get_template(template).render(**values)
+    return environment(package).get_template(template).render(**values)
 
 
 @cache
-def environment() -> Environment:
+def environment(package: str = "sixfold.report") -> Environment:
+    folders = dict.fromkeys((package, "sixfold.report"))
     pages = Environment(
-        loader=PackageLoader("sixfold.report", "templates"),
+        loader=ChoiceLoader([PackageLoader(folder, "templates") for folder in folders]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_spelled_out,

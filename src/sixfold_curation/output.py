@@ -1,0 +1,187 @@
+"""The files of a finished data set.
+
+OUT/train.jsonl (or .parquet)   the rows
+OUT/held.jsonl                  rows that a stage holds, to be tried again
+OUT/provenance.jsonl.zst        what became of every row that was read, and why
+OUT/report.html, OUT/README.md  the report, and the card
+OUT/summary.json                settings, counts, health, and hashes of the files. Written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from sixfold.errors import UserError
+from sixfold.files.durable import (
+    disk_errors,
+    faultpoint,
+    fsync_path,
+    write_json_atomic,
+    write_text_atomic,
+)
+
+from .card import render_card
+from .page import render_report
+from .pipeline import Result, Step
+from .rows_on_disk import LineWriter, StoredRows, json_line, packed_lines, read_lines
+from .settings import Curation
+from .sources import file_hash
+
+SUMMARY, PROVENANCE, HELD = "summary.json", "provenance.jsonl.zst", "held.jsonl"
+_FILES = ("train.jsonl", "train.parquet", HELD, PROVENANCE, "report.html", "README.md")
+_GROUP = 10_000
+"""Rows of a row group of Parquet."""
+
+
+def write_data_set(curation: Curation, steps: Sequence[Step], results: Sequence[Result]) -> Path:
+    """Write the files of a data set, unless they are there.
+
+    Returns:
+        The file with its rows.
+
+    Raises:
+        UserError: no row is left, or the disk refuses.
+    """
+    out, settings = curation.out, curation.settings
+    if not results[-1].kept:
+        most = max(results, key=lambda one: one.rows - one.kept)
+        raise UserError(
+            f"no row is left: stage {most.name!r} drops {most.rows - most.kept} of {most.rows}. Its"
+            f" decisions: {steps[results.index(most)].decisions}"
+        )
+    key = hashlib.sha256(json_line([steps[-1].key, settings.format, settings.name])).hexdigest()
+    rows = out / f"train.{settings.format}"
+    if _is_written(out, key):
+        return rows
+    with disk_errors(f"cannot write {out}"):
+        # Without the summary, nobody takes a mixture of old and new files for a data set.
+        (out / SUMMARY).unlink(missing_ok=True)
+        for name in _FILES:
+            faultpoint("curation.cleared")
+            (out / name).unlink(missing_ok=True)
+    final = StoredRows(steps[-1].rows, results[-1].kept)
+    if settings.format == "parquet":
+        from .parquet import write_parquet
+
+        write_parquet(rows, final, _GROUP)
+    else:
+        with LineWriter(rows) as written:
+            for record in final:
+                written.write(record.fields)
+    _write_held(out / HELD, steps, results)
+    with LineWriter(out / PROVENANCE) as written:
+        for story in stories(steps, results):
+            written.write(story)
+    write_text_atomic(out / "report.html", render_report(settings, results))
+    write_text_atomic(out / "README.md", render_card(settings, results))
+    files = {name: file_hash(out / name) for name in _FILES if (out / name).is_file()}
+    summary = {
+        "key": key,
+        "settings": settings.model_dump(mode="json", exclude={"out"}),
+        "stages": [asdict(result) for result in results],
+        "files": files,
+    }
+    with disk_errors(f"cannot write {out}"):
+        write_json_atomic(out / SUMMARY, summary)
+        fsync_path(out)
+    return rows
+
+
+def _is_written(out: Path, key: str) -> bool:
+    try:
+        summary = json.loads((out / SUMMARY).read_text())
+        return summary["key"] == key and all(
+            file_hash(out / name) == digest for name, digest in summary["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False
+
+
+def _write_held(path: Path, steps: Sequence[Step], results: Sequence[Result]) -> None:
+    """Rows that stages hold, in the order of the sources. No file if there are none."""
+    held = [(step, one.held) for step, one in zip(steps, results, strict=True) if one.held]
+    if not held:
+        return
+    streams = [read_lines(step.held, count) for step, count in held]
+    with LineWriter(path) as written:
+        for _, _, fields in heapq.merge(*streams, key=itemgetter(0)):
+            written.write(fields)
+
+
+def stories(steps: Sequence[Step], results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """What became of every row that was read, in the order of the sources.
+
+    Args:
+        steps: the stages.
+        results: what they have done.
+    """
+    later = [
+        _labelled(step.name, step.decisions, result.decisions)
+        for step, result in zip(steps[1:], results[1:], strict=True)
+    ]
+    decisions = heapq.merge(*later, key=itemgetter(0))
+    upcoming = next(decisions, None)
+    for number, identity, source, where, reason, note in read_lines(
+        steps[0].decisions, results[0].decisions
+    ):
+        told = []
+        if reason:
+            told.append(_told(steps[0].name, reason == "renamed", reason, note))
+        while upcoming is not None and upcoming[0] == number:
+            told.append(upcoming[1])
+            upcoming = next(decisions, None)
+        yield _story(identity, source, where, told)
+
+
+def _labelled(name: str, path: Path, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, identity, kept, reason, note in read_lines(path, count):
+        yield number, {**_told(name, kept, reason, note), "id": identity}
+
+
+def _told(stage: str, kept: bool, reason: str, note: str) -> dict[str, Any]:
+    return {"stage": stage, "kept": kept, "reason": reason, "note": note}
+
+
+def _story(
+    identity: str, source: str, where: str, told: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    own = (one for one in told if one.get("id", identity) == identity)
+    last = next((one for one in own if not one["kept"]), None)
+    fate = "kept" if last is None else "held" if last["reason"].startswith("held") else "dropped"
+    ended = {} if last is None else {key: last[key] for key in ("stage", "reason", "note")}
+    decisions = [
+        {key: value for key, value in one.items() if key != "id" or value != identity}
+        for one in told
+    ]
+    story = {"id": identity, "source": source, "where": where, "fate": fate, **ended}
+    return {**story, "decisions": decisions}
+
+
+def explain(out: Path, identity: str) -> dict[str, Any]:
+    """The line of a row in the provenance of a finished data set.
+
+    Args:
+        out: folder of the data set.
+        identity: the row's id.
+
+    Raises:
+        UserError: there is no such row, or no finished data set.
+    """
+    path = out / PROVENANCE
+    if not (out / SUMMARY).is_file():
+        raise UserError(f"{out} holds no finished data set: run `sixfold data` first")
+    start = json.dumps({"id": identity}, ensure_ascii=False, separators=(",", ":"))[:-1].encode()
+    for line in packed_lines(path):
+        if line.startswith(start + b","):
+            story: dict[str, Any] = json.loads(line)
+            return story
+    ids = [json.loads(line)["id"] for line in islice(packed_lines(path), 3)]
+    raise UserError(f"{path} has no row {identity!r}. Ids look like {', '.join(ids)}")

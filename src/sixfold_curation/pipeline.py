@@ -1,0 +1,419 @@
+"""Run the stages of a recipe, each from the file of rows that the stage before has written.
+
+    OUT/work/00-sources/        rows.jsonl.zst, decisions.jsonl.zst, done.json
+    OUT/work/01-duplicates/     the same, and held.jsonl.zst; own/: what the stage itself keeps
+
+`done.json` is written last. It names everything that the stage depends on by one hash, the hash of
+the stage before included. So a stage that is done is not repeated, a stage that was killed begins
+again, and after a change the first stage that it concerns and all later ones run again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from sixfold.errors import UserError, is_fault, one_line
+from sixfold.files.durable import disk_errors, faultpoint, write_json_atomic, write_text_atomic
+from sixfold.recipe.find import find_recipe
+from sixfold.version import __version__
+
+from .kinds import STAGES
+from .rows_on_disk import LineWriter, StoredRows, stored
+from .settings import Curation, NamedStage
+from .sources import Opened, SourceReader, file_hash, open_source
+from .stage import Context, Decision, Health, Record
+
+FIRST = "sources"
+"""Name of the first stage, which reads the rows."""
+
+EXAMPLES = 4
+"""Examples of each reason that are recorded."""
+
+_EXCERPT = 300
+_HELD = "held"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage has done, as `done.json` records it.
+
+    Attributes:
+        name: name of the stage.
+        kind: its kind.
+        key: hash of everything that it depends on.
+        rows: number of rows that it was given.
+        kept: number of rows that go on.
+        dropped: number of dropped rows by reason.
+        noted: number of kept rows by reason.
+        decisions: number of lines of decisions.
+        held: number of dropped rows that are stored, to be tried again.
+        metric: name of its health metric.
+        value: the metric. None: unknown.
+        alarm: what is wrong, or "".
+        figures: other numbers of its health.
+        examples: some decisions: reason, id, text, note.
+    """
+
+    name: str
+    kind: str
+    key: str
+    rows: int
+    kept: int
+    dropped: Mapping[str, int]
+    noted: Mapping[str, int]
+    decisions: int
+    held: int
+    metric: str
+    value: float | None
+    alarm: str
+    figures: Mapping[str, Any]
+    examples: Sequence[Mapping[str, str]]
+
+
+class Shown(Protocol):
+    """Shows what happens."""
+
+    def begin(self, name: str, rows: int) -> None:
+        """A stage begins.
+
+        Args:
+            name: its name.
+            rows: number of rows that it will decide. 0: unknown.
+        """
+
+    def advance(self, rows: int) -> None: ...
+
+    def end(self, result: Result, again: bool) -> None:
+        """A stage is done.
+
+        Args:
+            result: what it has done.
+            again: False if an earlier run did it.
+        """
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage with its folder.
+
+    Attributes:
+        named: the stage. None: the first one, which reads the sources.
+        key: hash of everything that it depends on.
+        folder: its folder.
+    """
+
+    named: NamedStage | None
+    key: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.named.name if self.named else FIRST
+
+    def result(self) -> Result | None:
+        """What the stage has done. None if it is not done, or was done on other data."""
+        try:
+            found = Result(**json.loads((self.folder / "done.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.key == self.key else None
+
+    @property
+    def rows(self) -> Path:
+        return self.folder / "rows.jsonl.zst"
+
+    @property
+    def decisions(self) -> Path:
+        return self.folder / "decisions.jsonl.zst"
+
+    @property
+    def held(self) -> Path:
+        return self.folder / "held.jsonl.zst"
+
+
+def opened_sources(curation: Curation) -> list[Opened]:
+    """The sources of a recipe.
+
+    Raises:
+        UserError: one is missing.
+    """
+    settings = curation.settings
+    return [open_source(one, settings.seed, settings.longest_row) for one in settings.sources]
+
+
+def planned(curation: Curation, opened: Sequence[Opened]) -> list[Step]:
+    """The stages with their folders, the first one included."""
+    settings = curation.settings
+    sources = [[one.settings.model_dump(mode="json"), one.content] for one in opened]
+    key = _hash([__version__, settings.seed, settings.bad_rows, settings.longest_row, sources])
+    work = curation.out / "work"
+    steps = [Step(None, key, work / f"00-{FIRST}")]
+    recipe = find_recipe(settings.recipe) if settings.recipe else None
+    for number, named in enumerate(curation.stages, start=1):
+        values = named.stage.model_dump(mode="json")
+        files = [file_hash(file) for file in _files_in([values, named.kind, str(recipe or "")])]
+        kind = named.kind if named.kind in STAGES else named.kind.rpartition(":")[2]
+        key = _hash([key, kind, named.name, values, files])
+        steps.append(Step(named, key, work / f"{number:02d}-{named.name}"))
+    return steps
+
+
+def _files_in(value: Any) -> Iterator[Path]:
+    """Files that settings name, also as file.py:Class."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _files_in(one)
+    elif isinstance(value, str) and value and len(value) < 1000 and "\0" not in value:
+        names = (value, value.rpartition(":")[0])
+        found = (path for name in names if name and (path := Path(name).expanduser()).is_file())
+        yield from found
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def locked(curation: Curation) -> Iterator[None]:
+    """Context in which no other process writes the data set.
+
+    Raises:
+        UserError: another one does, or the folder has something else.
+    """
+    out = curation.out
+    _check_folder(out, curation.settings.name)
+    work = out / "work"
+    with disk_errors(f"cannot write {work}"):
+        work.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process writes {out}: wait for it, or choose another folder (--out)"
+            ) from error
+        write_text_atomic(work / "name", curation.settings.name + "\n")
+        faultpoint("curation.begun")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_folder(out: Path, name: str) -> None:
+    """Refuse a folder that holds anything but this data set."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: choose another folder (--out)")
+    mark = out / "work" / "name"
+    if mark.is_file():
+        other = mark.read_text().strip()
+        if other != name:
+            raise UserError(
+                f"{out} holds the data set {other!r}, and this one is {name!r}: choose another"
+                " folder (--out)"
+            )
+    elif out.is_dir() and any(path.name != "work" for path in out.iterdir()):
+        raise UserError(
+            f"{out} holds something else than a data set of this command: choose another folder"
+            " (--out)"
+        )
+
+
+def run_stages(
+    curation: Curation, opened: Sequence[Opened], steps: Sequence[Step], shown: Shown
+) -> list[Result]:
+    """Run the stages that are not done.
+
+    Raises:
+        UserError: bad input.
+    """
+    _remove_others(curation.out / "work", steps)
+    results: list[Result] = []
+    rows: StoredRows | None = None
+    for step in steps:
+        result = step.result()
+        shown.begin(step.name, len(rows) if rows is not None else 0)
+        again, numbers = result is None, None
+        if result is None:
+            _start(step)
+            if rows is None or step.named is None:
+                result = _read(curation, opened, step, shown)
+            else:
+                result, numbers = _decide(curation, step, step.named, rows, shown)
+            with disk_errors(f"cannot write {step.folder}"):
+                write_json_atomic(step.folder / "done.json", asdict(result))
+            faultpoint("curation.done")
+        shown.end(result, again)
+        results.append(result)
+        rows = StoredRows(step.rows, result.kept, numbers)
+    return results
+
+
+def _remove_others(work: Path, steps: Sequence[Step]) -> None:
+    """Remove folders of stages that the recipe no longer has."""
+    with disk_errors(f"cannot clear {work}"):
+        for folder in work.iterdir():
+            if folder.is_dir() and folder not in {step.folder for step in steps}:
+                shutil.rmtree(folder)
+
+
+def _start(step: Step) -> None:
+    """Make the folder of a stage. What the stage keeps stays only if it was for the same data."""
+    mark = step.folder / "key"
+    with disk_errors(f"cannot write {step.folder}"):
+        if not mark.is_file() or mark.read_text() != step.key:
+            if step.folder.exists():
+                shutil.rmtree(step.folder)
+            (step.folder / "own").mkdir(parents=True)
+            write_text_atomic(mark, step.key)
+    faultpoint("curation.started")
+
+
+def _read(curation: Curation, opened: Sequence[Opened], step: Step, shown: Shown) -> Result:
+    settings = curation.settings
+    with LineWriter(step.rows) as rows, LineWriter(step.decisions) as origins:
+        refuse = settings.bad_rows == "refuse"
+        reader = SourceReader(rows, origins, settings.longest_row, refuse, shown.advance)
+        for source in opened:
+            reader.read(source)
+    health = _json_health(reader.health())
+    return Result(
+        FIRST, FIRST, step.key, origins.lines, rows.lines, dict(reader.bad), {}, origins.lines, 0,
+        health.metric, _number(health.value), health.alarm, health.figures, reader.examples,
+    )  # fmt: skip
+
+
+def _decide(
+    curation: Curation, step: Step, named: NamedStage, rows: StoredRows, shown: Shown
+) -> tuple[Result, Sequence[int]]:
+    """Run a stage. Returns what it has done, and the numbers of the rows that go on."""
+    settings = curation.settings
+    context = Context(settings.seed, step.folder / "own", settings.recipe, lambda count: None)
+    own = named.kind not in STAGES
+    with (
+        LineWriter(step.rows) as kept,
+        LineWriter(step.decisions) as decisions,
+        LineWriter(step.held) as held,
+    ):
+        written = _Written(kept, decisions, held, rows)
+        try:
+            health = _run(named, rows, context, written, shown)
+        except BaseException as error:
+            if isinstance(error, UserError) or not own or not is_fault(error):
+                raise
+            raise UserError(f"stage {named.name!r} ({named.kind}): {one_line(error)}") from error
+    result = Result(
+        named.name, named.kind, step.key, len(rows), kept.lines, dict(written.dropped),
+        dict(written.noted), decisions.lines, held.lines, health.metric, _number(health.value),
+        health.alarm, health.figures, written.examples,
+    )  # fmt: skip
+    return result, written.numbers
+
+
+def _run(
+    named: NamedStage, rows: StoredRows, context: Context, written: _Written, shown: Shown
+) -> Health:
+    """Take the decisions of a stage, and return its health."""
+    run = named.stage.decide(rows, context)
+    while True:
+        try:
+            decision = next(run)
+        except StopIteration as end:
+            written.check_complete(named.name)
+            if not isinstance(end.value, Health):
+                raise TypeError("a stage returns its Health") from None
+            return _json_health(end.value)
+        written.take(decision)
+        shown.advance(1)
+
+
+class _Written:
+    """Writes the decisions of a stage.
+
+    Args:
+        kept: receives the rows that go on.
+        decisions: receives [number, id, kept, reason, note] of decisions that say something.
+        held: receives dropped rows that are tried again later.
+        rows: the rows that the stage decides.
+    """
+
+    def __init__(
+        self, kept: LineWriter, decisions: LineWriter, held: LineWriter, rows: StoredRows
+    ) -> None:
+        self._kept = kept
+        self._decisions = decisions
+        self._held = held
+        self._expected = rows.numbers
+        self._at = 0
+        self.numbers = array("q")
+        self.dropped: Counter[str] = Counter()
+        self.noted: Counter[str] = Counter()
+        self.examples: list[dict[str, str]] = []
+        self._shown: Counter[tuple[bool, str]] = Counter()
+
+    def take(self, decision: Decision) -> None:
+        """Write a decision.
+
+        Raises:
+            ValueError: it is not about the next row.
+        """
+        record, kept, reason = decision.record, decision.kept, decision.reason
+        if self._at < len(self._expected) and self._expected[self._at] == record.number:
+            self._at += 1
+        elif not (kept and self._at and self._expected[self._at - 1] == record.number):
+            raise ValueError(f"{record.where}: a stage decides about each row, in their order")
+        if kept:
+            self._kept.write(stored(record))
+            self.numbers.append(record.number)
+        elif reason.startswith(_HELD):
+            self._held.write(stored(record))
+        if not kept or reason or decision.note:
+            counts = self.noted if kept else self.dropped
+            counts[reason or "no reason given"] += 1
+            self._decisions.write([record.number, record.id, kept, reason, decision.note])
+            self._example(decision, record)
+
+    def _example(self, decision: Decision, record: Record) -> None:
+        self._shown[decision.kept, decision.reason] += 1
+        if self._shown[decision.kept, decision.reason] <= EXAMPLES:
+            text = record.prompt[:_EXCERPT] + "…" * (len(record.prompt) > _EXCERPT)
+            self.examples.append(
+                {"reason": decision.reason, "id": record.id, "text": text, "note": decision.note}
+            )
+
+    def check_complete(self, name: str) -> None:
+        if self._at < len(self._expected):
+            raise ValueError(
+                f"stage {name!r} has decided about {self._at} of {len(self._expected)} rows"
+            )
+
+
+def _json_health(health: Health) -> Health:
+    """The health with figures that JSON can hold: NaN becomes null."""
+    return replace(health, figures=_finite(health.figures))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
