@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from sixfold.files.durable import (
 from .card import render_card
 from .page import render_report
 from .pipeline import Result, Step
-from .rows_on_disk import LineWriter, StoredRows, json_line, packed_lines, read_lines
+from .rows_on_disk import LineWriter, StoredRows, json_text, packed_lines, read_lines
 from .settings import Curation
 from .sources import file_hash
 
@@ -57,7 +57,9 @@ def write_data_set(curation: Curation, steps: Sequence[Step], results: Sequence[
             f"no row is left: stage {most.name!r} drops {most.rows - most.kept} of {most.rows}. Its"
             f" decisions: {steps[results.index(most)].decisions}"
         )
-    key = hashlib.sha256(json_line([steps[-1].key, settings.format, settings.name])).hexdigest()
+    key = hashlib.sha256(
+        json_text([steps[-1].key, settings.format, settings.name]).encode()
+    ).hexdigest()
     rows = out / f"train.{settings.format}"
     if _is_written(out, key):
         return rows
@@ -74,8 +76,8 @@ def write_data_set(curation: Curation, steps: Sequence[Step], results: Sequence[
         write_parquet(rows, final, _GROUP)
     else:
         with LineWriter(rows) as written:
-            for record in final:
-                written.write(record.fields)
+            for fields in final.fields_as_json():
+                written.write_line(fields)
     _write_held(out / HELD, steps, results)
     with LineWriter(out / PROVENANCE) as written:
         for story in stories(steps, results):
@@ -110,10 +112,10 @@ def _write_held(path: Path, steps: Sequence[Step], results: Sequence[Result]) ->
     held = [(step, one.held) for step, one in zip(steps, results, strict=True) if one.held]
     if not held:
         return
-    streams = [read_lines(step.held, count) for step, count in held]
+    streams = [StoredRows(step.held, count) for step, count in held]
     with LineWriter(path) as written:
-        for _, _, fields in heapq.merge(*streams, key=itemgetter(0)):
-            written.write(fields)
+        for record in heapq.merge(*streams, key=attrgetter("number")):
+            written.write(record.fields)
 
 
 def stories(steps: Sequence[Step], results: Sequence[Result]) -> Iterator[dict[str, Any]]:
@@ -178,7 +180,7 @@ def explain(out: Path, identity: str) -> dict[str, Any]:
     path = out / PROVENANCE
     if not (out / SUMMARY).is_file():
         raise UserError(f"{out} holds no finished data set: run `sixfold data` first")
-    start = json.dumps({"id": identity}, ensure_ascii=False, separators=(",", ":"))[:-1].encode()
+    start = json_text({"id": identity})[:-1].encode()
     for line in packed_lines(path):
         if line.startswith(start + b","):
             story: dict[str, Any] = json.loads(line)

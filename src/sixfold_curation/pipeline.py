@@ -377,10 +377,10 @@ class _Written:
         elif not (kept and self._at and self._expected[self._at - 1] == record.number):
             raise ValueError(f"{record.where}: a stage decides about each row, in their order")
         if kept:
-            self._kept.write(stored(record))
+            self._kept.write_line(stored(record))
             self.numbers.append(record.number)
         elif reason.startswith(_HELD):
-            self._held.write(stored(record))
+            self._held.write_line(stored(record))
         if not kept or reason or decision.note:
             counts = self.noted if kept else self.dropped
             counts[reason or "no reason given"] += 1

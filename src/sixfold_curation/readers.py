@@ -327,8 +327,9 @@ def _repository(row: Row, source: SourceSettings) -> Read:
 def _math(
     prompt: str, answer: str, *, solution: str = "", after: str = "", identity: str = ""
 ) -> Callable[[Row, SourceSettings], Read]:
-    texts = {"solution": solution, "after": after, "identity": identity}
-    return partial(_columns, prompt=prompt, answer=answer, **texts)
+    return partial(
+        _columns, prompt=prompt, answer=answer, solution=solution, after=after, identity=identity
+    )
 
 
 def _task(row: Row, source: SourceSettings) -> Read:

@@ -19,8 +19,17 @@ from sixfold.files.durable import disk_errors, faultpoint, fsync_path
 from .stage import Record
 
 _BUFFER = 1 << 20
+_LINE = "_line"
+"""Attribute of a record that has its line."""
+
 _LEVEL = 1
 """Of zstandard: the fastest packs rows to a third."""
+
+
+json_text = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
+).encode
+"""JSON on one line. Raises ValueError or TypeError for a value without a form in JSON."""
 
 
 class LineWriter:
@@ -45,23 +54,23 @@ class LineWriter:
             self._file = io.BufferedWriter(self._file, _BUFFER)
         return self
 
-    def write(self, value: Any) -> int:
+    def write(self, value: Any) -> None:
         """Write one line.
-
-        Returns:
-            Its length in bytes.
 
         Raises:
             UserError: the disk refuses it.
             ValueError, TypeError: the value has no form in JSON.
         """
-        return self.write_line(json_line(value))
+        self.write_line(json_text(value).encode())
 
-    def write_line(self, line: bytes) -> int:
-        with disk_errors(f"cannot write {self._path}"):
-            self._file.write(line)
+    def write_line(self, line: bytes) -> None:
+        """Write one line, given without its end."""
+        try:
+            self._file.write(line + b"\n")
+        except OSError as error:
+            with disk_errors(f"cannot write {self._path}"):
+                raise error
         self.lines += 1
-        return len(line)
 
     def __exit__(
         self,
@@ -81,16 +90,6 @@ class LineWriter:
             fsync_path(self._path.parent)
 
 
-def json_line(value: Any) -> bytes:
-    """A line of JSON.
-
-    Raises:
-        ValueError, TypeError: the value has no form in JSON.
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode() + b"\n"
-
-
 def read_lines(path: Path, count: int) -> Iterator[Any]:
     """The values of a packed file of JSON lines.
 
@@ -101,10 +100,15 @@ def read_lines(path: Path, count: int) -> Iterator[Any]:
     Raises:
         UserError: it is missing or damaged.
     """
+    return (json.loads(line.decode()) for line in counted_lines(path, count))
+
+
+def counted_lines(path: Path, count: int) -> Iterator[bytes]:
+    """The lines of a packed file that has `count` of them. Raises like `packed_lines`."""
     found = 0
     for line in packed_lines(path):
         found += 1
-        yield json.loads(line)
+        yield line
     if found != count:
         raise UserError(f"{path} has {found} lines, expected {count}: delete its folder")
 
@@ -125,6 +129,8 @@ def packed_lines(path: Path) -> Iterator[bytes]:
 class StoredRows:
     """Rows in a file. Each iteration reads them anew.
 
+    A line has the number and the place of a row, a tab, and its fields.
+
     Args:
         path: the file.
         count: number of rows.
@@ -139,41 +145,56 @@ class StoredRows:
     @property
     def numbers(self) -> Sequence[int]:
         if self._numbers is None:
-            self._numbers = array("q", (line[0] for line in read_lines(self._path, self._count)))
+            heads = (line.partition(b"\t")[0] for line in self._lines())
+            self._numbers = array("q", (json.loads(head)[0] for head in heads))
         return self._numbers
+
+    def fields_as_json(self) -> Iterator[bytes]:
+        """The fields of each row as they are stored."""
+        return (line.partition(b"\t")[2].rstrip(b"\n") for line in self._lines())
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Record]:
-        for number, where, fields in read_lines(self._path, self._count):
-            yield record(number, where, fields)
+        for line in self._lines():
+            head, _, body = line.decode().partition("\t")
+            number, where = json.loads(head)
+            record = _record(number, where, json.loads(body))
+            # `dataclasses.replace` makes a record without this attribute.
+            object.__setattr__(record, _LINE, line[:-1])
+            yield record
+
+    def _lines(self) -> Iterator[bytes]:
+        return counted_lines(self._path, self._count)
 
 
-def stored(one: Record) -> list[Any]:
-    """What is written of a row.
+def stored(record: Record) -> bytes:
+    """The line of a row, without its end.
 
     Raises:
-        ValueError: its texts differ from its fields, which are what is written.
+        ValueError: its texts differ from its fields, which are what is written; or a value has no
+            form in JSON.
+        TypeError: a value has no form in JSON.
     """
-    fields = one.fields
+    line: bytes | None = vars(record).get(_LINE)
+    if line is not None:
+        return line
+    fields = record.fields
     told = (fields["id"], fields["source"], prompt_text(fields), answer_text(fields))
-    if told != (one.id, one.source, one.prompt, one.answer):
-        raise ValueError(f"{one.where}: id, source, prompt and answer differ from the fields")
-    return [one.number, one.where, fields]
+    if told != (record.id, record.source, record.prompt, record.answer):
+        raise ValueError(f"{record.where}: id, source, prompt and answer differ from the fields")
+    return row_line(record.number, record.where, json_text(fields))
 
 
-def record(number: int, where: str, fields: Mapping[str, Any]) -> Record:
-    """The row with these fields."""
-    return Record(
-        number,
-        fields["id"],
-        fields["source"],
-        where,
-        prompt_text(fields),
-        answer_text(fields),
-        fields,
-    )
+def row_line(number: int, where: str, fields: str) -> bytes:
+    """The line of a row whose fields are given as JSON, without its end."""
+    return f"{json_text([number, where])}\t{fields}".encode()
+
+
+def _record(number: int, where: str, fields: Mapping[str, Any]) -> Record:
+    texts = prompt_text(fields), answer_text(fields)
+    return Record(number, fields["id"], fields["source"], where, *texts, fields)
 
 
 def prompt_text(fields: Mapping[str, Any]) -> str:
@@ -194,9 +215,9 @@ def _text(value: Any) -> str:
         return value
     if value is None:
         return ""
-    if isinstance(value, Mapping) and "content" in value:
+    if isinstance(value, dict) and "content" in value:
         value = [value]
-    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
         said = [one for one in value if one.get("role") != "system"]
         if all(isinstance(one.get("content"), str) for one in said):
             return "\n\n".join(one["content"] for one in said)
