@@ -2,7 +2,7 @@
 
     python benchmarks/curation_scale.py                       # 10,000, 100,000 and 1,000,000 rows
     python benchmarks/curation_scale.py --rows 10000 --format parquet
-    python benchmarks/curation_scale.py --copies 100          # each prompt 100 times, as in DAPO-Math
+    python benchmarks/curation_scale.py --copies 100          # as DAPO-Math: each prompt 100 times
     python benchmarks/curation_scale.py --stages duplicates licence
 
 The rows are made: word problems of about 300 characters, in the form of DAPO-Math or GSM8K. Each
@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WORDS = (
-    "apples bread train garden window letter river market teacher silver engine paper mountain"
-    " candle basket winter orange violin bridge harbour cotton copper ladder meadow"
-).split()
+    *("apples", "bread", "train", "garden", "window", "letter", "river", "market", "teacher"),
+    *("silver", "engine", "paper", "mountain", "candle", "basket", "winter", "orange", "violin"),
+    *("bridge", "harbour", "cotton", "copper", "ladder", "meadow"),
+)
 
 
 def rows(count: int, copies: int) -> Iterator[dict[str, object]]:

@@ -93,7 +93,11 @@ class Shown(Protocol):
             rows: number of rows that it will decide. 0: unknown.
         """
 
-    def advance(self, rows: int) -> None: ...
+    def advance(self, rows: int) -> None:
+        """Rows are read, or decided."""
+
+    def prepare(self, rows: int) -> None:
+        """A stage has done something else with rows."""
 
     def end(self, result: Result, again: bool) -> None:
         """A stage is done.
@@ -161,11 +165,12 @@ def planned(curation: Curation, opened: Sequence[Opened]) -> list[Step]:
     work = curation.out / "work"
     steps = [Step(None, key, work / f"00-{FIRST}")]
     recipe = find_recipe(settings.recipe) if settings.recipe else None
+    context = Context(settings.seed, None, settings.recipe)
     for number, named in enumerate(curation.stages, start=1):
         values = named.stage.model_dump(mode="json")
         files = [file_hash(file) for file in _files_in([values, named.kind, str(recipe or "")])]
         kind = named.kind if named.kind in STAGES else named.kind.rpartition(":")[2]
-        key = _hash([key, kind, named.name, values, files])
+        key = _hash([key, kind, named.name, values, files, named.stage.depends_on(context)])
         steps.append(Step(named, key, work / f"{number:02d}-{named.name}"))
     return steps
 
@@ -302,7 +307,7 @@ def _decide(
 ) -> tuple[Result, Sequence[int]]:
     """Run a stage. Returns what it has done, and the numbers of the rows that go on."""
     settings = curation.settings
-    context = Context(settings.seed, step.folder / "own", settings.recipe, lambda count: None)
+    context = Context(settings.seed, step.folder / "own", settings.recipe, shown.prepare)
     own = named.kind not in STAGES
     with (
         LineWriter(step.rows) as kept,

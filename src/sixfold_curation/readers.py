@@ -155,6 +155,8 @@ def _columns(
         value = reply
     if _blank(value) and (answer or solution):
         raise BadRow("no_answer", f"no answer in {answer or solution!r}")
+    # Otherwise recipes would read them in place of the prompt.
+    used += ["messages", "conversations"]
     return Read(
         asked, None if value is MISSING else value, tuple(used), added, _id(row, source, identity)
     )
@@ -223,13 +225,7 @@ def _id(row: Row, source: SourceSettings, column: str = "") -> str:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-def _guess(row: Row, source: SourceSettings) -> Read:
-    """Read the one column that looks like a prompt, and the one that looks like an answer."""
-    prompt, answer = guessed(row, source)
-    return _columns(row, source, prompt=prompt, answer=answer)
-
-
-def guessed(row: Row, source: SourceSettings) -> tuple[str, str]:
+def _guess(row: Row, source: SourceSettings) -> tuple[str, str]:
     """Columns of the prompt and of the answer ("" if there is none).
 
     Raises:
@@ -293,7 +289,8 @@ def _comparison(row: Row, source: SourceSettings) -> Read:
     identity = _id(row, source)
     if len(made.grades) == 1:
         return Read(asked, _said(made.completions[0]), id=identity)
-    if min(made.grades) == max(made.grades):
+    same = all(one == made.completions[0] for one in made.completions)
+    if same or min(made.grades) == max(made.grades):
         raise BadRow("no_comparison", "no completion is better than another")
     if len(made.grades) > 2:
         best = made.completions[made.grades.index(max(made.grades))]
@@ -402,13 +399,15 @@ READERS: dict[str, Reader] = {
     "alpaca": Reader("Alpaca", ("instruction", "output"), _conversation, specific=False),
     "pairs": Reader("comparisons", ("chosen", "rejected"), _comparison, specific=False),
     TASKS: Reader("a generator's", (), _task, specific=False),
-    "columns": Reader("any other", (), _guess, specific=False),
+    "columns": Reader("any other", (), partial(_columns, prompt=""), specific=False),
 }
 """Forms by name."""
 
 
-def reader_of(row: Row, source: SourceSettings) -> str:
-    """Name of the form of a source, judged by a row.
+def recognised(row: Row, source: SourceSettings) -> SourceSettings:
+    """The settings of a source with the form of its rows, judged by one of them.
+
+    Columns that the form does not name are guessed, and set too.
 
     Raises:
         UserError: the named form is unknown, or has other columns; several forms fit; or a column
@@ -430,13 +429,14 @@ def reader_of(row: Row, source: SourceSettings) -> str:
     elif source.prompt_field:
         name = "columns"
     else:
-        name = _recognised(row, source)
+        name = _form_of(row, source)
+    found = {"reader": name}
     if name == "columns":
-        guessed(row, source)
-    return name
+        found["prompt_field"], found["answer_field"] = _guess(row, source)
+    return source.model_copy(update=found)
 
 
-def _recognised(row: Row, source: SourceSettings) -> str:
+def _form_of(row: Row, source: SourceSettings) -> str:
     fitting = {
         name: one
         for name, one in READERS.items()

@@ -166,9 +166,10 @@ def _change(asked: dict[str, Any], change: str) -> None:
 
 def _names(tables: Sequence[Any], kind: str) -> list[str]:
     """Names of the tables of a list: labels of sources, names or kinds of stages."""
-    keys = ("label",) if kind == "sources" else ("name", "kind")
-    entries = (table if isinstance(table, dict) else {} for table in tables)
-    return [str(next((one[key] for key in keys if key in one), "")) for one in entries]
+    entries = [table if isinstance(table, dict) else {} for table in tables]
+    if kind == "sources":
+        return [str(one.get("label", "")) for one in entries]
+    return [str(one.get("name", _KINDS.name(str(one.get("kind", ""))))) for one in entries]
 
 
 def _check_tables(asked: Mapping[str, Any], file: TomlText) -> None:

@@ -21,7 +21,16 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from sixfold.data.columns import MISSING, lookup
-from sixfold.data.files import FILE_TYPES, Row, Unread, draw, file_type, is_file_name, unread_rows
+from sixfold.data.files import (
+    FILE_TYPES,
+    LongLine,
+    Row,
+    Unread,
+    draw,
+    file_type,
+    is_file_name,
+    unread_rows,
+)
 from sixfold.data.hub import unread_split
 from sixfold.data.messages import without_nulls
 from sixfold.data.rows import DEEPEST, check_value
@@ -32,7 +41,7 @@ from sixfold.files.durable import disk_errors
 from sixfold.recipe.schema import DataConfig
 from sixfold.types import Task
 
-from .readers import READERS, TASKS, BadRow, reader_of
+from .readers import READERS, TASKS, BadRow, recognised
 from .rows_on_disk import LineWriter, json_text, row_line
 from .settings import SourceSettings
 from .stage import Health
@@ -229,11 +238,12 @@ class SourceReader:
         first = list(islice(unread, _LOOK))
         looked = [row for row in first if isinstance(row, Row)]
         if looked:
-            counts.reader = reader_of(max(looked, key=lambda row: len(row.fields)), source)
+            source = recognised(max(looked, key=lambda row: len(row.fields)), source)
         for row in chain(first, unread):
-            if counts.reader == "auto" and isinstance(row, Row):
-                counts.reader = reader_of(row, source)
+            if source.reader == "auto" and isinstance(row, Row):
+                source = recognised(row, source)
             self._one(row, source, counts)
+        counts.reader = source.reader
         if not counts.rows:
             raise UserError(f"source {source.label!r}: {source.data} has no rows")
         if not counts.kept:
@@ -257,22 +267,25 @@ class SourceReader:
             raise UserError(f"source {opened.settings.label!r}: {error}{after}") from error
 
     def _one(self, row: Row | UserError, source: SourceSettings, counts: _Counts) -> None:
-        number, position = self._origins.lines, counts.rows + 1
+        number = self._origins.lines
+        position = counts.rows + 1
+        if source.limit and isinstance(row, Row):
+            position = row.number + 1
         counts.rows += 1
         self._progress(1)
         where = row.where if isinstance(row, Row) else f"{source.data}: row {position}"
         identity, reason, note = f"{source.label}/row-{position}", "", ""
         try:
             if not isinstance(row, Row):
-                raise BadRow("unreadable", str(row))
-            own, fields = row_fields(row, source, counts.reader)
+                raise BadRow("too_long" if isinstance(row, LongLine) else "unreadable", str(row))
+            own, fields = row_fields(row, source)
             identity = self._unique(f"{source.label}/{own or f'row-{position}'}")
             if own and identity != f"{source.label}/{own}":
                 counts.renamed += 1
                 reason, note = "renamed", f"the id {own} is that of an earlier row"
             text = json_text({"id": identity, **fields})
             if _needs_check(text):
-                _check(where, fields)
+                _check(where, fields, text)
             line = row_line(number, where, text)
             if len(line) > self._longest:
                 raise BadRow("too_long", f"{len(line):,} bytes, more than longest_row")
@@ -311,7 +324,8 @@ class SourceReader:
         while unique in self._ids:
             number += 1
             unique = f"{identity}~{number}"
-        self._ids[unique] = self._ids[identity] = max(number, 1)
+        self._ids[identity] = max(number, 1)
+        self._ids.setdefault(unique, 1)
         return unique
 
     @property
@@ -349,18 +363,17 @@ class SourceReader:
         )
 
 
-def row_fields(row: Row, source: SourceSettings, reader: str) -> tuple[str, dict[str, Any]]:
+def row_fields(row: Row, source: SourceSettings) -> tuple[str, dict[str, Any]]:
     """The row's own id ("" if it has none), and its fields but for the id.
 
     Args:
         row: the row.
-        source: settings of its source.
-        reader: name of its form.
+        source: settings of its source, with the form that is recognised.
 
     Raises:
         BadRow, UserError: the row cannot be read.
     """
-    form = READERS[reader]
+    form = READERS[source.reader]
     missing = [column for column in form.columns if lookup(row.fields, column) is MISSING]
     if missing and not source.prompt_field:
         raise BadRow("missing_column", f"no column {missing[0]!r}")
@@ -387,21 +400,25 @@ def row_fields(row: Row, source: SourceSettings, reader: str) -> tuple[str, dict
 
 def _needs_check(text: str) -> bool:
     """True if the JSON of a row may hold what `check_value` refuses: it is slow."""
-    if '"eJ' in text or '"gAS' in text:
-        return True
+    return '"eJ' in text or '"gAS' in text or not _is_unicode(text)
+
+
+def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return False
+    return True
 
 
-def _check(where: str, fields: Mapping[str, Any]) -> None:
+def _check(where: str, fields: Mapping[str, Any], text: str) -> None:
     for name, value in fields.items():
         try:
             check_value(where, name, value)
         except UserError as error:
             raise BadRow("bad_value", str(error).removeprefix(f"{where}: ")) from error
+    if not _is_unicode(text):
+        raise BadRow("bad_value", "the name of a field holds a lone surrogate: invalid UTF-8")
 
 
 def _licence(row: Row, source: SourceSettings) -> str:

@@ -118,6 +118,16 @@ class Stage(BaseModel):
         """
         raise NotImplementedError
 
+    def depends_on(self, context: Context) -> str:
+        """Name of what decisions depend on besides rows, settings and files that settings name.
+
+        For example a hash of the weights of a model. If it changes, the stage runs again.
+
+        Args:
+            context: what stages share. Its folder is None.
+        """
+        return ""
+
 
 def decided(
     stage: Stage, rows: Rows, context: Context | None = None

@@ -49,6 +49,9 @@ killed goes on if it is called again. After a change, only the stages that it co
 Exit code: 0; 2 for bad input; with --strict, 3 if an alarm rings.
 """
 
+_EVERY = 500
+"""Rows between two looks at the progress."""
+
 _PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress if standard error is no terminal."""
 
@@ -163,7 +166,7 @@ class Progress:
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)
         self._bar: Any = None
-        self._name, self._rows, self._done, self._due = "", 0, 0, 0.0
+        self._name, self._rows, self._done, self._prepared, self._due = "", 0, 0, 0, 0.0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -191,7 +194,7 @@ class Progress:
             self._bar.stop()
 
     def begin(self, name: str, rows: int) -> None:
-        self._name, self._rows, self._done = name, rows, 0
+        self._name, self._rows, self._done, self._prepared = name, rows, 0, 0
         self._due = time.monotonic() + _PLAIN_EVERY_S
         if self._bar:
             for task in self._bar.task_ids:
@@ -200,14 +203,25 @@ class Progress:
 
     def advance(self, rows: int) -> None:
         self._done += rows
-        if self._done % 500:
+        self._show(self._done, rows, "rows")
+
+    def prepare(self, rows: int) -> None:
+        self._prepared += rows
+        self._show(self._prepared, rows, "rows prepared")
+
+    def _show(self, done: int, more: int, unit: str) -> None:
+        if done // _EVERY == (done - more) // _EVERY:
             return
         if self._bar:
-            self._bar.update(self._bar.task_ids[-1], completed=self._done)
+            self._bar.update(
+                self._bar.task_ids[-1],
+                completed=done,
+                description=f"{visible(self._name)}: {unit}",
+            )
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + _PLAIN_EVERY_S
             of = f" of {self._rows:,}" if self._rows else ""
-            self._console.print(Text(f"{visible(self._name)}: {self._done:,}{of} rows"))
+            self._console.print(Text(f"{visible(self._name)}: {done:,}{of} {unit}"))
 
     def end(self, result: Result, again: bool) -> None:
         how = "" if again else " (done before)"

@@ -62,6 +62,10 @@ class Row:
     padded: bool = False
 
 
+class LongLine(UserError):
+    """A line is longer than `unread_rows` was allowed to read."""
+
+
 Unread = Callable[[], Row]
 """Reads one row. Raises UserError if the row is malformed; the next row can be read."""
 
@@ -202,7 +206,7 @@ def _read_jsonl(path: Path, longest: int) -> Iterator[Unread]:
         where = f"{path}:{line_number}"
         if line is None:
             next(numbers)
-            yield partial(_refuse, f"{where}: a line of more than {longest:,} bytes")
+            yield partial(_refuse, f"{where}: a line of more than {longest:,} bytes", LongLine)
         elif line.strip():
             yield partial(_json_line, where, line, next(numbers))
 
@@ -223,8 +227,8 @@ def _lines(path: Path, longest: int) -> Iterator[tuple[int, bytes | None]]:
                 yield number, line
 
 
-def _refuse(message: str) -> NoReturn:
-    raise UserError(message)
+def _refuse(message: str, kind: type[UserError] = UserError) -> NoReturn:
+    raise kind(message)
 
 
 def _json_line(where: str, line: bytes, number: int) -> Row:

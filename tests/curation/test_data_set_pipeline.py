@@ -1,0 +1,389 @@
+"""Stages in a row: order, resume after a kill anywhere, changes, provenance, stages of users."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_sets import (
+    curate,
+    exact_stage,
+    killed_at,
+    output_bytes,
+    provenance,
+    read_rows,
+    source_text,
+    told,
+    write_lines,
+    write_recipe,
+)
+from pyarrow import parquet
+
+from sixfold.data.sources import load_tasks
+from sixfold.recipe.schema import DataConfig
+from sixfold_curation.rows_on_disk import StoredRows
+
+HALVED = f'[[stages]]\nkind = "{Path(__file__).with_name("made_sets.py")}:Halved"\n'
+
+
+def rows_of(count: int, **more: Any) -> list[dict[str, Any]]:
+    """Every prompt three times, in turn."""
+    distinct = count // 3
+    return [
+        {"question": f"{n % distinct}+1?", "answer": f"{n % distinct + 1}", **more}
+        for n in range(count)
+    ]
+
+
+def make_recipe(folder: Path, count: int = 30, **head: str) -> Path:
+    """Two sources, duplicates, and every second row held."""
+    folder.mkdir(exist_ok=True)
+    first = write_lines(folder / "a.jsonl", rows_of(count))
+    second = write_lines(
+        folder / "b.jsonl", [*rows_of(6, level=1), {"question": None, "answer": 1}]
+    )
+    sources = source_text(first, "a"), source_text(second, "b", origin="public")
+    settings = "\n".join(f"{name} = {json.dumps(value)}" for name, value in head.items())
+    return write_recipe(folder, *sources, stages=exact_stage(folder) + HALVED, head=settings)
+
+
+def test_the_rows_and_the_story_of_each(tmp_path: Path) -> None:
+    """Worked out by hand: ten prompts of a and none of b are new; every second one is held."""
+    assert curate(make_recipe(tmp_path)) == 0
+    out = tmp_path / "out"
+    assert [one["id"] for one in read_rows(out / "train.jsonl")] == [
+        f"a/row-{n}" for n in range(1, 11, 2)
+    ]
+    assert [one["id"] for one in read_rows(out / "held.jsonl")] == [
+        f"a/row-{n}" for n in range(2, 11, 2)
+    ]
+    stories = provenance(out)
+    assert len(stories) == 37  # every row that was read
+    assert [one["where"] for one in stories[29:31]] == [
+        f"{tmp_path}/a.jsonl:30",
+        f"{tmp_path}/b.jsonl:1",
+    ]
+    fates = [one["fate"] for one in stories]
+    assert fates == ["kept", "held"] * 5 + ["dropped"] * 27
+    assert told(stories[1]) == [("Halved", "held_odd")]
+    assert told(stories[30]) == [("exact", "duplicate")]
+    assert (stories[30]["stage"], stories[30]["note"]) == ("exact", "same as a/row-1")
+    assert told(stories[36]) == [("sources", "no_prompt")]
+    summary = json.loads((out / "summary.json").read_text())
+    counts = [(s["name"], s["rows"], s["kept"], s["dropped"]) for s in summary["stages"]]
+    assert counts == [
+        ("sources", 37, 36, {"no_prompt": 1}),
+        ("exact", 36, 10, {"duplicate": 26}),
+        ("Halved", 10, 5, {"held_odd": 5}),
+    ]
+    assert [s["alarm"] for s in summary["stages"]][1] == "many duplicates"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_kill_at_any_point_and_the_same_command_give_the_same_bytes(
+    tmp_path: Path, form: str
+) -> None:
+    whole = make_recipe(tmp_path / "whole", format=form)
+    assert curate(whole) == 0
+    # The paths in notes and in the report must be equal.
+    recipe = whole.with_name("again.toml")
+    recipe.write_text(whole.read_text().replace("/out", "/again"))
+    expected = output_bytes(tmp_path / "whole" / "out")
+    again, point = tmp_path / "whole" / "again", 0
+    while True:
+        point += 1
+        if again.exists():
+            for path in sorted(again.rglob("*"), reverse=True):
+                path.unlink() if path.is_file() else path.rmdir()
+        if not killed_at(point, lambda: curate(recipe)):
+            break
+        assert curate(recipe) == 0
+        assert output_bytes(again) == expected, f"killed at {point}"
+    assert point > 20
+    assert output_bytes(again) == expected
+
+
+def test_kills_that_follow_each_other_end_with_the_same_bytes(tmp_path: Path) -> None:
+    """Each run dies after about one more stage."""
+    recipe = make_recipe(tmp_path)
+    assert curate(recipe) == 0
+    expected = output_bytes(tmp_path / "out")
+    os.rename(tmp_path / "out", tmp_path / "before")
+    kills = 0
+    while killed_at(14, lambda: curate(recipe)):
+        kills += 1
+        assert kills < 20
+    assert kills > 1
+    assert output_bytes(tmp_path / "out") == expected
+
+
+def stage_runs(capsys: pytest.CaptureFixture[str]) -> list[bool]:
+    """For each stage, whether it ran."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if "rows kept" in line]
+    return ["done before" not in line for line in lines]
+
+
+def test_a_change_repeats_the_stages_that_it_concerns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    assert stage_runs(capsys) == [True, True, True]
+    curate(recipe)
+    assert stage_runs(capsys) == [False, False, False]
+    curate(recipe, "--set", "stages.exact.lower=true")
+    assert stage_runs(capsys) == [False, True, True]
+    curate(recipe, "--set", "stages.exact.lower=true", "--set", "format=parquet")
+    assert stage_runs(capsys) == [False, False, False]
+    assert not (tmp_path / "out" / "train.jsonl").exists()
+    curate(recipe, "--set", "seed=1")
+    assert stage_runs(capsys) == [True, True, True]
+    write_lines(tmp_path / "b.jsonl", rows_of(6))
+    curate(recipe, "--set", "seed=1")
+    assert stage_runs(capsys) == [True, True, True]
+    (tmp_path / "own_stage.py").write_text((tmp_path / "own_stage.py").read_text() + "\n")
+    curate(recipe, "--set", "seed=1")
+    assert stage_runs(capsys) == [False, True, True]
+
+
+def test_a_change_of_a_file_that_a_setting_names_repeats_its_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = tmp_path / "words.txt"
+    named.write_text("a")
+    recipe = make_recipe(tmp_path)
+    change = ("--set", f"stages.exact.file={named}")
+    curate(recipe, *change)
+    curate(recipe, *change)
+    assert stage_runs(capsys)[3:] == [False, False, False]
+    named.write_text("b")
+    curate(recipe, *change)
+    assert stage_runs(capsys) == [False, True, True]
+
+
+def test_results_after_a_change_are_those_of_a_new_folder(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    write_lines(tmp_path / "a.jsonl", rows_of(12))
+    curate(recipe)
+    changed = output_bytes(tmp_path / "out")
+    os.rename(tmp_path / "out", tmp_path / "before")
+    curate(recipe)
+    assert output_bytes(tmp_path / "out") == changed
+
+
+def test_an_output_that_was_changed_is_written_again(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    expected = output_bytes(tmp_path / "out")
+    (tmp_path / "out" / "train.jsonl").write_text("changed")
+    curate(recipe)
+    assert output_bytes(tmp_path / "out") == expected
+
+
+def test_a_damaged_file_of_work_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    file = tmp_path / "out" / "work" / "01-exact" / "rows.jsonl.zst"
+    file.write_bytes(file.read_bytes()[:-8])
+    assert curate(recipe, "--set", "format=parquet") == 0  # it is not needed
+    assert curate(recipe, "--set", "stages.Halved.name=x") == 2
+    assert "01-exact/rows.jsonl.zst" in capsys.readouterr().err
+
+
+def test_the_folder_of_another_data_set_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    assert curate(recipe, "--set", "name=other") == 2
+    assert "holds the data set 'made'" in capsys.readouterr().err
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("x")
+    assert curate(recipe, "--out", str(tmp_path / "notes")) == 2
+    assert "something else" in capsys.readouterr().err
+    assert curate(recipe, "--out", str(tmp_path / "notes" / "mine.txt")) == 2
+    assert "is a file" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_write_one_data_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    with (tmp_path / "out" / "work" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert curate(recipe) == 2
+    assert "another process writes" in capsys.readouterr().err
+
+
+def test_folders_of_stages_that_are_gone_are_removed(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    curate(recipe)
+    recipe.write_text(recipe.read_text().replace(HALVED, ""))
+    curate(recipe)
+    work = tmp_path / "out" / "work"
+    assert sorted(path.name for path in work.iterdir() if path.is_dir()) == [
+        "00-sources",
+        "01-exact",
+    ]
+    assert not (tmp_path / "out" / "held.jsonl").exists()
+
+
+WRONG = {
+    "skips a row": ("if at: yield Decision(row)", "decided about 9 of 10|in their order"),
+    "another order": ("yield Decision(list(rows)[9 - at])", "in their order"),
+    "drops a row twice": ("yield Decision(row); yield Decision(row, False)", "in their order"),
+    "changes a text alone": (
+        "yield Decision(replace(row, prompt='x'))",
+        "id, source, prompt and answer differ from the fields",
+    ),
+    "no JSON": ("yield Decision(replace(row, fields={**row.fields, 'x': {1}}))", "not JSON"),
+    "no health": ("yield Decision(row)", "returns its Health"),
+    "an error": ("yield Decision(row); 1 / (3 - at)", "ZeroDivisionError"),
+    "an exit": ("yield Decision(row); raise SystemExit(0)", "SystemExit"),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_stage_of_a_user_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, message: str
+) -> None:
+    health = "" if "Health" in message else "        return Health('n', 1.0)\n"
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n"
+        "from sixfold_curation.stage import Decision, Health, Stage\n"
+        "class Own(Stage):\n    kind = 'own'\n    def decide(self, rows, context):\n"
+        f"        for at, row in enumerate(rows):\n            {body}\n{health}"
+    )
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"question": f"{n}?", "answer": n} for n in range(10)]
+    )
+    stages = f'[[stages]]\nkind = "{tmp_path}/own.py:Own"\n'
+    assert curate(write_recipe(tmp_path, source_text(path), stages=stages)) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "error" in one]
+    assert "stage 'Own'" in line
+    assert re.search(message, line)
+    assert not (tmp_path / "out" / "train.jsonl").exists()
+
+
+def test_a_stage_may_change_rows_and_repeat_them(tmp_path: Path) -> None:
+    """The second copy of a row has an id of its own, and later stages see both."""
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n"
+        "from sixfold_curation.stage import Decision, Health, Stage\n"
+        "class Twice(Stage):\n    kind = 'twice'\n    def decide(self, rows, context):\n"
+        "        for row in rows:\n"
+        "            text = row.prompt.upper()\n"
+        "            fields = {**row.fields, 'prompt': text}\n"
+        "            yield Decision(replace(row, prompt=text, fields=fields), reason='upper')\n"
+        "            again = {**fields, 'id': row.id + '#2'}\n"
+        "            record = replace(row, id=again['id'], prompt=text, fields=again)\n"
+        "            yield Decision(record, reason='copy')\n"
+        "        return Health('n', 1.0)\n"
+    )
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"question": f"q{n}?", "answer": n} for n in range(3)]
+    )
+    stages = f'[[stages]]\nkind = "{tmp_path}/own.py:Twice"\n' + exact_stage(tmp_path) + HALVED
+    recipe = write_recipe(tmp_path, source_text(path), stages=stages)
+    assert curate(recipe) == 0
+    read = read_rows(tmp_path / "out" / "train.jsonl")
+    assert [(one["id"], one["prompt"]) for one in read] == [
+        ("made/row-1", "Q0?"),
+        ("made/row-3", "Q2?"),
+    ]
+    first = provenance(tmp_path / "out")[0]
+    assert first["fate"] == "kept"
+    assert told(first) == [("Twice", "upper"), ("Twice", "copy"), ("exact", "duplicate")]
+    assert first["decisions"][1]["id"] == "made/row-1#2"
+    assert "id" not in first["decisions"][0]
+
+
+def test_rows_in_a_file_can_be_read_more_than_once(tmp_path: Path) -> None:
+    curate(make_recipe(tmp_path))
+    rows = StoredRows(tmp_path / "out" / "work" / "01-exact" / "rows.jsonl.zst", 10)
+    assert len(rows) == 10
+    assert list(rows) == list(rows)
+    assert list(rows.numbers) == list(range(10))
+    assert [one.prompt for one in rows] == [f"{n}+1?" for n in range(10)]
+
+
+def test_no_row_left_is_an_error_that_names_the_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from sixfold_curation.stage import Decision, Health, Stage\n"
+        "class Nothing(Stage):\n    kind = 'nothing'\n    def decide(self, rows, context):\n"
+        "        for row in rows:\n            yield Decision(row, False, 'all')\n"
+        "        return Health('n', float('nan'))\n"
+    )
+    path = write_lines(tmp_path / "a.jsonl", rows_of(3))
+    stages = f'[[stages]]\nkind = "{tmp_path}/own.py:Nothing"\n' + exact_stage(tmp_path)
+    assert curate(write_recipe(tmp_path, source_text(path), stages=stages)) == 2
+    assert "stage 'Nothing' drops 3 of 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_parquet_and_jsonl_hold_the_same_rows(tmp_path: Path, form: str) -> None:
+    """Also if columns of sources have different types, or none."""
+    rows: list[dict[str, Any]] = [
+        {"question": "a?", "answer": "1", "tags": ["x"], "n": 1, "empty": {}, "none": None},
+        {"question": "b?", "answer": 2, "tags": "x", "n": 2.5, "deep": {"a": [{"b": 1}]}},
+        {"question": "c?", "answer": "3", "deep": {"c": "d"}, "n": None},
+    ]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    recipe = write_recipe(tmp_path, source_text(path), head=f'format = "{form}"')
+    assert curate(recipe) == 0
+    out = tmp_path / "out" / f"train.{form}"
+    tasks = load_tasks(DataConfig(source=str(out), heldout=0), seed=0, rewards=("m:f",)).train
+    assert [(one.id, one.prompt, str(one.answer)) for one in tasks] == [
+        (f"made/row-{n + 1}", row["question"], str(row["answer"])) for n, row in enumerate(rows)
+    ]
+    if form == "parquet":
+        table = parquet.read_table(out)
+        assert table["tags"].to_pylist() == ['["x"]', "x", None]
+        assert table["n"].to_pylist() == [1.0, 2.5, None]
+        assert table["deep"].to_pylist()[1:] == [
+            {"a": [{"b": 1}], "c": None},
+            {"a": None, "c": "d"},
+        ]
+
+
+def test_the_folder_is_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    """`datasets` reads the rows alone, as the card says."""
+    curate(make_recipe(tmp_path))
+    data = DataConfig(source=str(tmp_path / "out"), heldout=0)
+    tasks = load_tasks(data, seed=0, rewards=("short_answer",)).train
+    assert [one.id for one in tasks] == [f"a/row-{n}" for n in range(1, 11, 2)]
+
+
+def test_a_data_set_is_a_source_of_another(tmp_path: Path) -> None:
+    curate(make_recipe(tmp_path / "first"))
+    (tmp_path / "second").mkdir()
+    source = source_text(tmp_path / "first" / "out", licence=None, licence_field="licence")
+    assert curate(write_recipe(tmp_path / "second", source)) == 0
+    read = read_rows(tmp_path / "second" / "out" / "train.jsonl")
+    assert [one["id"] for one in read] == [f"made/a/row-{n}" for n in range(1, 11, 2)]
+    assert {one["licence"] for one in read} == {"mit"}
+
+
+@pytest.mark.parametrize("limit", [4, 100])
+def test_a_limit_draws_rows_of_the_whole_file_by_the_seed(tmp_path: Path, limit: int) -> None:
+    path = write_lines(tmp_path / "a.jsonl", rows_of(60))
+    drawn = []
+    for seed in (0, 0, 1):
+        recipe = write_recipe(tmp_path, source_text(path, limit=limit), head=f"seed = {seed}")
+        curate(recipe)
+        drawn.append([one["id"] for one in read_rows(tmp_path / "out" / "train.jsonl")])
+    assert len(drawn[0]) == min(limit, 60)
+    assert drawn[0] == drawn[1]
+    assert (drawn[0] != drawn[2]) is (limit < 60)

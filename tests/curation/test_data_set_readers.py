@@ -1,0 +1,331 @@
+"""Rows of public data sets: what is read of them.
+
+Recipes read the result as they read the source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_sets import curate, read_rows, source_text, write_lines, write_recipe
+
+from sixfold.data.comparisons import load_comparisons
+from sixfold.data.conversations import load_conversations
+from sixfold.data.sources import load_tasks
+from sixfold.errors import UserError
+from sixfold.recipe.schema import ComparisonsConfig, DataConfig
+from sixfold_curation.readers import READERS, last_box
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+]
+USER = [{"role": "user", "content": "2+2?"}]
+HH = "\n\nHuman: 2+2?\n\nAssistant:"
+TESTS = [{"input": "1\n", "output": "1\n", "testtype": "stdin"}]
+
+FORMS: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
+    "dapo": (
+        {
+            "data_source": "math_dapo",
+            "prompt": USER,
+            "reward_model": {"ground_truth": "4", "style": "rule"},
+            "extra_info": {"index": "9a9b"},
+        },
+        *(USER, "4", "9a9b"),
+    ),
+    "big_math": (
+        {"problem": "2+2?", "answer": "4", "source": "omni", "llama8b_solve_rate": 0.5},
+        *("2+2?", "4", "row-1"),
+    ),
+    "numina": (
+        {"source": "olympiads", "problem": "2+2?", "solution": "So \\boxed{\\frac{8}{2}}."},
+        *("2+2?", "\\frac{8}{2}", "row-1"),
+    ),
+    "openr1": (
+        {
+            "problem": "2+2?",
+            "solution": "4.",
+            "answer": "4",
+            "source": "amc",
+            "uuid": "u-1",
+            "generations": ["<think>"],
+            "messages": CHAT,
+        },
+        *("2+2?", "4", "u-1"),
+    ),
+    "math": (
+        {"problem": "2+2?", "level": "Level 1", "type": "Algebra", "solution": "\\boxed{4}"},
+        *("2+2?", "4", "row-1"),
+    ),
+    "gsm8k": ({"question": "2+2?", "answer": "Add.\n#### 4"}, "2+2?", "4", "row-1"),
+    "reasoning_gym": (
+        {"question": "2+2?", "answer": "4", "metadata": {"source_dataset": "chain_sum"}},
+        *("2+2?", "4", "row-1"),
+    ),
+    "hh": ({"chosen": f"{HH} It is 4.", "rejected": f"{HH} No."}, HH, None, "row-1"),
+    "ultrafeedback": (
+        {
+            "source": "evol",
+            "instruction": "2+2?",
+            "completions": [
+                {"completion": "4", "score": 5.0},
+                {"completion": "5", "score": 1.0},
+                {"completion": "22", "score": 2.0},
+            ],
+        },
+        *("2+2?", "4", "row-1"),
+    ),
+    "ultrafeedback_binarized": (
+        {
+            "prompt": "2+2?",
+            "chosen": [*USER, {"role": "assistant", "content": "4"}],
+            "rejected": [*USER, {"role": "assistant", "content": "5"}],
+            "messages": CHAT,
+            "score_chosen": 8.0,
+            "score_rejected": 5.0,
+        },
+        *(USER, None, "row-1"),
+    ),
+    "tulu": ({"id": "t-1", "messages": CHAT, "source": "flan"}, CHAT[:2], "4", "t-1"),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+        *(USER, "4", "row-1"),
+    ),
+    "messages": ({"messages": CHAT}, CHAT[:2], "4", "row-1"),
+    "completion": ({"prompt": "2+2?", "completion": "4"}, "2+2?", "4", "row-1"),
+    "alpaca": (
+        {"instruction": "Add.", "input": "2 and 2", "output": "4"},
+        *("Add.\n\n2 and 2", "4", "row-1"),
+    ),
+    "pairs": (
+        {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
+        *("2+2?", None, "row-1"),
+    ),
+    "swe": (
+        {"instance_id": "a__b-1", "problem_statement": "It fails.", "patch": "diff", "repo": "a/b"},
+        *("It fails.", "diff", "a__b-1"),
+    ),
+    "apps": (
+        {
+            "problem_id": 7,
+            "question": "Echo.",
+            "solutions": '["print(input())"]',
+            "input_output": '{"inputs": ["1\\n"], "outputs": ["1\\n"]}',
+            "starter_code": "",
+        },
+        *(None, "print(input())", "7"),
+    ),
+    "livecodebench": (
+        {
+            "question_id": "abc_a",
+            "question_content": "Echo.",
+            "public_test_cases": json.dumps(TESTS),
+            "private_test_cases": json.dumps(TESTS),
+            "starter_code": "",
+            "metadata": "{}",
+        },
+        *(None, None, "abc_a"),
+    ),
+    "humaneval": (
+        {
+            "task_id": "HumanEval/0",
+            "prompt": 'def f(x):\n    """Same."""\n',
+            "canonical_solution": "    return x\n",
+            "test": "def check(f):\n    assert f(1) == 1\n",
+            "entry_point": "f",
+        },
+        *(None, 'def f(x):\n    """Same."""\n    return x\n', "HumanEval/0"),
+    ),
+    "mbpp": (
+        {
+            "task_id": 2,
+            "text": "Write f.",
+            "code": "def f(x):\n    return x",
+            "test_list": ["assert f(1) == 1", "assert f(2) == 2"],
+            "test_setup_code": "",
+            "challenge_test_list": [],
+        },
+        *(None, "def f(x):\n    return x", "2"),
+    ),
+    "columns": ({"query": "2+2?", "target": "4", "level": 1}, "2+2?", "4", "row-1"),
+}
+"""Form -> a row, and the prompt (None: not compared), answer and id that are read of it."""
+
+
+def made(tmp_path: Path, rows: list[dict[str, Any]], **source: Any) -> list[dict[str, Any]]:
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    assert curate(write_recipe(tmp_path, source_text(path, **source))) == 0
+    return read_rows(tmp_path / "out" / "train.jsonl")
+
+
+@pytest.mark.parametrize("form", [name for name in READERS if name != "tasks"])
+def test_a_form_is_recognised_and_read(tmp_path: Path, form: str) -> None:
+    row, prompt, answer, identity = FORMS[form]
+    (read,) = made(
+        tmp_path, [{**row, "license": "cc-by-4.0"}], licence=None, licence_field="license"
+    )
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["stages"][0]["figures"]["sources"][0]["form"] == READERS[form].about
+    assert read["id"] == f"made/{identity}"
+    assert prompt is None or read["prompt"] == prompt
+    assert read["answer"] == answer
+    assert (read["source"], read["origin"], read["licence"]) == ("made", "human", "cc-by-4.0")
+    if "source" in row:
+        assert read["original_source"] == row["source"]
+
+
+def written(tmp_path: Path, form: str) -> tuple[str, str]:
+    """Files with a source's row, and with the row that is made of it."""
+    made(tmp_path, [FORMS[form][0]])
+    return str(tmp_path / "rows.jsonl"), str(tmp_path / "out" / "train.jsonl")
+
+
+TASKS = {
+    "dapo": {"prompt_field": "prompt", "answer_field": "reward_model.ground_truth"},
+    "big_math": {"prompt_field": "problem"},
+    "gsm8k": {"answer_after": "####"},
+    "openr1": {"prompt_field": "problem"},
+    "reasoning_gym": {},
+    "tulu": {},
+    "sharegpt": {},
+    "columns": {"prompt_field": "query", "answer_field": "target"},
+}
+
+
+@pytest.mark.parametrize("form", TASKS)
+def test_recipes_read_the_result_with_default_columns_as_they_read_the_source(
+    tmp_path: Path, form: str
+) -> None:
+    before, after = (
+        load_tasks(
+            DataConfig(source=path, heldout=0, **more), seed=0, rewards=("short_answer",)
+        ).train
+        for path, more in zip(written(tmp_path, form), (TASKS[form], {}), strict=True)
+    )
+    assert [(one.prompt, one.answer) for one in before] == [
+        (one.prompt, one.answer) for one in after
+    ]
+
+
+@pytest.mark.parametrize("form", ["tulu", "sharegpt", "messages", "completion", "alpaca"])
+def test_sft_reads_the_result_as_it_reads_the_source(tmp_path: Path, form: str) -> None:
+    before, after = (
+        load_conversations(DataConfig(source=path, heldout=0), seed=0, form="auto", chat=True).train
+        for path in written(tmp_path, form)
+    )
+    assert [(one.prompt, one.trace) for one in before] == [(one.prompt, one.trace) for one in after]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("form", ["hh", "ultrafeedback", "ultrafeedback_binarized", "pairs"])
+def test_preferences_read_the_result_as_they_read_the_source(
+    tmp_path: Path, form: str, chat: bool
+) -> None:
+    found = [
+        load_comparisons(
+            DataConfig(source=path, heldout=0), ComparisonsConfig(), seed=0, chat=chat
+        ).train[0]
+        for path in written(tmp_path, form)
+    ]
+    before, after = ((one.prompt, one.completions, one.grades) for one in found)
+    assert before == after
+
+
+@pytest.mark.parametrize("form", ["apps", "livecodebench", "humaneval", "mbpp"])
+def test_code_rewards_read_the_result_as_they_read_the_source(tmp_path: Path, form: str) -> None:
+    before, after = (
+        load_tasks(DataConfig(source=path, heldout=0), seed=0, rewards=("code",)).train[0]
+        for path in written(tmp_path, form)
+    )
+    assert before.prompt == after.prompt
+    assert json.dumps(before.columns["tests"]) == json.dumps(after.columns["tests"])
+
+
+AMBIGUOUS = {
+    "two prompts": ({"question": "a", "problem": "b", "answer": "c"}, "question or problem"),
+    "two answers": ({"question": "a", "answer": "b", "target": "c"}, "answer or target"),
+    "two forms": ({"prompt": "a", "completion": "b", "messages": CHAT}, "messages or completion"),
+    "none": ({"a": "b", "c": "d"}, "no column is known as the prompt.*prompt_field.*a, c"),
+}
+
+
+@pytest.mark.parametrize(("row", "message"), AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_ambiguous_columns_are_refused_with_the_candidates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], message: str
+) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [row])
+    assert curate(write_recipe(tmp_path, source_text(path))) == 2
+    with pytest.raises(UserError, match=message):
+        raise UserError(capsys.readouterr().err)
+
+
+def test_named_columns_settle_it(tmp_path: Path) -> None:
+    row = {"question": "a", "problem": "b", "answer": "c", "n": 4}
+    (read,) = made(
+        tmp_path, [row], prompt_field="problem", answer_field="n", id_field="answer", columns=["n"]
+    )
+    assert (read["id"], read["prompt"], read["answer"]) == ("made/c", "b", 4)
+    assert "question" not in read
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        ("so \\boxed{4}", "4"),
+        ("\\boxed{1} then \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\fbox{7}", "7"),
+        ("\\boxed{4", None),
+        ("none", None),
+    ],
+)
+def test_the_last_box(text: str, box: str | None) -> None:
+    assert last_box(text) == box
+
+
+def test_a_generator_is_a_source(tmp_path: Path) -> None:
+    options = {"arithmetic": {"terms": 3}}
+    source = source_text("arithmetic", origin="synthetic", limit=5)
+    source += "options = {arithmetic = {terms = 3}}\n"
+    assert curate(write_recipe(tmp_path, source)) == 0
+    read = read_rows(tmp_path / "out" / "train.jsonl")
+    tasks = load_tasks(
+        DataConfig(source="arithmetic", limit=5, heldout=0, **options),  # type: ignore[arg-type]
+        seed=0,
+        rewards=("arithmetic",),
+    ).train
+    assert [(r["id"], r["prompt"], r["answer"]) for r in read] == [
+        (f"made/{t.id}", t.prompt, t.answer) for t in tasks
+    ]
+
+
+def write_saved(path: Path, rows: list[dict[str, Any]]) -> None:
+    import datasets
+
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(path)
+
+
+def write_shards(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.mkdir()
+    write_lines(path / "train-00000.jsonl", rows[:1])
+    write_lines(path / "train-00001.jsonl", rows[1:])
+    write_lines(path / "test-00000.jsonl", [{"question": "held out", "answer": "1"}])
+
+
+@pytest.mark.parametrize("write", [write_saved, write_shards])
+def test_folders_are_sources(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], None]
+) -> None:
+    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(3)]
+    write(tmp_path / "data", rows)
+    assert curate(write_recipe(tmp_path, source_text(tmp_path / "data"))) == 0
+    read = read_rows(tmp_path / "out" / "train.jsonl")
+    assert [(one["prompt"], one["answer"]) for one in read] == [
+        (one["question"], one["answer"]) for one in rows
+    ]
