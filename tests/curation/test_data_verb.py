@@ -1,0 +1,160 @@
+"""`sixfold data`: what it prints, its exit codes, the report and the card."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_sets import (
+    curate,
+    exact_stage,
+    output_bytes,
+    read_rows,
+    source_text,
+    write_lines,
+    write_recipe,
+)
+
+from sixfold.cli import main
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"{n % 4}+1?", "answer": f"{n % 4 + 1}"} for n in range(count)]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = write_lines(tmp_path / "a.jsonl", rows_of(12))
+    return write_recipe(tmp_path, source_text(path), stages=exact_stage(tmp_path))
+
+
+def test_the_table_has_rows_in_and_out_health_and_alarm(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert curate(recipe) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["sources", "12", "12", "0.0%", "rows", "that", "cannot", "be", "read", "0"] in lines
+    assert ["exact", "12", "4", "66.7%", "share", "of", "duplicates", "0.667", "!"] in lines
+    assert "alarm: exact: many duplicates" in shown
+    assert str(recipe.parent / "out" / "train.jsonl") in shown
+
+
+def test_strict_has_exit_code_3_if_an_alarm_rings(recipe: Path) -> None:
+    assert curate(recipe, "--strict") == 3
+    assert len(read_rows(recipe.parent / "out" / "train.jsonl")) == 4  # the data set is made
+    assert curate(recipe, "--set", "sources.made.limit=4") == 0
+    assert curate(recipe, "--set", "stages.exact.lower=1") == 2
+
+
+def test_plan_says_what_would_be_done_and_writes_nothing(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert curate(recipe, "--plan") == 0
+    shown = capsys.readouterr().out
+    assert "source made:" in shown and "human, licence mit" in shown
+    assert "stage exact: to do · lower = False" in shown
+    assert not (recipe.parent / "out").exists()
+    curate(recipe)
+    capsys.readouterr()
+    curate(recipe, "--plan", "--set", "stages.exact.lower=true")
+    shown = capsys.readouterr().out
+    assert "stage sources: done, 12 of 12 rows kept" in shown
+    assert "stage exact: to do · lower = True" in shown
+
+
+def test_explain_prints_the_story_of_a_row(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curate(recipe)
+    capsys.readouterr()
+    assert curate(recipe, "--explain", "made/row-6") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "made/row-6: dropped",
+        f"  read from {recipe.parent}/a.jsonl:6",
+        "  exact: dropped, duplicate: same as made/row-2",
+    ]
+    assert curate(recipe, "--explain", "made/row-2") == 0
+    assert "made/row-2: kept" in capsys.readouterr().out
+    assert curate(recipe, "--explain", "row-2") == 2
+    assert "no row 'row-2'. Ids look like made/row-1" in capsys.readouterr().err
+
+
+def test_explain_before_the_end_is_refused(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert curate(recipe, "--explain", "made/row-2") == 2
+    assert "no finished data set" in capsys.readouterr().err
+
+
+def test_out_names_the_folder_and_the_bytes_do_not_depend_on_it(recipe: Path) -> None:
+    curate(recipe)
+    curate(recipe, "--out", str(recipe.parent / "other"))
+    assert output_bytes(recipe.parent / "out") == output_bytes(recipe.parent / "other")
+
+
+def test_a_recipe_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", str(tmp_path / "no.toml")]) == 2
+    assert "recipe not found" in capsys.readouterr().err
+
+
+class _Page(HTMLParser):
+    """Text of the page, and its tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not (name in ("src", "href") and not str(value).startswith("#"))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+def test_the_report_shows_counts_alarms_and_escaped_examples(tmp_path: Path) -> None:
+    rows = [{"question": "<script>alert(1)</script>\u202e", "answer": "1"}] * 3
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    recipe = write_recipe(tmp_path, source_text(path), stages=exact_stage(tmp_path))
+    curate(recipe)
+    text = (tmp_path / "out" / "report.html").read_text()
+    page = _Page()
+    page.feed(text)
+    assert "script" not in page.tags
+    assert "svg" in page.tags
+    assert "many duplicates" in page.texts
+    assert {"3", "1", "66.7%", "0.667"} <= set(page.texts)
+    assert "<script>alert(1)</script>⟨U+202E⟩" in page.texts
+    assert "same as made/row-1" in page.texts
+    assert "\u202e" not in text
+
+
+def test_the_card_has_counts_licences_origins_and_health(tmp_path: Path) -> None:
+    first = write_lines(tmp_path / "a.jsonl", rows_of(4))
+    second = write_lines(
+        tmp_path / "b.jsonl",
+        [{"question": "x?", "answer": 1, "l": "MIT"}, {"question": "y?", "answer": 1, "l": None}],
+    )
+    sources = (
+        source_text(first, "a", licence="Apache-2.0"),
+        source_text(second, "b", origin="logged", licence=None, licence_field="l"),
+    )
+    curate(write_recipe(tmp_path, *sources))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\n")
+    assert 'license: ["other"]' in card  # one row has none
+    assert f"| a | human | {first} | any other | 4 | 4 |" in card
+    assert f"| b | logged | {second} | any other | 2 | 2 |" in card
+    for line in ("| Apache-2.0 | 4 |", "| MIT | 1 |", "| (none) | 1 |"):
+        assert line in card
+    assert "| sources | 6 | 6 | rows that cannot be read | 0 |  |" in card
+    figures = json.loads((tmp_path / "out" / "summary.json").read_text())["stages"][0]["figures"]
+    assert [one["rows"] for one in figures["sources"]] == [4, 2]
