@@ -36,6 +36,7 @@ NEVER_PASSED = {
     "sixfold_environments.sandbox.job.Limits": "a reward sets the limits that its programs need",
     "sixfold_environments.sandbox.sandbox.Sandbox.__init__": "a reward chooses them",
     "model.attention.attention": "transformers calls it",
+    "sixfold_curation.stage.decided.context": "the Python API: docs/curation.md",
     "commands.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
 """Parameter, or the function with all of its parameters -> why it stays although no call in the
@@ -67,6 +68,7 @@ ENTRIES = {
     # `processes.child.Child` starts these by name
     ("environment.group_form", "win_rate"),  # the Python API: docs/rewards.md
     ("environment.versions", "cached"),  # the same
+    ("sixfold_curation.stage", "decided"),  # the Python API: docs/curation.md
     ("sixfold_serving.record", "read_trajectories"),  # the Python API: docs/server.md
     ("sixfold_serving.agents.launcher", "serve"),
     ("sixfold_serving.agents.function_worker", "serve"),
