@@ -1,0 +1,258 @@
+"""Find texts that share most of their words: MinHash (Broder 1997) with locality-sensitive hashing,
+and the true Jaccard similarity of every pair that it proposes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .words import DECIDES, Hashes, Ids, Places, Words, mixed, rolling, whole
+
+Pairs = NDArray[np.int64]
+
+LEAST_BOILERPLATE = 6
+"""Words of the shortest run at the start or end of prompts that counts as boilerplate."""
+MOST_BOILERPLATE = 96
+BOILERPLATE_ROWS = 20
+BOILERPLATE_SHARE = 0.01
+"""A run is boilerplate if this many different prompts, and this share of them, have it."""
+LEAST_LEFT = 3
+"""Words that a prompt must have beside boilerplate."""
+CONTENT_ALONE = 8
+"""Words that a prompt must have beside boilerplate to be compared without it."""
+
+_NOTHING = whole(np.zeros(0, np.uint32), np.zeros(2, np.int64))[0]
+_BUCKETS = 1 << 20
+_NEIGHBOURS = 8
+_PERMUTATIONS = 128
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts with what is compared of them.
+
+    Args:
+        words: their words.
+        whole: a hash of all words of each text.
+        asked: a hash of the words that decide what is asked.
+        begins: number of words of boilerplate at the start of each text.
+        ends: number of the word where boilerplate at its end starts.
+    """
+
+    words: Words
+    whole: Hashes
+    asked: Hashes
+    begins: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+    def content(self, text: int) -> Ids:
+        """The words of a text without boilerplate."""
+        return self.words.read(text, text + 1)[self.begins[text] : self.ends[text]]
+
+    def has_boilerplate(self, text: int) -> bool:
+        return bool(self.ends[text] - self.begins[text] < self.length(text))
+
+    def length(self, text: int) -> int:
+        return int(self.words.starts[text + 1] - self.words.starts[text])
+
+
+def compared(words: Words) -> Texts:
+    """What is compared of texts."""
+    all_words, asked = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    for _, ids, starts in words.blocks():
+        all_words.append(whole(ids, starts))
+        asked.append(whole(ids, starts, (ids & DECIDES).astype(bool)))
+    texts, fingerprints = np.concatenate(all_words), np.concatenate(asked)
+    begins, ends = _boilerplate(words, np.where(fingerprints == _NOTHING, texts, fingerprints))
+    return Texts(words, texts, fingerprints, begins, ends)
+
+
+def _boilerplate(words: Words, asked: Hashes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where the content of each text begins and ends.
+
+    Only texts that ask something different are counted: many copies of one prompt are no
+    boilerplate.
+    """
+    different = np.zeros(len(words), dtype=bool)
+    different[np.unique(asked, return_index=True)[1]] = True
+    counts = np.zeros((2, _BUCKETS), dtype=np.int64)
+    for first, ids, starts in words.blocks():
+        chosen = np.repeat(different[first : first + len(starts) - 1], np.diff(starts))
+        for side, (buckets, counted, _) in enumerate(_runs(ids, starts)):
+            counts[side] += np.bincount(buckets[counted & chosen], minlength=_BUCKETS)
+    frequent = counts >= max(BOILERPLATE_ROWS, BOILERPLATE_SHARE * different.sum())
+    begins = np.zeros(len(words), dtype=np.int32)
+    ends = np.diff(words.starts).astype(np.int32)
+    for first, ids, starts in words.blocks():
+        lengths, end = np.diff(starts), first + len(starts) - 1
+        cut = []
+        for side, (buckets, counted, length) in enumerate(_runs(ids, starts)):
+            run = np.where(counted & frequent[side][buckets], length, 0)
+            longest = np.maximum.reduceat(np.append(run, 0), starts[:-1]) * (lengths > 0)
+            cut.append(longest)
+        left = lengths - cut[0] - cut[1] >= LEAST_LEFT
+        begins[first:end] = np.where(left, cut[0], 0)
+        ends[first:end] = np.where(left, lengths - cut[1], lengths)
+    return begins, ends
+
+
+def _runs(
+    ids: Ids, starts: Places
+) -> list[tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]]:
+    """For the runs of words from the start of each text, and for those up to its end: a bucket of
+    the run that ends (starts) at each word, whether it counts as a run, and its length.
+    """
+    lengths = np.diff(starts)
+    place = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
+    found = []
+    for from_start in (True, False):
+        length = (place if from_start else np.repeat(lengths, lengths) - 1 - place) + 1
+        counted = (length >= LEAST_BOILERPLATE) & (length <= MOST_BOILERPLATE)
+        spread = mixed(ids) * mixed(length.astype(np.uint64))
+        sums = np.concatenate([[np.uint64(0)], np.cumsum(spread, dtype=np.uint64)])
+        if from_start:
+            run = sums[1:] - np.repeat(sums[starts[:-1]], lengths)
+        else:
+            run = np.repeat(sums[starts[1:]], lengths) - sums[:-1]
+        found.append(((mixed(run) & np.uint64(_BUCKETS - 1)).astype(np.int64), counted, length))
+    return found
+
+
+@lru_cache
+def bands_of(threshold: float, least: float = 0.995) -> tuple[int, int]:
+    """Bands, and rows per band, of the sharpest filter that proposes a pair at the threshold with
+    probability `least`: 1 - (1 - s^rows)^bands (Leskovec et al., Mining of Massive Datasets, 3.4).
+    """
+    for rows in range(_PERMUTATIONS, 0, -1):
+        bands = _PERMUTATIONS // rows
+        if 1 - (1 - threshold**rows) ** bands >= least:
+            return bands, rows
+    return _PERMUTATIONS, 1
+
+
+def proposed(texts: Texts, chosen: NDArray[np.bool_], shingle: int, threshold: float) -> Pairs:
+    """Pairs of texts that are likely to be similar and ask the same.
+
+    Args:
+        texts: the texts.
+        chosen: texts that take part.
+        shingle: words per shingle.
+        threshold: Jaccard similarity at which a pair must be found.
+
+    Returns:
+        Pairs `[P, 2]`, sorted by the later text, then the earlier one.
+    """
+    owner, asked, tables = _tables(texts, chosen, shingle, threshold)
+    found = np.zeros(0, dtype=np.int64)
+    for table in tables.T:
+        order = np.argsort(table, kind="stable")
+        ordered = table[order]
+        pairs = []
+        for step in range(1, min(_NEIGHBOURS + 1, len(order))):
+            at = np.flatnonzero(ordered[:-step] == ordered[step:])
+            pairs.append((order[at], order[at + step]))
+        first = np.searchsorted(ordered, ordered, side="left")
+        pairs.append((order[first], order))
+        for one, other in pairs:
+            same = (asked[one] == asked[other]) & (owner[one] != owner[other])
+            left, right = owner[one[same]], owner[other[same]]
+            coded = np.maximum(left, right) << 32 | np.minimum(left, right)
+            found = np.union1d(found, coded)
+    return np.stack([found >> 32, found & 0xFFFFFFFF], axis=1)
+
+
+def _tables(
+    texts: Texts, chosen: NDArray[np.bool_], shingle: int, threshold: float
+) -> tuple[NDArray[np.int64], Hashes, NDArray[np.uint32]]:
+    """Band hashes of the chosen texts, and of those with boilerplate also of their content.
+
+    Returns:
+        Number of the text `[I]`, hash of what it asks `[I]`, band hashes `[I, bands]`.
+    """
+    bands, rows = bands_of(threshold)
+    owners, asked, tables = [], [], []
+    for first, ids, starts in texts.words.blocks():
+        here = np.arange(first, first + len(starts) - 1)
+        begins, ends = starts[:-1] + texts.begins[here], starts[:-1] + texts.ends[here]
+        part = chosen[here]
+        owners.append(here[part])
+        asked.append(texts.asked[here[part]])
+        tables.append(_bands(ids, starts[:-1][part], starts[1:][part], shingle, bands, rows))
+        part = part & (ends - begins < np.diff(starts)) & (ends - begins >= CONTENT_ALONE)
+        if part.any():
+            picked, places = _cut(ids, begins[part], ends[part])
+            decides = (picked & DECIDES).astype(bool)
+            owners.append(here[part])
+            asked.append(whole(picked, places, decides))
+            tables.append(_bands(ids, begins[part], ends[part], shingle, bands, rows))
+    if not owners:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, bands), np.uint32)
+    return np.concatenate(owners), np.concatenate(asked), np.concatenate(tables)
+
+
+def _cut(ids: Ids, begins: Places, ends: Places) -> tuple[Ids, Places]:
+    lengths = ends - begins
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    at = np.arange(places[-1]) - np.repeat(places[:-1], lengths) + np.repeat(begins, lengths)
+    return ids[at], places
+
+
+def _bands(
+    ids: Ids, begins: Places, ends: Places, shingle: int, bands: int, rows: int
+) -> NDArray[np.uint32]:
+    from rensa import RMinHash
+
+    if not len(begins):
+        return np.zeros((0, bands), dtype=np.uint32)
+    shingles, places = rolling(*_cut(ids, begins, ends), shingle)
+    sketches = RMinHash.digest_matrix_from_flat_token_hashes(
+        shingles, places.astype(np.uint64), bands * rows, 0
+    )
+    digests = np.array(sketches.to_rows(), dtype=np.uint64).reshape(len(begins), bands, rows)
+    factors = mixed(np.arange(rows, dtype=np.uint64))
+    return (mixed((mixed(digests) * factors).sum(axis=2)) >> np.uint64(32)).astype(np.uint32)
+
+
+class Similarity:
+    """Jaccard similarity of two texts, by shingles of words.
+
+    Args:
+        texts: the texts.
+        shingle: words per shingle.
+    """
+
+    def __init__(self, texts: Texts, shingle: int) -> None:
+        self._texts = texts
+        self._shingle = shingle
+        self._sets = lru_cache(maxsize=1 << 12)(self._set)
+
+    def __call__(self, one: int, other: int) -> float:
+        """Similarity in [0, 1].
+
+        Boilerplate that both have does not count, unless little is left: it may be a common
+        beginning of different questions. If one has boilerplate, it may do without it.
+        """
+        texts = self._texts
+        content = self._jaccard((one, True), (other, True))
+        marked = [text for text in (one, other) if texts.has_boilerplate(text)]
+        if not marked:
+            return content
+        left = min(texts.ends[text] - texts.begins[text] for text in marked)
+        if len(marked) == 2 and left >= CONTENT_ALONE:
+            return content
+        with_it = self._jaccard((one, False), (other, False))
+        return min(content, with_it) if len(marked) == 2 else max(content, with_it)
+
+    def _jaccard(self, one: tuple[int, bool], other: tuple[int, bool]) -> float:
+        left, right = self._sets(*one), self._sets(*other)
+        union = len(left | right)
+        return len(left & right) / union if union else 0.0
+
+    def _set(self, text: int, content: bool) -> frozenset[int]:
+        ids = self._texts.content(text) if content else self._texts.words.read(text, text + 1)
+        hashes, _ = rolling(ids, np.array([0, len(ids)]), self._shingle)
+        return frozenset(hashes.tolist())
