@@ -4,7 +4,7 @@ and the true Jaccard similarity of every pair that it proposes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -49,6 +49,15 @@ class Texts:
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
 
+    def different(self) -> NDArray[np.bool_]:
+        """True for the first text of those that ask the same: copies say nothing about how common
+        a phrase is.
+        """
+        found = np.zeros(len(self.whole), dtype=bool)
+        key = np.where(self.asked == _NOTHING, self.whole, self.asked)
+        found[np.unique(key, return_index=True)[1]] = True
+        return found
+
     def content(self, text: int) -> Ids:
         """The words of a text without boilerplate."""
         return self.words.read(text, text + 1)[self.begins[text] : self.ends[text]]
@@ -67,24 +76,27 @@ def compared(words: Words) -> Texts:
         all_words.append(whole(ids, starts))
         asked.append(whole(ids, starts, (ids & DECIDES).astype(bool)))
     texts, fingerprints = np.concatenate(all_words), np.concatenate(asked)
-    begins, ends = _boilerplate(words, np.where(fingerprints == _NOTHING, texts, fingerprints))
-    return Texts(words, texts, fingerprints, begins, ends)
+    none = np.zeros(len(words), dtype=np.int32)
+    found = Texts(words, texts, fingerprints, none, np.diff(words.starts).astype(np.int32))
+    begins, ends = _boilerplate(words, found.different())
+    return replace(found, begins=begins, ends=ends)
 
 
-def _boilerplate(words: Words, asked: Hashes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where the content of each text begins and ends.
+def is_common(counts: NDArray[np.int64], texts: int) -> NDArray[np.bool_]:
+    """Whether so many of the texts have a phrase that it says nothing about any of them."""
+    return counts >= max(BOILERPLATE_ROWS, BOILERPLATE_SHARE * texts)
 
-    Only texts that ask something different are counted: many copies of one prompt are no
-    boilerplate.
-    """
-    different = np.zeros(len(words), dtype=bool)
-    different[np.unique(asked, return_index=True)[1]] = True
+
+def _boilerplate(
+    words: Words, different: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where the content of each text begins and ends. Different texts are counted."""
     counts = np.zeros((2, _BUCKETS), dtype=np.int64)
     for first, ids, starts in words.blocks():
         chosen = np.repeat(different[first : first + len(starts) - 1], np.diff(starts))
         for side, (buckets, counted, _) in enumerate(_runs(ids, starts)):
             counts[side] += np.bincount(buckets[counted & chosen], minlength=_BUCKETS)
-    frequent = counts >= max(BOILERPLATE_ROWS, BOILERPLATE_SHARE * different.sum())
+    frequent = is_common(counts, int(different.sum()))
     begins = np.zeros(len(words), dtype=np.int32)
     ends = np.diff(words.starts).astype(np.int32)
     for first, ids, starts in words.blocks():
@@ -184,7 +196,7 @@ def _tables(
         tables.append(_bands(ids, starts[:-1][part], starts[1:][part], shingle, bands, rows))
         part = part & (ends - begins < np.diff(starts)) & (ends - begins >= CONTENT_ALONE)
         if part.any():
-            picked, places = _cut(ids, begins[part], ends[part])
+            picked, places = cut(ids, begins[part], ends[part])
             decides = (picked & DECIDES).astype(bool)
             owners.append(here[part])
             asked.append(whole(picked, places, decides))
@@ -194,7 +206,7 @@ def _tables(
     return np.concatenate(owners), np.concatenate(asked), np.concatenate(tables)
 
 
-def _cut(ids: Ids, begins: Places, ends: Places) -> tuple[Ids, Places]:
+def cut(ids: Ids, begins: Places, ends: Places) -> tuple[Ids, Places]:
     lengths = ends - begins
     places = np.concatenate([[0], np.cumsum(lengths)])
     at = np.arange(places[-1]) - np.repeat(places[:-1], lengths) + np.repeat(begins, lengths)
@@ -208,7 +220,7 @@ def _bands(
 
     if not len(begins):
         return np.zeros((0, bands), dtype=np.uint32)
-    shingles, places = rolling(*_cut(ids, begins, ends), shingle)
+    shingles, places = rolling(*cut(ids, begins, ends), shingle)
     sketches = RMinHash.digest_matrix_from_flat_token_hashes(
         shingles, places.astype(np.uint64), bands * rows, 0
     )

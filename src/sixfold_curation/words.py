@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -29,10 +29,15 @@ _BLOCK = 1 << 14
 
 
 class Vocabulary:
-    """Ids of words: 30 bits of a hash, and two bits that say what kind of word it is."""
+    """Ids of words: 30 bits of a hash, and two bits that say what kind of word it is.
 
-    def __init__(self) -> None:
+    Args:
+        meet: called with each word and its id when the word comes up, now and then again.
+    """
+
+    def __init__(self, meet: Callable[[str, int], None] = lambda word, number: None) -> None:
         self._known: dict[str, int] = {}
+        self._meet = meet
 
     def ids(self, words: Iterable[str]) -> list[int]:
         """One id per word. Equal words have equal ids in every process."""
@@ -44,6 +49,7 @@ class Vocabulary:
             number = known.get(word)
             if number is None:
                 number = known[word] = _id(word)
+                self._meet(word, number)
             found.append(number)
         return found
 
@@ -64,10 +70,16 @@ class Words:
     Args:
         texts: the texts.
         folder: where the file is. None: the system's place.
+        vocabulary: gives the ids.
     """
 
-    def __init__(self, texts: Iterable[str], folder: Path | None = None) -> None:
-        vocabulary, lengths = Vocabulary(), [0]
+    def __init__(
+        self,
+        texts: Iterable[str],
+        folder: Path | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        vocabulary, lengths = vocabulary or Vocabulary(), [0]
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (as long as the object)
         waiting: list[int] = []
         for text in texts:
