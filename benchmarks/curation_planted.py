@@ -1,13 +1,16 @@
 """Recall and precision of the stages of curation on a planted set, and their CPU seconds.
 
-    python benchmarks/curation_planted.py [--rows 10000] [--seed 0] [--forms tuned|held_out|both]
+    python benchmarks/curation_planted.py [--rows 10000] [--seed 0] [--forms tuned held_out unseen]
                                           [--write FOLDER] [--wrong]
 
 The set is made by templates (curation_planted.toml, curation_leaks.toml): problems that look alike,
 and among them planted faults, each row with its truth. `tuned` are the forms of faults by which
-rules and thresholds were chosen; `held_out` are others. The stages run one after the other, each on
-what the stage before has kept, and each is judged by its own faults: recall among the planted rows
-that reach it, precision among the rows that it drops.
+rules and thresholds were chosen, `held_out` others, and `unseen` those that were
+written last. `held_out` showed four defects when it was first measured (bold and title case, long
+wrappers, "[ans: 4]"), and they were mended. Paraphrases of `held_out` and `unseen` are the same; no
+rule was changed for them. The stages run one after the other, each on what the stage before has
+kept, and each is judged by its own faults: recall among the planted rows that reach it, precision
+among the rows that it drops.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from sixfold_curation.stage import Record, Stage, decided
 HERE = Path(__file__).parent
 TEXTS = tomllib.loads((HERE / "curation_planted.toml").read_text())
 LEAKS = tomllib.loads((HERE / "curation_leaks.toml").read_text())
+
+FORMS = ("tuned", "held_out", "unseen")
 
 SHARES = {
     "licence": 0.03,
@@ -164,7 +169,12 @@ class Maker:
             "https://creativecommons.org/licenses/by-nc-sa/4.0/", "unknown", "MIT, CC-BY-NC-2.0",
             "Attribution-NonCommercial-ShareAlike (CC BY-NC-SA)", "non-commercial research only",
         ]  # fmt: skip
-        return replace(row, licence=self.random.choice(tuned if self.tuned else held_out))
+        unseen = [
+            "CC-BY-NC-ND-4.0", "Licence: CC BY-NC 2.5", "creative commons by-nc-sa v3.0", "n/a",
+            "CC BY-ND 3.0 Unported", "All rights reserved", "BSD-3-Clause; CC-BY-NC-4.0",
+        ]  # fmt: skip
+        forms = {"tuned": tuned, "held_out": held_out, "unseen": unseen}[self.forms]
+        return replace(row, licence=self.random.choice(forms))
 
     def personal_data(self, row: Row) -> Row:
         name = self.random.choice(self.words["names"])
@@ -179,7 +189,9 @@ class Maker:
     def answer_in_prompt(self, row: Row) -> Row:
         tuned = ["{p} (Answer: {a})", "{p}\nThe answer is {a}.", "{p} Answer = $\\boxed{{{a}}}$"]
         held_out = ["{p}\n#### {a}", "Hint: the solution is {a}. {p}", "{p} [ans: {a}]"]
-        form = self.random.choice(tuned if self.tuned else held_out)
+        unseen = ["{p} [Solution: {a}]", "Correct answer: {a}\n\n{p}", "{p} (The result is {a}.)"]
+        forms = {"tuned": tuned, "held_out": held_out, "unseen": unseen}[self.forms]
+        form = self.random.choice(forms)
         return replace(row, prompt=form.format(p=row.prompt, a=row.answer))
 
     def wrapped(self, prompt: str) -> str:
@@ -267,6 +279,18 @@ _PERSONAL: dict[str, list[Callable[[random.Random, str], str]]] = {
         _token("sk-proj-", 48),
         lambda pick, name: f"2a02:8109:{pick.randint(1000, 9999)}::{pick.randint(10, 99)}",
     ],
+    "unseen": [
+        lambda pick, name: f"{name[0].lower()}{name.lower()}+school@web.de",
+        lambda pick, name: f"cell: 617 {_digits(pick, '55# ####')}",
+        lambda pick, name: f"+81 3 {_digits(pick, '5### ####')}",
+        lambda pick, name: f"+61 2 9{_digits(pick, '### ####')}",
+        lambda pick, name: "RSSMRA85T10A562S",
+        _with("kr.rrn", "8#0#1#-1######"),
+        _with("luhn", "3782 ###### #####"),
+        _iban("CH", 17),
+        _token("glpat-", 20),
+        _token("xoxb-", 40),
+    ],
 }
 
 _FORMATS: dict[str, list[Callable[[str], str]]] = {
@@ -284,6 +308,14 @@ _FORMATS: dict[str, list[Callable[[str], str]]] = {
         lambda text: text.replace(" + ", "+").replace(" = ", "=").replace("-", "−"),
         lambda text: text.replace("(", "\\left( ").replace(")", "\\right)"),
         lambda text: "**" + text.title() + "**",
+    ],
+    "unseen": [
+        lambda text: "> " + text.replace(". ", ".\n> "),
+        lambda text: "### " + text.lower(),
+        lambda text: text.replace("$", "\\$") if text.count("$") % 2 else text.replace(",", ", "),
+        lambda text: re.sub(r"(\d)(\d{3})(?!\d)", r"\1{,}\2", text).replace("?", "?\n\n"),
+        lambda text: re.sub(r"\$([^$]+)\$", r"\\[\1\\]", text).replace("How", " How"),
+        lambda text: text.translate({ord(a): ord(a) + 0xFEE0 for a in "0123456789"}),
     ],
 }
 
@@ -466,12 +498,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--forms", choices=("tuned", "held_out", "both"), default="both")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--write", type=Path, default=Path("/tmp"))
     parser.add_argument("--wrong", action="store_true", help="print the rows decided wrongly")
     chosen = parser.parse_args()
     chosen.write.mkdir(parents=True, exist_ok=True)
-    for forms in ("tuned", "held_out") if chosen.forms == "both" else (chosen.forms,):
+    for forms in chosen.forms:
         rows, prompts = planted(chosen.rows, chosen.seed, forms)
         truth = truths(rows)
         with (chosen.write / f"planted_{forms}.jsonl").open("w") as file:

@@ -61,15 +61,12 @@ class Decontaminate(Stage):
     answers: bool = True
 
     def decide(self, rows: Rows, context: Context) -> Generator[Decision, None, Health]:
-        prompts = _distinct([row for e in self.evaluations for row in read_evaluation(e)])
-        like = Paraphrases([prompt.prompt for prompt in prompts])
-        words = Words(_prompts(rows, context), context.folder, like.vocabulary)
-        finder = _Finder(prompts, compared(words))
-        figures = self._search(finder, like)
+        prompts = distinct_prompts([row for e in self.evaluations for row in read_evaluation(e)])
+        rows_found, common = self.overlaps(prompts, rows, context)
         counts: Counter[str] = Counter()
         evaluated: set[int] = set()
         for at, record in enumerate(rows):
-            found = finder.found.get(at)
+            found = rows_found.get(at)
             if found is None and self.answers and (stated := stated_answer(record)):
                 counts["answer_in_prompt"] += 1
                 yield Decision(record, False, "answer_in_prompt", f"the prompt says {stated!r}")
@@ -80,9 +77,26 @@ class Decontaminate(Stage):
                 evaluated.add(found.prompt)
                 name = prompts[found.prompt].name
                 yield Decision(record, False, found.rule, f"{name}: {found.note}")
-        return _health(counts, len(rows), figures | {"prompts_found": len(evaluated)}, prompts)
+        figures = {
+            "evaluation_prompts": len(prompts),
+            "evaluation_prompts_found": len(evaluated),
+            "common_phrases_left_out": common,
+        }
+        return _health(counts, len(rows), figures)
 
-    def _search(self, finder: _Finder, like: Paraphrases) -> dict[str, int]:
+    def overlaps(
+        self, prompts: list[EvaluationRow], rows: Rows, context: Context
+    ) -> tuple[dict[int, Found], int]:
+        """Rows, by their place, that contain one of the prompts, and how many phrases are common.
+
+        Args:
+            prompts: prompts of evaluations, without copies.
+            rows: the rows.
+            context: what stages share.
+        """
+        like = Paraphrases([prompt.prompt for prompt in prompts])
+        words = Words(_prompts(rows, context), context.folder, like.vocabulary)
+        finder = _Finder(prompts, compared(words))
         finder.same_text()
         common = finder.phrases(self.ngram, mask=False)
         finder.short(self.ngram)
@@ -92,7 +106,7 @@ class Decontaminate(Stage):
         if self.paraphrases:
             like.weigh(finder.texts.words)
             finder.paraphrased(like)
-        return {"evaluation_prompts": len(finder.prompts), "common_phrases_left_out": common}
+        return finder.found, common
 
 
 def _prompts(rows: Rows, context: Context) -> Iterator[str]:
@@ -101,7 +115,7 @@ def _prompts(rows: Rows, context: Context) -> Iterator[str]:
         yield record.prompt
 
 
-def _distinct(prompts: list[EvaluationRow]) -> list[EvaluationRow]:
+def distinct_prompts(prompts: list[EvaluationRow]) -> list[EvaluationRow]:
     words = Words(prompt.prompt for prompt in prompts)
     hashes = compared(words).whole
     kept = [prompts[at] for at in np.sort(np.unique(hashes, return_index=True)[1]).tolist()]
@@ -202,23 +216,21 @@ def stated_answer(record: Record) -> str:
         return ""
     for found in _STATED.finditer(record.prompt):
         rest = record.prompt[found.end() : found.end() + 300].split("\n")[0]
-        stop = re.search(r"[.,;)](?:\s|$)|$", rest)
+        stop = re.search(r"[.,;)\]](?:\s|$)|$", rest)
         stated = rest[: stop.start()] if stop else rest
         if answer_key(stated) == wanted:
             return (found.group() + stated).strip()
     return ""
 
 
-def _health(
-    counts: Counter[str], total: int, figures: dict[str, int], prompts: list[EvaluationRow]
-) -> Health:
+def _health(counts: Counter[str], total: int, figures: dict[str, int]) -> Health:
     leaks = counts.total() - counts["answer_in_prompt"]
     alarms = []
     if leaks:
+        found, prompts = figures["evaluation_prompts_found"], figures["evaluation_prompts"]
         alarms.append(
-            f"{leaks:,} rows had prompts of the evaluations ({figures['prompts_found']} of"
-            f" {len(prompts)}) and were dropped: a model that was trained on this source before"
-            " cannot be judged by them"
+            f"{leaks:,} rows had prompts of the evaluations ({found} of {prompts}) and were"
+            " dropped: a model that was trained on this source before cannot be judged by them"
         )
     if stated := counts["answer_in_prompt"]:
         alarms.append(f"prompts that state their answer: {stated:,}")

@@ -32,7 +32,8 @@ class Duplicates(Stage):
     Exact duplicates are equal after Unicode, case, white space, punctuation and LaTeX layout are
     put into one form (`text.tokens`). Near duplicates have a Jaccard similarity of word shingles of
     at least `threshold`, the same numbers, operators and deciding words in the same order, and no
-    other answer. The first row is kept.
+    other answer. If the answers are equal, it is enough that single words are so similar, or that
+    one prompt holds so much of the other. The first row is kept.
 
     Args:
         threshold: Jaccard similarity of near duplicates. 1: exact duplicates only.
@@ -77,15 +78,19 @@ class Duplicates(Stage):
         """Mark near duplicates of earlier rows among those that are kept so far."""
         kept = marks.reason == KEPT
         similarity = Similarity(texts, self.shingle)
-        for later, earlier in proposed(texts, kept, self.shingle, self.threshold).tolist():
+        pairs = proposed(texts, kept, self.shingle, self.threshold, answers)
+        for later, earlier in pairs.tolist():
             first = int(marks.other[earlier]) if marks.reason[earlier] == NEAR else earlier
             if marks.reason[later] == NEAR or first == later:
                 continue
-            value = similarity(later, first)
+            known = bool(answers[later] and answers[first])
+            same = known and answers[later] == answers[first]
+            value = similarity.jaccard(later, first)
+            if same and value < self.threshold and texts.asked[later] == texts.asked[first]:
+                value = similarity.shared(later, first)
             if value < self.threshold:
                 continue
-            other_answer = answers[later] and answers[first] and answers[later] != answers[first]
-            marks.reason[later] = SIMILAR if other_answer else NEAR
+            marks.reason[later] = SIMILAR if known and not same else NEAR
             marks.other[later], marks.value[later] = first, value
 
 
@@ -174,7 +179,7 @@ def _decision(record: Record, at: int, marks: Marks, named: dict[int, tuple[str,
     elif reason == CONFLICT:
         note = f"answer {record.answer[-_SHOWN:]!r}, but {answer!r} in {name}"
     else:
-        note = f"Jaccard {marks.value[at]:.2f} with {name}"
+        note = f"shares {marks.value[at]:.0%} with {name}"
         note += f", whose answer is {answer!r}" if reason == SIMILAR else ""
     return Decision(record, reason not in _DROPPED, REASONS[reason], note)
 

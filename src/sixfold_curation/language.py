@@ -27,7 +27,7 @@ _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")
 """Letters of writing without spaces. Each counts as a word."""
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+|(?<=[。！？])|\n+")
 
-FOREIGN_SHARE = 0.3
+FOREIGN_SHARE = 0.15
 """Share of words in sentences of other languages from which on a prompt is in another language: an
 English instruction around a problem in Chinese does not make it English."""
 LEAST_FOREIGN = 8
@@ -103,7 +103,7 @@ class Language(Stage):
         words = _weight(prose)
         if words < least:
             return 0, self.keep[0], 0.0
-        ranked = _identifier().rank(prose)
+        ranked = _identifier().rank(prose.lower())
         kept = sum(probability for language, probability in ranked if language in self.keep)
         if 1 - kept >= self.confidence and ranked[0][0] not in self.keep:
             return words, *ranked[0]

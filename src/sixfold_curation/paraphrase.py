@@ -18,10 +18,12 @@ ALIKE = 0.6
 """Cosine from which on two texts say the same."""
 ALIKE_WITH_NUMBERS = 0.4
 """Cosine without numbers from which on two texts with the same numbers say the same."""
+ALIKE_WITH_OTHER_NUMBERS = 0.8
+"""Cosine from which on two texts say the same although most of their numbers differ."""
 LEAST_NUMBERS = 2
 """Different numbers that both must have for that."""
 LEAST_WORDS = 5
-"""Stems of an evaluation prompt that is compared."""
+"""Stems beside numbers and signs of an evaluation prompt that is compared."""
 CANDIDATE = 0.3
 """Cosine from which on a pair is looked at closely."""
 
@@ -69,7 +71,7 @@ class Paraphrases:
     def __init__(self, prompts: Sequence[str]) -> None:
         self._stems: dict[str, int] = {}
         numbers: set[int] = set()
-        rows = []
+        rows, self._is_compared = [], []
         for prompt in prompts:
             row = set()
             for word in tokens(prompt):
@@ -78,6 +80,8 @@ class Paraphrases:
                 if word[0].isdigit():
                     numbers.add(feature)
             rows.append(np.array(sorted(row), dtype=np.int64))
+            words = {word for word in tokens(prompt) if len(word) > 1 and word[0].isalpha()}
+            self._is_compared.append(len(words) >= LEAST_WORDS)
         self._rows = rows
         self._numbers = np.array([f in numbers for f in range(len(self._stems))], dtype=bool)
         self._features: dict[int, int] = {}
@@ -155,13 +159,15 @@ class Paraphrases:
 
     def _judged(self, features: Places, prompt: int) -> tuple[float, bool] | None:
         row = self._rows[prompt]
-        if len(row) < LEAST_WORDS:
+        if not self._is_compared[prompt]:
             return None
         cosine = self._cosine(features, row)
         number, wanted = self._is_number(features), self._is_number(row)
-        numbers = row[wanted].tolist()
-        if features[number].tolist() != numbers or len(numbers) < LEAST_NUMBERS:
-            return (cosine, False) if cosine >= ALIKE else None
+        shared = len(np.intersect1d(features[number], row[wanted]))
+        different = int(number.sum() + wanted.sum()) - shared
+        if shared < different or shared < LEAST_NUMBERS:
+            least = ALIKE if 2 * shared >= different else ALIKE_WITH_OTHER_NUMBERS
+            return (cosine, False) if cosine >= least else None
         without = self._cosine(features[~number], row[~wanted])
         return (cosine, True) if cosine >= ALIKE or without >= ALIKE_WITH_NUMBERS else None
 

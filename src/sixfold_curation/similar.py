@@ -17,9 +17,11 @@ Pairs = NDArray[np.int64]
 LEAST_BOILERPLATE = 6
 """Words of the shortest run at the start or end of prompts that counts as boilerplate."""
 MOST_BOILERPLATE = 96
-BOILERPLATE_ROWS = 20
-BOILERPLATE_SHARE = 0.01
-"""A run is boilerplate if this many different prompts, and this share of them, have it."""
+BOILERPLATE_SHARE = 0.002
+"""Share of different prompts that have such a run."""
+COMMON_ROWS = 20
+COMMON_SHARE = 0.01
+"""A phrase is common if this many different prompts, and this share of them, have it."""
 LEAST_LEFT = 3
 """Words that a prompt must have beside boilerplate."""
 CONTENT_ALONE = 8
@@ -82,9 +84,11 @@ def compared(words: Words) -> Texts:
     return replace(found, begins=begins, ends=ends)
 
 
-def is_common(counts: NDArray[np.int64], texts: int) -> NDArray[np.bool_]:
+def is_common(
+    counts: NDArray[np.int64], texts: int, share: float = COMMON_SHARE
+) -> NDArray[np.bool_]:
     """Whether so many of the texts have a phrase that it says nothing about any of them."""
-    return counts >= max(BOILERPLATE_ROWS, BOILERPLATE_SHARE * texts)
+    return counts >= max(COMMON_ROWS, share * texts)
 
 
 def _boilerplate(
@@ -96,7 +100,7 @@ def _boilerplate(
         chosen = np.repeat(different[first : first + len(starts) - 1], np.diff(starts))
         for side, (buckets, counted, _) in enumerate(_runs(ids, starts)):
             counts[side] += np.bincount(buckets[counted & chosen], minlength=_BUCKETS)
-    frequent = is_common(counts, int(different.sum()))
+    frequent = is_common(counts, int(different.sum()), BOILERPLATE_SHARE)
     begins = np.zeros(len(words), dtype=np.int32)
     ends = np.diff(words.starts).astype(np.int32)
     for first, ids, starts in words.blocks():
@@ -146,7 +150,9 @@ def bands_of(threshold: float, least: float = 0.995) -> tuple[int, int]:
     return _PERMUTATIONS, 1
 
 
-def proposed(texts: Texts, chosen: NDArray[np.bool_], shingle: int, threshold: float) -> Pairs:
+def proposed(
+    texts: Texts, chosen: NDArray[np.bool_], shingle: int, threshold: float, answers: Hashes
+) -> Pairs:
     """Pairs of texts that are likely to be similar and ask the same.
 
     Args:
@@ -154,11 +160,17 @@ def proposed(texts: Texts, chosen: NDArray[np.bool_], shingle: int, threshold: f
         chosen: texts that take part.
         shingle: words per shingle.
         threshold: Jaccard similarity at which a pair must be found.
+        answers: a hash of the answer of each text, 0 if there is none. Texts with the same answer
+            that ask the same are proposed too, however many other words they have.
 
     Returns:
         Pairs `[P, 2]`, sorted by the later text, then the earlier one.
     """
     owner, asked, tables = _tables(texts, chosen, shingle, threshold)
+    known = (answers[owner] != 0) & (asked != _NOTHING)
+    alone = np.arange(len(owner), dtype=np.uint64)
+    same = np.where(known, mixed(asked + answers[owner]), mixed(alone)) >> np.uint64(32)
+    tables = np.concatenate([tables, same.astype(np.uint32)[:, None]], axis=1)
     found = np.zeros(0, dtype=np.int64)
     for table in tables.T:
         order = np.argsort(table, kind="stable")
@@ -170,8 +182,8 @@ def proposed(texts: Texts, chosen: NDArray[np.bool_], shingle: int, threshold: f
         first = np.searchsorted(ordered, ordered, side="left")
         pairs.append((order[first], order))
         for one, other in pairs:
-            same = (asked[one] == asked[other]) & (owner[one] != owner[other])
-            left, right = owner[one[same]], owner[other[same]]
+            fits = (asked[one] == asked[other]) & (owner[one] != owner[other])
+            left, right = owner[one[fits]], owner[other[fits]]
             coded = np.maximum(left, right) << 32 | np.minimum(left, right)
             found = np.union1d(found, coded)
     return np.stack([found >> 32, found & 0xFFFFFFFF], axis=1)
@@ -230,7 +242,7 @@ def _bands(
 
 
 class Similarity:
-    """Jaccard similarity of two texts, by shingles of words.
+    """How much of their words two texts share.
 
     Args:
         texts: the texts.
@@ -240,31 +252,41 @@ class Similarity:
     def __init__(self, texts: Texts, shingle: int) -> None:
         self._texts = texts
         self._shingle = shingle
-        self._sets = lru_cache(maxsize=1 << 12)(self._set)
+        self._sets = lru_cache(maxsize=1 << 13)(self._set)
 
-    def __call__(self, one: int, other: int) -> float:
-        """Similarity in [0, 1].
+    def jaccard(self, one: int, other: int) -> float:
+        """Jaccard similarity of shingles, in [0, 1].
 
         Boilerplate that both have does not count, unless little is left: it may be a common
-        beginning of different questions. If one has boilerplate, it may do without it.
+        beginning of different questions. If one has boilerplate, it may do without it, and so may
+        either, as the other's boilerplate may hide its own.
         """
         texts = self._texts
-        content = self._jaccard((one, True), (other, True))
+        content = self._jaccard((one, True), (other, True), self._shingle)
         marked = [text for text in (one, other) if texts.has_boilerplate(text)]
         if not marked:
             return content
-        left = min(texts.ends[text] - texts.begins[text] for text in marked)
-        if len(marked) == 2 and left >= CONTENT_ALONE:
-            return content
-        with_it = self._jaccard((one, False), (other, False))
-        return min(content, with_it) if len(marked) == 2 else max(content, with_it)
+        if len(marked) == 1:
+            return max(content, self._jaccard((one, False), (other, False), self._shingle))
+        if min(texts.ends[text] - texts.begins[text] for text in marked) < CONTENT_ALONE:
+            return min(content, self._jaccard((one, False), (other, False), self._shingle))
+        mixed_up = [((one, True), (other, False)), ((one, False), (other, True))]
+        return max(content, *(self._jaccard(*pair, self._shingle) for pair in mixed_up))
 
-    def _jaccard(self, one: tuple[int, bool], other: tuple[int, bool]) -> float:
-        left, right = self._sets(*one), self._sets(*other)
+    def shared(self, one: int, other: int) -> float:
+        """Share of the shingles of one text that the other has too, or Jaccard similarity of
+        single words, whichever is more. For texts that ask the same and have the same answer.
+        """
+        left, right = (self._sets(text, False, self._shingle) for text in (one, other))
+        inside = len(left & right) / max(min(len(left), len(right)), 1)
+        return max(inside, self._jaccard((one, True), (other, True), 1))
+
+    def _jaccard(self, one: tuple[int, bool], other: tuple[int, bool], shingle: int) -> float:
+        left, right = self._sets(*one, shingle), self._sets(*other, shingle)
         union = len(left | right)
         return len(left & right) / union if union else 0.0
 
-    def _set(self, text: int, content: bool) -> frozenset[int]:
+    def _set(self, text: int, content: bool, shingle: int) -> frozenset[int]:
         ids = self._texts.content(text) if content else self._texts.words.read(text, text + 1)
-        hashes, _ = rolling(ids, np.array([0, len(ids)]), self._shingle)
+        hashes, _ = rolling(ids, np.array([0, len(ids)]), shingle)
         return frozenset(hashes.tolist())

@@ -60,22 +60,24 @@ def tokens(text: str) -> list[str]:
     Punctuation, hyphens between words, and brackets around one token, as in "(a)", are left out.
     """
     found = [_NUMBERS.get(token, token) for token in _TOKEN.findall(plain(text))]
-    if "-" not in found and "(" not in found and "[" not in found and "/" not in found:
-        return found
-    return [token for at, token in enumerate(found) if not _is_layout(found, at)]
+    return [t for at, t in enumerate(found) if t not in _SIGNS or not _is_layout(found, at)]
+
+
+_SIGNS = frozenset(("-", "/", "(", ")", "[", "]", "*", "**", ">", "|"))
 
 
 def _is_layout(found: list[str], at: int) -> bool:
-    """Whether a hyphen, slash or bracket belongs to prose, not to a formula."""
+    """Whether a sign belongs to prose or markdown, not to a formula."""
     token = found[at]
-    if token not in "-/()[]":
-        return False
     before = found[at - 1] if at else ""
     after = found[at + 1] if at + 1 < len(found) else ""
-    if token in "-/":
+    if token in ("-", "/"):
         return _is_prose(before) and (_is_prose(after) or not before or not after)
-    inner, beyond = (after, found[at + 2 : at + 3]) if token in "([" else (before, found[at - 2 :])
-    return _is_prose(inner) or beyond[:1] in ([")"], ["]"], ["("], ["["])
+    if token in ("*", "**", ">", "|"):
+        return not before or not after or _is_prose(before) or _is_prose(after)
+    if token in ("(", "["):
+        return _is_prose(after) or found[at + 2 : at + 3] in ([")"], ["]"])
+    return _is_prose(before) or (at >= 2 and found[at - 2] in ("(", "["))
 
 
 def _is_prose(token: str) -> bool:

@@ -1,0 +1,150 @@
+"""Leaks of an evaluation are found by the rule that fits, and lookalikes are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from rows_of_curation import run
+
+from sixfold.errors import UserError
+from sixfold_curation.decontaminate import Decontaminate
+
+EGGS = (
+    "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes"
+    " muffins for her friends every day with four. She sells the remainder at the farmers' market"
+    " daily for $2 per fresh duck egg. How much in dollars does she make every day there?"
+)
+PAIRS = "Find the number of ordered pairs $(m,n)$ of positive integers such that $m^2n = 20^{20}$."
+CIRCLE = "A circle of radius 7 is tangent to each of the three sides of a triangle. Find its area."
+SHORT = "What is 17 * 23?"
+EVALUATION = [EGGS, PAIRS, CIRCLE, SHORT]
+BOX = " Please reason step by step, and put your final answer within \\boxed{}."
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Decontaminate:
+    file = tmp_path / "made.jsonl"
+    file.write_text("".join(json.dumps({"question": text}) + "\n" for text in EVALUATION))
+    return Decontaminate(evaluations=({"data": str(file)},))  # type: ignore[arg-type]
+
+
+OTHERS = [
+    f"{name} grows {n} {thing} on a field and {verb} {m} of them in the {season}. How many are left?"
+    for n, (name, thing, verb, season, m) in enumerate(
+        zip(
+            ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay"] * 5,
+            ["beets", "melons", "roses", "pears", "leeks"] * 6,
+            ["gives away", "loses", "cooks"] * 10,
+            ["spring", "autumn"] * 15,
+            range(31, 61),
+            strict=True,
+        ),
+        start=70,
+    )
+]
+
+LEAKS = {
+    EGGS.upper(): ("same_text", 0),
+    f"Here is a task for you: {EGGS} Show your work.": ("n_gram", 0),
+    EGGS[:130]: ("n_gram", 0),
+    SHORT.lower(): ("same_text", 3),
+    f"Please tell me {SHORT}": ("contained", 3),
+    CIRCLE.replace("7", "11"): ("number_swap", 2),
+    PAIRS.replace("20", "12"): ("number_swap", 1),
+    "Determine how many ordered pairs (m, n) of positive integers satisfy m^2 n = 20^20.": (
+        "paraphrase", 1,
+    ),
+    "Each of a triangle's three sides is tangent to a circle whose radius is 7. What is the area"
+    " of the triangle's circle?": ("paraphrase", 2),
+}  # fmt: skip
+
+KEPT = [
+    "What is 17 * 23 + 5?",
+    "What is 18 * 23?",
+    "Find the number of ordered pairs (a,b) of positive integers such that a + b = 30.",
+    "Tom has 16 apples, eats 3 of them and sells 4 at the market. How many apples has he?",
+    "A square of side 7 is inscribed in a semicircle. Find the radius of the semicircle.",
+]
+
+
+def test_each_leak_is_found_by_its_rule_and_names_the_prompt(stage: Decontaminate) -> None:
+    decisions, health = run(stage, [*OTHERS, *LEAKS])
+    leaks = decisions[len(OTHERS) :]
+    assert [(d.reason, d.note.split(":")[0]) for d in leaks] == [
+        (rule, f"made/{prompt}") for rule, prompt in LEAKS.values()
+    ]
+    assert all(d.kept for d in decisions[: len(OTHERS)])
+    assert "9 rows had prompts of the evaluations (4 of 4)" in health.alarm
+    assert health.value == pytest.approx(9 / 39)
+
+
+def test_lookalikes_are_kept(stage: Decontaminate) -> None:
+    decisions, health = run(stage, [*OTHERS, *KEPT])
+    assert [d.record.prompt for d in decisions if not d.kept] == []
+    assert not health.alarm
+
+
+def test_boilerplate_of_evaluation_and_training_flags_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "boxed.jsonl"
+    file.write_text("".join(json.dumps({"problem": t + BOX}) + "\n" for t in EVALUATION))
+    stage = Decontaminate(evaluations=({"data": str(file)},))  # type: ignore[arg-type]
+    decisions, _ = run(stage, [text + BOX for text in [*OTHERS, *KEPT]])
+    assert [d.record.prompt for d in decisions if not d.kept] == []
+    decisions, _ = run(stage, [*(text + BOX for text in OTHERS), PAIRS + BOX, PAIRS, CIRCLE])
+    assert [d.kept for d in decisions[len(OTHERS) :]] == [False] * 3
+
+
+def test_a_template_of_many_rows_is_no_number_swap(tmp_path: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.write_text(
+        json.dumps({"prompt": "Find the remainder when 91 is divided by the number 4."})
+    )
+    stage = Decontaminate(evaluations=({"data": str(file)},))  # type: ignore[arg-type]
+    sums = [f"Find the remainder when {n} is divided by the number 7." for n in range(100, 140)]
+    assert all(d.kept for d in run(stage, sums)[0])
+    assert [d.reason for d in run(stage, sums[:1])[0]] == ["number_swap"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "found"),
+    [
+        ("What is 2 + 2? Answer: 4", "4", True),
+        ("The answer is \\boxed{4.0}. What is 2 + 2?", "4", True),
+        ("What is 2 + 2? [ans: 4]", "4", True),
+        ("What is 2 + 2?\n#### 4", "#### 4", True),
+        ("Is 3 right? Give the answer: yes or no", "yes", False),
+        ("Write Answer: $Answer. What is 2 + 2?", "4", False),
+        ("The answer is 5 more than what?", "4", False),
+    ],
+)
+def test_a_prompt_that_states_its_answer(
+    stage: Decontaminate, prompt: str, answer: str, found: bool
+) -> None:
+    decision = run(stage, [(prompt, answer)])[0][0]
+    assert decision.reason == ("answer_in_prompt" if found else "")
+
+
+def test_rules_can_be_turned_off(stage: Decontaminate) -> None:
+    off = stage.model_copy(update={"number_swaps": False, "paraphrases": False, "answers": False})
+    decisions, _ = run(off, [*OTHERS, *LEAKS, ("1 + 1? Answer: 2", "2")])
+    assert [d.reason for d in decisions[-5:]] == ["", "", "", "", ""]
+
+
+def test_chat_messages_and_missing_columns(tmp_path: Path) -> None:
+    chat = tmp_path / "chat.jsonl"
+    message = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": EGGS}]
+    chat.write_text(json.dumps({"messages": message}))
+    stage = Decontaminate(evaluations=({"data": str(chat)},))  # type: ignore[arg-type]
+    assert [d.reason for d in run(stage, [EGGS])[0]] == ["same_text"]
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"aufgabe": EGGS}))
+    with pytest.raises(UserError, match=r"other\.jsonl:1.*aufgabe.*prompt_field"):
+        run(Decontaminate(evaluations=({"data": str(other)},)), [EGGS])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"absent\.jsonl"):
+        absent = tmp_path / "absent.jsonl"
+        run(Decontaminate(evaluations=({"data": str(absent)},)), [EGGS])  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="evaluations"):
+        Decontaminate(evaluations=())
