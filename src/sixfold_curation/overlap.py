@@ -133,7 +133,9 @@ class Phrases:
 
     def _judged(self, text: int, prompt: int, shared: int, run: int, grams: int) -> Match | None:
         usable, all_grams = int(self._usable[prompt]), int(self._all[prompt])
-        if shared < min(LEAST_MATCHES, all_grams):
+        # Of a short task before common boilerplate, only n-grams that reach into both are left.
+        least = self._length if self._mask else LEAST_MATCHES
+        if shared < min(least, all_grams):
             return None
         share, run_words = shared / usable, run + self._length - 1
         if share >= (MASKED if self._mask else COVERED):

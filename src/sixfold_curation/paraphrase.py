@@ -22,8 +22,10 @@ ALIKE_WITH_OTHER_NUMBERS = 0.8
 """Cosine from which on two texts say the same although most of their numbers differ."""
 LEAST_NUMBERS = 2
 """Different numbers that both must have for that."""
-LEAST_WORDS = 5
-"""Stems beside numbers and signs of an evaluation prompt that is compared."""
+LEAST_TELLING = 4
+"""Words of an evaluation prompt that few texts have, if it is compared."""
+TELLING = 1.0
+"""Weight of such a word: less than two in five texts have it."""
 CANDIDATE = 0.3
 """Cosine from which on a pair is looked at closely."""
 
@@ -71,7 +73,8 @@ class Paraphrases:
     def __init__(self, prompts: Sequence[str]) -> None:
         self._stems: dict[str, int] = {}
         numbers: set[int] = set()
-        rows, self._is_compared = [], []
+        signs: set[int] = set()
+        rows = []
         for prompt in prompts:
             row = set()
             for word in tokens(prompt):
@@ -79,11 +82,13 @@ class Paraphrases:
                 row.add(feature)
                 if word[0].isdigit():
                     numbers.add(feature)
+                elif len(word) == 1:
+                    signs.add(feature)
             rows.append(np.array(sorted(row), dtype=np.int64))
-            words = {word for word in tokens(prompt) if len(word) > 1 and word[0].isalpha()}
-            self._is_compared.append(len(words) >= LEAST_WORDS)
         self._rows = rows
-        self._numbers = np.array([f in numbers for f in range(len(self._stems))], dtype=bool)
+        features = range(len(self._stems))
+        self._numbers = np.array([f in numbers for f in features], dtype=bool)
+        self._is_word = np.array([f not in numbers | signs for f in features], dtype=bool)
         self._features: dict[int, int] = {}
         self.vocabulary = Vocabulary(self._meet)
 
@@ -109,6 +114,8 @@ class Paraphrases:
         order = np.argsort(feature, kind="stable")
         self._prompt = prompt[order]
         self._bounds = np.searchsorted(feature[order], np.arange(len(self._stems) + 1))
+        telling = [self._is_word[row] & (self._idf[row] >= TELLING) for row in self._rows]
+        self._is_compared = [int(row.sum()) >= LEAST_TELLING for row in telling]
         self._norms = np.array([math.sqrt((self._idf[row] ** 2).sum()) for row in self._rows])
 
     def _pairs(self, ids: Ids, starts: Places) -> tuple[Places, Places]:

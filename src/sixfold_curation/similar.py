@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .words import DECIDES, Hashes, Ids, Places, Words, mixed, rolling, whole
+from .words import DECIDES, NUMBER, Hashes, Ids, Places, Words, mixed, rolling, whole
 
 Pairs = NDArray[np.int64]
 
@@ -22,14 +22,13 @@ BOILERPLATE_SHARE = 0.002
 COMMON_ROWS = 20
 COMMON_SHARE = 0.01
 """A phrase is common if this many different prompts, and this share of them, have it."""
-LEAST_LEFT = 3
-"""Words that a prompt must have beside boilerplate."""
 CONTENT_ALONE = 8
 """Words that a prompt must have beside boilerplate to be compared without it."""
 
 _NOTHING = whole(np.zeros(0, np.uint32), np.zeros(2, np.int64))[0]
 _BUCKETS = 1 << 20
 _NEIGHBOURS = 8
+_SEVERAL = 2
 _PERMUTATIONS = 128
 
 
@@ -41,6 +40,8 @@ class Texts:
         words: their words.
         whole: a hash of all words of each text.
         asked: a hash of the words that decide what is asked.
+        task: the same for texts with several numbers, and `whole` for others, by which different
+            texts are counted.
         begins: number of words of boilerplate at the start of each text.
         ends: number of the word where boilerplate at its end starts.
     """
@@ -48,6 +49,7 @@ class Texts:
     words: Words
     whole: Hashes
     asked: Hashes
+    task: Hashes
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
 
@@ -56,8 +58,7 @@ class Texts:
         a phrase is.
         """
         found = np.zeros(len(self.whole), dtype=bool)
-        key = np.where(self.asked == _NOTHING, self.whole, self.asked)
-        found[np.unique(key, return_index=True)[1]] = True
+        found[np.unique(self.task, return_index=True)[1]] = True
         return found
 
     def content(self, text: int) -> Ids:
@@ -73,13 +74,16 @@ class Texts:
 
 def compared(words: Words) -> Texts:
     """What is compared of texts."""
-    all_words, asked = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    none = np.zeros(0, np.uint64)
+    all_words, asked, task = [none], [none], [none]
     for _, ids, starts in words.blocks():
         all_words.append(whole(ids, starts))
         asked.append(whole(ids, starts, (ids & DECIDES).astype(bool)))
-    texts, fingerprints = np.concatenate(all_words), np.concatenate(asked)
-    none = np.zeros(len(words), dtype=np.int32)
-    found = Texts(words, texts, fingerprints, none, np.diff(words.starts).astype(np.int32))
+        numbers = np.diff(np.append(0, np.cumsum((ids & NUMBER) > 0))[starts])
+        task.append(np.where(numbers >= _SEVERAL, asked[-1], all_words[-1]))
+    hashes = (np.concatenate(parts) for parts in (all_words, asked, task))
+    begins, ends = np.zeros(len(words), np.int32), np.diff(words.starts).astype(np.int32)
+    found = Texts(words, *hashes, begins, ends)
     begins, ends = _boilerplate(words, found.different())
     return replace(found, begins=begins, ends=ends)
 
@@ -110,7 +114,7 @@ def _boilerplate(
             run = np.where(counted & frequent[side][buckets], length, 0)
             longest = np.maximum.reduceat(np.append(run, 0), starts[:-1]) * (lengths > 0)
             cut.append(longest)
-        left = lengths - cut[0] - cut[1] >= LEAST_LEFT
+        left = lengths - cut[0] - cut[1] > 0
         begins[first:end] = np.where(left, cut[0], 0)
         ends[first:end] = np.where(left, lengths - cut[1], lengths)
     return begins, ends

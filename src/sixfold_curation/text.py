@@ -59,8 +59,12 @@ def tokens(text: str) -> list[str]:
 
     Punctuation, hyphens between words, and brackets around one token, as in "(a)", are left out.
     """
-    found = [_NUMBERS.get(token, token) for token in _TOKEN.findall(plain(text))]
-    return [t for at, t in enumerate(found) if t not in _SIGNS or not _is_layout(found, at)]
+    found = _TOKEN.findall(plain(text))
+    return [
+        _NUMBERS.get(token, token)
+        for at, token in enumerate(found)
+        if token not in _SIGNS or not _is_layout(found, at)
+    ]
 
 
 _SIGNS = frozenset(("-", "/", "(", ")", "[", "]", "*", "**", ">", "|"))
@@ -117,7 +121,8 @@ def answer_key(answer: str) -> str | None:
     number = number.replace("−", "-")
     if _DECIMAL.fullmatch(number):
         digits = number.lstrip("+-")
-        digits = (digits.rstrip("0").rstrip(".") if "." in digits else digits).lstrip("0") or "0"
+        digits = (digits.rstrip("0").rstrip(".") if "." in digits else digits).lstrip("0")
+        digits = f"0{digits}" if digits[:1] in ("", ".") else digits
         return f"-{digits}" if number.startswith("-") and digits != "0" else digits
     return " ".join(tokens(text)) or text.strip()
 

@@ -20,7 +20,11 @@ EGGS = (
 PAIRS = "Find the number of ordered pairs $(m,n)$ of positive integers such that $m^2n = 20^{20}$."
 CIRCLE = "A circle of radius 7 is tangent to each of the three sides of a triangle. Find its area."
 SHORT = "What is 17 * 23?"
-EVALUATION = [EGGS, PAIRS, CIRCLE, SHORT]
+FAIR = (
+    "At the fair Tim buys 12 pens for 3 dollars, 14 books for 9 dollars and 2 bags for 25 dollars."
+    " What does he pay?"
+)
+EVALUATION = [EGGS, PAIRS, CIRCLE, SHORT, FAIR]
 BOX = " Please reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -32,7 +36,7 @@ def stage(tmp_path: Path) -> Decontaminate:
 
 
 OTHERS = [
-    f"{name} grows {n} {thing} on a field and {verb} {m} of them in the {season}. How many are left?"
+    f"{name} grows {n} {thing} on a field and {verb} {m} of them in {season}. How many are left?"
     for n, (name, thing, verb, season, m) in enumerate(
         zip(
             ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay"] * 5,
@@ -52,8 +56,7 @@ LEAKS = {
     EGGS[:130]: ("n_gram", 0),
     SHORT.lower(): ("same_text", 3),
     f"Please tell me {SHORT}": ("contained", 3),
-    CIRCLE.replace("7", "11"): ("number_swap", 2),
-    PAIRS.replace("20", "12"): ("number_swap", 1),
+    FAIR.translate(str.maketrans("1234", "5678")): ("number_swap", 4),
     "Determine how many ordered pairs (m, n) of positive integers satisfy m^2 n = 20^20.": (
         "paraphrase", 1,
     ),
@@ -77,8 +80,8 @@ def test_each_leak_is_found_by_its_rule_and_names_the_prompt(stage: Decontaminat
         (rule, f"made/{prompt}") for rule, prompt in LEAKS.values()
     ]
     assert all(d.kept for d in decisions[: len(OTHERS)])
-    assert "9 rows had prompts of the evaluations (4 of 4)" in health.alarm
-    assert health.value == pytest.approx(9 / 39)
+    assert "8 rows had prompts of the evaluations (5 of 5)" in health.alarm
+    assert health.value == pytest.approx(8 / 38)
 
 
 def test_lookalikes_are_kept(stage: Decontaminate) -> None:
@@ -130,7 +133,7 @@ def test_a_prompt_that_states_its_answer(
 def test_rules_can_be_turned_off(stage: Decontaminate) -> None:
     off = stage.model_copy(update={"number_swaps": False, "paraphrases": False, "answers": False})
     decisions, _ = run(off, [*OTHERS, *LEAKS, ("1 + 1? Answer: 2", "2")])
-    assert [d.reason for d in decisions[-5:]] == ["", "", "", "", ""]
+    assert [d.reason for d in decisions[-4:]] == ["", "", "", ""]
 
 
 def test_chat_messages_and_missing_columns(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ SAME = [
     ("What is 3 + 4?", "what is  3+4"),
     (r"Find $\frac{1}{2} + \left(x - 3\right)$.", r"find \(\dfrac12 + (x-3)\)"),
     ("Add 1,000 and 2{,}500.", "ADD 1000 and 2500"),
-    ("**Compute** ５ × 3.", "compute five \\cdot 3"),
+    ("**Compute** ５ × 3.", "compute 5 \\cdot 3"),
+    ("Take five of 12.", "Take 5 of twelve"),
     ("A two-digit number", "a two digit  number."),
 ]
 DIFFERENT = [
