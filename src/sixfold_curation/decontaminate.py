@@ -18,7 +18,7 @@ from .paraphrase import Paraphrases
 from .similar import CONTENT_ALONE, Texts, compared, cut, is_common
 from .stage import Context, Decision, Health, Record, Rows, Stage
 from .text import answer_key
-from .words import Hashes, Words, whole
+from .words import DECIDES, NUMBER, Hashes, Words, whole
 
 LEAST_CONTAINED = 4
 """Words of the shortest prompt that is looked for inside other prompts."""
@@ -176,17 +176,15 @@ class _Finder:
 
     def swapped(self) -> None:
         """The whole text with other numbers, if that is not how many rows are made."""
-        is_prose = (self.prompts.read(0, len(self.prompts)) & 3) == 0
-        count = np.concatenate([[0], np.cumsum(is_prose)])[self.prompts.starts]
-        prose = np.diff(count) >= LEAST_PROSE
-        wanted = _content_hashes(self._prompt_texts, True)
-        prompts = {int(wanted[at]): at for at in np.flatnonzero(prose)[::-1].tolist()}
+        prompts = hashes_of(self.prompts, _content_hashes(self._prompt_texts, True))
         hashes = _content_hashes(self.texts, True)
         hit = np.flatnonzero(np.isin(hashes, np.array(list(prompts), np.uint64)))
         different = hashes[hit[self._different[hit]]]
         values, counts = np.unique(different, return_counts=True)
         common = values[is_common(counts, int(self._different.sum()))]
         for text in hit[~np.isin(hashes[hit], common)].tolist():
+            if ((self.texts.content(text) & (DECIDES | NUMBER)) == 0).sum() < LEAST_PROSE:
+                continue
             self._add(text, "number_swap", prompts[int(hashes[text])], "the same, other numbers")
 
     def paraphrased(self, like: Paraphrases) -> None:
