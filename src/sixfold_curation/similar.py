@@ -81,9 +81,9 @@ def compared(words: Words) -> Texts:
         asked.append(whole(ids, starts, (ids & DECIDES).astype(bool)))
         numbers = np.diff(np.append(0, np.cumsum((ids & NUMBER) > 0))[starts])
         task.append(np.where(numbers >= _SEVERAL, asked[-1], all_words[-1]))
-    hashes = (np.concatenate(parts) for parts in (all_words, asked, task))
+    hashes = [np.concatenate(parts) for parts in (all_words, asked, task)]
     begins, ends = np.zeros(len(words), np.int32), np.diff(words.starts).astype(np.int32)
-    found = Texts(words, *hashes, begins, ends)
+    found = Texts(words, hashes[0], hashes[1], hashes[2], begins, ends)
     begins, ends = _boilerplate(words, found.different())
     return replace(found, begins=begins, ends=ends)
 
