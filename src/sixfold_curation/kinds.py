@@ -8,5 +8,9 @@ STAGES: dict[str, str] = {
     "language": "sixfold_curation.language:Language",
     "licence": "sixfold_curation.licence:Licence",
     "personal_data": "sixfold_curation.personal_data:PersonalData",
+    "feasibility": "sixfold_curation.feasibility:Feasibility",
+    "mix": "sixfold_curation.mix:Mix",
+    "recycle": "sixfold_curation.recycle:Recycle",
+    "stratify": "sixfold_curation.stratify:Stratify",
 }
 """Name of a kind to "module:class". A module is imported when a recipe uses it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
+from sixfold.environment.pass_rate import degenerate_probability
 from sixfold.pages.lab import Bars, Breaking, Control, Lab, Outcome, Table
-from sixfold_planning.pass_rate import degenerate_probability
 
 from .controls import seed_control
 from .group_advantages import degenerate, std

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from sixfold.environment.pass_rate import advantage_power, estimated_advantage_power, pool_signal
 from sixfold.pages.lab import Bars, Breaking, Chart, Control, Curve, Lab, Outcome
-from sixfold_planning.pass_rate import advantage_power, estimated_advantage_power, pool_signal
 
 from .preferences import sigmoid
 

@@ -1,8 +1,6 @@
 """The pre-flight: the limits of its verdicts, and answers without knowledge of the task."""
 
-import math
 from collections.abc import Sequence
-from itertools import product
 
 import pytest
 
@@ -12,7 +10,6 @@ from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks
 from sixfold.environment.preflight import (
     Baseline,
     baseline_scores,
-    degenerate_probability,
     expected_refill,
     made_up_answers,
     preflight,
@@ -36,22 +33,6 @@ def test_borders(solved: int, label: str) -> None:
 def test_no_rewards_no_verdict() -> None:
     with pytest.raises(ValueError):
         preflight([])
-
-
-def test_a_degenerate_group_is_all_right_or_all_wrong() -> None:
-    """p^K + (1 - p)^K: .9^4 + .1^4 = .6561 + .0001. Counting all outcomes gives the same."""
-    assert degenerate_probability(0.9, 4) == pytest.approx(0.6562, abs=1e-12)
-    assert [degenerate_probability(p, 8) for p in (0.0, 1.0)] == [
-        1.0,
-        1.0,
-    ] and degenerate_probability(0.3, 1) == pytest.approx(1.0)
-    for samples in (2, 3, 5):
-        outcomes = [bits for bits in product((0, 1), repeat=samples) if len(set(bits)) == 1]
-        counted = sum(math.prod(0.3 if bit else 0.7 for bit in bits) for bits in outcomes)
-        assert degenerate_probability(0.3, samples) == pytest.approx(counted)
-    for wrong in [(1.1, 4), (-0.1, 4), (0.5, 0)]:
-        with pytest.raises(ValueError, match="degenerate_probability"):
-            degenerate_probability(*wrong)
 
 
 def test_what_refilling_will_cost_by_hand() -> None:

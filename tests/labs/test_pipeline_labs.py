@@ -141,3 +141,21 @@ def test_kl_weight_holds_the_policy_back() -> None:
     assert free.number("kl") == pytest.approx(10 * 0.79**2)
     assert held.number("kl") < free.number("kl")
     assert held.number("recent_dead_group_rate") < free.number("recent_dead_group_rate")
+
+
+def test_group_policy_by_the_library_takes_the_same_path() -> None:
+    """Both advantages are 0 for a dead group, and agree to rounding otherwise."""
+    lab = find("group-policy")
+    ours, librarys = lab(steps=60, seed=1), lab(steps=60, seed=1, source="library")
+    assert librarys.values["last_rewards"] == ours.values["last_rewards"]
+    assert librarys.number("p_correct") == pytest.approx(ours.number("p_correct"), rel=1e-6)
+
+
+def test_measured_dead_groups_agree_with_the_formula_along_the_path() -> None:
+    """One group is dead or not, with the probability at its own p: their sum has mean 0 around the
+    expectation and a variance below steps / 4.
+    """
+    for seed in range(5):
+        outcome = find("group-policy")(k=4, steps=2000, seed=seed)
+        gap = outcome.number("dead_group_rate") - outcome.number("expected_dead_group_rate")
+        assert abs(gap) < 4 * 0.5 / 2000**0.5

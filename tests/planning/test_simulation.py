@@ -9,12 +9,12 @@ from random import Random
 import pytest
 from tests.planning.workloads import EQUAL_LENGTHS
 
+from sixfold.environment.pass_rate import degenerate_probability, resampling_factor
 from sixfold.errors import UserError
 from sixfold_planning.architectures import Architecture, find
 from sixfold_planning.constants import CONSTANTS
 from sixfold_planning.decode_time import decay_rate
 from sixfold_planning.hardware import Cluster, find_accelerator
-from sixfold_planning.pass_rate import degenerate_probability, resampling_factor
 from sixfold_planning.planner import TopologyPlan, compare_topologies
 from sixfold_planning.simulate.groups import Drawn, Groups, LogNormalGroups
 from sixfold_planning.simulate.outcome import Outcome

@@ -78,7 +78,7 @@ ALLOWED = {
     "checks": {
         *("environment", "errors", "event_loop", "processes", "steps", "types", "user_code"),
     },
-    "data": {"environment", "errors", "plugins", "recipe", "seeds", "types", "user_code"},
+    "data": {"environment", "errors", "files", "plugins", "recipe", "seeds", "types", "user_code"},
     "trainer": {
         *("batch", "checkpointable", "errors", "kernels", "model", "ranks", "recipe", "seeds"),
         "types",
@@ -130,7 +130,7 @@ A package of `TOP` may import any package below it. Nothing of the core imports 
 """
 
 OTHERS: dict[str, set[str]] = {
-    "sixfold_curation": {"sixfold_planning"},
+    "sixfold_curation": {"sixfold_environments"},
     "sixfold_environments": set(),
     "sixfold_interop": set(),
     "sixfold_labs": {"sixfold_planning"},

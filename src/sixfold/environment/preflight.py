@@ -108,24 +108,6 @@ def preflight(solved: Sequence[bool]) -> Difficulty:
     )
 
 
-def degenerate_probability(solved: float, samples: int) -> float:
-    """Probability that all rewards of a group are equal: p^K + (1 - p)^K.
-
-    Args:
-        solved: probability p that a sample solves the task. Rewards are 0 or 1.
-        samples: samples per group, K.
-
-    Raises:
-        ValueError: if `solved` is outside [0, 1], or `samples` is less than 1.
-    """
-    if not 0 <= solved <= 1 or samples < 1:
-        raise ValueError(
-            f"degenerate_probability: solved = {solved} must be in [0, 1], samples = {samples} at"
-            " least 1"
-        )
-    return float(solved**samples + (1 - solved) ** samples)
-
-
 def expected_refill(degenerate: float, max_rounds: int) -> tuple[float, float]:
     """Expected cost of dynamic sampling where a group is degenerate with probability q.
 

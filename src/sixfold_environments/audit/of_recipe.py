@@ -14,8 +14,9 @@ from sixfold.data.sources import load_tasks
 from sixfold.data.task_set import TaskSet, drawn_tasks, prompt_key
 from sixfold.environment.episode import Action
 from sixfold.environment.registry import any_needs
+from sixfold.environment.resource import Resource
 from sixfold.files.folder import RunFolder
-from sixfold.recipe.schema import EnvironmentConfig, Recipe, RunConfig
+from sixfold.recipe.schema import EnvironmentConfig, EvalConfig, Recipe, RunConfig
 from sixfold.renderer.call_formats import HERMES
 from sixfold.renderer.tool_calls import read_reply
 from sixfold.report.loggers import read_metrics
@@ -87,17 +88,15 @@ def _findings_of_texts(
         opened: closes the environments.
     """
     config = _without_comparisons(recipe.environment)
-    episode = recipe_episode(config, None, opened)
-    if episode:
-        episode.check_tasks([*tasks.train, *tasks.heldout])
+    every = [*tasks.train, *tasks.heldout]
+    trials = open_trials(config, recipe.eval, every, judge, opened)
     timeout_s = max(config.timeout_s, judge.settings.timeout_s) if judge else config.timeout_s
-    environment = opened.enter_context(recipe_environment(config, recipe.eval, judge=judge))
     strict = strict_environment(config, recipe.eval, judge)
     if strict:
         opened.enter_context(strict)
     yield from audit_environment(
-        Trials(environment, episode, config.timeout_s, _with_calls),
-        [*tasks.train, *tasks.heldout],
+        trials,
+        every,
         drawn,
         key=prompt_key,
         timeout_s=timeout_s,
@@ -108,6 +107,33 @@ def _findings_of_texts(
         strict=Trials(strict) if strict else None,
         attacks=INJECTIONS if judge else (),
     )
+
+
+def open_trials(
+    config: EnvironmentConfig,
+    evaluation: EvalConfig,
+    tasks: Sequence[Task],
+    judge: Resource | None,
+    opened: ExitStack,
+) -> Trials:
+    """Scorer of texts with a recipe's rewards, in the recipe's environment.
+
+    Args:
+        config: the environment. Rewards that compare completions are left out.
+        evaluation: says what counts as solved.
+        tasks: tasks that the environment checks before they are played.
+        judge: the recipe's judge, or None.
+        opened: closes the environment.
+
+    Raises:
+        UserError: the environment cannot be used, or refuses a task.
+    """
+    config = _without_comparisons(config)
+    episode = recipe_episode(config, None, opened)
+    if episode:
+        episode.check_tasks(tasks)
+    environment = opened.enter_context(recipe_environment(config, evaluation, judge=judge))
+    return Trials(environment, episode, config.timeout_s, _with_calls)
 
 
 def _without_comparisons(config: EnvironmentConfig) -> EnvironmentConfig:

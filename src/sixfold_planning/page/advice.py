@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sixfold.environment.pass_rate import degenerate_probability, resampling_factor
+
 from ..async_benefit import async_benefit
 from ..balance import ideal_ratio, usual_split
 from ..collectives import all_reduce_seconds
@@ -14,7 +16,6 @@ from ..freshness import BANDS, largest_staleness, replay_weight
 from ..hardware import Accelerator, Cluster
 from ..head_time import head_kernels, head_time
 from ..memory import chunked_logits_bytes, whole_logits_peak
-from ..pass_rate import degenerate_probability, resampling_factor
 from ..planned_work import Inputs
 from ..planner import Comparison, TopologyPlan, planned_topology, training_utilisation, weight_sync
 from ..roofline import ROLES, decode_step, prefill_knee, role_regime

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from sixfold.environment.pass_rate import degenerate_probability
 from sixfold.errors import UserError
 from sixfold.files.durable import check_target
 from sixfold.pages.combinations import Combinations, Part
@@ -21,7 +22,6 @@ from sixfold.pages.page import ControlPage, write_controls
 from sixfold.report.untrusted import one_line
 
 from ..constants import CONSTANTS
-from ..pass_rate import degenerate_probability
 from ..planned_work import Inputs
 from ..planner import TopologyPlan
 from ..stragglers import exact_longest

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from sixfold.environment.pass_rate import degenerate_probability
 from sixfold.recipe.memory import memory_of
 
 from ..constants import CONSTANTS
-from ..pass_rate import degenerate_probability
 from ..planner import TopologyPlan, weight_sync
 from ..simulate.outcome import Outcome
 from ..stragglers import exact_longest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...algorithm.method import Method
-from ...environment.preflight import degenerate_probability, expected_refill
+from ...environment.pass_rate import degenerate_probability
+from ...environment.preflight import expected_refill
 from ..dump import toml_literal
 from ..plan import Plan
 from ..schema import EngineConfig, Preemption, RolloutConfig, Speculation

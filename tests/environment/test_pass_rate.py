@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from sixfold_planning.pass_rate import (
+from sixfold.environment.pass_rate import (
     advantage_power,
     degenerate_probability,
     estimated_advantage_power,
@@ -35,6 +35,12 @@ def test_formulas_equal_the_sum_over_all_outcomes(p: float, samples: int) -> Non
         power += probability * estimated_advantage_power([rewards])
     assert degenerate_probability(p, samples) == pytest.approx(equal)
     assert advantage_power(p) == pytest.approx(power)
+
+
+def test_no_probability_and_no_samples_are_refused() -> None:
+    for wrong in [(1.1, 4), (-0.1, 4), (0.5, 0)]:
+        with pytest.raises(ValueError, match="degenerate_probability"):
+            degenerate_probability(*wrong)
 
 
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.95])

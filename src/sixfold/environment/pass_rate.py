@@ -7,8 +7,21 @@ from dataclasses import dataclass
 
 
 def degenerate_probability(pass_rate: float, samples: int) -> float:
-    """Probability that all K samples of a group have the same reward: `p^K + (1 - p)^K`."""
-    return pass_rate**samples + (1 - pass_rate) ** samples
+    """Probability that all K samples of a group have the same reward: `p^K + (1 - p)^K`.
+
+    Args:
+        pass_rate: probability p that a sample solves the task. Rewards are 0 or 1.
+        samples: samples per group, K.
+
+    Raises:
+        ValueError: if `pass_rate` is outside [0, 1], or `samples` is less than 1.
+    """
+    if not 0 <= pass_rate <= 1 or samples < 1:
+        raise ValueError(
+            f"degenerate_probability: pass_rate = {pass_rate} must be in [0, 1], samples ="
+            f" {samples} at least 1"
+        )
+    return float(pass_rate**samples + (1 - pass_rate) ** samples)
 
 
 def resampling_factor(pass_rate: float, samples: int) -> float:

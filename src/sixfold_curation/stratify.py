@@ -1,0 +1,378 @@
+"""Stage `stratify`: pass rate of each task under the current model, and who may train on it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from sixfold.checkpoint.model_source import model_folder
+from sixfold.data.profile import (
+    Measurement,
+    Profile,
+    ProfileFile,
+    ProfileKey,
+    TaskProfile,
+    task_key,
+)
+from sixfold.data.task_set import TaskSet
+from sixfold.environment.pass_rate import (
+    advantage_power,
+    degenerate_probability,
+    estimated_advantage_power,
+)
+from sixfold.errors import UserError
+from sixfold.evaluation.statistics import wilson_interval
+from sixfold.recipe.dump import flat
+from sixfold.run.fingerprint import rewards_fingerprint
+from sixfold.seeds import STEP_BYTES, seed_bytes, seed_number
+from sixfold.types import Group, Task
+
+from .stage import Context, Decision, Health, Record, Rows, Stage
+from .tasks import TaskReader, chunks, training_recipe
+
+if TYPE_CHECKING:
+    from sixfold.run.assemble import Assembly
+
+Bucket = Literal["held_hard", "train", "easy"]
+MOST_OUTSIDE = 0.4
+"""Share of tasks outside the training bucket from which there is an alarm (lessons, stage 5)."""
+BLOCK = 64
+"""Tasks whose rollouts are stored together. A kill loses at most one block."""
+BINS = 10
+READ = 1024
+
+SAMPLING = (
+    "max_new_tokens", "max_turns", "max_episode_tokens", "temperature", "top_p", "top_k", "min_p",
+    "stop_tokens", "stop", "backend.kind",
+)  # fmt: skip
+"""Settings of [rollout] on which pass rates depend."""
+NEUTRAL = ("workers", "preflight", "error_budget")
+"""Settings of [environment] on which no reward depends."""
+
+
+class Stratify(Stage):
+    """Measure pass rates by rollouts, and keep the tasks that are neither solved nor failed always.
+
+    The columns `pass_rate`, `prompt_tokens`, `completion_tokens` (mean) and `length_stratum` are
+    added, by which a later stage can mix. Tasks with equal prompts and answers share rollouts.
+
+    Args:
+        model: run, checkpoint, model folder or hub id that is trained next. "": the recipe's model.
+        samples: rollouts per task (K).
+        hard_until: pass rate up to which a task is held for a later checkpoint.
+        easy_from: pass rate from which a task is too easy.
+        lengths: upper ends of the strata of length: tokens of prompt and mean completion.
+        profile: file that stores the rollouts. It is read too: what it has is not sampled again.
+            "": a file in the work folder.
+    """
+
+    kind: ClassVar[str] = "stratify"
+
+    model: str = ""
+    samples: int = Field(default=8, ge=1)
+    hard_until: float = Field(default=0.05, ge=0, le=1)
+    easy_from: float = Field(default=0.95, ge=0, le=1)
+    lengths: tuple[int, ...] = (256, 1024, 4096)
+    profile: str = ""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Stratify:
+        if self.hard_until >= self.easy_from:
+            raise ValueError(
+                f"hard_until = {self.hard_until} must be below easy_from = {self.easy_from}"
+            )
+        if list(self.lengths) != sorted(set(self.lengths)) or min(self.lengths, default=1) < 1:
+            raise ValueError(f"lengths = {list(self.lengths)}: give rising numbers of tokens")
+        return self
+
+    def decide(self, rows: Rows, context: Context) -> Generator[Decision, None, Health]:
+        recipe, reader = training_recipe(context, self.kind)
+        if not (self.model or recipe.model.path):
+            raise UserError(
+                f"the model of the recipe {context.recipe!r} is made from scratch, so it solves"
+                " nothing yet. Name a run or a checkpoint: model = 'runs/NAME'"
+            )
+        from sixfold.run.assemble import assemble
+
+        folder = model_folder(self.model, "model") if self.model else ""
+        alone = recipe.sampling_alone().with_settings({"data.overlong": "drop"})
+        tasks, names = _tasks_of(reader, rows)
+        measured, keys = self._measure(
+            lambda chosen: assemble(alone, folder, tasks=chosen), tasks, context
+        )
+        counted = _Strata(self, measured)
+        for record, name in zip(rows, names, strict=True):
+            yield counted.decision(record, name, keys)
+        return counted.health()
+
+    def _measure(
+        self, start: Callable[[TaskSet], Assembly], tasks: list[Task], context: Context
+    ) -> tuple[Profile, dict[str, str]]:
+        """The profile of all tasks, and the key of each task that the model can read, by its id."""
+        if not tasks:
+            return Profile(ProfileKey("", "", {}, {})), {}
+        world = start(TaskSet(tasks, []))
+        try:
+            return self._sampled(world, context)
+        finally:
+            world.close()
+
+    def _sampled(self, world: Assembly, context: Context) -> tuple[Profile, dict[str, str]]:
+        keys = {task.id: task_key(task) for task in world.tasks.train}
+        key = profile_key(world)
+        file = _Stored(self._path(context, key), key)
+        seed = seed_number(f"stratify/{context.seed}/{self.samples}", STEP_BYTES)
+        try:
+            rollout = world.rollout(self.samples)
+            missing = [t for t in world.tasks.train if file.rollouts(keys[t.id]) < self.samples]
+            for some in chunks(missing, BLOCK):
+                for group in world.sample(rollout, some, seed, scored=True):
+                    file.add(measurement(group, keys[group.task.id], seed))
+                context.progress(len(some))
+            return file.profile, keys
+        finally:
+            file.close()
+
+    def _path(self, context: Context, key: ProfileKey) -> Path | None:
+        if self.profile:
+            return Path(self.profile).expanduser()
+        return context.folder / f"profile-{key.digest[:12]}.jsonl" if context.folder else None
+
+
+class _Stored:
+    """A profile, in a file if there is a path."""
+
+    def __init__(self, path: Path | None, key: ProfileKey) -> None:
+        self._file = ProfileFile(path, key) if path else None
+        self.profile = self._file.profile if self._file else Profile(key)
+        self._add = self._file.add if self._file else self.profile.add
+
+    def rollouts(self, key: str) -> int:
+        """Rollouts of a task that are stored, those with failed checks included."""
+        known = self.profile.tasks.get(key)
+        return sum(len(one.rewards) + one.failed for one in known.measured) if known else 0
+
+    def add(self, new: Measurement) -> None:
+        self._add(new)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+def profile_key(world: Assembly) -> ProfileKey:
+    """What the pass rates of a model depend on, as `Assembly` samples and scores.
+
+    Args:
+        world: model, sampling and verifier.
+    """
+    from sixfold.model.weights_hash import weights_hash
+
+    values = {name: _plain(value) for name, value in flat(world.recipe).items()}
+    rewards = world.recipe.environment
+    verifier = {
+        name.removeprefix("environment."): value
+        for name, value in values.items()
+        if name.startswith("environment.") and name.removeprefix("environment.") not in NEUTRAL
+    }
+    verifier |= {name: values[f"eval.{name}"] for name in ("metric", "solved_at")}
+    verifier["code"] = _plain(rewards_fingerprint(rewards.rewards, rewards.reward_model))
+    sampling = {name: values[f"rollout.{name}"] for name in SAMPLING}
+    sampling["precision"] = values["run.precision"]
+    policy = world.policy
+    template = f"{policy.vocabulary_hash}\0{policy.tokenizer.chat_template}"
+    return ProfileKey(
+        weights_hash(world.whole_policy.weights()),
+        seed_bytes(template, 16, "profile").hex(),
+        sampling,
+        verifier,
+    )
+
+
+def measurement(group: Group, key: str, seed: int) -> Measurement:
+    """What the rollouts of a task have shown.
+
+    Args:
+        group: the task and its scored rollouts.
+        key: `task_key` of the task.
+        seed: seed of the noise.
+    """
+    scored = [t for t in group.trajectories if t.total_reward is not None]
+    return Measurement(
+        task=key,
+        id=group.task.columns.get("id", group.task.id),
+        seed=seed,
+        solved=sum(bool(t.reward and t.reward.solved) for t in scored),
+        rewards=tuple(float(t.total_reward or 0.0) for t in scored),
+        failed=len(group.trajectories) - len(scored),
+        prompt_tokens=group.trajectories[0].prompt_length,
+        tokens=sum(t.sampled_length for t in group.trajectories),
+        truncated=sum(t.truncated for t in group.trajectories),
+    )
+
+
+def _tasks_of(reader: TaskReader, rows: Iterable[Record]) -> tuple[list[Task], list[str]]:
+    """Different tasks, and for each row the id of its task, or "!" and what is wrong with it.
+
+    The id is a hash of prompt and answer, so the noise of a task does not depend on its row.
+    """
+    tasks: dict[str, Task] = {}
+    names = []
+    for records in chunks(rows, READ):
+        for task in reader.read(records):
+            if isinstance(task, str):
+                names.append(f"!{task}")
+                continue
+            name = task_key(task)
+            tasks.setdefault(name, replace(task, id=name))
+            names.append(name)
+    return [*tasks.values()], names
+
+
+@dataclass
+class _Strata:
+    """Decides by the profile, and counts.
+
+    Args:
+        stage: the settings.
+        profile: what was measured.
+    """
+
+    stage: Stratify
+    profile: Profile
+
+    def __post_init__(self) -> None:
+        self.buckets: Counter[str] = Counter()
+        self.bins: Counter[int] = Counter()
+        self.prompts: Counter[str] = Counter()
+        self.completions: Counter[str] = Counter()
+        self.seen: dict[str, TaskProfile] = {}
+
+    def decision(self, record: Record, name: str, keys: dict[str, str]) -> Decision:
+        """Decision about a row.
+
+        Args:
+            record: the row.
+            name: id of its task, or "!" and what is wrong with it.
+            keys: keys of the tasks that the model can read, by id.
+        """
+        if name.startswith("!"):
+            return self._out(record, "unreadable", name[1:])
+        if name not in keys:
+            return self._out(record, "too_long", "the prompt leaves no room for a completion")
+        found = self.profile.tasks[keys[name]]
+        rate = found.rate
+        if rate is None:
+            return self._out(record, "not_measured", "the checks of all its rollouts failed")
+        bucket = self._bucket(rate)
+        self.buckets[bucket] += 1
+        self.bins[min(int(rate * BINS), BINS - 1)] += 1
+        self.seen[keys[name]] = found
+        self.prompts[self._stratum(found.prompt_tokens)] += 1
+        self.completions[self._stratum(found.mean_tokens)] += 1
+        interval = wilson_interval(found.solved, found.samples)
+        note = (
+            f"{found.solved} of {found.samples} rollouts solved: {rate:.2f}"
+            f" [{interval.low:.2f}, {interval.high:.2f}]; {found.mean_tokens:.0f} tokens"
+        )
+        fields = {
+            **record.fields,
+            "pass_rate": rate,
+            "prompt_tokens": found.prompt_tokens,
+            "completion_tokens": found.mean_tokens,
+            "length_stratum": self._stratum(found.prompt_tokens + found.mean_tokens),
+        }
+        kept = bucket == "train"
+        return Decision(replace(record, fields=fields), kept, "" if kept else bucket, note)
+
+    def _out(self, record: Record, reason: str, note: str) -> Decision:
+        self.buckets[reason] += 1
+        return Decision(record, False, reason, note)
+
+    def _bucket(self, rate: float) -> Bucket:
+        if rate <= self.stage.hard_until:
+            return "held_hard"
+        return "easy" if rate >= self.stage.easy_from else "train"
+
+    def _stratum(self, tokens: float) -> str:
+        """Stratum of a length, such as "257-1024"."""
+        above = 0
+        for end in self.stage.lengths:
+            if tokens <= end:
+                return f"{above + 1 if above else 0}-{end}"
+            above = end
+        return f"over {above}"
+
+    def health(self) -> Health:
+        rated = sum(self.bins.values())
+        hard, easy = self.buckets["held_hard"], self.buckets["easy"]
+        outside = (hard + easy) / rated if rated else math.nan
+        alarm = ""
+        if outside > MOST_OUTSIDE:
+            alarm = (
+                f"{outside:.0%} of {rated} tasks are outside ({self.stage.hard_until:g},"
+                f" {self.stage.easy_from:g}): {hard} hard, {easy} easy. Most groups would have"
+                " equal rewards: add tasks in between, or train the model on solutions first"
+            )
+        figures: dict[str, Any] = {
+            "buckets": dict(self.buckets),
+            "pass rates": {
+                f"{n / BINS:.1f} to {(n + 1) / BINS:.1f}": self.bins[n] for n in range(BINS)
+            },
+            "prompt tokens": self._by_length(self.prompts),
+            "completion tokens": self._by_length(self.completions),
+            "signal": signal(self.seen.values()),
+            "profile": self.profile.key.digest,
+        }
+        return Health("share of tasks outside the training bucket", outside, alarm, figures)
+
+    def _by_length(self, counts: Counter[str]) -> dict[str, int]:
+        names = [self._stratum(end) for end in (*self.stage.lengths, math.inf)]
+        return {name: counts[name] for name in names}
+
+
+def signal(tasks: Iterable[TaskProfile]) -> dict[str, float]:
+    """Learning signal of measured rollouts beside the formulas for rewards of 0 and 1.
+
+    - measured E[A^2]: mean variance of a group's rewards, unbiased.
+    - p (1 - p): at the share solved, times K / (K - 1), because that share is an estimate too. It
+      equals the measured value if rewards are 0 and 1. Other rewards differ: E[A^2] = Var(R | x).
+    - measured wasted share: groups whose rewards are equal.
+    - p^K + (1 - p)^K: at the share solved. It is above the measured value on average, because an
+      estimate is farther from 1/2 than the pass rate.
+
+    Args:
+        tasks: the tasks. Those with fewer than two rollouts under a seed are left out.
+
+    Returns:
+        The figures. Empty if there is no group.
+    """
+    groups, power, wasted = [], 0.0, 0.0
+    for task in tasks:
+        for one in task.measured:
+            if (count := len(one.rewards)) > 1:
+                rate = one.solved / count
+                groups.append(one.rewards)
+                power += advantage_power(rate) * count / (count - 1)
+                wasted += degenerate_probability(rate, count)
+    if not groups:
+        return {}
+    return {
+        "E[A^2], measured": estimated_advantage_power(groups),
+        "p (1 - p)": power / len(groups),
+        "wasted groups, measured": sum(len(set(group)) == 1 for group in groups) / len(groups),
+        "p^K + (1 - p)^K": wasted / len(groups),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON gives it back."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
