@@ -29,7 +29,7 @@ from sixfold_environments.audit.of_recipe import open_trials
 from sixfold_environments.audit.trials import Answer, Trials
 
 from .stage import Context, Decision, Health, Record, Rows, Stage
-from .tasks import chunks, training_recipe
+from .tasks import chunks, training_recipe, verifier_version
 
 Fault = Literal[
     "unreadable", "template", "check_failed", "gold_refused", "distractor_accepted",
@@ -86,6 +86,10 @@ class Feasibility(Stage):
                     yield self._decision(record, fault, counted)
                 context.progress(len(records))
         return counted.health()
+
+    def depends_on(self, context: Context) -> str:
+        """The verifier."""
+        return verifier_version(context, self.kind)
 
     def _decision(self, record: Record, fault: _Found | None, counted: _Counts) -> Decision:
         counted.rows += 1

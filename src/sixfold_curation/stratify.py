@@ -25,6 +25,7 @@ from sixfold.environment.pass_rate import (
     advantage_power,
     degenerate_probability,
     estimated_advantage_power,
+    pool_signal,
 )
 from sixfold.errors import UserError
 from sixfold.evaluation.statistics import wilson_interval
@@ -34,7 +35,7 @@ from sixfold.seeds import STEP_BYTES, seed_bytes, seed_number
 from sixfold.types import Group, Task
 
 from .stage import Context, Decision, Health, Record, Rows, Stage
-from .tasks import TaskReader, chunks, training_recipe
+from .tasks import TaskReader, chunks, model_version, training_recipe, verifier_version
 
 if TYPE_CHECKING:
     from sixfold.run.assemble import Assembly
@@ -68,8 +69,8 @@ class Stratify(Stage):
         hard_until: pass rate up to which a task is held for a later checkpoint.
         easy_from: pass rate from which a task is too easy.
         lengths: upper ends of the strata of length: tokens of prompt and mean completion.
-        profile: file that stores the rollouts. It is read too: what it has is not sampled again.
-            "": a file in the work folder.
+        profiles: folder of stored profiles, one file per model, sampling and verifier. Rollouts
+            that a file has are not sampled again.
     """
 
     kind: ClassVar[str] = "stratify"
@@ -79,7 +80,7 @@ class Stratify(Stage):
     hard_until: float = Field(default=0.05, ge=0, le=1)
     easy_from: float = Field(default=0.95, ge=0, le=1)
     lengths: tuple[int, ...] = (256, 1024, 4096)
-    profile: str = ""
+    profiles: str = Field(default="profiles", min_length=1)
 
     @model_validator(mode="after")
     def _ordered(self) -> Stratify:
@@ -126,11 +127,16 @@ class Stratify(Stage):
     def _sampled(self, world: Assembly, context: Context) -> tuple[Profile, dict[str, str]]:
         keys = {task.id: task_key(task) for task in world.tasks.train}
         key = profile_key(world)
-        file = _Stored(self._path(context, key), key)
+        file = ProfileFile(profile_path(self.profiles, key), key)
+        known = file.profile.tasks
         seed = seed_number(f"stratify/{context.seed}/{self.samples}", STEP_BYTES)
         try:
             rollout = world.rollout(self.samples)
-            missing = [t for t in world.tasks.train if file.rollouts(keys[t.id]) < self.samples]
+            missing = [
+                task
+                for task in world.tasks.train
+                if keys[task.id] not in known or known[keys[task.id]].rollouts < self.samples
+            ]
             for some in chunks(missing, BLOCK):
                 for group in world.sample(rollout, some, seed, scored=True):
                     file.add(measurement(group, keys[group.task.id], seed))
@@ -139,31 +145,15 @@ class Stratify(Stage):
         finally:
             file.close()
 
-    def _path(self, context: Context, key: ProfileKey) -> Path | None:
-        if self.profile:
-            return Path(self.profile).expanduser()
-        return context.folder / f"profile-{key.digest[:12]}.jsonl" if context.folder else None
+    def depends_on(self, context: Context) -> str:
+        """The verifier and the weights of the model, without loading them."""
+        recipe, _ = training_recipe(context, self.kind)
+        return f"{verifier_version(context, self.kind)} {model_version(self.model, recipe.model)}"
 
 
-class _Stored:
-    """A profile, in a file if there is a path."""
-
-    def __init__(self, path: Path | None, key: ProfileKey) -> None:
-        self._file = ProfileFile(path, key) if path else None
-        self.profile = self._file.profile if self._file else Profile(key)
-        self._add = self._file.add if self._file else self.profile.add
-
-    def rollouts(self, key: str) -> int:
-        """Rollouts of a task that are stored, those with failed checks included."""
-        known = self.profile.tasks.get(key)
-        return sum(len(one.rewards) + one.failed for one in known.measured) if known else 0
-
-    def add(self, new: Measurement) -> None:
-        self._add(new)
-
-    def close(self) -> None:
-        if self._file:
-            self._file.close()
+def profile_path(folder: str, key: ProfileKey) -> Path:
+    """File of the profile with this key in a folder of profiles."""
+    return Path(folder).expanduser() / f"{key.digest[:16]}.jsonl"
 
 
 def profile_key(world: Assembly) -> ProfileKey:
@@ -328,9 +318,28 @@ class _Strata:
             "prompt tokens": self._by_length(self.prompts),
             "completion tokens": self._by_length(self.completions),
             "signal": signal(self.seen.values()),
+            "pool": {"all": self._pool(0.0, 1.0), "kept": self._pool(*self._inside)},
             "profile": self.profile.key.digest,
         }
         return Health("share of tasks outside the training bucket", outside, alarm, figures)
+
+    @property
+    def _inside(self) -> tuple[float, float]:
+        """Smallest and largest pass rate of the tasks that are kept."""
+        up = math.nextafter(self.stage.hard_until, 1)
+        return up, math.nextafter(self.stage.easy_from, 0)
+
+    def _pool(self, low: float, high: float) -> dict[str, float]:
+        """Learning signal of the tasks with a pass rate in [low, high], by the formulas."""
+        rates = [t.rate for t in self.seen.values() if t.rate is not None and low <= t.rate <= high]
+        if not rates:
+            return {"tasks": 0}
+        found = pool_signal(rates, self.stage.samples)
+        return {
+            "tasks": found.prompts,
+            "wasted groups": found.wasted,
+            "signal per 100 rollouts": 100 * found.per_sample,
+        }
 
     def _by_length(self, counts: Counter[str]) -> dict[str, int]:
         names = [self._stratum(end) for end in (*self.stage.lengths, math.inf)]

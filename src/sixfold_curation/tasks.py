@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
-from sixfold.checkpoint.model_source import with_model_folders
+from sixfold.checkpoint.model_source import model_folder, with_model_folders
 from sixfold.data.files import Row
 from sixfold.data.rows import rows_to_tasks
 from sixfold.errors import UserError
-from sixfold.recipe.schema import DataConfig, Recipe
+from sixfold.recipe.adapter_folder import folder_hash
+from sixfold.recipe.dump import flat
+from sixfold.recipe.schema import DataConfig, ModelConfig, Recipe
 from sixfold.recipe.toml import load_recipe
+from sixfold.run.fingerprint import rewards_fingerprint
 from sixfold.run.recipe_environment import task_rewards
+from sixfold.seeds import seed_bytes
 from sixfold.types import Task
 
 from .stage import Context, Record
 
 T = TypeVar("T")
+
+_TEXTS = (".jinja", ".json", ".model", ".txt")
+"""Files of a model folder that hold its configuration, tokenizer and chat template."""
 
 
 def training_recipe(context: Context, kind: str) -> tuple[Recipe, TaskReader]:
@@ -38,6 +47,30 @@ def training_recipe(context: Context, kind: str) -> tuple[Recipe, TaskReader]:
     recipe = with_model_folders(load_recipe(context.recipe, ()))
     rewards = task_rewards(recipe.environment, recipe.eval.strict)
     return recipe, TaskReader(recipe.data, rewards)
+
+
+def verifier_version(context: Context, kind: str) -> str:
+    """Hash of the settings of the training recipe and of the code of its rewards."""
+    recipe, _ = training_recipe(context, kind)
+    environment = recipe.environment
+    code = rewards_fingerprint(environment.rewards, environment.reward_model)
+    return seed_bytes(json.dumps([flat(recipe), code], default=str), 16, "verifier").hex()
+
+
+def model_version(path: str, model: ModelConfig) -> str:
+    """Hash of the files of a model, or the name of one on the hub.
+
+    Args:
+        path: run, checkpoint, folder or hub id. "": the recipe's model.
+        model: the recipe's model.
+    """
+    place = model_folder(path, "model") if path else model.path
+    folder = Path(place)
+    if not place or not folder.is_dir():
+        return f"{place}@{model.revision}"
+    texts = [file for file in sorted(folder.iterdir()) if file.suffix in _TEXTS]
+    read = "".join(f"{file.name}\0{file.read_bytes().hex()}\0" for file in texts)
+    return folder_hash(folder) + seed_bytes(read, 16, "tokenizer").hex()
 
 
 class TaskReader:

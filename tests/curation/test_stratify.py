@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -75,8 +76,8 @@ def write_recipe(folder: Path, temperature: float) -> Path:
     return path
 
 
-def context(folder: Path, work: Path | None = None, temperature: float = 1.0) -> Context:
-    return Context(seed=0, folder=work, recipe=str(write_recipe(folder, temperature)))
+def context(folder: Path, temperature: float = 1.0) -> Context:
+    return Context(recipe=str(write_recipe(folder, temperature)))
 
 
 def sums(count: int, answers: Callable[[int], str]) -> list[Record]:
@@ -110,7 +111,7 @@ def test_signal_of_real_rollouts_is_that_of_the_formulas(folder: Path, tmp_path:
     """E[A^2] = p (1 - p), and p^K + (1 - p)^K of the groups are wasted, at the exact p."""
     tokens = "0123456789+-*/=()#.; abcdefghijklmnopqrstuvwxyz"
     rows = sums(400, lambda n: tokens[: 4 * (n % 10) + 1])
-    decisions, health = decided(Stratify(samples=8), rows, context(folder, tmp_path))
+    decisions, health = decided(Stratify(samples=8, profiles=str(tmp_path)), rows, context(folder))
     exact = exact_rates(folder, rows)
     assert min(exact) < 0.1 and max(exact) > 0.5, "the policy must be informative"
     powers = [p * (1 - p) for p in exact]
@@ -160,7 +161,7 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, .
         {"prompt": " ", "answer": "1", "id": "empty"},
     ]
     rows = [*rows, *rows_of(more)]
-    return rows, *decided(Stratify(), rows, context(folder, work)), next(work.iterdir())
+    return rows, *decided(Stratify(profiles=str(work)), rows, context(folder)), next(work.iterdir())
 
 
 def test_buckets_by_the_stored_counts(made: tuple[Any, ...]) -> None:
@@ -178,11 +179,15 @@ def test_buckets_by_the_stored_counts(made: tuple[Any, ...]) -> None:
         assert f"{known.solved} of 8" in decision.note
         assert decision.record.fields["pass_rate"] == rate
     assert buckets["train"] and buckets["held_hard"]
+    again = decisions[90].kept  # a second row of the first task
     reasons = [one.reason for one in decisions[92:]]
     assert reasons == ["too_long", "unreadable"]
     figures = health.figures
     assert figures["buckets"] == {**buckets, "too_long": 1, "unreadable": 1}
     assert sum(figures["pass rates"].values()) == 92
+    pool = figures["pool"]
+    assert (pool["all"]["tasks"], pool["kept"]["tasks"]) == (91, buckets["train"] - again)
+    assert pool["kept"]["signal per 100 rollouts"] > pool["all"]["signal per 100 rollouts"]
     outside = (buckets["held_hard"] + buckets["easy"]) / 92
     assert health.value == pytest.approx(outside) and bool(health.alarm) == (outside > 0.4)
 
@@ -213,17 +218,17 @@ def test_a_kill_between_blocks_loses_none_and_changes_nothing(
         if len(sampled) == 1:
             raise KeyboardInterrupt
 
-    start = replace(context(folder, tmp_path), progress=stop)
+    start, stage = replace(context(folder), progress=stop), Stratify(profiles=str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        decided(Stratify(), rows, start)
+        decided(stage, rows, start)
     stored = tmp_path / path.name
     assert sampled == [BLOCK] and len(read_profile(stored).tasks) == BLOCK
     stored.write_bytes(stored.read_bytes()[:-20])  # the last line is torn as well
-    again, state = decided(Stratify(), rows, start)
+    again, state = decided(stage, rows, start)
     assert sampled == [BLOCK, 91 - BLOCK + 1]
     assert (again, state) == (decisions, health)
     assert Counter(stored.read_bytes().splitlines()) == Counter(path.read_bytes().splitlines())
-    resumed, _ = decided(Stratify(), rows, start)
+    resumed, _ = decided(stage, rows, start)
     assert resumed == decisions and sampled[2:] == []
 
 
@@ -231,33 +236,35 @@ def test_other_ids_and_another_order_use_the_stored_rollouts(
     made: tuple[Any, ...], folder: Path, tmp_path: Path
 ) -> None:
     rows, decisions, _, path = made
-    profile = tmp_path / "profile.jsonl"
+    profile = tmp_path / path.name
     profile.write_bytes(path.read_bytes())
     before = profile.read_bytes()
     some = rows_of([{"prompt": r.prompt, "answer": r.answer} for r in rows[9::-1]], "renamed")
-    again, _ = decided(Stratify(profile=str(profile)), some, context(folder))
+    again, _ = decided(Stratify(profiles=str(tmp_path)), some, context(folder))
     assert profile.read_bytes() == before
     assert [one.note for one in again] == [one.note for one in decisions[9::-1]]
 
 
-def test_another_temperature_is_refused_or_has_a_file_of_its_own(
+def test_another_temperature_has_a_file_of_its_own(
     made: tuple[Any, ...], folder: Path, tmp_path: Path
 ) -> None:
     rows, _, _, path = made
     copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())
-    other = context(folder, tmp_path, 0.5)
+    decided(Stratify(profiles=str(tmp_path)), rows[:2], context(folder, temperature=0.5))
+    (other,) = (file for file in tmp_path.iterdir() if file != copy)
+    assert copy.read_bytes() == path.read_bytes()
+    keys = read_profile(copy).key, read_profile(other).key
+    assert keys[0].difference(keys[1]) == "sampling.temperature"
+    other.replace(copy)
     with pytest.raises(UserError, match=r"sampling\.temperature"):
-        decided(Stratify(profile=str(copy)), rows[:2], other)
-    decided(Stratify(), rows[:2], other)
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 2 and copy.read_bytes() == path.read_bytes()
+        decided(Stratify(profiles=str(tmp_path)), rows[:2], context(folder))
 
 
 def test_strata_of_length(made: tuple[Any, ...], folder: Path, tmp_path: Path) -> None:
     """Prompts have 7 tokens: two marks of turns, and five characters. Replies have one token."""
     rows, _, _, path = made
-    stage = Stratify(lengths=(1, 7, 8), profile=str(path))
+    stage = Stratify(lengths=(1, 7, 8), profiles=str(path.parent))
     decisions, health = decided(stage, rows[:10], context(folder))
     assert {one.record.fields["length_stratum"] for one in decisions} == {"8-8"}
     assert health.figures["prompt tokens"] == {"0-1": 0, "2-7": 10, "8-8": 0, "over 8": 0}
@@ -268,13 +275,30 @@ def test_more_rollouts_are_added_to_those_that_are_there(
     made: tuple[Any, ...], folder: Path, tmp_path: Path
 ) -> None:
     rows, _, _, path = made
-    copy = tmp_path / "profile.jsonl"
+    copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())
-    stage = Stratify(samples=12, profile=str(copy))
+    stage = Stratify(samples=12, profiles=str(tmp_path))
     decisions, _ = decided(stage, rows[:5], context(folder))
     assert all("of 20 rollouts" in one.note for one in decisions)
     lines = [json.loads(line) for line in copy.read_text().splitlines()[1:]]
     assert len({line["seed"] for line in lines}) == 2
+
+
+def test_the_stage_depends_on_the_weights_and_the_verifier(folder: Path, tmp_path: Path) -> None:
+    """Equal files give one version, a changed byte of one, or of the template, another."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    path = write_recipe(copy, 1.0)
+    stage = Stratify(model=str(copy / "model"))
+    versions = [stage.depends_on(Context(recipe=str(path))) for _ in range(2)]
+    (copy / "verifier.py").write_text(VERIFIER + "# changed\n")
+    versions.append(stage.depends_on(Context(recipe=str(path))))
+    weights = copy / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    versions.append(stage.depends_on(Context(recipe=str(path))))
+    (copy / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    versions.append(stage.depends_on(Context(recipe=str(path))))
+    assert versions[0] == versions[1] and len(set(versions)) == 4
 
 
 def test_a_model_from_scratch_is_refused(tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ class TaskProfile:
         return sum(len(one.rewards) for one in self.measured)
 
     @property
+    def rollouts(self) -> int:
+        """Number of rollouts, those with failed checks included."""
+        return sum(len(one.rewards) + one.failed for one in self.measured)
+
+    @property
     def rate(self) -> float | None:
         """Share of the rollouts that solve the task. None if all checks failed."""
         return self.solved / self.samples if self.samples else None
@@ -139,8 +144,7 @@ class TaskProfile:
     @property
     def mean_tokens(self) -> float:
         """Mean number of sampled tokens per rollout."""
-        rollouts = sum(len(one.rewards) + one.failed for one in self.measured)
-        return sum(one.tokens for one in self.measured) / max(rollouts, 1)
+        return sum(one.tokens for one in self.measured) / max(self.rollouts, 1)
 
 
 class Profile:
@@ -157,13 +161,17 @@ class Profile:
         self.key = key
         self.tasks: dict[str, TaskProfile] = {}
 
-    def rate(self, task: Task | str) -> float | None:
-        """Pass rate of a task. None if it was not measured.
+    def find(self, task: Task | str) -> TaskProfile | None:
+        """What is known of a task. None if it was not measured.
 
         Args:
             task: the task, or its key.
         """
-        found = self.tasks.get(task if isinstance(task, str) else task_key(task))
+        return self.tasks.get(task if isinstance(task, str) else task_key(task))
+
+    def rate(self, task: Task | str) -> float | None:
+        """Pass rate of a task, or of a key. None if it was not measured."""
+        found = self.find(task)
         return found.rate if found else None
 
     def add(self, new: Measurement) -> bool:
