@@ -95,12 +95,11 @@ def exact_rates(folder: Path, rows: list[Record]) -> list[float]:
     model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
     found = []
     for row in rows:
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": row.prompt}], add_generation_prompt=True,
-            return_tensors="pt", return_dict=True,
-        )  # fmt: skip
+        turns = [{"role": "user", "content": row.prompt}]
+        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(str(text), add_special_tokens=False, return_tensors="pt")
         with torch.no_grad():
-            chances = model(**ids).logits[0, -1].double().softmax(-1)
+            chances = model(ids.input_ids).logits[0, -1].double().softmax(-1)
         right = tokenizer.convert_tokens_to_ids([*row.answer])
         found.append(float(chances[right].sum()))
     return found
