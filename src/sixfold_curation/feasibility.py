@@ -24,7 +24,7 @@ from sixfold_environments.audit.answers import (
     paraphrases,
     worked_solution,
 )
-from sixfold_environments.audit.checks import right_answers
+from sixfold_environments.audit.checks import LEAST_ACCEPTED, right_answers
 from sixfold_environments.audit.of_recipe import open_trials
 from sixfold_environments.audit.trials import Answer, Trials
 
@@ -51,7 +51,9 @@ CHUNK = 256
 MOST_FAULTY = 0.05
 """Share of rows with a fault from which there is an alarm (lessons, stage 3)."""
 REFORMATTED = ("dollar signs", "a decimal", "thousands separators")
-"""Forms of an answer that mean the same in every field."""
+"""Forms of an answer that mean the same in every field. A form that the verifier refuses for most
+rows of the first chunk is left out: that is a rule of the verifier, and no fault of a row.
+"""
 
 _LAST_NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
 _SHOWN = 60
@@ -85,7 +87,7 @@ class Feasibility(Stage):
                 for record, fault in zip(records, found, strict=True):
                     yield self._decision(record, fault, counted)
                 context.progress(len(records))
-        return counted.health()
+        return counted.health(check.refused or [])
 
     def depends_on(self, context: Context) -> str:
         """The verifier."""
@@ -116,7 +118,7 @@ class _Counts:
     faults: Counter[str] = field(default_factory=Counter)
     forms: Counter[str] = field(default_factory=Counter)
 
-    def health(self) -> Health:
+    def health(self, refused: Sequence[str]) -> Health:
         total = self.faults.total()
         share = total / self.rows if self.rows else 0.0
         named = ", ".join(f"{n} {name}" for name, n in self.faults.most_common())
@@ -131,6 +133,7 @@ class _Counts:
         figures = {
             "faults": {name: self.faults[name] for name in FAULTS},
             "refused forms": dict(self.forms.most_common()),
+            "forms that the verifier does not take": [*refused],
             "rows without a reference answer": self.without_gold,
         }
         return Health("share of rows with a fault", share, alarm, figures)
@@ -145,6 +148,7 @@ class _Check:
 
     Attributes:
         without_gold: rows of the last chunk that have nothing to give the verifier.
+        refused: forms of REFORMATTED that the verifier does not take. None: not known yet.
     """
 
     def __init__(self, trials: Trials, prompt: Callable[[Task], str] | None) -> None:
@@ -152,6 +156,7 @@ class _Check:
         self._prompt = prompt
         self._form = ""
         self.without_gold = 0
+        self.refused: list[str] | None = None
 
     def faults(self, read: Sequence[Task | str]) -> list[_Found | None]:
         """The fault of each row, or None.
@@ -173,7 +178,9 @@ class _Check:
         if known:
             rights = self._gold(known, found)
             self._compare(rights, _distractors, "distractor_accepted", found)
-            self._compare(rights, _same_answers, "paraphrase_refused", found)
+            if self.refused is None:
+                self.refused = self._refused_forms(rights)
+            self._compare(rights, self._same_answers, "paraphrase_refused", found)
         return [found.get(at) for at in range(len(read))]
 
     def _gold(self, tasks: dict[int, Task], found: dict[int, _Found]) -> dict[int, _Gold]:
@@ -200,6 +207,20 @@ class _Check:
                     wrong.setdefault(at, _Found("gold_refused", f"{said}; tried {_short(text)}"))
         found.update({at: fault for at, fault in wrong.items() if at not in (*made, *found)})
         return made
+
+    def _refused_forms(self, golds: dict[int, _Gold]) -> list[str]:
+        """Forms that the verifier refuses for most right answers."""
+        tried = [(name, gold, text) for gold in golds.values() for name, text in _reformatted(gold)]
+        solved = self._trials.solved([(gold.right.task, text) for _, gold, text in tried])
+        all_of = Counter(name for name, _, _ in tried)
+        taken = Counter(name for (name, _, _), paid in zip(tried, solved, strict=True) if paid)
+        return [name for name in REFORMATTED if taken[name] < LEAST_ACCEPTED * all_of[name]]
+
+    def _same_answers(
+        self, gold: _Gold, golds: Sequence[_Gold], place: int
+    ) -> Iterator[tuple[str, Answer]]:
+        yield from (("words around the answer", text) for text in paraphrases(gold.right))
+        yield from (made for made in _reformatted(gold) if made[0] not in (self.refused or ()))
 
     def _compare(
         self, golds: dict[int, _Gold], texts: _MakeTexts, fault: Fault, found: dict[int, _Found]
@@ -260,9 +281,8 @@ def perturbed(answer: str) -> list[str]:
     return [f"{answer[: found.start()]}{int(found[0]) + 1}{answer[found.end() :]}"]
 
 
-def _same_answers(gold: _Gold, golds: Sequence[_Gold], place: int) -> Iterator[tuple[str, Answer]]:
+def _reformatted(gold: _Gold) -> Iterator[tuple[str, Answer]]:
     right = gold.right
-    yield from (("words around the answer", text) for text in paraphrases(right))
     if right.answer and not worked_solution(right.task):
         for name in REFORMATTED:
             if made := VARIANTS[name](right.answer):

@@ -177,6 +177,13 @@ def test_prompts_that_the_model_does_not_read_as_written(tmp_path: Path) -> None
     assert Counter(one.kept for one in decisions) == {True: 1, False: 2} and health.alarm
 
 
+def test_a_form_that_the_verifier_never_takes_is_no_fault_of_rows(tmp_path: Path) -> None:
+    """Most rows refuse 10.0, so it is a rule. Of the others, nothing is said."""
+    decisions, health = of_kinds(tmp_path, ["integers"] * 6 + ["good"] * 5)
+    assert reasons(decisions) == [""] * 11 and not health.alarm
+    assert health.figures["forms that the verifier does not take"] == ["a decimal"]
+
+
 def test_worked_solutions_and_rows_of_tests_only(tmp_path: Path) -> None:
     """A worked solution is tried as it is. Unit tests are no answer that a reply could give."""
     (tmp_path / "verifier.py").write_text(
