@@ -175,11 +175,11 @@ def _begin(out: Path, inputs: dict[str, Any]) -> None:
 
 def _data(world: Assembly, tasks: Sequence[Task], plan: Plan) -> dict[str, Any]:
     """Fingerprints of what the settings only name: tasks, rewards, and the scorer's weights."""
-    config, scorer = world.recipe.environment, Path(plan.scorer)
+    config, scorers = world.recipe.environment, map(Path, filter(None, plan.scorer.split(",")))
     return {
         **{f"data.{k}": v for k, v in tasks_fingerprint(tasks, world.renderer.encode).items()},
         "code of environment.rewards": rewards_fingerprint(config.rewards, config.reward_model),
-        "weights of --scorer": folder_hash(scorer) if plan.scorer and scorer.is_dir() else "",
+        "weights of --scorer": " ".join(folder_hash(one) for one in scorers if one.is_dir()),
     }
 
 

@@ -93,7 +93,8 @@ class Options:
     budget: PositiveInt | None = option("most model tokens of one search (default: no limit)")
     scorer: str = option(
         "outcome or process reward model that scores completions; verifier: the recipe's own, which"
-        " knows the answer and so shows what a perfect scorer would reach",
+        " knows the answer and so shows what a perfect scorer would reach; POLICY,REFERENCE: an"
+        " implicit process reward model",
         "",
         metavar="MODEL",
     )
@@ -160,7 +161,7 @@ def run(arguments: Sequence[str]) -> int:
     check_out(given.out)
     path = given.scorer
     if path not in ("", VERIFIER):  # which checkpoint of a run
-        path = model_folder(path, "--scorer", reward_model=True)
+        path = _scorer_folders(path)
     plan = _plan(given, methods, path)
     for name in methods:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
@@ -212,7 +213,7 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
         raise UserError(f"--methods {scored[0]} needs --scorer MODEL, a reward model")
     if given.scorer and not scored:
         raise UserError(f"--scorer has no effect: {', '.join(methods)} score nothing")
-    by_step = scorer not in ("", VERIFIER) and not is_reward_model(scorer)
+    by_step = scorer not in ("", VERIFIER) and not _scores_wholes(scorer)
     if "regenerate" in methods and not by_step:
         raise UserError(_NEEDS_STEPS.format("--methods regenerate needs"))
     if given.aggregate and not by_step:
@@ -244,6 +245,18 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     )
 
 
+def _scorer_folders(scorer: str) -> str:
+    """Model folders of --scorer: of a reward model, or of a policy and its reference."""
+    paths = scorer.split(",")
+    one = len(paths) == 1
+    return ",".join(model_folder(path, "--scorer", reward_model=one) for path in paths)
+
+
+def _scores_wholes(scorer: str) -> bool:
+    """True for an outcome reward model."""
+    return "," not in scorer and is_reward_model(scorer)
+
+
 def _scorer(
     path: str, config: EnvironmentConfig, steps: str
 ) -> tuple[OutcomeScorer | ProcessScorer | None, str]:
@@ -261,10 +274,10 @@ def _scorer(
 
     from .scorers import OutcomeScorer
 
-    if is_reward_model(path):
+    if _scores_wholes(path):
         return OutcomeScorer(*load_scorers([path], config.reward_model, "--scorer")), ""
     prm = config.prm.model_copy(update={"ends": config.prm.ends or steps})
-    scorer = load_process_scorer(path, prm, config.reward_model, "--scorer")
+    scorer = load_process_scorer(path.split(","), prm, config.reward_model, "--scorer")
     return scorer, scorer.ends
 
 

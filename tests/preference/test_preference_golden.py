@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,19 @@ def test_bco_shift_is_the_mean_of_both_labels_then_a_running_one() -> None:
     torch.testing.assert_close(
         found, -torch.where(rows.liked, likelihood, 1 - likelihood).log(), rtol=1e-12, atol=0
     )
+
+
+def test_outcome_is_the_cross_entropy_of_the_label_with_its_slope() -> None:
+    _, _, rows = kto_rows()
+    row = LOSSES["outcome"]
+    assert row.defaults.beta == 0.05 and not row.statistics
+    logp = rows.logp.clone().requires_grad_()
+    rows = replace(rows, logp=logp)
+    found = row.per_pair(rows, row.defaults, row.whole_batch(rows, row.defaults))
+    p = [1 / (1 + math.exp(-0.05 * h)) for h in (logp - rows.ref_logp).tolist()]
+    liked = rows.liked.tolist()
+    by_hand = [-math.log(q if y else 1 - q) for q, y in zip(p, liked, strict=True)]
+    assert found.tolist() == pytest.approx(by_hand, rel=1e-12)
+    (slope,) = torch.autograd.grad(found.sum(), logp)
+    right = [0.05 * (q - y) for q, y in zip(p, liked, strict=True)]
+    assert slope.tolist() == pytest.approx(right, rel=1e-12)

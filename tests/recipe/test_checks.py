@@ -29,6 +29,7 @@ HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
         (["--reference.precision=bfloat16", HALF, LORA], "reference.precision", "Remove it"),
         (["--environment.prm.temperature=0.2"], "environment.prm.temperature", "credit = 'min'"),
         (["--environment.prm.ends=newlin"], "environment.prm.ends", "Did you mean 'newline'"),
+        ([MODEL, "--environment.prm.beta=0.2"], "environment.prm.beta", "POLICY,REFERENCE"),
         (["--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
         ([MODEL, "--environment.agent.command=x"], "environment.agent", "Remove one of them"),
         ([MODEL, "--sample.label_steps=2"], "sample.label_steps", "a verifier"),

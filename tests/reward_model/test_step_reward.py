@@ -76,7 +76,8 @@ def test_credit_of_the_minimum_is_pures() -> None:
 
 def test_names_that_are_no_process_reward_model(folder: Path) -> None:
     for paths, message in (
-        ([str(folder), str(folder)], "form no ensemble"),
+        ([str(folder)] * 3, "form no ensemble"),
+        ([str(folder)] * 2, "belongs into environment.rewards"),
         (["stage:x"], "no stage before it"),
         ([" "], "Write prm:FOLDER"),
         (["http://localhost:1"], "the address of a server"),

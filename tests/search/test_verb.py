@@ -170,7 +170,7 @@ def test_a_process_reward_model_scores_steps(place: Path, tmp_path: Path) -> Non
     more = ["--steps", "every:3", "--aggregate", "mean", "--budget", "800", "--n", "6"]
     assert main(["search", *given, *more, "--methods", *methods]) == 0
     scorer = load_process_scorer(
-        str(place / "prm"), ProcessScoringConfig(), RewardScoringConfig(), "prm"
+        [str(place / "prm")], ProcessScoringConfig(), RewardScoringConfig(), "prm"
     )
     steps = Stepping("every:3").steps(scorer.renderer)
 
@@ -194,6 +194,17 @@ def test_a_process_reward_model_scores_steps(place: Path, tmp_path: Path) -> Non
             texts = texts or [c["completion"] for c in found["candidates"]]
             values = [value(prompt, text) for text in texts]
             assert found["value"] == pytest.approx(max(values), abs=1e-5)
+
+
+def test_a_policy_and_its_reference_score_steps(place: Path, tmp_path: Path) -> None:
+    one = str(place / "policy")
+    given = [str(place / "s.toml"), "--out", str(tmp_path / "o"), "--scorer", f"{one},{one}"]
+    assert main(["search", *given, "--methods", "best_of_n", "regenerate", "--n", "2"]) == 0
+    for row in lines(tmp_path / "o" / "searches.jsonl"):
+        for found in row["found"].values():  # equal models: their log-ratio is 0
+            assert found["refused"] or found["value"] == pytest.approx(0.5)
+            assert found["scored"] % 2 == 0
+    assert main(["search", *given[:-1], f"{one},{place / 'nowhere'}", "--methods", "beam"]) == 2
 
 
 def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..files.folder import model_stage
 from ..recipe.hub_names import not_found
-from ..recipe.reward_models import STAGE, is_address, reward_model_name, with_paths
+from ..recipe.reward_models import STAGE, is_address, is_implicit, reward_model_name, with_paths
 from ..recipe.schema import Recipe
 from .listing import list_checkpoints, newest_checkpoint
 from .manifest import MANIFEST, verify
@@ -126,19 +126,20 @@ def with_model_folders(recipe: Recipe) -> Recipe:
             )
     setting = "environment.rewards"
 
-    def pinned_reward(path: str, kind: str) -> str:
+    def pinned_reward(path: str, name: str) -> str:
         if path.startswith(STAGE) or is_address(path):
             return path
         folder = Path(path).expanduser()
         if any(_kind(folder, setting)):
-            return model_folder(path, setting, reward_model=True, kinds=(kind,))
+            if is_implicit(name):
+                return model_folder(path, setting)
+            return model_folder(path, setting, reward_model=True, kinds=(reward_model_name(name),))
         if path and not folder.exists() and (reason := not_found(path, "models")):
             raise UserError(f"{setting}: no reward model at '{path}': {reason}")
         return path
 
     rewards = tuple(
-        with_paths(name, partial(pinned_reward, kind=reward_model_name(name)))
-        for name in recipe.environment.rewards
+        with_paths(name, partial(pinned_reward, name=name)) for name in recipe.environment.rewards
     )
     if rewards != recipe.environment.rewards:
         changes["environment"] = recipe.environment.model_copy(update={"rewards": rewards})

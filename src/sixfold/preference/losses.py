@@ -309,6 +309,12 @@ def apo_zero_unpaired(rows: Unpaired, s: Settings, statistics: Statistics) -> Te
     return _label_weights(rows, s) * torch.sigmoid(torch.where(rows.liked, -z, z))
 
 
+def outcome(rows: Unpaired, s: Settings, statistics: Statistics) -> Tensor:
+    """-log sigmoid(beta h) if liked, -log sigmoid(-beta h) if not."""
+    z = s.beta * (rows.logp - rows.ref_logp)
+    return -_label_weights(rows, s) * logsigmoid(torch.where(rows.liked, z, -z))
+
+
 def _label_weights(rows: Unpaired, s: Settings) -> Tensor:
     ones = torch.ones_like(rows.ref_logp)
     return torch.where(rows.liked, s.liked_weight * ones, s.disliked_weight * ones)
@@ -318,4 +324,5 @@ UNPAIRED: dict[str, LinkUnpaired] = {
     "kto": kto,
     "bco": bco,
     "apo_zero_unpaired": apo_zero_unpaired,
+    "outcome": outcome,
 }

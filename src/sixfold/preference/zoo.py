@@ -357,6 +357,19 @@ APO_ZERO_UNPAIRED = replace(
     statistics="",
     peers="TRL KTOConfig apo_zero_unpaired",
 )
+OUTCOME = replace(
+    BCO,
+    name="outcome",
+    patches="bco",
+    paper="arXiv:2412.01981 (cross-entropy), arXiv:2502.01456",
+    formula="liked: -logsig(beta h); disliked: -logsig(-beta h)",
+    change="delta = 0: sigmoid(beta h) becomes the probability that the completion is liked",
+    use="an implicit process reward model: the log-ratio of graded samples to their policy",
+    link="outcome",
+    defaults=Settings(beta=0.05),
+    statistics="",
+    peers="PRIME ce",
+)
 
 LOSSES: dict[str, PreferenceLoss] = {
     row.name: row
@@ -365,6 +378,6 @@ LOSSES: dict[str, PreferenceLoss] = {
         *(POSITIVE, DPO_SHIFT, BETA_DPO, SQUARED_PO),
         *(EXO, DISCOPOP, NCA, BCO_PAIR, SPPO, APO_ZERO, APO_DOWN, AOT, AOT_UNPAIRED),
         *(CPO, SIMPO, ORPO, SFT),
-        *(KTO, BCO, APO_ZERO_UNPAIRED),
+        *(KTO, BCO, APO_ZERO_UNPAIRED, OUTCOME),
     )
 }

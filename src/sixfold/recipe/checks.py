@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..staleness import replayed_groups
 from ..steps import check_steps
 from .dump import toml_literal
-from .reward_models import PRM, is_address, reward_model_paths
+from .reward_models import PRM, is_address, is_implicit, reward_model_paths
 from .schema import (
     DataConfig,
     EngineConfig,
@@ -396,6 +396,12 @@ def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, sample: Samp
                     " reward model among environment.rewards. Add prm:PATH, or remove it"
                 )
         return
+    if own.beta != ProcessScoringConfig().beta and not any(map(is_implicit, used)):
+        raise UserError(
+            f"environment.prm.beta = {own.beta:g} has no effect on '{used[0]}', which is no"
+            " implicit process reward model. Name a policy and its reference,"
+            " prm:POLICY,REFERENCE, or remove it"
+        )
     if config.several_turns:
         raise UserError(
             f"environment.rewards = ['{used[0]}'] scores the steps of one reply, and"

@@ -17,7 +17,7 @@ from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import READ_BY, check_reference, check_sampled, resolve_losses
-from .reward_models import PRM, reward_model_paths
+from .reward_models import PRM, is_implicit, reward_model_paths
 from .schema import NAME, LoraConfig, SourceConfig
 from .settled import settled
 from .stages import (
@@ -479,6 +479,13 @@ def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
         UserError: if it does not.
     """
     made = {other.name: other.row.makes for other in earlier}
+    rewards = stage.recipe.environment.rewards
+    pairs = {
+        ("environment.rewards", path.removeprefix(REFERENCE))
+        for reward in rewards
+        if is_implicit(reward)
+        for path in reward_model_paths(reward)
+    }
     for key, name in stage.inputs:
         said = f"{where}: {key} = '{REFERENCE}{name}'"
         if key not in ACCEPTS:
@@ -490,17 +497,18 @@ def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
             raise UserError(
                 f"{said}: no earlier stage has this name.{nearest(name, list(made))} {known}"
             )
-        if made[name] != ACCEPTS[key]:
+        wanted = "model" if (key, name) in pairs else ACCEPTS[key]
+        if made[name] != wanted:
             raise UserError(
-                f"{said}: that stage makes a {made[name]}, and this setting takes a {ACCEPTS[key]}"
+                f"{said}: that stage makes a {made[name]}, and this setting takes a {wanted}"
             )
     process = {other.name: other.kind == "prm" for other in earlier}
-    for reward in stage.recipe.environment.rewards:
-        for path in reward_model_paths(reward):
-            wanted = process.get(path.removeprefix(REFERENCE))
-            if path.startswith(REFERENCE) and wanted is not reward.startswith(PRM):
-                right = f"{PRM}{path}" if wanted else path
+    for reward in rewards:
+        for path in reward_model_paths(reward) if not is_implicit(reward) else ():
+            of_steps = process.get(path.removeprefix(REFERENCE))
+            if path.startswith(REFERENCE) and of_steps is not reward.startswith(PRM):
+                right = f"{PRM}{path}" if of_steps else path
                 raise UserError(
                     f"{where}: environment.rewards has {reward!r}, and that stage trains"
-                    f" {'a process' if wanted else 'an outcome'} reward model. Write {right!r}"
+                    f" {'a process' if of_steps else 'an outcome'} reward model. Write {right!r}"
                 )

@@ -2,7 +2,8 @@
 
 `reward_model:PATH` names a folder, a run, a checkpoint or a hub id, or the address of a server, and
 `stage:NAME` the result of an earlier stage. Several, with commas between them, are an ensemble.
-`prm:PATH` and `prm:stage:NAME` name a process reward model.
+`prm:PATH` and `prm:stage:NAME` name a process reward model. `prm:POLICY,REFERENCE` names an
+implicit one: two language models, or stages that have made them.
 """
 
 from __future__ import annotations
@@ -41,3 +42,8 @@ def with_paths(name: str, path: Callable[[str], str]) -> str:
 def reward_model_name(name: str) -> str:
     """The part of a reward's metrics for its reward models."""
     return "prm" if name.startswith(PRM) else "reward_model"
+
+
+def is_implicit(name: str) -> bool:
+    """True for the name of an implicit process reward model."""
+    return name.startswith(PRM) and len(reward_model_paths(name)) == 2

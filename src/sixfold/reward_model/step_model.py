@@ -30,7 +30,7 @@ from ..model.scalar_head import scalar_head, with_scalar_head, zero
 from ..model.split_check import context_of
 from ..model.stop_tokens import model_turn_end
 from ..renderer.renderer import Renderer
-from ..trainer.logprobs import ScalarRoot, read_states
+from ..trainer.logprobs import Root, ScalarRoot, read_states
 
 ENDS = "step_ends"
 """Key of config.json of Sixfold's models: the way to end steps."""
@@ -88,15 +88,18 @@ class StepModel:
         mark: token ids of its mark.
         ends: where steps end, if the user does not say. As config.json has it, unchecked.
         context: longest sequence in tokens.
+        models: models that compute a token. 1: the root scores steps. 2, a policy and a reference:
+            it scores tokens, and the logit of a step is the sum up to it.
     """
 
-    root: ScalarRoot
+    root: Root
     model: PreTrainedModel
     renderer: Renderer
     name: str
     mark: Sequence[int]
     ends: object
     context: int
+    models: int = 1
 
 
 class _Difference(nn.Module):

@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import ProcessScoringConfig, RewardScoringConfig
 from .asked import Asked, Texts
+from .implicit import load_implicit
 from .reward import same_tokens, scoring_device
 from .step_model import load_step_model
 from .step_scorer import ProcessScorer
@@ -87,8 +88,12 @@ def credits(scores: Sequence[float], credit: str, temperature: float) -> list[fl
         credit: "score": the scores. "gain": score_k - score_(k-1), where score_0 = 0. "min":
             score_k exp(-score_k / T) / sum_j exp(-score_j / T), the transform of PURE
             (arXiv:2504.15275, equation 7), whose sum tends to the smallest score as T tends to 0.
+            "log_odds": logit score_k - logit score_(k-1), where logit score_0 = 0. Of an implicit
+            model it is beta * log pi / pi_ref of the step (PRIME, arXiv:2502.01456).
         temperature: T.
     """
+    if credit == "log_odds":
+        return credits([_logit(score) for score in scores], "gain", temperature)
     if credit == "gain":
         return [score - before for before, score in zip([0.0, *scores], scores, strict=False)]
     if credit == "min" and scores:
@@ -99,51 +104,69 @@ def credits(scores: Sequence[float], credit: str, temperature: float) -> list[fl
     return list(scores)
 
 
+def _logit(score: float) -> float:
+    """log(p / (1 - p)), of a p at least 1e-12 from 0 and 1."""
+    p = min(max(score, 1e-12), 1 - 1e-12)
+    return math.log(p) - math.log1p(-p)
+
+
 def process_reward(
     paths: Sequence[str], config: ProcessScoringConfig, machine: RewardScoringConfig
 ) -> ProcessReward:
     """The reward of a process reward model.
 
     Args:
-        paths: its folder or hub id.
+        paths: as for `load_process_scorer`.
         config: the recipe's [environment.prm] section.
         machine: the recipe's [environment.reward_model] section: device, precision and size.
 
     Raises:
-        UserError: if it cannot be loaded, or if there are several.
+        UserError: as `load_process_scorer`, or if a path is that of a stage or a server.
     """
-    if len(paths) > 1:
-        raise UserError(
-            f"{_SETTING}: prm:{','.join(paths)} names {len(paths)} models. Process reward models"
-            " form no ensemble: name each as a reward of its own"
-        )
-    if paths[0].startswith(STAGE) or not paths[0].strip():
-        raise UserError(
-            f"{_SETTING}: {paths[0]!r} names a stage, and this recipe has no stage before it. Write"
-            " prm:FOLDER"
-        )
-    if is_address(paths[0]):
-        raise UserError(
-            f"{_SETTING}: prm:{paths[0]} is the address of a server, and a process reward model"
-            " runs in the process of the run. Write prm:FOLDER"
-        )
-    return ProcessReward(load_process_scorer(paths[0], config, machine, _SETTING), config)
+    for path in paths:
+        if path.startswith(STAGE) or not path.strip():
+            raise UserError(
+                f"{_SETTING}: {path!r} names a stage, and this recipe has no stage before it. Write"
+                " prm:FOLDER"
+            )
+        if is_address(path):
+            raise UserError(
+                f"{_SETTING}: prm:{path} is the address of a server, and a process reward model"
+                " runs in the process of the run. Write prm:FOLDER"
+            )
+    return ProcessReward(load_process_scorer(paths, config, machine, _SETTING), config)
 
 
 def load_process_scorer(
-    path: str, config: ProcessScoringConfig, machine: RewardScoringConfig, setting: str
+    paths: Sequence[str], config: ProcessScoringConfig, machine: RewardScoringConfig, setting: str
 ) -> ProcessScorer:
     """The scorer of a process reward model.
 
     Args:
-        path: model folder or hub id.
+        paths: model folder or hub id; or two, of a policy and its reference, which are an implicit
+            process reward model.
         config: how it is read, and where steps end.
         machine: device, precision and size.
         setting: where the path is given, for error messages.
 
     Raises:
-        UserError: if it cannot be loaded, or there is no such device.
+        UserError: if it cannot be loaded, there is no such device, or paths are more than two.
     """
     device, dtype = scoring_device(machine)
-    model = load_step_model(str(Path(path).expanduser()), config.convention, device, dtype, setting)
+    if len(paths) > 2:
+        raise UserError(
+            f"{setting}: prm:{','.join(paths)} names {len(paths)} models. Process reward models"
+            " form no ensemble: name each as a reward of its own. Two are a policy and its"
+            " reference"
+        )
+    if len(paths) == 2:
+        if config.convention != "auto":
+            raise UserError(
+                f"environment.prm.convention = '{config.convention}' has no effect on"
+                f" prm:{','.join(paths)}, a policy and its reference. Remove it"
+            )
+        model = load_implicit(paths, config.beta, device, dtype, setting)
+    else:
+        path = str(Path(paths[0]).expanduser())
+        model = load_step_model(path, config.convention, device, dtype, setting)
     return ProcessScorer(model, machine.max_tokens, config.ends)

@@ -109,7 +109,7 @@ class ProcessScorer(StepScorer):
             except ValueError as error:
                 raise UserError(f"process reward model: {error}") from error
             rows.append(_Read([*prompt, *ids], [len(prompt) + index for index in at]))
-        return self._scores(rows)
+        return self._scores(rows, len(prompt))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.renderer.shown(ids, special=False)
@@ -142,8 +142,13 @@ class ProcessScorer(StepScorer):
             at.append(len(tokens) - 1)
         return _Read(tokens, at)
 
-    def _scores(self, rows: Sequence[_Read]) -> list[list[float]]:
-        """Score of each step of rows that begin alike."""
+    def _scores(self, rows: Sequence[_Read], prompt: int = 0) -> list[list[float]]:
+        """Score of each step of rows that begin alike.
+
+        Args:
+            rows: the rows.
+            prompt: number of tokens before the completions, if the model scores tokens.
+        """
         read = [row for row in rows if row.at]  # an empty completion has no step
         if not read:
             return [[] for _ in rows]
@@ -154,34 +159,36 @@ class ProcessScorer(StepScorer):
                 f"the process reward model reads at most {room} tokens, and a prompt with its"
                 f" completion has {longest}"
             )
-        shared = min(row.at[0] for row in read)
-        first = read[0].tokens
-        for row in read:
-            shared = next(
-                (n for n in range(shared) if row.tokens[n] != first[n]),
-                shared,
-            )
-        made = [
-            step_row(
-                "scored",
-                number,
-                row.tokens[:shared],
-                row.tokens[shared:],
-                {at - shared: 0.0 for at in row.at},
-            )
-            for number, row in enumerate(read)
-        ]
+        by_token = self._step_model.models == 2
+        shared = prompt if by_token else _shared(read)
+        made = []
+        for number, row in enumerate(read):
+            rest = row.tokens[shared:]
+            at = range(-1, len(rest) - 1) if by_token else (at - shared for at in row.at)
+            labels = dict.fromkeys(at, 0.0)
+            made.append(step_row("scored", number, row.tokens[:shared], rest, labels))
         batch = collate([Group(Task("scored", ""), made)]).to(self._step_model.model.device)
         root = self._step_model.root
         values, _ = score_tables(root, batch, Scoring(), self._max_tokens, share_prefix=True)
-        scores = values.double().sigmoid().cpu()
-        table = iter(scores)
+        logits = values.double()
+        if by_token:  # the sum up to a token stands at the next one, where a head would be read
+            logits = logits.cumsum(-1).roll(1, -1)
+        table = iter(logits.sigmoid().cpu())
         return [next(table)[[at + 1 for at in row.at]].tolist() if row.at else [] for row in rows]
 
     def _count(self, root: nn.Module, given: tuple[Any, ...]) -> None:
         """Count the tokens of a packed row before it is computed."""
         tokens: torch.Tensor = given[0].tokens
-        self.tokens += len(tokens)
+        self.tokens += len(tokens) * self._step_model.models
+
+
+def _shared(rows: Sequence[_Read]) -> int:
+    """Number of tokens before the first step of a row, up to the first in which rows differ."""
+    first, *others = rows
+    shared = min(row.at[0] for row in rows)
+    for row in others:
+        shared = next((n for n in range(shared) if row.tokens[n] != first.tokens[n]), shared)
+    return shared
 
 
 def _without(text: str, word: str) -> str:

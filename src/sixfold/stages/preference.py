@@ -97,7 +97,7 @@ def _examples(assembly: Assembly) -> Examples:
     if examples.unpaired and not any(row.unpaired for row, _, _ in resolve_losses(own)):
         raise UserError(
             f"preference.losses: {', '.join(own.losses)} takes pairs, but the data has single"
-            " completions with a label. Use kto, bco or apo_zero_unpaired"
+            " completions with a label. Use kto, bco, apo_zero_unpaired or outcome"
         )
     return examples
 

@@ -43,9 +43,16 @@ class ProcessScoringConfig(Section):
         "where steps end: newline, blank_line, sentence, token:TEXT, xml:TAG, every:N (tokens) or"
         " path.py:function (empty: as the model has it)",
     )
-    credit: Literal["score", "gain", "min"] = knob(
+    credit: Literal["score", "gain", "min", "log_odds"] = knob(
         "score",
         "reward of a step: its score, its score less that of the step before (gain; their sum is"
-        " the last score), or its score times its weight in a soft minimum (min; arXiv:2504.15275)",
+        " the last score), its score times its weight in a soft minimum (min; arXiv:2504.15275), or"
+        " the gain of the log-odds of its score (log_odds; arXiv:2502.01456)",
     )
     temperature: Real = knob(0.1, "temperature of the soft minimum of credit = 'min'", gt=0)
+    beta: Real = knob(
+        0.05,
+        "scale of the log-ratio of an implicit process reward model, prm:POLICY,REFERENCE: beta of"
+        " the policy's training",
+        gt=0,
+    )
