@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,12 +113,13 @@ def test_pairs_that_are_refused(pair: list[str], tmp_path: Path) -> None:
     other = Policy(made.model, character_tokenizer("0123456789+"), 256, (1,), "")
     other.save(tmp_path / "other")
     saved(own().model, own(), tmp_path / "same")
-    for paths, settings, message in (
+    cases: list[tuple[list[str], dict[str, Any], str]] = [
         ([pair[0], str(tmp_path / "other")], {}, "the tokenizers of .* differ"),
         ([pair[0], "/nowhere"], {}, "'/nowhere'"),
         ([*pair, pair[0]], {}, "names 3 models"),
         (pair, {"convention": "trl"}, "convention = 'trl' has no effect"),
-    ):
+    ]
+    for paths, settings, message in cases:
         with pytest.raises(UserError, match=message):
             load_process_scorer(paths, ProcessScoringConfig(**settings), CPU, "here")
 
