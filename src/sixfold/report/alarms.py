@@ -1,9 +1,9 @@
 """Alarms about the progress of a run. Each is one line, repeated only after it has cleared.
 
-They report slower steps, fewer tokens per second, slower checks, degenerate groups, a sampler whose
-log-probs differ from the trainer's or have another temperature, a verifier that pays for what a
-stricter one refuses, a biased or unreadable judge, and phases that take another time than
-predicted.
+They report slower steps, fewer tokens per second, slower checks, completions of more and more
+steps under a process reward, degenerate groups, a sampler whose log-probs differ from the trainer's
+or have another temperature, a verifier that pays for what a stricter one refuses, a biased or
+unreadable judge, and phases that take another time than predicted.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ _WATCHED = {
     "time/step_s": ("the duration of a step has grown", "s", 1),
     "rollout/tok_s": ("the sampling speed has fallen", "tokens/s", -1),
     "time/check_p99_s": ("the duration of the slowest 1% of checks has grown", "s", 1),
+    "reward/part/prm.steps": (
+        "the policy may be collecting rewards of steps: their number per completion has grown",
+        "steps",
+        1,
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from sixfold.environment.episode import Action
 from sixfold.environment.registry import any_needs
 from sixfold.environment.resource import Resource
 from sixfold.files.folder import RunFolder
+from sixfold.recipe.reward_models import PRM
 from sixfold.recipe.schema import EnvironmentConfig, EvalConfig, Recipe, RunConfig
 from sixfold.renderer.call_formats import HERMES
 from sixfold.renderer.tool_calls import read_reply
@@ -52,11 +53,16 @@ def findings_of_recipe(
         if judge:
             opened.callback(judge.close)
             yield cost_finding(judge.settings, names, drawn)
-        if any(name != PAIRWISE for name in names):
+        if any(map(_reads_texts, names)):
             yield from _findings_of_texts(recipe, step_s, tasks, drawn, judge, opened)
         if PAIRWISE in names:
             compared = Environment([PAIRWISE], error_budget=1.0, judge=judge)
             yield check_comparisons(compared.score, drawn)
+    for name in names:
+        if name.startswith(PRM):
+            from .process import check_process_reward
+
+            yield check_process_reward(name, recipe.environment, drawn)
     if model:
         from .model import check_pass_rates
 
@@ -77,7 +83,7 @@ def _findings_of_texts(
     judge: RecipeJudge | None,
     opened: ExitStack,
 ) -> Iterator[Finding]:
-    """Findings of the rewards that score a text by itself.
+    """Findings of the rewards that score a text alone.
 
     Args:
         recipe: the recipe.
@@ -87,7 +93,7 @@ def _findings_of_texts(
         judge: the recipe's judge, or None.
         opened: closes the environments.
     """
-    config = _without_comparisons(recipe.environment)
+    config = _of_texts(recipe.environment)
     every = [*tasks.train, *tasks.heldout]
     trials = open_trials(config, recipe.eval, every, judge, opened)
     timeout_s = max(config.timeout_s, judge.settings.timeout_s) if judge else config.timeout_s
@@ -119,7 +125,8 @@ def open_trials(
     """Scorer of texts with a recipe's rewards, in the recipe's environment.
 
     Args:
-        config: the environment. Rewards that compare completions are left out.
+        config: the environment. Rewards that do not score a text alone are
+            left out.
         evaluation: says what counts as solved.
         tasks: tasks that the environment checks before they are played.
         judge: the recipe's judge, or None.
@@ -128,7 +135,7 @@ def open_trials(
     Raises:
         UserError: the environment cannot be used, or refuses a task.
     """
-    config = _without_comparisons(config)
+    config = _of_texts(config)
     episode = recipe_episode(config, None, opened)
     if episode:
         episode.check_tasks(tasks)
@@ -136,9 +143,14 @@ def open_trials(
     return Trials(environment, episode, config.timeout_s, _with_calls)
 
 
-def _without_comparisons(config: EnvironmentConfig) -> EnvironmentConfig:
-    """Without rewards that compare completions: the audit scores each text alone."""
-    kept = [i for i, name in enumerate(config.rewards) if name != PAIRWISE]
+def _reads_texts(name: str) -> bool:
+    """False for rewards that compare completions, or whose rewards are of steps alone."""
+    return name != PAIRWISE and not name.startswith(PRM)
+
+
+def _of_texts(config: EnvironmentConfig) -> EnvironmentConfig:
+    """With the rewards that score a text alone."""
+    kept = [i for i, name in enumerate(config.rewards) if _reads_texts(name)]
     if len(kept) == len(config.rewards):
         return config
     update = {
