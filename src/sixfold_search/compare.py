@@ -289,6 +289,7 @@ class _Searcher:
         solutions, pairs = self._lessons(task, list(found.values()))
         return {
             "task": task.id,
+            "source": task.source,
             "answer": task.answer if isinstance(task.answer, str | int | float) else None,
             "found": {name: _line(one) for name, one in found.items()},
             SOLUTIONS: solutions,

@@ -291,12 +291,17 @@ def _figures(
         methods: the methods.
     """
     made: dict[str, dict[str, Any]] = {}
+    sources = sorted({row["source"] for row in rows})
     for name in methods:
         found = [row["found"][name] for row in rows]
         figures: dict[str, Any] = {}
         for key in ("solved", "covered"):
             interval = task_interval([[float(one[key])] for one in found])
             figures |= {key: interval.mean, f"{key}_interval": list(interval[1:])}
+        figures["solved_by_source"] = {
+            one: fmean(float(row["found"][name]["solved"]) for row in rows if row["source"] == one)
+            for one in sources
+        }
         for key in ("prefilled", "sampled", "scored"):
             figures[f"tokens_{key}"] = fmean(one[key] for one in found)
         figures["candidates"] = fmean(len(one["candidates"]) for one in found)
@@ -323,6 +328,8 @@ def _show(plan: Plan, figures: Mapping[str, Mapping[str, Any]], tasks: int) -> C
     for one in figures.values():
         rows: dict[str, str] = {}
         add_interval(rows, "solved", Interval(one["solved"], *one["solved_interval"]))
+        if len(one["solved_by_source"]) > 1:
+            rows |= {f"  {name}": f"{part:.1%}" for name, part in one["solved_by_source"].items()}
         add_interval(rows, "any solved", Interval(one["covered"], *one["covered_interval"]))
         parts = [one[f"tokens_{key}"] for key in ("prefilled", "sampled", "scored")]
         labels = ("  prefilled", "  sampled", "  by the scorer")

@@ -103,6 +103,20 @@ def test_figures_are_those_of_the_completions(out: Path) -> None:
     assert [c["method"] for c in results["comparisons"]] == [*METHODS[1:]]
 
 
+def test_shares_of_each_source_are_shown_if_there_are_several() -> None:
+    counts = {key: 0 for key in ("prefilled", "sampled", "scored", "unchecked", "refused")}
+    rows = [
+        {
+            "source": source,
+            "found": {"greedy": {"solved": right, "covered": right, "candidates": [], **counts}},
+        }
+        for source, right in (("easy", True), ("hard", False), ("easy", False), ("hard", False))
+    ]
+    figures = verb._figures(rows, ["greedy"])
+    assert figures["greedy"]["solved_by_source"] == {"easy": 0.5, "hard": 0.0}
+    assert figures["greedy"]["solved"] == 0.25
+
+
 def test_chosen_right_completions_load_for_sft_and_pairs_for_preferences(out: Path) -> None:
     rows = lines(out / "searches.jsonl")
     source = str(out / "solutions.jsonl")
