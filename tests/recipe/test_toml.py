@@ -484,7 +484,7 @@ def test_names_mean_shipped_recipes_and_local_ones(
         match=(
             r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: anchor, calculator,"
             r" code_functions, demo, demo_lora, dpo, gsm8k, gsm8k_lora_7b, math_7b_fsdp, pipeline,"
-            r" reasoning_gym, rlhf, search_agent, sql_agent, web_shop; "
+            r" prm_search, reasoning_gym, rlhf, search_agent, sql_agent, web_shop; "
         ),
     ):
         load_recipe("dmo")
@@ -750,6 +750,7 @@ def test_every_shipped_recipe_parses() -> None:
             "gsm8k_lora_7b",
             "math_7b_fsdp",
             "pipeline",
+            "prm_search",
             "reasoning_gym",
             "rlhf",
             "search_agent",

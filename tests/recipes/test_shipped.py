@@ -88,7 +88,7 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pipeline", "anchor", "dpo", "rlhf"])
+@pytest.mark.parametrize("name", ["pipeline", "anchor", "dpo", "rlhf", "prm_search"])
 def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:
     few = ["--run.dir", str(tmp_path), *FEW, *SMALL, "--environment.preflight", "8"]
     few += ["--pretrain.steps", "2", "--sft.tasks", "0"]
@@ -99,9 +99,10 @@ def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:
         paid = f'rewards = ["worked_sum", "{odd}:odd"]\nweights = [0.0, 1.0]'
         text = text.replace('\nrewards = ["worked_sum"]', f"\n{paid}")
         text = text.replace("[eval]\n", '[eval]\nmetric = "worked_sum"\n', "metric =" not in text)
-        text = re.sub(r"tasks = (990|1980|660)\b", "tasks = 40", text)
-    if name == "rlhf":  # a stage has held-out rows of its own, which no flag for all may replace
-        text = text.replace("heldout = 200", "heldout = 2").replace("= 1000", "= 6")
+        text = re.sub(r"tasks = (990|1980|660|600)\b", "tasks = 40", text)
+    if name in ("rlhf", "prm_search"):  # a stage has held-out rows of its own: no flag for all
+        for whole, few_rows in (("200", "2"), ("100", "2"), ("1000", "6"), ("500", "6")):
+            text = re.sub(rf"heldout = {whole}\b", f"heldout = {few_rows}", text)
         at = few.index("--data.heldout")
         del few[at : at + 2]
     file = str(tmp_path / f"{name}.toml")
@@ -111,7 +112,7 @@ def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / name / "stages.json").read_text())
     assert [row["stage"] for row in rows] == [stage.name for stage in staged.stages]
     for stage, row in zip(staged.stages, rows, strict=True):
-        if stage.kind not in ("sample", "reward_model"):
+        if stage.kind not in ("sample", "reward_model", "prm"):
             assert 0 <= row["heldout"] <= 1 and sum(row["verdicts"].values()) == pytest.approx(1)
             assert (row["kl"] is not None and row["kl"] >= 0) == bool(row["start"])
             assert row["steps"] == (3 if stage.kind == "sft" else 2), stage.name
