@@ -342,6 +342,7 @@ TORCHLESS = ("sixfold_environments", "sixfold_interop", "sixfold_planning")
 RUN_MODELS = {
     "sixfold_environments.audit.model",
     "sixfold_environments.audit.of_recipe",
+    "sixfold_environments.audit.process",
     "sixfold_environments.judge.sampled_drafts",
     "sixfold_planning.measure",
     "sixfold_planning.measure_cases",
