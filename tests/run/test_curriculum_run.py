@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from sixfold.commands import train
 from sixfold.controller.loop import Controller
+from sixfold.data.profile import Measurement, ProfileFile, ProfileKey, task_key
 from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
@@ -176,14 +177,21 @@ def test_a_resume_cannot_begin_a_curriculum(tmp_path: Path) -> None:
         run(tmp_path, "run", resume=True)
 
 
+KEY = ProfileKey("weights", "template", {"temperature": 1.0}, {"rewards": "check"})
+
+
+def measured(task: Task, solved: int) -> Measurement:
+    rewards = (1.0,) * solved + (0.0,) * (8 - solved)
+    return Measurement(task_key(task), task.id, 0, solved, rewards)
+
+
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "rates.jsonl"
-    rows = [
-        {"id": t.id, "pass_rate": [1.0, 0.5, 0.0][i % 3], "samples": 8} for i, t in enumerate(TASKS)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    yield path
+def stored(tmp_path: Path) -> Path:
+    file = ProfileFile(tmp_path / "rates.jsonl", KEY)
+    for i, task in enumerate(TASKS):
+        file.add(measured(task, (8, 4, 0)[i % 3]))
+    file.close()
+    return tmp_path / "rates.jsonl"
 
 
 def test_a_run_starts_from_stored_pass_rates(tmp_path: Path, stored: Path) -> None:
@@ -192,22 +200,11 @@ def test_a_run_starts_from_stored_pass_rates(tmp_path: Path, stored: Path) -> No
     assert metrics(folder)[0]["data/easy_frac"] == pytest.approx(8 / 24)
 
 
-@pytest.mark.parametrize(
-    "row, named",
-    [
-        ({"id": "task-0", "pass_rate": 1.5, "samples": 8}, r"rates.jsonl:1: pass_rate is 1.5"),
-        ({"id": "task-0", "pass_rate": "0.5", "samples": 8}, r"pass_rate is '0.5'"),
-        ({"id": "task-0", "pass_rate": 0.5}, r"samples is None"),
-        ({"id": "other", "pass_rate": 0.5, "samples": 8}, r"none of its ids.*task-0"),
-    ],
-)
-def test_stored_pass_rates_that_cannot_be_used_are_refused(
-    tmp_path: Path, row: dict[str, Any], named: str
-) -> None:
-    path = tmp_path / "rates.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match=named):
-        read_pass_rates(path, {"task-0"})
+def test_a_profile_of_other_tasks_is_refused(tmp_path: Path, stored: Path) -> None:
+    other = [Task("task-0", "another prompt", answer=0)]
+    with pytest.raises(UserError, match=r"none of the 1 training tasks.*same prompts"):
+        read_pass_rates(stored, other)
+    assert read_pass_rates(stored, TASKS[:2]) == {"task-0": (1.0, 8.0), "task-1": (0.5, 8.0)}
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..controller.curriculum import Curriculum, Limits
-from ..data.files import Row, read_file
+from ..data.profile import read_profile
 from ..errors import UserError
+from ..types import Task
 from .assemble import Assembly
 
 _SETTING = "data.curriculum.profile"
@@ -36,44 +37,33 @@ def make_curriculum(assembly: Assembly) -> Curriculum | None:
         config.half_life,
         config.samples,
     )
-    known = {task.id for task in tasks.train}
-    profile = read_pass_rates(Path(config.profile), known) if config.profile else {}
+    profile = read_pass_rates(Path(config.profile), tasks.train) if config.profile else {}
     per_step, seed = assembly.recipe.rollout.prompts_per_step, assembly.recipe.run.seed
     whole = assembly.recipe.data.whole_steps
     return Curriculum(tasks.train, per_step, seed, tasks.weights, limits, profile, whole)
 
 
-def read_pass_rates(path: Path, known: set[str]) -> Mapping[str, tuple[float, float]]:
-    """Stored pass rates: task id to (pass rate, samples). Rows of other tasks are left out.
+def read_pass_rates(path: Path, tasks: Sequence[Task]) -> Mapping[str, tuple[float, float]]:
+    """Stored pass rates: task id to (pass rate, samples).
 
     Args:
-        path: file of rows with id, pass_rate (0 to 1) and samples.
-        known: ids of the training tasks.
+        path: profile, as `sixfold data` stores it.
+        tasks: training tasks. Other tasks of the profile are left out.
 
     Raises:
-        UserError: if a row is malformed, or if the file has none of the tasks.
+        UserError: if it cannot be read, or if it has none of the tasks.
     """
     if not path.is_file():
         raise UserError(f"{_SETTING} = {path}: there is no such file")
-    found = {}
-    for row in read_file(path, 0, 0):
-        name = str(row.fields.get("id", ""))
-        if name in known:
-            found[name] = _pass_rate(row)
+    profile = read_profile(path)
+    found = {
+        task.id: (known.rate, float(known.samples))
+        for task in tasks
+        if (known := profile.find(task)) and known.rate is not None
+    }
     if not found:
         raise UserError(
-            f"{_SETTING} = {path}: none of its ids is that of one of the {len(known)} training"
-            f" tasks, such as {min(known)!r}. It must be measured on these tasks"
+            f"{_SETTING} = {path}: it has none of the {len(tasks)} training tasks. It must be"
+            " measured on the same prompts, with the texts that the recipe puts around them"
         )
     return found
-
-
-def _pass_rate(row: Row) -> tuple[float, float]:
-    return _number(row, "pass_rate", 1.0), _number(row, "samples", 1e9)
-
-
-def _number(row: Row, name: str, most: float) -> float:
-    value = row.fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise UserError(f"{row.where}: {name} is {value!r}: expected a number from 0 to {most:g}")
-    return float(value)

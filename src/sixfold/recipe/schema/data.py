@@ -120,8 +120,8 @@ class CurriculumConfig(Section):
     samples: Real = knob(8.0, "samples of a task, by weight, from which its pass rate counts", gt=0)
     profile: str = knob(
         "",
-        "stored pass rates of the tasks, with which the run starts: a .jsonl file with id,"
-        " pass_rate and samples in each row (empty: none)",
+        "stored pass rates of the tasks, with which the run starts: a profile that a stage stratify"
+        " of sixfold data has measured (empty: none)",
     )
 
     @model_validator(mode="after")
