@@ -181,7 +181,7 @@ MISTAKES = {
     ),
     "--verbose": (
         "unknown option '--verbose'. Commands: train, sft, eval, generate, export, explain,"
-        " algorithms, diff, report, show, env, replay, audit, critique, import, lab, plan, sandbox,"
+        " algorithms, diff, report, show, env, replay, audit, critique, data, import, lab, plan, sandbox,"
         " search, serve"
     ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
