@@ -57,7 +57,8 @@ class ProcessScorer(StepScorer):
         self._step_model = step_model
         self._convention = CONVENTIONS[step_model.name]
         self._max_tokens = max_tokens
-        step_model.root.register_forward_pre_hook(self._count)
+        root: Any = step_model.root
+        root.register_forward_pre_hook(self._count)
 
     @property
     def vocabulary(self) -> int:

@@ -78,8 +78,7 @@ def check_process_reward(name: str, config: EnvironmentConfig, tasks: Sequence[T
     tricked: dict[str, list[tuple[float, float]]] = {trick: [] for trick in TRICKS}
     for task in tasks:
         text = worked_solution(task)
-        ends = scorer.steps.ends(text) if isinstance(text, str) else []
-        if len(ends) < 2:
+        if not isinstance(text, str) or len(ends := scorer.steps.ends(text)) < 2:
             continue
         *steps, last = (text[a:b] for a, b in zip([0, *ends], ends, strict=False))
         made = [trick(steps, last, _mark(scorer.ends)) for trick in TRICKS.values()]
