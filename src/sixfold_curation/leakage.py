@@ -6,14 +6,13 @@ Contamination shows as a few prompts that jump. A model that has learned improve
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from sixfold.data.files import unread_rows
 from sixfold.errors import UserError
 
 from .decontaminate import Decontaminate, distinct_prompts
@@ -59,25 +58,23 @@ class Leakage:
 
     Args:
         jumps: all prompts, from the least likely jump to the most likely.
-        level: expected share of false alarms among those that count as found.
         note: what the test cannot see with these samples, or "".
     """
 
     jumps: tuple[Jump, ...]
-    level: float
     note: str
 
     @property
     def found(self) -> tuple[Jump, ...]:
         """Prompts whose jump chance does not explain."""
-        return tuple(jump for jump in self.jumps if jump.adjusted <= self.level)
+        return tuple(jump for jump in self.jumps if jump.adjusted <= LEVEL)
 
     def lines(self) -> list[str]:
         """The report, for people."""
         found = self.found
         known = sum(bool(jump.training_rows) for jump in found)
         head = f"{len(found)} of {len(self.jumps)} prompts jump more than chance explains"
-        head += f" (false alarms: {self.level:.0%}); {known} of them are in the training data"
+        head += f" (false alarms: {LEVEL:.0%}); {known} of them are in the training data"
         lines = [head, *([self.note] if self.note else [])]
         for jump in found:
             (a, n), (b, m) = jump.base, jump.trained
@@ -90,14 +87,13 @@ class Leakage:
         return lines
 
 
-def leakage(base: Path, trained: Path, rows: Rows | None = None, level: float = LEVEL) -> Leakage:
+def leakage(base: Path, trained: Path, rows: Rows | None = None) -> Leakage:
     """Compare pass rates per prompt.
 
     Args:
         base: completions-N.jsonl of the base model, as `sixfold eval` writes it.
         trained: the same of the trained model, on the same tasks.
         rows: training data, in which the prompts are looked for.
-        level: expected share of false alarms among the prompts that are found.
 
     Raises:
         UserError: a file cannot be read, or the files share no task.
@@ -114,39 +110,30 @@ def leakage(base: Path, trained: Path, rows: Rows | None = None, level: float = 
         for task, p, q in zip(tasks, p_values, adjusted(p_values), strict=True)
     ]
     jumps.sort(key=lambda jump: (jump.p_value, -jump.jump, jump.task))
-    note = _power([before[task][1] for task in tasks], [after[task][1] for task in tasks], level)
+    note = _power([before[task][1] for task in tasks], [after[task][1] for task in tasks])
     if left_out := len(before) + len(after) - 2 * len(tasks):
         note += f"{' ' if note else ''}{left_out} tasks are in one file only and are left out."
-    return Leakage(tuple(jumps), level, note)
+    return Leakage(tuple(jumps), note)
 
 
 def _counts(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, int]]]:
     """Prompt of each task, and its right samples and all samples that were judged."""
     texts: dict[str, str] = {}
     right, judged = Counter[str](), Counter[str]()
-    for number, line in enumerate(_lines(path), start=1):
+    for read in unread_rows(path):
+        sample = read()
         try:
-            sample: Mapping[str, Any] = json.loads(line)
-            task, solved = str(sample["task_id"]), sample["solved"]
-            texts[task] = str(sample["prompt"])
-        except (ValueError, KeyError, TypeError) as error:
+            task, solved = str(sample.fields["task_id"]), sample.fields["solved"]
+            texts[task] = str(sample.fields["prompt"])
+        except KeyError as error:
             raise UserError(
-                f"{path}: line {number} is no sample with task_id, prompt and solved; name a"
+                f"{sample.where} is no sample with task_id, prompt and solved; name a"
                 " completions-N.jsonl of `sixfold eval`"
             ) from error
         if solved is not None:
             judged[task] += 1
             right[task] += bool(solved)
     return texts, {task: (right[task], judged[task]) for task in texts if judged[task]}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read {path}: name a completions-N.jsonl of `sixfold eval` ({error})"
-        ) from error
 
 
 def fisher(right: int, samples: int, later_right: int, later_samples: int) -> float:
@@ -176,12 +163,12 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return found
 
 
-def _power(before: Sequence[int], after: Sequence[int], level: float) -> str:
+def _power(before: Sequence[int], after: Sequence[int]) -> str:
     """A note if one prompt that goes from never to always would not be found."""
     smallest = min(1 / math.comb(a + b, b) for a, b in zip(before, after, strict=True))
-    if smallest * len(before) <= level:
+    if smallest * len(before) <= LEVEL:
         return ""
-    needed = next(k for k in range(1, 1000) if len(before) / math.comb(2 * k, k) <= level)
+    needed = next(k for k in range(1, 1000) if len(before) / math.comb(2 * k, k) <= LEVEL)
     return (
         f"With so few samples a single prompt that goes from never to always solved would not be"
         f" found among {len(before)}: take {needed} samples per prompt."

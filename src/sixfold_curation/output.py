@@ -19,6 +19,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
+from sixfold.data.files import unread_rows
 from sixfold.errors import UserError
 from sixfold.files.durable import (
     disk_errors,
@@ -31,9 +32,10 @@ from sixfold.files.durable import (
 from .card import render_card
 from .page import render_report
 from .pipeline import Result, Step
-from .rows_on_disk import LineWriter, StoredRows, json_text, packed_lines, read_lines
+from .rows_on_disk import LineWriter, StoredRows, json_text, packed_lines, read_lines, record_of
 from .settings import Curation
 from .sources import file_hash
+from .stage import Record
 
 SUMMARY, PROVENANCE, HELD = "summary.json", "provenance.jsonl.zst", "held.jsonl"
 _FILES = ("train.jsonl", "train.parquet", HELD, PROVENANCE, "report.html", "README.md")
@@ -167,6 +169,43 @@ def _story(
     return {**story, "decisions": decisions}
 
 
+class WrittenRows:
+    """The rows of a finished data set. Each iteration reads them anew.
+
+    Args:
+        out: folder of the data set.
+
+    Raises:
+        UserError: it holds no finished data set.
+    """
+
+    def __init__(self, out: Path) -> None:
+        summary = _summary(out)
+        self._path = out / f"train.{summary['settings']['format']}"
+        self._count: int = summary["stages"][-1]["kept"]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Record]:
+        for read in unread_rows(self._path):
+            row = read()
+            yield record_of(row.number, row.where, row.fields)
+
+
+def _summary(out: Path) -> dict[str, Any]:
+    """The summary of a finished data set."""
+    try:
+        found: dict[str, Any] = json.loads((out / SUMMARY).read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{out} holds no finished data set: run `sixfold data` first") from error
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{out / SUMMARY} is damaged ({error}): run `sixfold data` again"
+        ) from error
+    return found
+
+
 def explain(out: Path, identity: str) -> dict[str, Any]:
     """The line of a row in the provenance of a finished data set.
 
@@ -178,8 +217,7 @@ def explain(out: Path, identity: str) -> dict[str, Any]:
         UserError: there is no such row, or no finished data set.
     """
     path = out / PROVENANCE
-    if not (out / SUMMARY).is_file():
-        raise UserError(f"{out} holds no finished data set: run `sixfold data` first")
+    _summary(out)
     start = json_text({"id": identity})[:-1].encode()
     for line in packed_lines(path):
         if line.startswith(start + b","):

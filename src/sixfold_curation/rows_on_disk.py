@@ -160,7 +160,7 @@ class StoredRows:
         for line in self._lines():
             head, _, body = line.decode().partition("\t")
             number, where = json.loads(head)
-            record = _record(number, where, json.loads(body))
+            record = record_of(number, where, json.loads(body))
             # `dataclasses.replace` makes a record without this attribute.
             object.__setattr__(record, _LINE, line[:-1])
             yield record
@@ -192,7 +192,14 @@ def row_line(number: int, where: str, fields: str) -> bytes:
     return f"{json_text([number, where])}\t{fields}".encode()
 
 
-def _record(number: int, where: str, fields: Mapping[str, Any]) -> Record:
+def record_of(number: int, where: str, fields: Mapping[str, Any]) -> Record:
+    """The record of a row that has the columns of a data set.
+
+    Args:
+        number: its position.
+        where: its place for messages.
+        fields: its columns.
+    """
     texts = prompt_text(fields), answer_text(fields)
     return Record(number, fields["id"], fields["source"], where, *texts, fields)
 

@@ -46,7 +46,11 @@ The rows are in data/math/train.jsonl, which recipes read: data.source = "data/m
 Beside them are a report, a card, and the provenance of every row that was read. A run that was
 killed goes on if it is called again. After a change, only the stages that it concerns run again.
 
-Exit code: 0; 2 for bad input; with --strict, 3 if an alarm rings.
+Two evaluations on the same tasks show whether the training data had the prompts: --leakage BASE
+TRAINED, each a completions-N.jsonl of `sixfold eval`, lists the prompts that the trained model
+solves so much more often that chance does not explain it, and the rows that have them.
+
+Exit code: 0; 2 for bad input; with --strict, 3 if an alarm rings or a prompt jumps.
 """
 
 _EVERY = 500
@@ -71,7 +75,15 @@ class Options:
     explain: str = option(
         "print what became of a row, by its id in the provenance", "", metavar="ID", either="what"
     )
-    strict: bool = option("exit with code 3 if an alarm rings", False)
+    leakage: tuple[Path, ...] = option(
+        "print which prompts of an evaluation jump from the base model to the trained one, and"
+        " which rows of the finished data set have them",
+        (),
+        nargs=2,
+        metavar=("BASE", "TRAINED"),
+        either="what",
+    )
+    strict: bool = option("exit with code 3 if an alarm rings or a prompt jumps", False)
 
 
 PARSER = VerbParser("data", TEXT, Options)
@@ -90,6 +102,8 @@ def run(arguments: Sequence[str]) -> int:
     if given.explain:
         _explain(curation, given.explain)
         return 0
+    if given.leakage:
+        return 3 if _leakage(curation, *given.leakage) and given.strict else 0
     opened = opened_sources(curation)
     steps = planned(curation, opened)
     if given.plan:
@@ -119,6 +133,17 @@ def _explain(curation: Curation, identity: str) -> None:
     quiet = [name for name in quiet if all(name != one["stage"] for one in story["decisions"])]
     if quiet and story["fate"] == "kept":
         print(f"  nothing to say: {', '.join(quiet)}")
+
+
+def _leakage(curation: Curation, base: Path, trained: Path) -> bool:
+    """Print the leakage test. Returns True if a prompt jumps."""
+    from .leakage import leakage
+    from .output import WrittenRows
+
+    result = leakage(base.expanduser(), trained.expanduser(), WrittenRows(curation.out))
+    for line in result.lines():
+        print(visible(line))
+    return bool(result.found)
 
 
 def _plan(curation: Curation, opened: Sequence[Opened], steps: Sequence[Step]) -> None:

@@ -83,6 +83,47 @@ def test_explain_prints_the_story_of_a_row(
     assert "no row 'row-2'. Ids look like made/row-1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_leakage_names_the_prompts_that_jump_and_the_rows_that_have_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Two of 20 prompts go from 1 of 16 to 16 of 16; the data set has one of them."""
+    prompts = [f"How many {name} does it take to fill {n} boxes of eggs and {n + 7} sacks of rice?"
+               for n, name in enumerate("abcdefghijklmnopqrst")]  # fmt: skip
+
+    def evaluation(name: str, right: dict[int, int]) -> str:
+        samples = [
+            {"task_id": f"t{n}", "prompt": text, "solved": sample < right.get(n, 1)}
+            for n, text in enumerate(prompts)
+            for sample in range(16)
+        ]
+        samples[0]["completion"] = "a line separator\u2028ends no line"
+        path = tmp_path / name
+        lines = (json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+        path.write_text("".join(lines))
+        return str(path)
+
+    base, trained = evaluation("base.jsonl", {}), evaluation("trained.jsonl", {4: 16, 9: 16})
+    rows = [{"question": text, "answer": "1"} for text in (prompts[9], "What is 1 + 1?")]
+    recipe = write_recipe(
+        tmp_path, source_text(write_lines(tmp_path / "a.jsonl", rows)), head=f'format = "{form}"'
+    )
+    assert curate(recipe, "--leakage", base, trained) == 2
+    assert "no finished data set" in capsys.readouterr().err
+    assert curate(recipe) == 0
+    capsys.readouterr()
+    assert curate(recipe, "--leakage", base, trained) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("2 of 20 prompts jump") and "1 of them" in shown[0]
+    told = {line.partition(":")[0]: line for line in shown[1:]}
+    assert set(told) == {"t4", "t9"}
+    assert "1/16 -> 16/16" in told["t9"] and "made/row-1" in told["t9"]
+    assert "not found in the training data" in told["t4"]
+    assert curate(recipe, "--leakage", base, trained, "--strict") == 3
+    assert curate(recipe, "--leakage", base, base, "--strict") == 0
+    assert curate(recipe, "--leakage", base, trained, "--plan") == 2
+
+
 def test_explain_before_the_end_is_refused(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

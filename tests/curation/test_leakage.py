@@ -102,7 +102,7 @@ def test_files_that_are_no_evaluations_are_refused(tmp_path: Path) -> None:
     bad.write_text('{"task_id": "t1"}\n')
     with pytest.raises(UserError, match="share no task"):
         leakage(good, other)
-    with pytest.raises(UserError, match=r"bad\.jsonl: line 1 is no sample"):
+    with pytest.raises(UserError, match=r"bad\.jsonl:1 is no sample"):
         leakage(good, bad)
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="no such file"):
         leakage(good, tmp_path / "absent.jsonl")
