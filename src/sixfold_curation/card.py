@@ -13,6 +13,8 @@ from .page import value_text
 from .pipeline import Result
 from .settings import Settings
 
+_NO_LICENCE = "(none)"
+
 
 def render_card(settings: Settings, results: Sequence[Result]) -> str:
     """The card: a header that `datasets` reads, then what the rows are and how they were chosen.
@@ -22,24 +24,29 @@ def render_card(settings: Settings, results: Sequence[Result]) -> str:
         results: what each stage has done. The first one has the counts of the sources.
     """
     first, last = results[0], results[-1]
-    licences: Counter[str] = Counter()
-    for row in first.figures["licences"]:
-        licences[row["licence"]] += row["rows"]
+    read, kept, sources = Counter[str](), Counter[str](), Counter[str]()
+    for _, licence, rows in first.origins:
+        read[licence or _NO_LICENCE] += rows
+    for source, licence, rows in last.origins:
+        kept[licence or _NO_LICENCE] += rows
+        sources[source] += rows
     parts = [
-        _header(settings, last.kept, licences),
+        _header(settings, last.kept, kept),
         f"# {settings.name}",
         f"{last.kept:,} rows, chosen from {first.rows:,}. `provenance.jsonl.zst` has what became of"
         " each row that was read, and why. `report.html` has examples of what was dropped.",
         "## Sources",
-        "Licences are counted before any row is dropped.",
         _table(
-            ("source", "origin", "data", "form", "rows", "read"),
+            ("source", "origin", "data", "form", "rows", "read", "kept"),
             [
-                (s.label, s.origin, s.data, row["form"], row["rows"], row["read"])
+                (s.label, s.origin, s.data, row["form"], row["rows"], row["read"], sources[s.label])
                 for s, row in zip(settings.sources, first.figures["sources"], strict=True)
             ],
         ),
-        _table(("licence", "rows"), licences.most_common()),
+        _table(
+            ("licence", "read", "kept"),
+            [(name, rows, kept[name]) for name, rows in read.most_common()],
+        ),
         "## Stages",
         _table(
             ("stage", "rows in", "rows out", "health", "value", "alarm"),
@@ -53,7 +60,7 @@ def render_card(settings: Settings, results: Sequence[Result]) -> str:
 
 
 def _header(settings: Settings, rows: int, licences: Counter[str]) -> str:
-    known = sorted(name.casefold() for name in licences if name not in ("(none)", "unknown"))
+    known = sorted(name.casefold() for name in licences if name not in (_NO_LICENCE, "unknown"))
     data = f"train.{settings.format}"
     lines = [
         "---",

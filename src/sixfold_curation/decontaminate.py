@@ -12,7 +12,7 @@ from pydantic import Field
 
 from sixfold.errors import UserError
 
-from .evaluation_sets import Evaluation, EvaluationRow, read_evaluation
+from .evaluation_sets import Evaluation, EvaluationRow, open_evaluation, read_evaluation
 from .overlap import LONG_RUN, Phrases, contained, hashes_of, masked
 from .paraphrase import Paraphrases
 from .similar import CONTENT_ALONE, Texts, compared, cut, is_common
@@ -83,6 +83,10 @@ class Decontaminate(Stage):
             "common_phrases_left_out": common,
         }
         return _health(counts, len(rows), figures)
+
+    def depends_on(self, context: Context) -> str:
+        """Content of the evaluations."""
+        return " ".join(open_evaluation(one).content for one in self.evaluations)
 
     def overlaps(
         self, prompts: list[EvaluationRow], rows: Rows, context: Context

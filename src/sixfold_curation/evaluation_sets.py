@@ -9,20 +9,24 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from sixfold.data.columns import MISSING, lookup
-from sixfold.data.files import Row, is_file_name, read_file
+from sixfold.data.files import Row
+from sixfold.environment.registry import SOURCES
 from sixfold.errors import UserError, nearest
+
+from .settings import SourceSettings
+from .sources import Opened, open_source
 
 _PROMPTS = ("prompt", "problem", "question", "instruction", "input", "query", "messages", "text")
 
 
 class Evaluation(BaseModel):
-    """An evaluation: a file, or a data set of the hub.
+    """An evaluation: a file, a folder, a data set of the hub, or what a generator makes.
 
     Args:
-        data: file or hub id.
+        data: file, folder of files, hub id or generator.
         name: name in notes. "": `data`.
         subset: configuration of a hub data set.
-        split: split of a hub data set.
+        split: split of a hub data set or of a folder.
         prompt_field: column with the prompt. "": the first of the usual names that is there.
     """
 
@@ -48,7 +52,7 @@ def read_evaluation(evaluation: Evaluation) -> list[EvaluationRow]:
     Raises:
         UserError: it cannot be read, has no rows, or a row has no prompt.
     """
-    rows = _rows(evaluation)
+    rows = [read() for read in open_evaluation(evaluation).rows()]
     if not rows:
         raise UserError(f"evaluation {evaluation.data!r} has no rows")
     field = evaluation.prompt_field or next(
@@ -63,14 +67,17 @@ def read_evaluation(evaluation: Evaluation) -> list[EvaluationRow]:
     return [EvaluationRow(f"{label}/{row.number}", _prompt(row, field)) for row in rows]
 
 
-def _rows(evaluation: Evaluation) -> list[Row]:
-    if is_file_name(evaluation.data) or Path(evaluation.data).is_file():
-        return read_file(Path(evaluation.data), 0, 0)
-    from sixfold.data.hub import read_dataset
-    from sixfold.recipe.schema import DataConfig
+def open_evaluation(evaluation: Evaluation) -> Opened:
+    """Find an evaluation, as a source of a data set is found.
 
-    data = DataConfig(source=evaluation.data, subset=evaluation.subset, split=evaluation.split)
-    return read_dataset(data, [evaluation.split], 0)[0][evaluation.split]
+    Raises:
+        UserError: there is none.
+    """
+    given = evaluation.model_dump(include={"data", "subset", "split"})
+    if Path(evaluation.data).expanduser().is_file() or evaluation.data in SOURCES:
+        del given["split"]
+    source = SourceSettings(label="evaluation", origin="public", licence="unknown", **given)
+    return open_source(source, 0, 0)
 
 
 def _prompt(row: Row, field: str) -> str:

@@ -30,7 +30,7 @@ from sixfold.recipe.find import find_recipe
 from sixfold.version import __version__
 
 from .kinds import STAGES
-from .rows_on_disk import LineWriter, StoredRows, stored
+from .rows_on_disk import LineWriter, StoredRows, json_text, stored
 from .settings import Curation, NamedStage
 from .sources import Opened, SourceReader, file_hash, open_source
 from .stage import Context, Decision, Health, Record
@@ -64,6 +64,7 @@ class Result:
         alarm: what is wrong, or "".
         figures: other numbers of its health.
         examples: some decisions: reason, id, text, note.
+        origins: rows that go on, as [source, licence, number of rows].
     """
 
     name: str
@@ -80,6 +81,7 @@ class Result:
     alarm: str
     figures: Mapping[str, Any]
     examples: Sequence[Mapping[str, str]]
+    origins: Sequence[tuple[str, str, int]]
 
 
 class Shown(Protocol):
@@ -299,6 +301,7 @@ def _read(curation: Curation, opened: Sequence[Opened], step: Step, shown: Shown
     return Result(
         FIRST, FIRST, step.key, origins.lines, rows.lines, dict(reader.bad), {}, origins.lines, 0,
         health.metric, _number(health.value), health.alarm, health.figures, reader.examples,
+        reader.origins,
     )  # fmt: skip
 
 
@@ -325,6 +328,7 @@ def _decide(
         named.name, named.kind, step.key, len(rows), kept.lines, dict(written.dropped),
         dict(written.noted), decisions.lines, held.lines, health.metric, _number(health.value),
         health.alarm, health.figures, written.examples,
+        [(*origin, count) for origin, count in written.origins.items()],
     )  # fmt: skip
     return result, written.numbers
 
@@ -369,6 +373,8 @@ class _Written:
         self.noted: Counter[str] = Counter()
         self.examples: list[dict[str, str]] = []
         self._shown: Counter[tuple[bool, str]] = Counter()
+        self._ids: set[str] = set()
+        self.origins: Counter[tuple[str, str]] = Counter()
 
     def take(self, decision: Decision) -> None:
         """Write a decision.
@@ -379,9 +385,14 @@ class _Written:
         record, kept, reason = decision.record, decision.kept, decision.reason
         if self._at < len(self._expected) and self._expected[self._at] == record.number:
             self._at += 1
+            self._ids.clear()
         elif not (kept and self._at and self._expected[self._at - 1] == record.number):
             raise ValueError(f"{record.where}: a stage decides about each row, in their order")
         if kept:
+            if record.id in self._ids:
+                raise ValueError(f"{record.where}: two rows with the id {record.id}")
+            self._ids.add(record.id)
+            self.origins[record.source, str(record.fields.get("licence") or "")] += 1
             self._kept.write_line(stored(record))
             self.numbers.append(record.number)
         elif reason.startswith(_HELD):
@@ -408,8 +419,17 @@ class _Written:
 
 
 def _json_health(health: Health) -> Health:
-    """The health with figures that JSON can hold: NaN becomes null."""
-    return replace(health, figures=_finite(health.figures))
+    """The health with figures that JSON can hold: NaN becomes null.
+
+    Raises:
+        TypeError: something of it has no form in JSON, or another type.
+    """
+    for name in ("metric", "alarm"):
+        if not isinstance(getattr(health, name), str):
+            raise TypeError(f"{name} of Health is text, got {getattr(health, name)!r}")
+    found = replace(health, value=float(health.value), figures=_finite(health.figures))
+    json_text(found.figures)
+    return found
 
 
 def _finite(value: Any) -> Any:

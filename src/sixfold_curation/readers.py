@@ -111,6 +111,8 @@ only if the row has none of the first.
 """
 
 _GSM8K = "####"
+_PROOF, _NOT_FOUND = "proof", "notfound"
+"""What NuminaMath 1.5 has in place of an answer."""
 _IDS = ("id", "uuid", "unique_id", "problem_id", "task_id", "index", "extra_info.index")
 
 
@@ -143,7 +145,9 @@ def _columns(
     if value is MISSING and source.answer_field:
         raise BadRow("missing_column", f"no column {answer!r}")
     used, added = [prompt], {}
-    if _blank(value) and solution:
+    if solution and value == _PROOF:
+        raise BadRow("no_answer", f"a proof has no answer in {answer!r}")
+    if solution and (_blank(value) or value == _NOT_FOUND):
         value = last_box(_text_column(row, solution))
     elif after and not _blank(value):
         whole = value
@@ -430,10 +434,29 @@ def recognised(row: Row, source: SourceSettings) -> SourceSettings:
         name = "columns"
     else:
         name = _form_of(row, source)
+    _refuse_unused(name, source)
     found = {"reader": name}
     if name == "columns":
         found["prompt_field"], found["answer_field"] = _guess(row, source)
     return source.model_copy(update=found)
+
+
+def _refuse_unused(name: str, source: SourceSettings) -> None:
+    """Refuse settings of columns that the form does not read."""
+    read = READERS[name].read
+    used: tuple[str, ...] = ()
+    if isinstance(read, partial) and read.func is _columns:
+        used = ("prompt_field", "answer_field", "answer_after")
+    elif read is _conversation:
+        used = ("prompt_field", "answer_field")
+    elif read is _comparison:
+        used = ("prompt_field",)
+    for setting in ("prompt_field", "answer_field", "answer_after"):
+        if getattr(source, setting) and setting not in used:
+            raise UserError(
+                f"source {source.label!r}: the reader {name!r} does not use {setting}. Remove it,"
+                " or set reader = 'columns'"
+            )
 
 
 def _form_of(row: Row, source: SourceSettings) -> str:

@@ -246,6 +246,7 @@ WRONG = {
         "yield Decision(replace(row, prompt='x'))",
         "id, source, prompt and answer differ from the fields",
     ),
+    "repeats an id": ("yield Decision(row); yield Decision(row)", "two rows with the id"),
     "no JSON": ("yield Decision(replace(row, fields={**row.fields, 'x': {1}}))", "not JSON"),
     "no health": ("yield Decision(row)", "returns its Health"),
     "an error": ("yield Decision(row); 1 / (3 - at)", "ZeroDivisionError"),
@@ -273,6 +274,24 @@ def test_a_wrong_stage_of_a_user_is_one_line(
     assert "stage 'Own'" in line
     assert re.search(message, line)
     assert not (tmp_path / "out" / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "health", ["'n', 'x'", "'n', None", "1, 1.0", "'n', 1.0, True", "'n', 1.0, '', {'a': {1}}"]
+)
+def test_health_of_another_type_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], health: str
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from sixfold_curation.stage import Decision, Health, Stage\n"
+        "class Own(Stage):\n    kind = 'own'\n    def decide(self, rows, context):\n"
+        f"        yield from map(Decision, rows)\n        return Health({health})\n"
+    )
+    path = write_lines(tmp_path / "a.jsonl", [{"question": "1?", "answer": 1}])
+    stages = f'[[stages]]\nkind = "{tmp_path}/own.py:Own"\n'
+    assert curate(write_recipe(tmp_path, source_text(path), stages=stages)) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "error" in one]
+    assert "stage 'Own'" in line
 
 
 def test_a_stage_may_change_rows_and_repeat_them(tmp_path: Path) -> None:

@@ -318,6 +318,55 @@ def write_shards(path: Path, rows: list[dict[str, Any]]) -> None:
     write_lines(path / "test-00000.jsonl", [{"question": "held out", "answer": "1"}])
 
 
+UNUSED = {
+    "reader of a generator": ("arithmetic", {"reader": "hh"}, "reader is not for generators"),
+    "columns of a generator": ("arithmetic", {"answer_after": "#"}, "answer_after is not for"),
+    "split of a file": ("a.jsonl", {"split": "test"}, "split is for folders"),
+    "split that a folder lacks": (".", {"split": "dev"}, "no file of the split 'dev'; it has a.js"),
+    "answer of pairs": ("a.jsonl", {"answer_field": "x"}, "reader 'pairs' does not use answer_f"),
+}
+
+
+@pytest.mark.parametrize(("data", "more", "message"), UNUSED.values(), ids=UNUSED)
+def test_settings_without_effect_are_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    data: str,
+    more: dict[str, str],
+    message: str,
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_lines(folder / "a.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])
+    named = data if data == "arithmetic" else folder / data
+    assert curate(write_recipe(tmp_path, source_text(named, **more))) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_of_hidden_folders_are_no_part_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "data" / ".ipynb_checkpoints").mkdir(parents=True)
+    for place in ("a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl"):
+        write_lines(tmp_path / "data" / place, [{"question": place, "answer": 1}])
+    assert curate(write_recipe(tmp_path, source_text(tmp_path / "data"))) == 0
+    assert [row["prompt"] for row in read_rows(tmp_path / "out" / "train.jsonl")] == ["a.jsonl"]
+
+
+def test_numina_says_that_a_row_has_no_answer(tmp_path: Path) -> None:
+    """NuminaMath 1.5 writes "proof" and "notfound" in the column of the answer."""
+    solution = r"So \boxed{7}."
+    answers = [("5", solution), ("proof", solution), ("notfound", solution), ("notfound", "No.")]
+    rows = [
+        {"problem": f"{n}?", "solution": text, "answer": answer, "source": "olympiads"}
+        for n, (answer, text) in enumerate(answers)
+    ]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert curate(write_recipe(tmp_path, source_text(path))) == 0
+    read = read_rows(tmp_path / "out" / "train.jsonl")
+    assert [(row["prompt"], row["answer"]) for row in read] == [("0?", "5"), ("2?", "7")]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["stages"][0]["dropped"] == {"no_answer": 2}
+
+
 @pytest.mark.parametrize("write", [write_saved, write_shards])
 def test_folders_are_sources(
     tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], None]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made_sets import curate, read_rows, source_text, write_lines, write_recipe
 from pydantic import ValidationError
 from rows_of_curation import run
 
@@ -151,3 +152,24 @@ def test_chat_messages_and_missing_columns(tmp_path: Path) -> None:
         run(Decontaminate(evaluations=({"data": str(absent)},)), [EGGS])  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="evaluations"):
         Decontaminate(evaluations=())
+
+
+def test_an_evaluation_is_a_folder_and_a_change_of_its_files_runs_the_stage_again(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    question = "How many sheep are left on the meadow if nine of the twenty run into the wood?"
+    write_lines(folder / "train.jsonl", [{"problem": "Another text"}])
+    write_lines(folder / "test-0.jsonl", [{"problem": "Something else that nobody asks here"}])
+    rows = [{"question": text, "answer": "1"} for text in (question, "What is 1 + 1?")]
+    stages = '[[stages]]\nkind = "decontaminate"\n'
+    stages += f'evaluations = [{{ data = "{folder}", name = "sheep" }}]\n'
+    source = source_text(write_lines(tmp_path / "a.jsonl", rows))
+    recipe = write_recipe(tmp_path, source, stages=stages)
+    assert curate(recipe) == 0
+    assert len(read_rows(tmp_path / "out" / "train.jsonl")) == 2
+    write_lines(folder / "test-0.jsonl", [{"problem": question}])
+    assert curate(recipe) == 0
+    (left,) = read_rows(tmp_path / "out" / "train.jsonl")
+    assert left["prompt"] == "What is 1 + 1?"

@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 import pickle
+import tracemalloc
 import zlib
 from datetime import datetime
 from decimal import Decimal
@@ -17,6 +18,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from sixfold.data.files import draw, read_file
 from sixfold.data.sources import load_tasks
 from sixfold.data.task_set import TaskSet
 from sixfold.errors import UserError
@@ -553,3 +555,24 @@ def test_generated_prompts_get_the_system_message_and_the_suffix(source: str) ->
         )
         for t in plain
     ]
+
+
+def test_a_limit_of_a_parquet_file_holds_only_the_drawn_rows(tmp_path: Path) -> None:
+    """20,000 rows of 2,000 characters: 40 MB as text, of which 20 rows and a batch are in memory.
+
+    They are those that `draw` takes from all.
+    """
+    path = tmp_path / "rows.parquet"
+    texts = [f"{number:06d}" + "x" * 2000 for number in range(20_000)]
+    parquet.write_table(pyarrow.table({"prompt": texts}), path, row_group_size=1000)
+    expected = draw(range(20_000), 20, 3)
+    del texts
+    tracemalloc.start()
+    try:
+        rows = read_file(path, 20, 3)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [row.number for row in rows] == expected
+    assert [int(row.fields["prompt"][:6]) for row in rows] == expected
+    assert peak < 12e6

@@ -97,7 +97,7 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
     Raises:
         UserError: names the line (and column) of the mistake.
     """
-    return [read() for read in draw(unread_rows(path), limit, seed)]
+    return [read() for read in drawn_again(lambda: unread_rows(path), limit, seed)]
 
 
 def unread_rows(path: Path, longest: int = 0) -> Iterator[Unread]:
@@ -198,6 +198,22 @@ def draw(items: Iterable[T], limit: int, seed: int) -> list[T]:
         elif entry[0] > kept[0][0]:
             heapq.heapreplace(kept, entry)
     return [item for _, _, item in sorted(kept, key=lambda entry: entry[1])]
+
+
+def drawn_again(items: Callable[[], Iterator[T]], limit: int, seed: int) -> Iterator[T]:
+    """The items that `draw` draws, none of which is held in memory. They are read twice.
+
+    A row of Parquet that is not read yet holds a thousand others.
+
+    Args:
+        items: begins to read them.
+        limit: number of items to draw. 0: all.
+        seed: seed of the draw.
+    """
+    if not limit:
+        return items()
+    chosen = set(draw((number for number, _ in enumerate(items())), limit, seed))
+    return (item for number, item in enumerate(items()) if number in chosen)
 
 
 def _read_jsonl(path: Path, longest: int) -> Iterator[Unread]:
