@@ -121,3 +121,17 @@ def test_groups_with_equal_rewards_raise_no_alarm_without_a_group_baseline() -> 
         assert len(said) == group_baseline
     idle = {name: ZOO[name].equal_rewards_idle for name in ("grpo", "gdpo", "remax", "reinforce")}
     assert idle == {"grpo": True, "gdpo": False, "remax": False, "reinforce": False}
+
+
+def test_what_dynamic_sampling_leaves_has_an_alarm_of_its_own() -> None:
+    """The share of what was sampled raises none then: the filter has replaced those groups."""
+
+    def said(alarms: Alarms, left: float) -> list[str]:
+        metrics = {"group/degenerate_frac": 0.9, "dynamic/degenerate_frac": left}
+        return [line for _ in range(2 * WINDOW) for line in alarms.observe(metrics)]
+
+    alarms = Alarms()
+    for _ in range(2):
+        assert said(alarms, 0.09) == []
+        (line,) = said(alarms, 0.12)
+        assert "still have equal rewards after dynamic sampling" in line

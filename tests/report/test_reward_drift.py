@@ -66,6 +66,31 @@ def test_a_healthy_reward_raises_none(learned: float, verified: float | None) ->
     assert alarms(series(learned, verified)) == []
 
 
+@pytest.mark.parametrize("learned", ["reward_model", "judge_pairwise", "prm"])
+def test_figures_beside_a_reward_are_no_rewards(learned: str) -> None:
+    """A figure that drifts raises no alarm, and one that rises is no verifier that rises."""
+    still, falling = series(0.0), series(-0.8)
+    for record in still:
+        record[f"reward/part/{learned}.std"] = -record["reward/part/reward_model"]
+    drifting = []
+    for before, record in zip(falling, series(0.8), strict=True):
+        up = before["reward/part/reward_model"]
+        figures = {f"reward/part/{n}.steps": 9 - up for n in ("math", "reward_model")}
+        drifting.append(
+            {key.replace("reward_model", learned): value for key, value in record.items()} | figures
+        )
+    assert alarms([{**r, f"reward/part/{learned}": 1.0} for r in still]) == []
+    (line,) = alarms(drifting)
+    assert f"'{learned}' drifts by +" in line
+
+
+def test_a_mean_that_is_not_finite_is_left_out() -> None:
+    """Records of metrics.jsonl have None there, so a resume judges the same values."""
+    records = series(0.0, steps=300)
+    records[50]["reward/part/reward_model"] = float("nan")
+    assert alarms(records) == []
+
+
 def test_noise_is_no_drift() -> None:
     runs = [alarms(series(0.0, 0.0, steps=600, noise=1.0, seed=seed)) for seed in range(10)]
     assert runs == [[]] * 10

@@ -1,7 +1,7 @@
 """Six symptoms of faulty data in a finished or running run, each with its stage and a remedy.
 
-The detectors read records of metrics.jsonl. Each compares the last WINDOW steps with the first, and
-says nothing if a figure is missing. Limits that a live alarm has too are those of the alarm.
+The detectors read records of metrics.jsonl. Each compares the last WINDOW steps with earlier ones,
+and says nothing if a figure is missing. Limits that a live alarm has too are those of the alarm.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .metric import Value
 
 PART, STD = "reward/part/", "reward/part_std/"
-LEARNED = ("reward_model", "judge_")
+LEARNED = ("reward_model", "judge_", "prm")
 """Starts of the names of rewards that a model gives."""
 SPAN = 100
 """Steps whose means are fitted by a line."""
@@ -58,10 +58,14 @@ class RewardDrift:
         """Lines of the alarms that start with this step. Each repeats only after it has cleared."""
         for prefix, kept in ((PART, self._means), (STD, self._stds)):
             for key, value in metrics.items():
-                if key.startswith(prefix) and isinstance(value, int | float):
-                    name = key.removeprefix(prefix)
+                if not key.startswith(prefix) or not isinstance(value, int | float):
+                    continue
+                name = key.removeprefix(prefix)
+                if math.isfinite(value):
                     kept.setdefault(name, deque(maxlen=SPAN)).append(float(value))
-        found = {name: drift for name in self._means if (drift := self._drift(name)) is not None}
+        found = {
+            name: drift for name in self._rewards() if (drift := self._drift(name)) is not None
+        }
         new = [name for name in found if name not in self._ringing]
         self._ringing = set(found)
         return [
@@ -77,6 +81,11 @@ class RewardDrift:
         for record in records:
             self.observe(record)
 
+    def _rewards(self) -> list[str]:
+        """Names of the rewards. Figures beside a reward, such as `prm.steps`, are none."""
+        names = self._means.keys()
+        return [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
+
     def _drift(self, name: str) -> float | None:
         """Drift in standard deviations per 1,000 steps. None: not learned, not clear, or small."""
         means, stds = self._means[name], self._stds.get(name, ())
@@ -91,8 +100,8 @@ class RewardDrift:
     def _verifiers_stand_still(self) -> bool:
         """True if there are verifiers, and none of them rises."""
         slopes = [
-            fitted_slope(means)
-            for name, means in self._means.items()
-            if not name.startswith(LEARNED) and len(means) == SPAN
+            fitted_slope(self._means[name])
+            for name in self._rewards()
+            if not name.startswith(LEARNED) and len(self._means[name]) == SPAN
         ]
         return bool(slopes) and all(slope <= SLIGHT * error for slope, error in slopes)
