@@ -150,10 +150,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if any("::" in given for given in config.args):
             raise pytest.UsageError("--note-passed needs every test of a file: name the file")
         config.stash[BEFORE] = lanes.fingerprints()
-    # How fast examples are drawn depends on what else the machine does.
-    slow = [HealthCheck.too_slow]
-    settings.register_profile("steady", suppress_health_check=slow)
-    settings.register_profile("daily", derandomize=True, database=None, suppress_health_check=slow)
+    # How fast an example is drawn and runs depends on what else the machine does.
+    settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "daily", settings.get_profile("steady"), derandomize=True, database=None
+    )
     daily = config.getoption("--daily") or config.getoption("-m") == "not slow"
     settings.load_profile("daily" if daily else "steady")
 
