@@ -21,7 +21,8 @@ from sixfold.checks.environment import Environment
 from sixfold.controller.collector import Collector
 from sixfold.controller.dynamic_sampling import Refill, mixed
 from sixfold.engine.engine import Engine
-from sixfold.environment.preflight import degenerate_probability, expected_refill
+from sixfold.environment.pass_rate import degenerate_probability
+from sixfold.environment.preflight import expected_refill
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.renderer.renderer import Renderer
