@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.made_trajectories import from_mask
 
 from sixfold.controller.curriculum import BUCKETS, Curriculum, Limits
+from sixfold.controller.dead_letters import DeadLetters
 from sixfold.controller.stream import task_stream
 from sixfold.types import Group, Reward, Task
 
@@ -163,6 +164,38 @@ def test_spared_tasks_are_those_nearest_to_one_half() -> None:
     curriculum.trained()
     assert [task.id for task in curriculum.pool] == ["t001", "t002"]
     assert curriculum.metrics()["data/spared"] == 2
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 1.0, "b": 1.0}])
+def test_prompts_that_are_set_aside_are_not_drawn(weights: Mapping[str, float]) -> None:
+    """All others have left: without those, a run ahead would look for a prompt for ever."""
+    tasks = [Task(f"t{i}", "?", source="ab"[i % 2]) for i in range(8)]
+    letters = DeadLetters(1, tasks, weights)
+    limits = Limits(1, 0.95, 0.05, 0, 10.0, 8.0)
+    curriculum = Curriculum(tasks, 4, 0, weights, limits, dead=letters)
+    curriculum.observe_step([group(task, [True] * K) for task in tasks[4:]])
+    assert {task.id for task in curriculum(2)} == {"t0", "t1", "t2", "t3"}
+    letters.load({"ids": ["t0", "t1", "t3"]})
+    assert {task.id for task in curriculum(2)} == {"t0", "t1", "t2", "t3"}  # it has begun
+    chosen = curriculum(3)
+    assert "t2" in {task.id for task in chosen} and len({task.id for task in chosen}) == 4
+    assert not {"t0", "t1", "t3"} & {task.id for task in curriculum.pool}
+    assert curriculum.metrics()["data/spared"] == 3 if not weights else 2
+    resumed = Curriculum(tasks, 4, 0, weights, limits, dead=letters)
+    resumed.load(json.loads(json.dumps(curriculum.state())))
+    assert resumed(3) == chosen and resumed.pool == curriculum.pool
+
+
+def test_a_step_that_has_begun_keeps_its_tasks() -> None:
+    """A run ahead asks for some tasks of a step before a decision, and for the rest after it."""
+    tasks = sums(12)
+    curriculum = Curriculum(tasks, 4, 0, {}, Limits(1, 0.95, 0.05, 0, 10.0, 8.0))
+    begun = curriculum(2)
+    curriculum.observe_step([group(task, [True] * K) for task in begun])
+    assert curriculum(2) == begun
+    assert not {t.id for t in curriculum(3)} & {t.id for t in begun}
+    for step in range(4, 40):
+        assert len(curriculum(step)) == 4
 
 
 def test_the_first_tasks_are_those_without_a_curriculum() -> None:

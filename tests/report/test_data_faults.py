@@ -123,6 +123,17 @@ def test_a_held_out_accuracy_that_fell_while_the_reward_rose_is_an_exploit() -> 
     assert found(run(diverged)) == ["verifier exploit"]
 
 
+def test_with_a_curriculum_contamination_is_not_judged() -> None:
+    """Solved tasks have left, so a held-out set may be far above the training samples."""
+    fault = FAULTS["contamination"]
+    assert found(run(lambda r, done: {**fault(r, done), "data/easy_frac": 0.6})) == []
+
+
+def test_the_share_solved_is_that_of_all_samples_that_dynamic_sampling_has_drawn() -> None:
+    """The groups that it keeps are about half right, whatever the pool is like."""
+    assert found(run(lambda r, done: {**r, "dynamic/solved_frac": 0.97})) == ["pool solved"]
+
+
 def test_missing_figures_and_numbers_that_are_not_finite_are_no_fault() -> None:
     assert found([]) == found([{"step": 1}]) == []
     broken = [{**record, "train/entropy": None, "reward/solved_frac": None} for record in run()]

@@ -38,7 +38,7 @@ from sixfold.reward_model.calibration import Calibration
 from sixfold.reward_model.model import load_reward_model
 from sixfold.reward_model.reward import reward_model
 from sixfold.reward_model.scorer import Scorer
-from sixfold.reward_model.served import ServedModel
+from sixfold.reward_model.served import ServedModel, ServedModels
 from sixfold.reward_model.worker import serve
 from sixfold.reward_model.worker_models import NotScored, WorkerModels
 from sixfold.run.fingerprint import rewards_fingerprint
@@ -121,6 +121,26 @@ def test_a_worker_gives_the_same_rewards_and_ends_with_its_environment(
         called(worker, arguments(folder))
     worker.started.close()
     assert child.process.poll() is not None
+
+
+@pytest.mark.parametrize("where", ["inline", "worker", "served"])
+def test_a_limit_bounds_the_rewards_of_every_placement(
+    folder: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = arguments(folder)
+    free = called(reward_model([str(folder)], CONFIG), given)
+
+    async def rewards(self: object, task: Asked) -> list[torch.Tensor]:
+        return [torch.tensor(free, dtype=torch.float64)]
+
+    monkeypatch.setattr(WorkerModels, "rewards", rewards)
+    monkeypatch.setattr(ServedModels, "rewards", rewards)
+    limit = sorted(map(abs, free))[1]
+    placement = "worker" if where == "worker" else "inline"
+    config = CONFIG.model_copy(update={"limit": limit, "placement": placement})
+    path = "http://127.0.0.1:9" if where == "served" else str(folder)
+    found = called(reward_model([path], config), given)
+    assert found == pytest.approx([max(-limit, min(limit, value)) for value in free]) != free
 
 
 def test_calls_after_a_missed_deadline_write_to_no_descriptor(

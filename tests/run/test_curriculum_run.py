@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from sixfold.commands import train
+from sixfold.controller.ledger import Ledger
 from sixfold.controller.loop import Controller
 from sixfold.data.profile import Measurement, ProfileFile, ProfileKey, task_key
 from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
+from sixfold.report.notes import FILE as NOTES
 from sixfold.report.rollouts import read_rollouts
 from sixfold.run.curriculum import read_pass_rates
 from sixfold.run.start import train_run
@@ -148,13 +150,14 @@ def test_groups_that_a_run_ahead_skips_count_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [{}, AHEAD], ids=["in turn", "ahead"])
 def test_all_ranks_decide_the_same(tmp_path: Path, more: dict[str, Any]) -> None:
     """Each rank plays other tasks, and the history has those of both."""
-    settings = {**SETTINGS, "run__steps": 4, "eval__metric": "", "sft__steps": 2, **more}
+    small = {"run__steps": 2, "data__curriculum__every": 1, "data__limit": 24, "data__heldout": 4}
+    settings = {**SETTINGS, **small, "eval__metric": "", **more}
     flags = tiny_recipe(tmp_path, **settings, run__name="ranks")
     ranks = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
     assert ranks.codes() == [0, 0], ranks.errors()
     folder = tmp_path / "ranks"
     found = history(folder)
-    assert [line["step"] for line in found] == [2, 4]
+    assert [line["step"] for line in found] == [1, 2]
     names = [name for step in trained(folder) for name, _ in step]
     assert set(names) == {name for line in found for name in line["seen"]}
     if not more:
@@ -175,6 +178,76 @@ def test_a_resume_cannot_begin_a_curriculum(tmp_path: Path) -> None:
     run(tmp_path, "run", data__curriculum__every=0, run__steps=3)
     with pytest.raises(UserError, match=r"data.curriculum.every cannot change from 0 to 2"):
         run(tmp_path, "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "more, warned",
+    [
+        (dict(data__curriculum__samples=2), ""),
+        (dict(data__curriculum__samples=8), "every 6 steps and has at most 4.02 samples"),
+        (dict(data__curriculum__samples=8, data__curriculum__half_life=6), ""),  # 4 / (1 - 1/2)
+        (dict(data__curriculum__samples=8, data__curriculum__half_life=5.9), "at most 7.91"),
+    ],
+)
+def test_samples_that_no_task_reaches_are_named(
+    tmp_path: Path, more: dict[str, Any], warned: str
+) -> None:
+    """24 tasks, 4 prompts a step, 4 samples of each: half-lives count from 6 steps on."""
+    more = {"data__curriculum__half_life": 0.75, "run__steps": 1, **more}
+    notes = (run(tmp_path, "run", **more) / NOTES).read_text()
+    assert ("can be judged by the curriculum" in notes) is bool(warned) and warned in notes
+
+
+@pytest.mark.parametrize("more", [{}, AHEAD], ids=["in turn", "ahead"])
+def test_prompts_that_are_set_aside_are_not_in_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """All others are solved and have left. A run ahead would skip those 4 for ever."""
+    drop, dropped = Ledger.drop, [0]
+
+    def counting(self: Ledger, number: int) -> None:
+        dropped[0] += 1
+        assert dropped[0] < 100
+        drop(self, number)
+
+    def solved(completion: str, task: Task) -> float:
+        if int(task.answer) < 4:
+            raise ValueError("a bad prompt")
+        return 1.0
+
+    monkeypatch.setattr(Ledger, "drop", counting)
+    settings = {**SETTINGS, "run__steps": 8, "rollout__max_failures": 1, **more}
+    flags = tiny_recipe(
+        tmp_path, **{**settings, "environment__error_budget": 1.0, "data__curriculum__retest": 0}
+    )
+    recipe = parse_recipe("run.name = 'run'", "test", flags)
+    assert train_run(recipe, reward=solved, tasks=TASKS[:12]) == 0
+    last = metrics(tmp_path / "run")[-1]
+    assert (last["data/easy_frac"], last["data/spared"]) == (8 / 12, 4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [0, 1])
+def test_whole_steps_are_of_one_source(tmp_path: Path, every: int) -> None:
+    """Also those that a curriculum draws, and after dynamic sampling has replaced groups."""
+    text = "[data]\nwhole_steps = true\n"
+    for name in ("one", "two"):
+        rows = [{"question": f"{n}+{len(name)}=", "answer": n + 3} for n in range(12)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text += f"[[data.sources]]\nsource = '{tmp_path / name}.jsonl'\nname = '{name}'\n"
+    flags = tiny_recipe(
+        tmp_path, run__name="run", run__steps=6, sft__steps=0, data__heldout=2,
+        data__curriculum__every=every, rollout__prompts_per_step=2, log__rollouts_every=1,
+        **DYNAMIC,
+    )  # fmt: skip
+    assert train_run(parse_recipe(text, "test", flags)) == 0
+    steps = [
+        {row["source"] for row in read_rollouts(file)}
+        for file in sorted((tmp_path / "run" / "rollouts").glob("*"))
+    ]
+    assert len(steps) == 6 and all(len(sources) == 1 for sources in steps)
+    assert set.union(*steps) == {"one", "two"}
+    assert sum(line["dynamic/extra_frac"] for line in metrics(tmp_path / "run")) > 0
 
 
 KEY = ProfileKey("weights", "template", {"temperature": 1.0}, {"rewards": "check"})

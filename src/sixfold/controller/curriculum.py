@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types import Group, Task
+from .dead_letters import DeadLetters
 from .mixture import least_tasks
 from .stream import task_stream
 
 NEW, TRAIN, EASY, HARD = BUCKETS = ("new", "train", "easy", "hard")
 _KEPT_STEPS = 4
-"""Steps whose tasks are kept: a run ahead asks for each task of a step on its own."""
+"""Steps whose tasks are kept: a run ahead asks for each task of a step on its own, and a step that
+has begun keeps its tasks.
+"""
 
 
 @dataclass
@@ -101,6 +104,7 @@ class Curriculum:
         limits: when a task changes its bucket.
         profile: task id to (pass rate, samples) that were measured before the run.
         whole_steps: all prompts of a step come from one source.
+        dead: prompts that were set aside. They are not drawn.
 
     Attributes:
         pool: tasks that are drawn. The list is changed in place.
@@ -116,6 +120,7 @@ class Curriculum:
         limits: Limits,
         profile: Mapping[str, tuple[float, float]] | None = None,
         whole_steps: bool = False,
+        dead: DeadLetters | None = None,
     ) -> None:
         self.pool = list(tasks)
         self.record: dict[str, Any] | None = None
@@ -123,12 +128,13 @@ class Curriculum:
         self._weights, self._limits, self._whole_steps = weights, limits, whole_steps
         self._step = 0
         self._rates: dict[str, PassRate] = {}
-        self._seen: dict[
-            str, tuple[int, int]
-        ] = {}  # id to [solved, samples] since the last decision
+        self._seen: dict[str, tuple[int, int]] = {}  # (solved, samples) since the last decision
         self._new: list[tuple[str, int, int]] = []  # of a step that has not ended
         self._buckets = dict.fromkeys((task.id for task in tasks), NEW)
         self._spared: set[str] = set()  # easy and hard tasks that are drawn nevertheless
+        self._letters = dead or DeadLetters()
+        self._dead: set[str] = set()  # when the pool was filled
+        self._drawn: dict[int, list[Task]] = {}
         for name in self._buckets:
             if profile and name in profile:
                 rate, samples = profile[name]
@@ -140,8 +146,10 @@ class Curriculum:
     def __call__(self, step: int) -> list[Task]:
         """Tasks of a step, all different."""
         if step not in self._drawn:
+            if len(self._letters.ids) > len(self._dead):
+                self._fill_pool()
             if len(self._drawn) == _KEPT_STEPS:
-                self._drawn.clear()
+                del self._drawn[min(self._drawn)]
             self._drawn[step] = self._stream(step)
         return self._drawn[step]
 
@@ -206,14 +214,17 @@ class Curriculum:
         return moved
 
     def _is_drawn(self, name: str) -> bool:
+        if name in self._dead:
+            return False
         return self._buckets[name] in (NEW, TRAIN) or name in self._spared
 
     def _fill_pool(self) -> None:
         """Make the pool that of the buckets, with as many tasks of each source as a step needs."""
-        self._spared = set()
-        needed = least_tasks(self._tasks, self._per_step, self._weights, self._whole_steps)
+        self._spared, self._dead = set(), {*self._letters.ids}
+        alive = [task for task in self._tasks if task.id not in self._dead]
+        needed = least_tasks(alive, self._per_step, self._weights, self._whole_steps)
         for source, least in needed.items():
-            own = [task.id for task in self._tasks if not source or task.source == source]
+            own = [task.id for task in alive if not source or task.source == source]
             held = [name for name in own if not self._is_drawn(name)]
             missing = max(0, least - (len(own) - len(held)))
             self._spared |= set(sorted(held, key=self._distance)[:missing])
@@ -230,7 +241,6 @@ class Curriculum:
         self._stream = task_stream(
             [*self.pool], self._per_step, self._seed, self._weights, self._whole_steps
         )
-        self._drawn: dict[int, list[Task]] = {}
 
     def state(self) -> dict[str, Any]:
         """Everything that was observed until the last step, and the buckets."""
@@ -240,6 +250,7 @@ class Curriculum:
             "seen": {name: [*seen] for name, seen in self._seen.items()},
             "buckets": {n: bucket for n, bucket in self._buckets.items() if bucket != NEW},
             "spared": sorted(self._spared),
+            "dead": sorted(self._dead),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -248,5 +259,6 @@ class Curriculum:
         self._rates = {name: PassRate(*values) for name, values in state["rates"].items()}
         self._seen = {name: (solved, n) for name, (solved, n) in state["seen"].items()}
         self._buckets |= dict.fromkeys(self._buckets, NEW) | state["buckets"]
-        self._spared = set(state["spared"])
+        self._spared, self._dead = set(state["spared"]), set(state["dead"])
+        self._drawn.clear()
         self._update_pool()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..controller.curriculum import Curriculum, Limits
+from ..controller.dead_letters import DeadLetters
 from ..data.profile import read_profile
 from ..errors import UserError
 from ..types import Task
@@ -14,8 +16,12 @@ from .assemble import Assembly
 _SETTING = "data.curriculum.profile"
 
 
-def make_curriculum(assembly: Assembly) -> Curriculum | None:
+def make_curriculum(assembly: Assembly, dead: DeadLetters) -> Curriculum | None:
     """The curriculum of a run. None if its tasks are all drawn alike.
+
+    Args:
+        assembly: tasks and settings.
+        dead: prompts that were set aside.
 
     Raises:
         UserError: if no reward says what is solved, or if the stored pass rates cannot be read.
@@ -40,7 +46,7 @@ def make_curriculum(assembly: Assembly) -> Curriculum | None:
     profile = read_pass_rates(Path(config.profile), tasks.train) if config.profile else {}
     per_step, seed = assembly.recipe.rollout.prompts_per_step, assembly.recipe.run.seed
     whole = assembly.recipe.data.whole_steps
-    return Curriculum(tasks.train, per_step, seed, tasks.weights, limits, profile, whole)
+    return Curriculum(tasks.train, per_step, seed, tasks.weights, limits, profile, whole, dead)
 
 
 def read_pass_rates(path: Path, tasks: Sequence[Task]) -> Mapping[str, tuple[float, float]]:
@@ -67,3 +73,33 @@ def read_pass_rates(path: Path, tasks: Sequence[Task]) -> Mapping[str, tuple[flo
             " measured on the same prompts, with the texts that the recipe puts around them"
         )
     return found
+
+
+def never_judged(curriculum: Curriculum, assembly: Assembly, rounds: int) -> str:
+    """Warning that no task of a source will ever have enough samples to be judged. "": all may.
+
+    A task that is drawn every n steps with K samples has at most K / (1 - 0.5^(n / half_life))
+    samples by weight, a geometric series.
+
+    Args:
+        curriculum: the curriculum at the start.
+        assembly: tasks and settings.
+        rounds: maximum rounds per step of dynamic sampling. At most 1: none.
+    """
+    data, rollout = assembly.recipe.data, assembly.recipe.rollout
+    config, weights = data.curriculum, assembly.tasks.weights
+    sizes = Counter(task.source if weights else "" for task in curriculum.pool)
+    total = sum(weights.get(source, 1.0) for source in sizes)
+    for source, size in sizes.items():
+        drawn = rollout.prompts_per_step * max(rounds, 1) * weights.get(source, 1.0) / total
+        interval = max(1.0, size / drawn)
+        most = rollout.samples_per_prompt / (1 - 0.5 ** (interval / config.half_life))
+        if most < config.samples:
+            of = f" of {source}" if source else ""
+            return (
+                f"no task{of} can be judged by the curriculum: each is drawn every {interval:.0f}"
+                f" steps and has at most {most:.3g} samples by weight, fewer than"
+                f" data.curriculum.samples = {config.samples:g}. Lower samples, or raise"
+                " data.curriculum.half_life or rollout.samples_per_prompt"
+            )
+    return ""

@@ -28,7 +28,7 @@ from ..types import Task
 from .assemble import Assembly
 from .asynchronous import Schedule, async_collector, ledger_of
 from .context import RunContext
-from .curriculum import make_curriculum
+from .curriculum import make_curriculum, never_judged
 from .inputs import Inputs
 from .monitors import Monitors
 from .resume import rate_change
@@ -131,9 +131,12 @@ class RlStage(TrainingStage):
         self._dead = DeadLetters(0 if schedule else most, tasks.train, tasks.weights)
         if most:
             components["dead_letters"] = WithoutTensors(self._dead)
-        self._curriculum = make_curriculum(assembly)
+        self._curriculum = make_curriculum(assembly, self._dead)
         if self._curriculum:
             components["curriculum"] = WithoutTensors(self._curriculum)
+            rounds = roles.method.dynamic_sampling
+            if text := never_judged(self._curriculum, assembly, rounds):
+                context.warn(text)
         super().__init__(context, assembly, monitors, roles.policy, components)
         self._roles = roles
         self._timeline = context.timeline = assembly.player.timeline
