@@ -1,6 +1,6 @@
 """Search with a learned process reward model at equal budgets of model tokens, seed by seed.
 
-    python benchmarks/prm_search.py [--seeds 0,1,2] [--budgets 500,1000,2000] [--tasks 200]
+    python benchmarks/prm_search.py [--seeds 0,1,2] [--budgets 500,1000] [--tasks 200]
         [--methods majority,best_of_n,beam] [--folder DIR]
 
 Each seed trains the recipe `prm_search` and searches held-out tasks at every budget, then with 16
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-METHODS = "majority,weighted,best_of_n,beam,diverse_beam,mcts"
+METHODS = "greedy,majority,weighted,best_of_n,beam"
 COMPLETIONS = 16
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     """Train and search every seed."""
     parser = argparse.ArgumentParser(description="Search with a learned process reward model.")
     parser.add_argument("--seeds", default="0,1,2", help="seeds, by comma (default 0,1,2)")
-    parser.add_argument("--budgets", default="500,1000,2000", help="budgets, by comma")
+    parser.add_argument("--budgets", default="500,1000", help="budgets, by comma")
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks (default 200)")
     parser.add_argument("--methods", default=METHODS, help=f"by comma (default {METHODS})")
     parser.add_argument("--folder", type=Path, help="keep the runs here (default: temporary)")

@@ -10,6 +10,11 @@ from sixfold.recipe.plan import make_plan
 from sixfold.recipe.toml import load_recipe
 
 MODEL = "--environment.rewards=prm:X"
+OUTCOME = [
+    "--sample.labels=outcome",
+    "--sample.keep=all",
+    "--sample.deduplicate=false",
+]
 HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
 
 
@@ -33,6 +38,7 @@ HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
         (["--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
         ([MODEL, "--environment.agent.command=x"], "environment.agent", "Remove one of them"),
         ([MODEL, "--sample.label_steps=2"], "sample.label_steps", "a verifier"),
+        ([MODEL, *OUTCOME], "sample.labels", "a verifier"),
         ([MODEL, "--data.prompt_form=rendered"], "data.prompt_form", "convention = 'sixfold'"),
     ],
 )

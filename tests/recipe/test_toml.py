@@ -558,6 +558,7 @@ _TIED = {
     "model.scratch.architecture",
     "model.scratch.hidden_size",
     "sample.keep",
+    "sample.labels",
     "sample.mix",
     "sample.per_task",
     "sample.threshold",

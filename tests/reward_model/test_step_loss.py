@@ -27,6 +27,7 @@ SOLUTIONS: list[tuple[list[int], list[int], dict[int, float]]] = [
     ([9], [5, 6, 7, 8, 9, 10], {0: 0.25, 1: 1.0, 2: UNLABELLED, 5: 0.0}),
     ([3, 4, 5, 6], [11] * 9, {0: 0.75}),
 ]
+"""The third has no step that is labelled wrong."""
 
 
 def random_step_model(name: str = "qwen3") -> Any:
@@ -59,15 +60,26 @@ def expected_loss(model: Any) -> Tensor:
     return torch.stack(found).mean()
 
 
+def text_loss(model: Any, language: Any) -> Tensor:
+    """The mean over solutions of the mean cross-entropy of the tokens of the right ones."""
+    prompt, ids, _ = SOLUTIONS[2]
+    logp = language.lm_head(padded_states(model, prompt + ids)).log_softmax(-1)
+    each = [-logp[len(prompt) + at - 1, token] for at, token in enumerate(ids)]
+    return torch.stack(each).mean() / len(SOLUTIONS)
+
+
+@pytest.mark.parametrize("lm_weight", [0.0, 0.7])
 @pytest.mark.parametrize("budget", [16, 20, 4096])
 def test_loss_and_gradient_are_those_of_transformers_for_every_split(
-    budget: int, monkeypatch: pytest.MonkeyPatch
+    budget: int, lm_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = random_step_model(), random_step_model()
-    expected = expected_loss(other)
+    language = policy().model.requires_grad_(False) if lm_weight else None
+    text = text_loss(other, language) if language else torch.tensor(0.0)
+    expected = expected_loss(other) + lm_weight * text
     expected.backward()
     settings = TrainerConfig(max_tokens_per_microbatch=budget)
-    trainer = Trainer(step_root(model), settings, Scoring(), 1)
+    trainer = Trainer(step_root(model, language), settings, Scoring(), 1)
     found: dict[str, Tensor] = {}
 
     def keep(*_: Any) -> bool:
@@ -75,9 +87,11 @@ def test_loss_and_gradient_are_those_of_transformers_for_every_split(
         return False
 
     monkeypatch.setattr(trainer, "_step", keep)
-    loss = StepLoss()
+    loss = StepLoss(lm_weight)
     learned = trainer.learn(loss.prepare(collate(groups())), loss.compute_loss)
     assert learned.metrics["train/loss"] == pytest.approx(float(expected), rel=1e-5)
+    if lm_weight:
+        assert learned.metrics["prm/lm_loss"] == pytest.approx(float(text), rel=1e-5)
     assert (learned.microbatches == 1) == (budget == 4096)
     for name, p in other.named_parameters():
         assert p.grad is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,6 +57,11 @@ def rule(completions, **columns):
 """
 
 
+BY_OUTCOME = TEXT.replace("samples = 96", "samples = 1000").replace(
+    f"sample.label_steps = {CONTINUATIONS}", 'sample.labels = "outcome"\nsample.deduplicate = false'
+)
+
+
 def recipe(place: Path, text: str = TEXT) -> Any:
     (place / "rule.py").write_text(RULE)
     text = text.replace("RULE", str(place / "rule.py"))
@@ -68,7 +74,7 @@ def rule(completion: str) -> bool:
 
 
 class Chain:
-    """The exact chance that a continuation of a text is solved, by all continuations."""
+    """Exact chances of a text's continuations, by all of them."""
 
     def __init__(self, model: Path) -> None:
         policy = load_policy(ModelConfig(path=str(model)), seed=0, device="cpu")
@@ -77,9 +83,17 @@ class Chain:
         self._pieces = [self.renderer.decode([n]) for n in range(len(policy.tokenizer))]
         self._model = AutoModelForCausalLM.from_pretrained(model).eval()
 
-    def solved(self, context: list[int], start: str, new: int = 3) -> float:
-        """Chance after `context`, whose completion so far is the text `start`."""
-        found, live = 0.0, [(1.0, context, start)]
+    def continuations(
+        self, context: list[int], start: str, new: int = 3
+    ) -> list[tuple[float, str, bool]]:
+        """Chance, text, and whether it ends by itself, of each completion of at most `new` tokens.
+
+        Args:
+            context: token ids of the prompt and of the start.
+            start: text of the completion so far.
+            new: most tokens after it.
+        """
+        found, live = [], [(1.0, context, start)]
         for _ in range(new):
             with torch.no_grad():
                 logits = self._model(torch.tensor([ids for _, ids, _ in live])).logits[:, -1]
@@ -90,11 +104,15 @@ class Chain:
                 for token, p in enumerate(row):
                     one = (chance * p, [*ids, token], text + self._pieces[token])
                     if token in self._ends:
-                        found += one[0] * rule(one[2])
+                        found.append((one[0], text, True))
                     else:
                         longer.append(one)
             live = longer
-        return found + sum(chance * rule(text) for chance, _, text in live)
+        return found + [(chance, text, False) for chance, _, text in live]
+
+    def solved(self, context: list[int], start: str) -> float:
+        """Chance that a continuation is solved, cut ones included."""
+        return sum(chance * rule(text) for chance, text, _ in self.continuations(context, start))
 
 
 def tails(successes: int, count: int, p: float) -> float:
@@ -137,6 +155,38 @@ def test_labels_are_binomial_around_the_exact_values_and_train_a_model(tmp_path:
         (stage / name).unlink()
     shutil.rmtree(run / "stages" / "prm")
     assert train_stages(recipe(tmp_path), resume=run) == 0
+    assert result(run) == whole
+
+
+@pytest.mark.slow
+def test_labels_by_outcome_average_to_the_exact_values(tmp_path: Path) -> None:
+    assert train_stages(recipe(tmp_path, BY_OUTCOME)) == 0
+    run = tmp_path / "p"
+    whole = result(run)
+    stage = run / "stages" / "sample"
+    chain = Chain(run / "stages" / "first" / "checkpoints" / "step-000002" / "model")
+    seen = defaultdict[tuple[str, str], list[float]](list)
+    for row in map(json.loads, (stage / "dataset.jsonl").read_text().splitlines()):
+        assert row["labels"] == [float(rule(row["completion"]))] * len(row["completions"])
+        seen[row["prompt"], row["completions"][0]] += row["labels"][:1]
+    checked, squares = 0, 0.0
+    for (prompt, start), labels in seen.items():
+        ids = chain.renderer.encode(Task("t", prompt)) + chain.renderer.plain(start)
+        ended = [(p, text) for p, text, ends in chain.continuations(ids, start, 2) if ends]
+        value = sum(p * rule(text) for p, text in ended) / sum(p for p, _ in ended)
+        assert tails(round(sum(labels)), len(labels), min(value, 1.0)) > 1e-6
+        if len(labels) >= 5 and 0.05 < value < 0.95:
+            checked += 1
+            mean = sum(labels) / len(labels)
+            squares += (mean - value) ** 2 * len(labels) / (value * (1 - value))
+    assert checked >= 10
+    assert 0.2 < squares / checked < 2.5  # as far off as chance allows
+
+    # A resumed stage samples the blocks that are missing, and gives the same rows.
+    for name in ("artifact.json", "summary.json", "dataset.jsonl"):
+        (stage / name).unlink()
+    shutil.rmtree(run / "stages" / "prm")
+    assert train_stages(recipe(tmp_path, BY_OUTCOME), resume=run) == 0
     assert result(run) == whole
 
 
@@ -195,6 +245,11 @@ def test_solutions_that_cannot_be_labelled() -> None:
         SampleConfig(labels="hard")
     with pytest.raises(ValueError, match=r"sample\.label_ends has no effect"):
         SampleConfig(label_ends="sentence")
+    with pytest.raises(ValueError, match=r"sample\.label_steps = 2 has no effect .* Leave it out"):
+        SampleConfig(label_steps=2, labels="outcome", keep="all", deduplicate=False)
+    for chosen in ({"keep": "all"}, {"keep": "solved", "deduplicate": False}):
+        with pytest.raises(ValueError, match=r"Set sample\.keep = 'all' and sample\.dedup"):
+            SampleConfig(labels="outcome", **chosen)
 
 
 @pytest.mark.slow

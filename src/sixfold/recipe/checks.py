@@ -407,9 +407,9 @@ def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, sample: Samp
             f"environment.rewards = ['{used[0]}'] scores the steps of one reply, and"
             " environment.episode or environment.agent plays several. Remove one of them"
         )
-    if sample.label_steps:
+    if sample.labelled:
         raise UserError(
-            f"sample.label_steps = {sample.label_steps} needs rewards that say what is solved,"
+            f"{sample.labelled_by} needs rewards that say what is solved,"
             f" and '{used[0]}' rewards steps alone, of whole replies. Set environment.rewards to a"
             " verifier in this stage"
         )

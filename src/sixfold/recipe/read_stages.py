@@ -267,11 +267,11 @@ def _check_rows(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
     row, recipe = stage.row, stage.recipe
     named = {name for key, name in stage.inputs if key.startswith("data.")}
     for sampled in earlier:
-        unlabelled = sampled.kind == "sample" and not sampled.recipe.sample.label_steps
+        unlabelled = sampled.kind == "sample" and not sampled.recipe.sample.labelled
         if row.reads == "step_labels" and unlabelled and sampled.name in named:
             raise UserError(
                 f"{where}: data.source = '{REFERENCE}{sampled.name}': that stage labels no steps."
-                " Set sample.label_steps in it"
+                " Set sample.label_steps, or sample.labels = 'outcome', in it"
             )
         compares = row.reads == "comparisons" and sampled.kind == "sample"
         if compares and recipe.data.source == REFERENCE + sampled.name:

@@ -12,6 +12,13 @@ PRM = (
         "Σ weight · [(score >= 0.5) = (label >= 0.5)]; every solution has the same weight",
     ),
     Metric(
+        "prm/lm_loss",
+        "nats",
+        "cross-entropy of the tokens of right solutions under the language head, which"
+        " `prm.lm_weight` adds to the loss",
+        "mean over solutions of [right] · -mean over its tokens of log p",
+    ),
+    Metric(
         "prm/heldout_accuracy",
         "share",
         "held-out labelled steps on the right side of 0.5",

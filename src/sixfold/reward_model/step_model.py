@@ -115,9 +115,15 @@ class _Difference(nn.Module):
         return found[:, 1:] - found[:, :1] if found.shape[1] == 2 else found
 
 
-def step_root(model: PreTrainedModel) -> ScalarRoot:
-    """The root of a token classifier with one or two labels."""
-    return ScalarRoot(model, _Difference(scalar_head(model)), partial(read_states, model))
+def step_root(model: PreTrainedModel, language: PreTrainedModel | None = None) -> ScalarRoot:
+    """The root of a token classifier with one or two labels.
+
+    Args:
+        model: the token classifier.
+        language: as for `ScalarRoot`.
+    """
+    head = _Difference(scalar_head(model))
+    return ScalarRoot(model, head, partial(read_states, model), language)
 
 
 def step_model_of(policy: Policy, whole: PreTrainedModel, ends: str) -> PreTrainedModel:

@@ -18,12 +18,23 @@ from ..trainer.logprobs import SCORED_TOGETHER, ScalarRoot, Scoring, score_table
 from ..trainer.sharded import place
 from ..types import Group
 from .losses import binary_cross_entropy
+from .rows import completion_tokens
 from .step_model import saved_weights
 from .step_quality import THRESHOLD, UNLABELLED, step_quality
 
 
 class StepLoss:
-    """Mean over solutions of the mean cross-entropy of their labelled steps."""
+    """Mean over solutions of the mean cross-entropy of their labelled steps.
+
+    With a weight of the text, the mean cross-entropy of the tokens of each right solution is added:
+    of each without a step labelled wrong.
+
+    Args:
+        lm_weight: weight of the text.
+    """
+
+    def __init__(self, lm_weight: float = 0.0) -> None:
+        self._lm_weight = lm_weight
 
     def prepare(self, batch: Batch) -> Batch:
         """Fill in the weights.
@@ -33,22 +44,33 @@ class StepLoss:
         """
         labelled = batch.mask & (batch.rewards != UNLABELLED)
         counts = labelled.sum(-1, keepdim=True)
-        return batch.with_(weights=labelled / (counts.clamp_min(1) * len(counts)))
+        mask = batch.mask | completion_tokens(batch) if self._lm_weight else batch.mask
+        weights = labelled / (counts.clamp_min(1) * len(counts))
+        return batch.with_(weights=weights, mask=mask)
 
     def compute_loss(self, batch: Batch, values: Tensor) -> LossOutput:
         """Weighted loss of some rows of that batch.
 
         Args:
             batch: rows.
-            values: [B, T] logits that the step before each token is right.
+            values: [B, T] logits that the step before each token is right, or with a weight of the
+                text [B, T, 2] the same and log-probs of the tokens.
         """
         weights, labels = filled(batch.weights, "weights"), batch.rewards
+        logp = None
+        if self._lm_weight:
+            values, logp = values.unbind(-1)
         loss = (weights * binary_cross_entropy(values, labels)).sum()
+        text = {}
+        if logp is not None:
+            wrong = ((weights > 0) & (labels < THRESHOLD)).any(-1)
+            weight, tokens = weights.sum(-1) * ~wrong, completion_tokens(batch)
+            each = -torch.where(tokens, logp, 0.0).sum(-1) / tokens.sum(-1)
+            text["prm/lm_loss"] = (weight * each).sum()
+            loss = loss + self._lm_weight * text["prm/lm_loss"]
         right = ((values >= 0) == (labels >= THRESHOLD)).float()
-        return LossOutput(
-            loss,
-            {"train/loss": loss.detach(), "prm/accuracy": (weights * right).sum()},
-        )
+        sums = {"train/loss": loss, **text, "prm/accuracy": (weights * right).sum()}
+        return LossOutput(loss, {name: value.detach() for name, value in sums.items()})
 
 
 class StepObjective:
@@ -57,6 +79,7 @@ class StepObjective:
     Args:
         root: the model.
         model: the same as a module.
+        lm_weight: weight of the text, see `StepLoss`.
         trainer: sizes of micro-batches.
         scoring: precision of the forward pass.
         ranks: the ranks that share the rows.
@@ -69,6 +92,7 @@ class StepObjective:
         self,
         root: ScalarRoot,
         model: PreTrainedModel,
+        lm_weight: float,
         trainer: TrainerConfig,
         scoring: Scoring,
         ranks: Ranks,
@@ -76,7 +100,7 @@ class StepObjective:
     ) -> None:
         self.root, self._model, self._trainer = root, model, trainer
         self._scoring, self._ranks, self._device = scoring, ranks, device
-        self._loss = StepLoss()
+        self._loss = StepLoss(lm_weight)
         self.compute_loss = self._loss.compute_loss
 
     def begin(self, examples: object) -> None:

@@ -68,14 +68,16 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
     """The objective. From now on the model has the policy's place in the assembly."""
     recipe, policy = assembly.recipe, assembly.policy
     ends = absolute_name(recipe.prm.ends)
-    model = step_model_of(policy, assembly.whole_policy.model, ends)
-    root = step_root(model)
+    whole = assembly.whole_policy.model
+    model = step_model_of(policy, whole, ends)
+    root = step_root(model, whole.requires_grad_(False) if recipe.prm.lm_weight else None)
     if assembly.shards:
         assembly.shards.shard(root)
     assembly.policy = replace(policy, model=model)
     return StepObjective(
         root,
         model,
+        recipe.prm.lm_weight,
         recipe.trainer,
         replace(assembly.scoring, temperature=1.0),
         assembly.data_ranks,

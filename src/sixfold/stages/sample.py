@@ -72,10 +72,10 @@ class SampleWork(Work):
                 "environment.agent: the conversations of an agent cannot become rows, because SFT"
                 " could not play them again. Sample with environment.episode, or without an episode"
             )
-        if config.label_steps and assembly.player.environment:
+        if config.labelled and assembly.player.environment:
             raise UserError(
-                f"sample.label_steps = {config.label_steps} labels solutions of one reply, and"
-                " environment.episode plays several. Set label_steps = 0"
+                f"{config.labelled_by} labels solutions of one reply, and environment.episode"
+                " plays several. Remove one of them"
             )
         self._tasks = drawn_tasks(assembly.tasks.train, config.tasks, seed + config.draw)
         if config.tasks > len(self._tasks):
@@ -130,13 +130,13 @@ class SampleRun:
 
         self._labeller = (
             StepLabeller(
-                assembly.rollout(self._config.label_steps),
+                assembly.rollout(max(self._config.label_steps, 1)),
                 assembly.environment,
                 assembly.loop,
                 assembly.renderer,
                 self._config,
             )
-            if self._config.label_steps
+            if self._config.labelled
             else None
         )
 

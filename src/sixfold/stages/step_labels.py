@@ -2,7 +2,9 @@
 
 Math-Shepherd (arXiv:2312.08935) samples N continuations after every step. OmegaPRM
 (arXiv:2406.06592) finds the first wrong step of a wrong solution by bisection, with about log2 of
-the number of steps as many. The engine shares the prefix among its continuations.
+the number of steps as many. The engine shares the prefix among its continuations. The outcome of
+the solution itself is a label that costs nothing: one continuation of each of its prefixes
+(outcome-supervised value models, arXiv:2311.09724).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class StepLabeller:
     """Labels the steps of sampled solutions.
 
     Args:
-        rollout: samples `sample.label_steps` continuations.
+        rollout: samples `sample.label_steps` continuations. Unused for labels by outcome.
         environment: scores whole solutions.
         loop: event loop of the run.
         renderer: with the tokenizer of the policy.
@@ -119,11 +121,12 @@ class StepLabeller:
             assert isinstance(text, str)  # `SampleWork.load` has refused episodes
             opened, solved = known[keeper.task.id, keeper.sample]
             solutions.append(_Solution(keeper, text, opened, self._steps.ends(text), solved))
-        made = (
-            self._first_errors(solutions, seed, on_phase)
-            if self._config.labels == "bisect"
-            else self._all_rates(solutions, seed, on_phase)
-        )
+        if self._config.labels == "outcome":
+            made = [[_outcome(s)] * len(s.ends) for s in solutions]
+        elif self._config.labels == "bisect":
+            made = self._first_errors(solutions, seed, on_phase)
+        else:
+            made = self._all_rates(solutions, seed, on_phase)
         return [
             StepLabels([s.text[a:b] for a, b in zip([0, *s.ends], s.ends, strict=False)], labels)
             for s, labels in zip(solutions, made, strict=True)
@@ -141,7 +144,7 @@ class StepLabeller:
             labels = [next(rates) for _ in s.ends[:-1]]
             if hard:
                 labels = [None if rate is None else float(rate > 0) for rate in labels]
-            found.append([*labels, None if s.solved is None else float(s.solved)])
+            found.append([*labels, _outcome(s)])
         return found
 
     def _first_errors(
@@ -219,6 +222,11 @@ class StepLabeller:
                 " tokenizer does not give the text of its prompt back. Set it to 0"
             )
         return made
+
+
+def _outcome(solution: _Solution) -> float | None:
+    """1 if a solution is solved, 0 if not, None if its check failed."""
+    return None if solution.solved is None else float(solution.solved)
 
 
 class _WholeSolutions:

@@ -150,6 +150,8 @@ def _steps(stage: Stage) -> str:
     if stage.kind == "sample":
         own = recipe.sample
         labels = f"; {own.label_steps} more after each kept step" if own.label_steps else ""
+        if own.labels == "outcome":
+            labels = "; its outcome labels each step of a completion"
         tasks = own.tasks or "all"
         return f"{own.samples} completions of each of {tasks} tasks; kept: {own.keep}{labels}"
     if stage.kind == "rl":

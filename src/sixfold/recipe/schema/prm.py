@@ -21,6 +21,12 @@ class PrmConfig(Section):
         "where the model's users end steps, stored with it: newline, blank_line, sentence,"
         " token:TEXT, xml:TAG, every:N (tokens) or path.py:function",
     )
+    lm_weight: Real = knob(
+        0.0,
+        "weight of the cross-entropy of the tokens of right solutions under the language head of"
+        " the model that the stage starts from, as reward_model.lm_weight (0: off)",
+        ge=0,
+    )
     learning_rate: Real = knob(1e-5, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.0, "AdamW weight decay", ge=0)

@@ -54,21 +54,36 @@ class SampleConfig(Section):
     label_steps: int = knob(
         0,
         "continuations sampled after each step of every kept completion; the share of them that is"
-        " solved labels the step, for a stage of kind prm (0: no labels)",
+        " solved labels the step, for a stage of kind prm (0: none)",
         ge=0,
     )
     label_ends: str = knob(
-        "newline", "where the labelled steps end, as prm.ends; needs label_steps > 0"
+        "newline",
+        "where the labelled steps end, as prm.ends; needs label_steps > 0 or labels = 'outcome'",
     )
-    labels: Literal["soft", "hard", "bisect"] = knob(
+    labels: Literal["soft", "hard", "bisect", "outcome"] = knob(
         "soft",
         "label of a step: soft (the share), hard (1 if any continuation is solved), or bisect (the"
-        " first step after which none is, found by bisection); needs label_steps > 0",
+        " first step after which none is, found by bisection), which need label_steps > 0; or"
+        " outcome (1 if the completion itself is solved; needs keep = 'all' and deduplicate ="
+        " false)",
     )
     ngram: int = knob(3, "length of the n-grams of the diversity metric", ge=1, le=8)
     mix: tuple[MixConfig, ...] = knob(
         (), "other data in the dataset, one table [[sample.mix]] each"
     )
+
+    @property
+    def labelled(self) -> bool:
+        """True if steps get labels."""
+        return self.label_steps > 0 or self.labels == "outcome"
+
+    @property
+    def labelled_by(self) -> str:
+        """The setting that labels steps, with its value, for error messages."""
+        if self.labels == "outcome":
+            return "sample.labels = 'outcome'"
+        return f"sample.label_steps = {self.label_steps}"
 
     @model_validator(mode="after")
     def _mixed_sources_are_known(self) -> SampleConfig:
@@ -88,21 +103,38 @@ class SampleConfig(Section):
                 f"sample.threshold has no effect with sample.keep = '{self.keep}'. Leave it out, or"
                 " set sample.keep = 'reward'"
             )
-        for name in () if self.label_steps else ("label_ends", "labels"):
+        for name in () if self.labelled else ("label_ends", "labels"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
                     f"sample.{name} has no effect with sample.label_steps = 0. Set label_steps, or"
                     " leave it out"
                 )
-        if self.label_steps and self.mix:
+        if self.labelled and self.mix:
             raise ValueError(
-                f"sample.mix has no effect with sample.label_steps = {self.label_steps}: the rows"
-                " that it mixes in have no labels of steps. Leave one of them out"
+                f"sample.mix has no effect with {self.labelled_by}: the rows that it mixes in have"
+                " no labels of steps. Leave one of them out"
             )
         kept = {"best": "one completion per task", "all": "the bad completions too"}
         if self.keep in kept and self.per_task > (self.keep == "best"):
             raise ValueError(
                 f"sample.per_task = {self.per_task}, but sample.keep = '{self.keep}' keeps"
                 f" {kept[self.keep]}. Leave it out, or set sample.keep = 'reward'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _outcomes_are_not_selected(self) -> SampleConfig:
+        """Refuse a choice among completions whose outcomes are labels: it would bias them."""
+        if self.labels != "outcome":
+            return self
+        if self.label_steps:
+            raise ValueError(
+                f"sample.label_steps = {self.label_steps} has no effect with sample.labels ="
+                " 'outcome', which samples no continuations. Leave it out, or choose other labels"
+            )
+        if self.keep != "all" or self.deduplicate:
+            raise ValueError(
+                "sample.labels = 'outcome' counts how many completions are solved, so all of them"
+                " must be kept. Set sample.keep = 'all' and sample.deduplicate = false"
             )
         return self
