@@ -176,13 +176,13 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
 MISTAKES = {
     "trian demo": (
         "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate,"
-        " export, explain, algorithms, diff, report, show, env, replay, audit, critique, import,"
-        " lab, plan, sandbox, search, serve"
+        " export, explain, algorithms, diff, report, show, env, replay, audit, critique, data,"
+        " import, lab, plan, sandbox, search, serve"
     ),
     "--verbose": (
         "unknown option '--verbose'. Commands: train, sft, eval, generate, export, explain,"
-        " algorithms, diff, report, show, env, replay, audit, critique, data, import, lab, plan, sandbox,"
-        " search, serve"
+        " algorithms, diff, report, show, env, replay, audit, critique, data, import, lab, plan,"
+        " sandbox, search, serve"
     ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train demo --resume x": (
