@@ -150,6 +150,12 @@ def test_a_change_repeats_the_stages_that_it_concerns(
     (tmp_path / "own_stage.py").write_text((tmp_path / "own_stage.py").read_text() + "\n")
     curate(recipe, "--set", "seed=1")
     assert stage_runs(capsys) == [False, True, True]
+    curate(recipe, "--set", "seed=1", "--set", "longest_row=10000")
+    assert stage_runs(capsys) == [True, True, True]
+    assert curate(recipe) == 0
+    write_lines(tmp_path / "b.jsonl", [*rows_of(6), {"question": None, "answer": 1}])
+    assert curate(recipe) == 0
+    assert curate(recipe, "--set", "bad_rows=refuse") == 2  # although its sources were read before
 
 
 def test_a_change_of_a_file_that_a_setting_names_repeats_its_stage(
