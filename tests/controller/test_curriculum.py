@@ -183,6 +183,7 @@ def test_prompts_that_are_set_aside_are_not_drawn(weights: Mapping[str, float]) 
     assert curriculum.metrics()["data/spared"] == 3 if not weights else 2
     resumed = Curriculum(tasks, 4, 0, weights, limits, dead=letters)
     resumed.load(json.loads(json.dumps(curriculum.state())))
+    assert resumed.state() == curriculum.state()
     assert resumed(3) == chosen and resumed.pool == curriculum.pool
 
 
