@@ -31,6 +31,9 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 
+_OPEN = re.compile(r"\b(?:answer|solution|output|result|a)[*\s]*[:=]\W*$", re.IGNORECASE)
+"""End of a prompt that waits for its answer, so answers before it are those of examples."""
+
 
 class Decontaminate(Stage):
     """Drop rows that an evaluation also has, and rows whose prompt states the answer.
@@ -50,6 +53,7 @@ class Decontaminate(Stage):
         number_swaps: whether rows with other numbers are dropped.
         paraphrases: whether paraphrases are dropped.
         answers: whether rows whose prompt states their answer are dropped.
+        replies: whether n-grams are looked for in answers and completions too.
     """
 
     kind: ClassVar[str] = "decontaminate"
@@ -59,6 +63,7 @@ class Decontaminate(Stage):
     number_swaps: bool = True
     paraphrases: bool = True
     answers: bool = True
+    replies: bool = True
 
     def decide(self, rows: Rows, context: Context) -> Generator[Decision, None, Health]:
         prompts = distinct_prompts([row for e in self.evaluations for row in read_evaluation(e)])
@@ -110,6 +115,11 @@ class Decontaminate(Stage):
         if self.paraphrases:
             like.weigh(finder.texts.words)
             finder.paraphrased(like)
+        if self.replies:
+            replies = _Finder(prompts, compared(Words((r.answer for r in rows), context.folder)))
+            common += replies.phrases(self.ngram, mask=False)
+            for text, found in replies.found.items():
+                finder.found.setdefault(text, found._replace(note=f"{found.note}, in a reply"))
         return finder.found, common
 
 
@@ -214,7 +224,7 @@ def _content_hashes(texts: Texts, mask: bool) -> Hashes:
 def stated_answer(record: Record) -> str:
     """The part of a prompt that states the row's answer, or ""."""
     wanted = answer_key(record.answer)
-    if wanted is None:
+    if wanted is None or _OPEN.search(record.prompt):
         return ""
     for found in _STATED.finditer(record.prompt):
         rest = record.prompt[found.end() : found.end() + 300].split("\n")[0]

@@ -16,7 +16,10 @@ from sixfold.errors import UserError, nearest
 from .settings import SourceSettings
 from .sources import Opened, open_source
 
-_PROMPTS = ("prompt", "problem", "question", "instruction", "input", "query", "messages", "text")
+_PROMPTS = (
+    "prompt", "problem", "question", "instruction", "question_content", "problem_statement",
+    "input", "query", "messages", "text",
+)  # fmt: skip
 
 
 class Evaluation(BaseModel):

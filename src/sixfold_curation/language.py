@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 _NOT_PROSE = re.compile(
     r"```.*?```|\$\$.*?\$\$|\\\[.*?\\\]|\\\(.*?\\\)|\$[^$\n]*\$|\\begin\{(\w+\*?)\}.*?\\end\{\1\}"
-    r"|https?://\S+|\\[A-Za-z]+|[\x21-\x7e]*[\d_=+*/^<>{}\\][\x21-\x7e]*",
-    re.DOTALL,
+    r"|https?://\S+|\\[A-Za-z]+|[\x21-\x7e]*[\d_=+*/^<>{}\[\]|\\][\x21-\x7e]*"
+    r"|\b[A-Za-z]+(?:[.(][A-Za-z(]|\(\))[\x21-\x7e]*|^[ \t]*(?:def|class|import|from|return|for|if"
+    r"|elif|else|while|with|try|except|raise|async|await|public|private|static|const|let|var|function)\b"
+    r"[^\n]*[:;{)\]]$",
+    re.DOTALL | re.MULTILINE,
 )
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")
@@ -30,18 +33,23 @@ _SENTENCE = re.compile(r"(?<=[.!?:])\s+|(?<=[。！？])|\n+")
 FOREIGN_SHARE = 0.15
 """Share of words in sentences of other languages from which on a prompt is in another language: an
 English instruction around a problem in Chinese does not make it English."""
+LEAST_CERTAIN = 0.5
+"""Probability that the three most probable languages have together, if they are others: of a text
+that is in no language, such as code, no language is probable.
+"""
 LEAST_FOREIGN = 8
 """Words in such sentences that a prompt must have."""
 
 
 class Language(Stage):
-    """Keep rows whose prompt is in one of some languages.
+    """Keep rows whose prompt and replies are in one of some languages.
 
     Args:
         keep: languages (ISO 639-1).
         least_words: words of prose that a text must have to be judged. Formulas, code and addresses
             are no prose. Prompts with fewer words are kept and counted.
         confidence: probability of other languages from which on a text is in one of them.
+        replies: whether the answer, or both completions of a comparison, count too.
     """
 
     kind: ClassVar[str] = "language"
@@ -49,6 +57,7 @@ class Language(Stage):
     keep: tuple[str, ...] = Field(default=("en",), min_length=1)
     least_words: int = Field(default=5, ge=1)
     confidence: float = Field(default=0.9, gt=0.5, lt=1.0)
+    replies: bool = True
 
     @field_validator("keep")
     @classmethod
@@ -67,8 +76,11 @@ class Language(Stage):
         dropped = 0
         for record in rows:
             language, note = self.language(record.prompt)
+            if not note and self.replies:
+                reply, said = self.language(record.answer)
+                language, note = (reply, f"the reply: {said}") if said else (language, note)
             languages[language or "(too short to judge)"] += 1
-            other = bool(language) and language not in self.keep
+            other = bool(note)
             dropped += other
             yield Decision(record, not other, "other_language" if other else "", note)
         total = len(rows)
@@ -105,7 +117,8 @@ class Language(Stage):
             return 0, self.keep[0], 0.0
         ranked = _identifier().rank(prose.lower())
         kept = sum(probability for language, probability in ranked if language in self.keep)
-        if 1 - kept >= self.confidence and ranked[0][0] not in self.keep:
+        certain = sum(probability for _, probability in ranked[:3]) >= LEAST_CERTAIN
+        if certain and 1 - kept >= self.confidence and ranked[0][0] not in self.keep:
             return words, *ranked[0]
         return words, next(label for label, _ in ranked if label in self.keep), kept
 

@@ -99,10 +99,15 @@ def leakage(base: Path, trained: Path, rows: Rows | None = None) -> Leakage:
         UserError: a file cannot be read, or the files share no task.
     """
     texts, before = _counts(base)
-    _, after = _counts(trained)
+    later_texts, after = _counts(trained)
     tasks = [task for task in before if task in after]
     if not tasks:
         raise UserError(f"{base} and {trained} share no task: evaluate both on the same data")
+    if other := next((task for task in tasks if texts[task] != later_texts[task]), ""):
+        raise UserError(
+            f"task {other} has another prompt in {trained} than in {base}: evaluate both on the"
+            " same data"
+        )
     p_values = [fisher(*before[task], *after[task]) for task in tasks]
     in_training = _training_rows({task: texts[task] for task in tasks}, rows) if rows else {}
     jumps = [

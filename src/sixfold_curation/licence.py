@@ -100,6 +100,9 @@ class Licence(Stage):
             return "licence_clash", f"{rest}: {_why(refused[0])}", names
         if refused:
             return "licence_refused", _why(refused[0]), names
+        if not all(names) and (asked := set(_asked(text)) & set(self.refuse_traits)):
+            why = ", ".join(sorted(asked)).replace("_", "-")
+            return "licence_refused", f"{text[:60]!r} is {why}", ()
         if not all(names):
             return "licence_unknown", f"{text[:60]!r} is not a licence known here", ()
         return "", "", names
@@ -110,6 +113,17 @@ class Licence(Stage):
         if self.allow:
             return name in self.allow
         return not set(traits(name)) & set(self.refuse_traits)
+
+
+_WORDS: dict[Trait, str] = {
+    "non_commercial": r"non[\s_-]*commercial|(?:research|academic|educational)\s*(?:use\s*)?only",
+    "no_derivatives": r"no[\s_-]*deriv",
+}
+
+
+def _asked(text: str) -> list[Trait]:
+    """What a licence that is not known says that it asks."""
+    return [trait for trait, words in _WORDS.items() if re.search(words, text, re.IGNORECASE)]
 
 
 def _why(name: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 from . import personal_patterns
 from .personal_patterns import Finder, Span
 from .rejection import rejection_health
+from .rows_on_disk import answer_text, prompt_text
 from .stage import Context, Decision, Health, Record, Rows, Stage
 
 Kind = Literal["email", "phone", "iban", "card", "national_id", "ip_address", "secret"]
@@ -28,7 +29,8 @@ class PersonalData(Stage):
 
     Args:
         kinds: what is looked for.
-        action: drop such rows, or put a mark such as [EMAIL] in its place.
+        action: drop such rows, or put a mark such as [EMAIL] in its place. A row of which a mark
+            cannot take the place is dropped.
         regions: countries (ISO 3166) whose phone numbers are found without a country code.
     """
 
@@ -66,8 +68,10 @@ class PersonalData(Stage):
             rejected += 1
             counts.update({kind for kinds in found.values() for kind in kinds})
             note = "; ".join(f"{', '.join(sorted(k))} in {column}" for column, k in found.items())
-            kept = self.action == "mask"
-            yield Decision(self._masked(record) if kept else record, kept, "personal_data", note)
+            masked = self._masked(record) if self.action == "mask" else None
+            if masked and self._is_left(masked):
+                note, masked = f"{note}; only the whole row shows what it is", None
+            yield Decision(masked or record, bool(masked), "personal_data", note)
         what = "its settings name the kinds that the rows may have"
         return rejection_health(rejected, len(rows), what, {"rows_with": dict(counts)})
 
@@ -100,11 +104,14 @@ class PersonalData(Stage):
             for column, value in record.fields.items()
         }
         return replace(
-            record,
-            prompt=self._masked_value(record.prompt),
-            answer=self._masked_value(record.answer),
-            fields=fields,
+            record, prompt=prompt_text(fields), answer=answer_text(fields), fields=fields
         )
+
+    def _is_left(self, record: Record) -> bool:
+        """Whether texts together still show what no column shows alone, such as a number after the
+        message that asks for a phone number.
+        """
+        return any(self.find(text) for text in (record.prompt, record.answer))
 
     def _masked_value(self, value: Any) -> Any:
         if isinstance(value, str):

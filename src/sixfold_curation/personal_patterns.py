@@ -18,7 +18,7 @@ Finder = Callable[[str], Iterator[Span]]
 
 _EMAIL = re.compile(
     r"(?<![\w.+-])[A-Za-z0-9][\w.+%-]{0,63}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+"
-    r"[A-Za-z]{2,24}(?![\w@])"
+    r"[A-Za-z]{2,24}(?![\w@]|[(\[])"
 )
 _RESERVED = re.compile(
     r"(?:^|[@.])(?:example\.(?:com|org|net|edu)|(?:[\w-]+\.)?(?:example|invalid|test|localhost))$",
@@ -28,7 +28,7 @@ _RESERVED = re.compile(
 
 
 def emails(text: str) -> Iterator[Span]:
-    """E-mail addresses, without those of reserved domains and of git remotes."""
+    """E-mail addresses, but those of reserved domains, git remotes and code (`a@b.sum(`)."""
     for found in _EMAIL.finditer(text) if "@" in text else ():
         if not _RESERVED.search(found.group()) and not found.group().startswith("git@"):
             yield found.span()
@@ -173,22 +173,41 @@ NATIONAL_IDS = (
 
 
 @cache
-def _id_forms() -> list[tuple[re.Pattern[str], Callable[[str], bool]]]:
+def _id_forms() -> list[tuple[re.Pattern[str], Callable[[str], bool], bool]]:
+    """Pattern, check, and whether the form alone says what the number is."""
     forms = []
     for row in NATIONAL_IDS:
         before = rf"(?i:\b(?:{row.words})\b)\D{{0,30}}?" if row.words else ""
         pattern = re.compile(rf"{before}(?<![\w.+-])({row.pattern})(?![\w+]|[-.]\d)")
-        forms.append((pattern, import_module(f"stdnum.{row.module}").is_valid))
+        is_valid = import_module(f"stdnum.{row.module}").is_valid
+        forms.append((pattern, is_valid, not row.words))
     return forms
+
+
+_TASK_BEFORE = re.compile(
+    r"\b(?:compute|calculate|evaluate|simplify|subtract|difference|find|solve|expression|value of"
+    r"|what is|result of|sum|minus)\W*$",
+    re.IGNORECASE,
+)
+
+
+def _is_difference(text: str, start: int, end: int) -> bool:
+    """Whether digits with "-" between them are what a task of arithmetic computes."""
+    before = text[max(0, start - 24) : start]
+    return bool(
+        _TASK_BEFORE.search(before)
+        or _OPERAND_BEFORE.search(before)
+        or re.match(r"\s*[-+*/=^<>]", text[end:])
+    )
 
 
 def national_ids(text: str) -> Iterator[Span]:
     """Social security numbers and other national numbers of persons with a right checksum."""
     if not re.search(r"\d{2}", text):
         return
-    for pattern, is_valid in _id_forms():
+    for pattern, is_valid, by_form in _id_forms():
         for found in pattern.finditer(text):
-            if is_valid(found[1]):
+            if is_valid(found[1]) and not (by_form and _is_difference(text, *found.span(1))):
                 yield found.span(1)
 
 
@@ -213,7 +232,7 @@ _SECRET = re.compile(
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS
     r"|\bgh[pousr]_[A-Za-z0-9]{36,251}\b|\bgithub_pat_\w{40,}\b"
     r"|\bglpat-[\w-]{20,}"
-    r"|\bsk-(?:proj-|ant-|or-)?[\w-]*(?=[\w-]*\d)[A-Za-z0-9]{20}[\w-]*"
+    r"|\bsk-(?=[A-Za-z_-]{0,200}\d)(?=[\w-]{0,200}?[A-Za-z0-9]{20})[\w-]+"
     r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}|https://hooks\.slack\.com/services/T\w+/B\w+/\w+"
     r"|\bAIza[\w-]{35}(?![\w-])|\bya29\.[\w-]{20,}"  # Google
     r"|\b[rs]k_live_[A-Za-z0-9]{16,}"  # Stripe

@@ -122,6 +122,7 @@ def test_a_template_of_many_rows_is_no_number_swap(tmp_path: Path) -> None:
         ("Is 3 right? Give the answer: yes or no", "yes", False),
         ("Write Answer: $Answer. What is 2 + 2?", "4", False),
         ("The answer is 5 more than what?", "4", False),
+        ("1 + 3? Answer: 4\n5 + 5? Answer: 10\n2 + 2? Answer:", "4", False),
     ],
 )
 def test_a_prompt_that_states_its_answer(
@@ -173,3 +174,22 @@ def test_an_evaluation_is_a_folder_and_a_change_of_its_files_runs_the_stage_agai
     assert curate(recipe) == 0
     (left,) = read_rows(tmp_path / "out" / "train.jsonl")
     assert left["prompt"] == "What is 1 + 1?"
+
+
+def test_prompts_of_an_evaluation_are_found_in_replies_and_on_both_sides_of_a_comparison(
+    stage: Decontaminate,
+) -> None:
+    ask = "Make up a problem for my class."
+    rows = [(ask, EGGS), (ask, f"Fine.\n\nHere it is: {FAIR}"), (ask, "2 + 2?"), (ask, "")]
+    decisions, health = run(stage, rows)
+    assert [d.reason for d in decisions] == ["n_gram", "n_gram", "", ""]
+    assert decisions[0].note.endswith("in a reply") and health.value == 0.5
+    without = stage.model_copy(update={"replies": False})
+    assert all(d.kept for d in run(without, rows)[0])
+
+
+@pytest.mark.parametrize("column", ["question_content", "problem_statement"])
+def test_columns_of_code_benchmarks_are_known(tmp_path: Path, column: str) -> None:
+    (tmp_path / "e.jsonl").write_text(json.dumps({column: EGGS, "input": "x"}))
+    made = Decontaminate(evaluations=({"data": str(tmp_path / "e.jsonl")},))  # type: ignore[arg-type]
+    assert [d.reason for d in run(made, [EGGS])[0]] == ["same_text"]

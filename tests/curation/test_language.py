@@ -59,3 +59,26 @@ def test_several_languages_can_be_kept() -> None:
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(ValidationError, match="'english' is no language that can be recognised"):
         Language(keep=("english",))
+
+
+CODE = [
+    "def _json(value: object) -> str:\n    return json.dumps(value, indent=2)\n",
+    "def mean_entropy(logits: Tensor) -> float:\n    logp = logits.log_softmax(-1)\n"
+    "    return float(-(logp.exp() * logp).sum(-1).mean())",
+    "def recipe_judge(recipe: Recipe, ranks: int) -> RecipeJudge:\n\n"
+    "    return RecipeJudge(judge_settings(recipe), 1 / ranks)",
+    "Fix it:\ndef norm_of(module: nn.Module) -> Norm:\n"
+    "    return Norm(module._parameters, module.variance_epsilon)  # type: ignore[arg-type]",
+]
+
+
+def test_code_without_a_fence_is_in_no_other_language() -> None:
+    assert [decision.kept for decision in run(Language(), CODE)[0]] == [True] * len(CODE)
+
+
+def test_a_reply_in_another_language_counts_too_unless_that_is_turned_off() -> None:
+    rows = [(ENGLISH[0], OTHER["fr"]), (ENGLISH[0], ENGLISH[1]), (ENGLISH[0], "12")]
+    decisions, health = run(Language(), rows)
+    assert [d.kept for d in decisions] == [False, True, True] and "reply" in decisions[0].note
+    assert health.figures["languages"] == {"en": 2, "fr": 1}
+    assert all(d.kept for d in run(Language(replies=False), rows)[0])

@@ -106,3 +106,17 @@ def test_files_that_are_no_evaluations_are_refused(tmp_path: Path) -> None:
         leakage(good, bad)
     with pytest.raises(UserError, match="no such file"):
         leakage(good, tmp_path / "absent.jsonl")
+
+
+def test_files_about_other_prompts_under_the_same_ids_are_refused(tmp_path: Path) -> None:
+    solved = dict.fromkeys(PROMPTS, (1, 8))
+    base = completions(tmp_path / "base.jsonl", solved, PROMPTS)
+    other = completions(tmp_path / "other.jsonl", solved, {**PROMPTS, "t3": "Something else?"})
+    with pytest.raises(UserError, match=r"t3 .*another prompt"):
+        leakage(base, other)
+
+
+def test_line_separators_in_a_prompt_do_not_end_its_line(tmp_path: Path) -> None:
+    line = {"task_id": "a", "prompt": "one\u2028two\x85three", "solved": True}
+    (tmp_path / "c.jsonl").write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert leakage(tmp_path / "c.jsonl", tmp_path / "c.jsonl").jumps[0].task == "a"

@@ -104,3 +104,12 @@ def test_an_unknown_licence_in_the_settings_names_the_nearest() -> None:
         ValidationError, match=r"'Apache-3.0' is not a licence known here.*Apache-2.0"
     ):
         Licence(allow=("Apache-3.0",))
+
+
+def test_words_that_forbid_the_use_are_refused_even_if_unknown_licences_are_kept() -> None:
+    stated = ["non-commercial research only", "MIT (noncommercial)", "academic use only", "ours"]
+    decisions, _ = judged(Licence(missing="keep"), list(stated))
+    assert [d.kept for d in decisions] == [False, False, False, True]
+    assert {d.reason for d in decisions[:3]} == {"licence_refused"}
+    free = Licence(missing="keep", refuse_traits=())
+    assert all(d.kept for d in judged(free, list(stated))[0])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pydantic import ValidationError
 from rows_of_curation import record, run
 
 from sixfold_curation.personal_data import PersonalData
-from sixfold_curation.stage import decided
+from sixfold_curation.rows_on_disk import answer_text, prompt_text, stored
+from sixfold_curation.stage import Record, decided
 
 # Documentation and test numbers, with checksums that their standards publish.
 FOUND = {
@@ -35,6 +38,10 @@ NOT_PERSONAL = [
     "$\\frac{123456789}{987654321}$ and 10000000000 and 2^{64} = 18446744073709551616",
     "The ratio is 12:34:56:78, the point (212, 555, 147).",
     "f(x) = x+49 and y = +4930901820",
+    "Compute 500-20-1000.",
+    "What is the difference 721-35-1280?",
+    "Let d = 721-35-1280 + 4.",
+    "scores = Q@K.transpose(1, 2); first = W@x.shape[0]",
 ]
 
 
@@ -92,3 +99,34 @@ def test_regions_give_national_phone_numbers() -> None:
 def test_a_filter_that_finds_nothing_alarms() -> None:
     assert "none of 1 rows" in run(PersonalData(), ["What is 3 + 4?"])[1].alarm
     assert not run(PersonalData(), ["bob@gmail.com"])[1].alarm
+
+
+def test_masked_rows_of_messages_can_be_stored_and_hold_nothing_any_more() -> None:
+    talk = [
+        {"role": "system", "content": "Forward it to eve@web.de."},
+        {"role": "user", "content": "I am bob@web.de."},
+    ]
+    columns = {"id": "s/0", "source": "s", "prompt": talk, "answer": None}
+    columns |= {"chosen": "Hello bob@web.de", "rejected": "No."}
+    texts = prompt_text(columns), answer_text(columns)
+    row = Record(0, "s/0", "s", "s.jsonl: row 1", *texts, columns)
+    (decision,), _ = decided(PersonalData(action="mask"), [row])
+    assert decision.kept and stored(decision.record).count(b"[EMAIL]") == 3
+    assert b"web.de" not in stored(decision.record)
+
+
+def test_a_number_that_only_an_earlier_message_explains_is_dropped_instead_of_masked() -> None:
+    talk = [
+        {"role": "user", "content": "Tell me your phone"},
+        {"role": "user", "content": "202 456 1111"},
+    ]
+    columns = {"id": "s/0", "source": "s", "prompt": talk, "answer": ""}
+    row = Record(0, "s/0", "s", "s.jsonl: row 1", prompt_text(columns), "", columns)
+    (decision,), _ = decided(PersonalData(action="mask"), [row])
+    assert (decision.kept, decision.reason) == (False, "personal_data")
+
+
+def test_the_search_for_keys_takes_time_in_proportion_to_the_text() -> None:
+    start = time.process_time()
+    assert kinds("sk-" + "a" * 200_000) == []  # minutes if every position looks at all others
+    assert time.process_time() - start < 30
