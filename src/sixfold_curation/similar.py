@@ -143,13 +143,13 @@ def _runs(
 
 
 @lru_cache
-def bands_of(threshold: float, least: float = 0.995) -> tuple[int, int]:
+def bands_of(threshold: float) -> tuple[int, int]:
     """Bands, and rows per band, of the sharpest filter that proposes a pair at the threshold with
-    probability `least`: 1 - (1 - s^rows)^bands (Leskovec et al., Mining of Massive Datasets, 3.4).
+    probability 0.995: 1 - (1 - s^rows)^bands (Leskovec et al., Mining of Massive Datasets, 3.4).
     """
     for rows in range(_PERMUTATIONS, 0, -1):
         bands = _PERMUTATIONS // rows
-        if 1 - (1 - threshold**rows) ** bands >= least:
+        if 1 - (1 - threshold**rows) ** bands >= 0.995:
             return bands, rows
     return _PERMUTATIONS, 1
 

@@ -23,7 +23,12 @@ def test_processes_of_ranks_sample_with_adapters_and_ahead() -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["--algorithm.dynamic_sampling=2", "--algorithm.name=remax", "--rollout.max_failures=2"],
+    [
+        "--algorithm.dynamic_sampling=2",
+        "--algorithm.name=remax",
+        "--rollout.max_failures=2",
+        "--data.curriculum.every=5",
+    ],
 )
 def test_ranks_that_sample_ahead_train_whole_shares(flag: str) -> None:
     check([flag])

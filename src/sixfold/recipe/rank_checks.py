@@ -72,12 +72,13 @@ def _refused(recipe: Recipe, method: Method) -> dict[str, tuple[bool, str | floa
     on_host = "state in host memory cannot be gathered for a checkpoint"
     rollout, agent = recipe.rollout, recipe.environment.agent.command
     uneven = method.dynamic_sampling or method.needs_greedy or rollout.max_failures or agent
+    uneven = uneven or recipe.data.curriculum.every
     return {
         "rollout.staleness": (
             rollout.staleness > 0 and bool(uneven),
             0,
-            "dynamic sampling, greedy baselines, agents and rollout.max_failures run ahead in one"
-            " process only",
+            "dynamic sampling, greedy baselines, agents, data.curriculum and rollout.max_failures"
+            " run ahead in one process only",
         ),
         "model.lora.dora": (
             recipe.model.lora.dora,
