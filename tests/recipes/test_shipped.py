@@ -103,7 +103,7 @@ def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:
     own = r"^(eval\.every|rollout\.prompts_per_step|run\.steps) = .*\n"
     text = re.sub(own, "", text, flags=re.M)  # no flag for all may replace what a stage sets
     if name in ("rlhf", "prm_search"):  # a stage has held-out rows of its own: no flag for all
-        for whole, few_rows in (("200", "2"), ("100", "2"), ("1000", "6"), ("500", "6")):
+        for whole, few_rows in (("200", "2"), ("400", "2"), ("1000", "6"), ("500", "6")):
             text = re.sub(rf"heldout = {whole}\b", f"heldout = {few_rows}", text)
         at = few.index("--data.heldout")
         del few[at : at + 2]
