@@ -81,6 +81,7 @@ _LACKS = {
     "dpop": "the penalty of DPO-positive. Without it, the loss is DPO's",
     "beta_dpo": "a beta that follows the step. With a constant one, the loss is DPO's",
     "bco": "BCO on single completions. KTOConfig 'kto' is the nearest, bco_pair needs pairs",
+    "outcome": "cross-entropy of single completions. KTOConfig 'kto' is the nearest",
 }
 
 

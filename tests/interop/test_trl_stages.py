@@ -364,7 +364,7 @@ RETURN = {
     **{
         f"of {name}": f"preference.losses = ['{name}']"
         for name, row in LOSSES.items()
-        if name not in ("ipo_sum", "dpop", "dpo_shift", "beta_dpo", "squared_po", "bco")
+        if name not in ("ipo_sum", "dpop", "dpo_shift", "beta_dpo", "squared_po", "bco", "outcome")
     },
 }
 """Recipes that TRL can run, by what they have."""
