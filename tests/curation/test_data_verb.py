@@ -208,11 +208,10 @@ def test_the_card_has_counts_licences_origins_and_health(tmp_path: Path) -> None
 def test_the_shipped_recipe_makes_a_set_that_the_demo_trains_on(tmp_path: Path) -> None:
     """Every prompt once, 80 to 20 by source, right answers, and no alarm that nobody explains."""
     recipe = Path(__file__).parents[2] / "recipes" / "curation" / "sums.toml"
-    fewer = [f"--set=sources.{label}.limit=200" for label in ("pairs", "mixed")]
-    assert curate(recipe, "--out", str(tmp_path / "sums"), "--strict", *fewer) == 0
+    assert curate(recipe, "--out", str(tmp_path / "sums"), "--strict") == 0
     rows = read_rows(tmp_path / "sums" / "train.jsonl")
-    assert len({row["prompt"] for row in rows}) == len(rows) == 250
-    assert Counter(row["source"] for row in rows) == {"pairs": 200, "mixed": 50}
+    assert len({row["prompt"] for row in rows}) == len(rows) == 2500
+    assert Counter(row["source"] for row in rows) == {"pairs": 2000, "mixed": 500}
     for row in rows:
         assert sum(map(int, re.findall(r"\d+", row["prompt"]))) == int(row["answer"])
     data = DataConfig(source=str(tmp_path / "sums" / "train.jsonl"), heldout=0)
