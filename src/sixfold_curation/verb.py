@@ -128,7 +128,8 @@ def _explain(curation: Curation, identity: str) -> None:
         fate = "kept" if one["kept"] else "dropped"
         note = f": {visible(one['note'])}" if one["note"] else ""
         also = f" (as {visible(one['id'])})" if "id" in one else ""
-        print(f"  {one['stage']}: {fate}{also}, {visible(one['reason'])}{note}")
+        reason = f", {visible(one['reason'])}" if one["reason"] else ""
+        print(f"  {one['stage']}: {fate}{also}{reason}{note}")
     quiet = [one.name for one in curation.stages]
     quiet = [name for name in quiet if all(name != one["stage"] for one in story["decisions"])]
     if quiet and story["fate"] == "kept":
