@@ -247,7 +247,7 @@ def _health(counts: Counter[str], total: int, figures: dict[str, int]) -> Health
     if stated := counts["answer_in_prompt"]:
         alarms.append(f"prompts that state their answer: {stated:,}")
     return Health(
-        metric="contaminated_share",
+        metric="share of evaluation prompts",
         value=counts.total() / total if total else float("nan"),
         alarm="; ".join(alarms),
         figures={**counts, **figures},

@@ -201,7 +201,7 @@ def _health(counts: Counter[str], marks: Marks) -> Health:
         )
     copies = np.unique(marks.first, return_counts=True)[1]
     return Health(
-        metric="duplicate_share",
+        metric="share of copies and conflicts",
         value=share,
         alarm="; ".join(alarms),
         figures={

@@ -85,7 +85,7 @@ class Language(Stage):
             yield Decision(record, not other, "other_language" if other else "", note)
         total = len(rows)
         return Health(
-            metric="other_language_share",
+            metric="share in other languages",
             value=dropped / total if total else float("nan"),
             figures={"languages": dict(languages.most_common(20))},
         )

@@ -27,7 +27,7 @@ def rejection_health(
         else ""
     )
     return Health(
-        metric="rejection_rate",
+        metric="share of rejected rows",
         value=rejected / rows if rows else float("nan"),
         alarm="; ".join(text for text in (nothing, more) if text),
         figures=figures,
