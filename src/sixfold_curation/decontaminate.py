@@ -1,4 +1,4 @@
-"""Stage 4b: rows that contain the prompts of evaluations, or give their own answer away."""
+"""Rows that contain the prompts of evaluations, or give their own answer away."""
 
 from __future__ import annotations
 

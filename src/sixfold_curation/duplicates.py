@@ -1,4 +1,4 @@
-"""Stage 4a: prompts that are there more than once, and prompts with more than one answer."""
+"""Duplicate prompts, and prompts with more than one answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 2c: rows in other languages than those that are wanted."""
+"""Rows in other languages than those that are wanted."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ class Language(Stage):
         )
 
     def language(self, text: str) -> tuple[str, str]:
-        """Language of a text, "" if it is not judged, and a note if it is none of those kept."""
+        """Language of a text, or "" if it is too short to judge, and a note if the language is not
+        one of those to keep.
+        """
         words, language, probability = self._judged(text, self.least_words)
         if not words:
             return "", ""

@@ -1,4 +1,4 @@
-"""Stage 2a: rows that may not be used, by their licence."""
+"""Rows that may not be used, by their licence."""
 
 from __future__ import annotations
 

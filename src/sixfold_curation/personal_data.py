@@ -1,4 +1,4 @@
-"""Stage 2b: personal data and secrets in rows."""
+"""Personal data and secrets in rows."""
 
 from __future__ import annotations
 

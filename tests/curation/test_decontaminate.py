@@ -13,6 +13,7 @@ from rows_of_curation import run
 from sixfold.errors import UserError
 from sixfold_curation.decontaminate import Decontaminate
 
+# Prompts of public evaluations: GSM8K (arXiv:2110.14168), and two of the form of AIME.
 EGGS = (
     "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes"
     " muffins for her friends every day with four. She sells the remainder at the farmers' market"
