@@ -62,7 +62,6 @@ def test_settings_are_refused_with_their_remedy(setting: str, value: str, remedy
     ("flag", "named"),
     [
         ("--model.lora.rank=4", "model.lora.rank = 4"),
-        ("--algorithm.name=ppo", "algorithm.name = 'ppo'"),
         ("--trainer.optimizer=adamw8bit", "trainer.optimizer = 'adamw8bit'"),
         ("--reference.precision=bfloat16", "reference.precision = 'bfloat16'"),
     ],

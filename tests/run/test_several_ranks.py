@@ -65,7 +65,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "reference__reset_every": 2,
         "eval__every": 2,
     },
-    "ppo": {"algorithm__name": "ppo", "algorithm__beta": 0.0},
+    "ppo": {"algorithm__name": "ppo", "algorithm__beta": 0.0, "model__scratch__kv_heads": 2},
     "ppo, lora, head on the policy": {**LORA, "algorithm__name": "ppo", "critic__body": "policy"},
 }
 
@@ -74,7 +74,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "fused reference, epochs": {"parallel__tensor": 2},
     "dapo": {"parallel__context": 2},
     "lora, reference with an adapter": {"parallel__context": 2},
-    "ppo": {"parallel__context": 2},
+    "ppo": {"parallel__tensor": 2},
 }
 """Settings of the ranks alone."""
 

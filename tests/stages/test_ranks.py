@@ -134,7 +134,7 @@ def test_two_ranks_learn_comparisons_as_one_process_does(tmp_path: Path) -> None
     runs = {
         "alone": (1, [*STAGES], {}),
         "ranks": (2, [*STAGES], {}),
-        "tensor": (2, ["dpo", "kto"], {"parallel__tensor": 2}),
+        "tensor": (2, ["rm", "dpo", "kto"], {"parallel__tensor": 2}),
         "context": (2, ["rm", "dpo"], {"parallel__context": 2}),
     }
     for name, (size, names, settings) in runs.items():
@@ -147,10 +147,3 @@ def test_two_ranks_learn_comparisons_as_one_process_does(tmp_path: Path) -> None
             assert found.keys() == expected.keys()
             for key, tensor in expected.items():
                 assert (found[key] - tensor).abs().max() < 1e-5, (name, stage, key)
-
-
-@pytest.mark.slow
-def test_a_reward_model_refuses_tensor_groups(tmp_path: Path) -> None:
-    run = compared(tmp_path / "p", 2, ["rm"], parallel__tensor=2)
-    assert 2 in run.codes() and 0 not in run.codes()
-    assert "parallel.tensor = 2 does not support reward models" in run.errors()

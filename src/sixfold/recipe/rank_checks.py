@@ -33,7 +33,7 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
                 f"{setting} must be {shown} with several ranks ({ranks} were started): {why}."
                 " Set it, or train in one process without torchrun"
             )
-    for name, refused in _refused_by_groups(recipe, method).items():
+    for name, refused in _refused_by_groups(recipe).items():
         value = getattr(recipe.parallel, name)
         for setting, wrong in refused.items():
             if value > 1 and wrong:
@@ -43,12 +43,11 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
                 )
 
 
-def _refused_by_groups(recipe: Recipe, method: Method) -> dict[str, dict[str, bool]]:
+def _refused_by_groups(recipe: Recipe) -> dict[str, dict[str, bool]]:
     """Settings that groups of ranks do not support, and whether this recipe has them.
 
     Args:
         recipe: the whole run.
-        method: method of the run.
 
     Returns:
         One table for each setting of `parallel` that makes groups.
@@ -58,7 +57,6 @@ def _refused_by_groups(recipe: Recipe, method: Method) -> dict[str, dict[str, bo
         "trainer.optimizer = 'adamw8bit'": recipe.trainer.optimizer == "adamw8bit",
     }
     tensor = {
-        f"algorithm.name = '{method.name}', which needs a critic": method.needs_critic,
         "reference.precision = 'bfloat16'": recipe.reference.precision == "bfloat16",
     }
     both = f"parallel.tensor = {recipe.parallel.tensor}"

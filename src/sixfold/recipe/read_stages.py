@@ -245,7 +245,7 @@ def _stage(
             resolve_losses(recipe.preference)
             check_reference(recipe.preference, recipe.reference)
     if row.makes == "reward_model":
-        _check_reward_model(kind, recipe.model.lora, recipe.parallel.tensor, where)
+        _check_reward_model(kind, recipe.model.lora, where)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)
@@ -312,7 +312,7 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
                 )
 
 
-def _check_reward_model(kind: str, lora: LoraConfig, tensor: int, where: str) -> None:
+def _check_reward_model(kind: str, lora: LoraConfig, where: str) -> None:
     """Refuse settings that no reward model can have.
 
     Raises:
@@ -327,11 +327,6 @@ def _check_reward_model(kind: str, lora: LoraConfig, tensor: int, where: str) ->
         raise UserError(
             f"{where}: model.lora.base = 'nf4': a reward model is saved with its adapter merged"
             " into its base, whose weights are not stored. Use 'bfloat16' in this stage"
-        )
-    if tensor > 1:
-        raise UserError(
-            f"{where}: parallel.tensor = {tensor} does not support reward models."
-            " Set parallel.tensor = 1 in this stage"
         )
 
 

@@ -204,9 +204,10 @@ def shard_root(
         kept_whole: frozen parameters that every rank keeps in full.
     """
     ignored = set(kept_whole)
-    if mesh.tensor and isinstance(root, PolicyRoot):
+    if mesh.tensor:
         divide_layers(root.model, mesh.tensor)
-        root.head_share = HeadShare(mesh.tensor.get_group())
+        if isinstance(root, PolicyRoot):
+            root.head_share = HeadShare(mesh.tensor.get_group())
     experts = divide_experts(root.model, mesh.experts) if mesh.experts else []
     meshes = {module: mesh.experts.data for module in experts} if mesh.experts else {}
     if mesh.context:

@@ -78,7 +78,7 @@ def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
     return plan
 
 
-def divide_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def divide_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     """Divide the layers of a model over a tensor group, in place.
 
     Args:
