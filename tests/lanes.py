@@ -2,7 +2,7 @@
 
     python tests/lanes.py              when `make test-all` passed last, and what has changed since
 
-`make test-all` runs every test. Then it writes into lanes.json, for each test file under `LANES`
+`make test-all` runs every test. Then it writes into lanes.json, for each test file outside `ALWAYS`
 whose tests have all passed, a hash of the file and of all that it imports, directly or not. `make
 test` runs the file again once the hash differs.
 """
@@ -24,20 +24,16 @@ ROOT = HERE.parent
 SRC = ROOT / "src"
 FILE = HERE / "lanes.json"
 
-LANES = (
-    *("agents", "algorithm", "checkpoint", "checks", "controller", "critic", "curation"),
-    *("data_sources", "devices", "engine", "environment", "evaluation", "files", "interop"),
-    *("labs", "model", "models", "numerics", "planning", "preference", "processes", "recipe"),
-    *("reference", "renderer", "report", "reward_model", "rollout", "search", "server", "sizing"),
-    *("stages", "sync", "trainer"),
-)
-"""Folders of tests that a change often leaves alone. Always run are whole runs, commands, shipped
-recipes, packages, the shape of the source and the pages: they are also a check of the installation.
+ALWAYS = ("cli", "docs", "packages", "recipes", "shape")
+"""Folders of tests that are always run: commands, pages, shipped recipes and the shape of the
+source, which read all of it and check the installation.
 """
 
+RUN = ("src/sixfold", "src/sixfold_environments")
+"""What a run may load by name: the core, rewards and environments."""
 BY_NAME = {
     r"src/sixfold/run/assemble\.py": ("src/sixfold", "src/sixfold_environments"),
-    r"src/sixfold/cli/__init__\.py": ("src",),
+    r"src/sixfold/cli/__init__\.py": RUN,
     r"src/sixfold/recipe/find\.py": ("recipes",),
     r"src/sixfold/stages/driver\.py": ("src/sixfold/stages",),
     r"tests/(environment|checks)/.*\.py": ("src/sixfold_environments", "src/sixfold/environment"),
@@ -50,13 +46,28 @@ MENTIONED = {
     r"""["/]data["/]""": "tests/data",
 }
 """What a test says when it reads a folder, and the folder."""
+CALLED = {
+    r"""["']data["' ]|sixfold data|curation""": "src/sixfold_curation",
+    r"""["']import\b|convert|interop""": "src/sixfold_interop",
+    r"""["']lab\b|sixfold lab""": "src/sixfold_labs",
+    r"""["']plan\b|sixfold plan|predict""": "src/sixfold_planning",
+    r"""["']search\b|sixfold search""": "src/sixfold_search",
+    r"""\bserve\b|[Aa]gent""": "src/sixfold_serving",
+}
+"""What a test says, in files of its folder, when it calls a package by the name of a command or of
+a part, and the package.
+"""
 STARTS = "sys.executable"
 STARTED = {
     "tests/devices": (*("critic", "engine", "kernels", "model", "reference", "sync", "trainer"),),
     "tests/engine": ("engine", "kernels", "model"),
+    **dict.fromkeys(
+        ("tests/checks", *(f"tests/environment/{name}" for name in ("code", "sandbox", "tools"))),
+        ("checks", "environment", "processes"),
+    ),
+    "tests/processes": ("processes",),
 }
-"""Rooms of the core that run in the processes which tests of a folder start. Elsewhere it is all of
-the source.
+"""Rooms of the core that run in the processes which tests of a folder start. Elsewhere it is `RUN`.
 """
 EVERYWHERE = ("pyproject.toml", "constraints.txt")
 
@@ -65,24 +76,27 @@ _IMPORT = re.compile(
 )
 
 
-def files_of(lane: str) -> list[Path]:
-    """The test files of an entry of `LANES`."""
-    return sorted((HERE / lane).rglob("test_*.py"))
+def test_files() -> list[Path]:
+    """The test files that are left out while they pass as they are."""
+    files = sorted(HERE.rglob("test_*.py"))
+    return [file for file in files if file.relative_to(HERE).parts[0] not in ALWAYS]
 
 
 def fingerprint(file: Path) -> str:
     """Hash of a test file and of all files of ours that it imports, starts, loads or reads."""
-    todo, found = [file, *_fixtures(file)], set[Path]()
+    todo, found = [str(file), *map(str, _fixtures(file))], set[str]()
     while todo:
         path = todo.pop()
-        if path not in found and path != HERE / "lanes.py":  # which names every folder
+        if path not in found and path != str(HERE / "lanes.py"):  # which names every folder
             found.add(path)
             todo += imported(path)
-    found |= {other for path in found for folder in loaded(path) for other in every_file(folder)}
-    data = {other for path in found for other in beside_code(path.parent)}
-    digest = hashlib.sha256()
-    for path in sorted({*found, *data, *(ROOT / name for name in EVERYWHERE)}):
-        digest.update(str(path.relative_to(ROOT)).encode() + read_hash(path))
+    folders = {folder for path in found for folder in loaded(path)}
+    files = found | {str(ROOT / name) for name in EVERYWHERE}
+    for folder in {path.rpartition("/")[0] for path in found}:
+        files.update(beside_code(folder))
+    digest = hashlib.sha256("".join(map(folder_hash, sorted(folders))).encode())
+    for path in sorted(files):
+        digest.update(path.removeprefix(str(ROOT)).encode() + read_hash(path))
     return digest.hexdigest()[:16]
 
 
@@ -100,18 +114,19 @@ def _fixtures(file: Path) -> Iterator[Path]:
 
 
 @cache
-def loaded(path: Path) -> tuple[str, ...]:
+def loaded(path: str) -> tuple[str, ...]:
     """Folders whose files a file may load by name, start or read."""
-    name = str(path.relative_to(ROOT))
+    name = path.removeprefix(f"{ROOT}/")
     found = [
         folder for key, folders in BY_NAME.items() for folder in folders if re.match(key, name)
     ]
-    if HERE in path.parents and path.suffix == ".py":
-        text = path.read_text()
+    if path.startswith(f"{HERE}/") and path.endswith(".py"):
+        text = Path(path).read_text()
         if STARTS in text:
-            rooms = STARTED.get(str(path.parent.relative_to(ROOT)))
-            found += [f"src/sixfold/{room}" for room in rooms] if rooms else ["src"]
-        found += [folder for key, folder in MENTIONED.items() if re.search(key, text)]
+            rooms = STARTED.get(name.rpartition("/")[0])
+            found += [f"src/sixfold/{room}" for room in rooms] if rooms else RUN
+        said = MENTIONED if name.count("/") == 1 else MENTIONED | CALLED
+        found += [folder for key, folder in said.items() if re.search(key, text)]
     return tuple(found)
 
 
@@ -127,72 +142,89 @@ def every_file(folder: str) -> tuple[Path, ...]:
 
 
 @cache
-def read_hash(path: Path) -> bytes:
-    return hashlib.sha256(path.read_bytes()).digest()
+def folder_hash(folder: str) -> str:
+    """Hash of the names and contents of `every_file`."""
+    digest = hashlib.sha256()
+    for path in map(str, every_file(folder)):
+        digest.update(path.removeprefix(str(ROOT)).encode() + read_hash(path))
+    return digest.hexdigest()
 
 
 @cache
-def imported(path: Path) -> tuple[Path, ...]:
+def read_hash(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
+
+
+@cache
+def imported(path: str) -> tuple[str, ...]:
     """Files of ours that a file imports, wherever it does, with the packages that hold them."""
-    found: list[Path] = []
-    if path.suffix != ".py":
+    found: list[str] = []
+    if not path.endswith(".py"):
         return ()
-    for base, names, module in _IMPORT.findall(path.read_text()):
+    folder = path.rpartition("/")[0]
+    for base, names, module in _IMPORT.findall(Path(path).read_text()):
         parent = base or module
         if parent.startswith("."):
             level = len(parent) - len(parent.lstrip("."))
-            folder = path.parents[level - 1]
-            start = folder.joinpath(*filter(None, parent[level:].split(".")))
-            found += _modules(start)
+            start = "/".join([*folder.split("/")[: 1 - level or None], *_parts(parent[level:])])
         else:
-            roots = (path.parent, ROOT, SRC)
-            start = next((p for root in roots for p in _places(root, parent)), SRC / "none")
-            found += _modules(start)
-        found += [
-            child
-            for name in re.findall(r"\w+", names)
-            for child in _modules(start / name, exact=True)
-        ]
+            places = ("/".join([str(root), *_parts(parent)]) for root in (folder, ROOT, SRC))
+            start = next((place for place in places if _modules(place, exact=True)), "")
+        found += _modules(start)
+        for name in re.findall(r"\w+", names):
+            found += _modules(f"{start}/{name}", exact=True)
     return tuple(dict.fromkeys(found))
 
 
-def _places(root: Path, dotted: str) -> Iterator[Path]:
-    place = root.joinpath(*dotted.split("."))
-    if place.with_suffix(".py").is_file() or (place / "__init__.py").is_file():
-        yield place
+def _parts(dotted: str) -> list[str]:
+    return [part for part in dotted.split(".") if part]
 
 
-def _modules(place: Path, exact: bool = False) -> list[Path]:
+def _modules(place: str, exact: bool = False) -> list[str]:
     """Files of a module and, unless `exact`, of the packages that hold it, but for the outermost:
     it imports the Python API when someone asks for it.
     """
-    found = [place.with_suffix(".py"), place / "__init__.py"]
-    if not exact:
-        found += [folder / "__init__.py" for folder in place.parents if SRC in folder.parents[1:]]
-    return [file for file in found if file.is_file()]
+    found = [f"{place}.py", f"{place}/__init__.py"]
+    if not exact and place.startswith(f"{SRC}/"):
+        parts = place.removeprefix(f"{SRC}/").split("/")
+        found += ["/".join([str(SRC), *parts[:n], "__init__.py"]) for n in range(2, len(parts))]
+    return [file for file in found if file in _python_files()]
 
 
 @cache
-def beside_code(folder: Path) -> tuple[Path, ...]:
+def _python_files() -> frozenset[str]:
+    folders = ("src", "tests", "recipes", "benchmarks", "docs")
+    return frozenset(str(file) for name in folders for file in (ROOT / name).rglob("*.py"))
+
+
+@cache
+def beside_code(folder: str) -> tuple[str, ...]:
     """Files in a folder and in its folders without Python that are no code but may be read by it:
     sources in C, templates, tables.
     """
-    if folder in (HERE, SRC):
+    place = Path(folder)
+    if place in (HERE, SRC):
         return ()
-    own = [file for file in folder.iterdir() if file.is_file()]
-    for child in folder.iterdir():
+    own = [file for file in place.iterdir() if file.is_file()]
+    for child in place.iterdir():
         if child.is_dir() and child.name != "__pycache__" and not any(child.glob("*.py")):
             own += [file for file in child.rglob("*") if file.is_file()]
-    return tuple(file for file in own if file.suffix not in (".py", ".pyc", ".so"))
+    return tuple(str(file) for file in own if file.suffix not in (".py", ".pyc", ".so"))
 
 
 def fingerprints() -> dict[str, str]:
-    """Of every test file under `LANES`, by its path below tests."""
-    for cached in (read_hash, imported, loaded, every_file, beside_code):
+    """Of every one of `test_files`, by its path below tests."""
+    for cached in (
+        _python_files,
+        read_hash,
+        folder_hash,
+        imported,
+        loaded,
+        every_file,
+        beside_code,
+    ):
         cached.cache_clear()
-    return {
-        str(file.relative_to(HERE)): fingerprint(file) for lane in LANES for file in files_of(lane)
-    }
+    return {str(file.relative_to(HERE)): fingerprint(file) for file in test_files()}
 
 
 def unchanged() -> set[Path]:
@@ -205,7 +237,7 @@ def note(found: dict[str, str], run: set[str], failed: set[str], every: bool) ->
     """Write down which files have passed, and the fingerprints with which they did.
 
     Args:
-        found: fingerprints of the files under `LANES`, by path below tests.
+        found: what `fingerprints` gave before the tests.
         run: files whose tests were run, by path.
         failed: those with a failure.
         every: no test has failed.

@@ -67,6 +67,7 @@ def played(folder: Path, step: int) -> list[Trajectory]:
     return [Trajectory.from_record(r) for r in read_rollouts(RunFolder(folder).rollout_file(step))]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_program_with_the_openai_client_is_trained(tmp_path: Path) -> None:
     """Its posted rewards, weight versions that grow with the steps, and held-out evaluation."""

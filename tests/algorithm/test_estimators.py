@@ -462,6 +462,7 @@ def _trained(steps: int, **changes: Any) -> Tensor:
     return LADDER.probability(theta)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_a_kl_an_exploitable_reward_is_exploited_and_with_one_the_truth_holds() -> None:
     """With k1 in the reward, training ends at reference * exp(proxy / beta), normalised."""

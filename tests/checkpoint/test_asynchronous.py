@@ -283,6 +283,7 @@ def test_signals_and_the_lock_wait_for_the_writer(
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_saves_in_the_background_is_killed_and_goes_on_exactly(tmp_path: Path) -> None:
     """The process is killed at a write of the thread. SIXFOLD_FAULT counts fault points."""

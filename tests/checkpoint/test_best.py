@@ -50,6 +50,7 @@ def test_the_evaluations_after_the_best_one_are_counted() -> None:
     assert BestSteps(1).since == 0 and waited == [0, 1, 2, 0, 1, 1, 0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_keeps_its_best_checkpoints_and_waits_for_a_better_one_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

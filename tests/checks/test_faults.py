@@ -93,6 +93,7 @@ def test_a_hanging_check_ends_at_its_limit_and_the_pool_stays_whole(word: str) -
     assert after.rewards == [1.0] * 4
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_slow_checks_share_the_processes() -> None:
     """8 checks of 0.5 s in 2 processes take about 2 s, not 4 s."""

@@ -57,6 +57,7 @@ def check(seen: dict[str, Any], expected: Outcome, command: str) -> None:
     assert [text for text in seen["figures"] if text] == [f.title for f in expected.figures]
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(
     ("target", "gpus", "steps"), [("gsm8k", "1xL4", 60), ("70B", "8xH100", 30)]
 )

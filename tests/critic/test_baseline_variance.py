@@ -103,6 +103,7 @@ def test_the_true_value_lowers_the_variance_and_keeps_the_mean(
     assert variance_v < 0.1 * variance
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_learned_value_also_lowers_the_variance(
     world: tuple[PreTrainedModel, Batch, Tensor],

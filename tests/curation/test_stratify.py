@@ -105,6 +105,7 @@ def exact_rates(folder: Path, rows: list[Record]) -> list[float]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_signal_of_real_rollouts_is_that_of_the_formulas(folder: Path, tmp_path: Path) -> None:
     """E[A^2] = p (1 - p), and p^K + (1 - p)^K of the groups are wasted, at the exact p."""

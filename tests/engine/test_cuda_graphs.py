@@ -113,6 +113,7 @@ def test_replays_draw_the_same_bits(
     )
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_replays_of_the_gpu_kernels_draw_the_same_bits(

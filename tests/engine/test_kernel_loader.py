@@ -246,6 +246,7 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_kernels()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_nothing_is_compiled_before_there_is_an_engine(own_cache: Path) -> None:
     program = "import sixfold.engine.engine, sixfold.model.causal_lm; print('here')"

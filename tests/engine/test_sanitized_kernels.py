@@ -19,6 +19,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
     """Tests of the kernels once more, on copies that check every access. All in one process."""

@@ -274,6 +274,7 @@ def test_a_draft_that_is_the_model_itself_leaves_every_token_as_it_is(
     assert engine.stats.accepted_tokens >= 3 * full > 100
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_with_a_draft_tokens_depend_on_the_two_models_and_nothing_else(
     tiny: Callable[[str], PreTrainedModel],

@@ -75,6 +75,7 @@ def test_clip_higher_matters_most() -> None:
     assert min(losses, key=losses.__getitem__) == "clip_higher"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_changes_of_a_trained_policy() -> None:
     def means(name: str, **off: bool) -> float:

@@ -160,6 +160,7 @@ def answers(
     return dict(zip(commands, found, strict=True))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_package_that_cannot_be_imported_is_named(
     text: str, answers: dict[str, tuple[int, str]]

@@ -87,6 +87,7 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     check_run(tmp_path / name)
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipeline", "anchor", "dpo", "rlhf", "prm_search"])
 def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:

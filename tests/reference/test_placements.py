@@ -163,6 +163,7 @@ def workers() -> Iterator[dict[str, WorkerReference]]:
         one.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_worker_scores_over_the_sets_that_sampling_kept(
     workers: dict[str, WorkerReference],

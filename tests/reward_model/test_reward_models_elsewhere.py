@@ -98,6 +98,7 @@ def test_a_reply_that_is_begun_goes_on_for_another_tokenizer(folder: Path) -> No
     assert called(reward_model([str(folder)], CONFIG), given) == scorer.rewards(*ids).tolist()
 
 
+@pytest.mark.nightly
 def test_a_worker_gives_the_same_rewards_and_ends_with_its_environment(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -408,6 +408,7 @@ print("out", flush=True)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_interpreter_exits_while_a_call_runs() -> None:
     """The program ends during a completion of many minutes, without closing the generator."""

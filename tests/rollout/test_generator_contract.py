@@ -17,7 +17,10 @@ from sixfold.rollout.generator import GeneratorClosed, Sampled, SampleKey
 from sixfold.types import SamplingParams
 
 T = TypeVar("T")
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OUTSIDE]  # they start processes
+SLOW = [  # they start processes, and Ray starts a cluster
+    pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.nightly] * (name == "ray")])
+    for name in OUTSIDE
+]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.9, seed=3)
 PROMPTS = [[3 + (5 * i + 3 * j) % 40 for j in range(n)] for i, n in enumerate((1, 7, 16, 33))]
 

@@ -47,6 +47,7 @@ print(json.dumps(counts))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads in /proc")
 def test_only_the_thread_that_computes_has_workers() -> None:
     """Two threads would have more workers than cores. GNU OpenMP then lets workers sleep."""

@@ -114,6 +114,7 @@ def lose(patch: pytest.MonkeyPatch, lost: Callable[[Samplers], None], at: int) -
     patch.setattr(Samplers, "generate", losing)
 
 
+@pytest.mark.nightly
 def test_every_token_of_vllm_has_the_log_prob_of_its_version(
     tmp_path: Path, vllm: dict[str, Any]
 ) -> None:
@@ -162,6 +163,7 @@ def test_two_vllm_processes_sample_ahead_though_one_is_killed(
     assert right < 1e-4 and wrong > 1e-2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_vllm_processes_compute_what_one_does_though_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm: dict[str, Any]

@@ -157,7 +157,7 @@ def needs(name: str, models: Models) -> dict[str, Any]:
     return {"model__path": models.base, "sft__steps": 0, "algorithm__name": name, **teacher}
 
 
-@pytest.mark.mostly_nightly(10)
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize("name", ZOO)
 def test_every_row_trains(name: str, tmp_path: Path, models: Models) -> None:
     run = train(tmp_path, "run", run__steps=3, **needs(name, models))
@@ -291,6 +291,7 @@ def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: Models) -> N
 # --- PPO
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_critic_comes_to_explain_the_returns(tmp_path: Path, models: Models) -> None:
     """A reward that the question decides: V is 0 at first, and after 12 steps knows most of it."""

@@ -156,6 +156,7 @@ def test_no_gpu(
     assert "Use --run.device cpu" in fails(capsys, tmp_path, "train", *recipe(run__device="cuda"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_earlier_run_is_kept_when_the_new_recipe_is_wrong(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]

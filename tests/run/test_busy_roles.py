@@ -77,6 +77,7 @@ def replies(folder: Path) -> list[dict[str, Any]]:
     return [e for e in every if "tokens" in e.get("args", {})]
 
 
+@pytest.mark.mostly_nightly(1)
 def test_a_trace_changes_no_bit(traced: Path, tmp_path: Path) -> None:
     """The weights are those without a trace: of a local run, or of a replay of the run ahead."""
     ahead = traced.name in ("ahead", "both")

@@ -96,6 +96,7 @@ def test_tasks_that_are_always_or_never_solved_are_no_longer_drawn(tmp_path: Pat
     assert min(first.values()) >= 4 and last[1] > 2 * (last[0] + last[2])
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("more", [{}, DYNAMIC, AHEAD], ids=["plain", "dynamic", "ahead"])
 def test_a_killed_run_resumes_with_the_same_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
@@ -139,6 +140,7 @@ def test_groups_that_dynamic_sampling_replaces_count(tmp_path: Path) -> None:
     assert buckets["easy"] and buckets["hard"]
 
 
+@pytest.mark.nightly
 def test_groups_that_a_run_ahead_skips_count_too(tmp_path: Path) -> None:
     folder = run(tmp_path, "run", **AHEAD, **DYNAMIC)
     seen = sum(n for line in history(folder) for _, n in line["seen"].values())
@@ -164,6 +166,7 @@ def test_all_ranks_decide_the_same(tmp_path: Path) -> None:
     assert history(tmp_path / "alone") == found
 
 
+@pytest.mark.nightly
 def test_a_schedule_that_followed_a_curriculum_is_not_replayed(tmp_path: Path) -> None:
     flags = tiny_recipe(tmp_path, **{**SETTINGS, "eval__metric": ""}, **AHEAD, run__name="run")
     assert train.run(["demo", *flags]) == 0
@@ -224,6 +227,7 @@ def test_prompts_that_are_set_aside_are_not_in_the_pool(
     assert (last["data/easy_frac"], last["data/spared"]) == (8 / 12, 4.0)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1])
 def test_whole_steps_are_of_one_source(tmp_path: Path, every: int) -> None:
@@ -265,6 +269,7 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path / "rates.jsonl"
 
 
+@pytest.mark.nightly
 def test_a_run_starts_from_stored_pass_rates(tmp_path: Path, stored: Path) -> None:
     folder = run(tmp_path, "run", run__steps=2, data__curriculum__profile=str(stored))
     assert {kind(name) for step in trained(folder) for name, _ in step} == {1}

@@ -114,6 +114,7 @@ def test_every_sampled_prompt_is_trained_or_dead(
     assert found == {number: counts[number] for number in range(1, 7)}
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("more", [{}, AHEAD], ids=["in turn", "ahead"])
 def test_a_dead_prompt_is_not_sampled_in_later_epochs(
     tmp_path: Path, sampled: Counter[str], more: dict[str, Any]
@@ -160,6 +161,7 @@ def test_greedy_samples_count_in_the_budget_of_a_step(tmp_path: Path) -> None:
     assert [letter["task"] for letter in letters(folder)] == ["task-5"]
 
 
+@pytest.mark.nightly
 def test_a_prompt_that_fails_once_is_trained_with_the_same_tokens(
     tmp_path: Path, sampled: Counter[str]
 ) -> None:

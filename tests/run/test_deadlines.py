@@ -81,6 +81,7 @@ def test_an_engine_that_hangs_ends_the_run_with_its_name(
     assert newest(tmp_path) == "step-000002"
 
 
+@pytest.mark.nightly
 def test_a_reference_process_that_stops_ends_the_run_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,6 +88,7 @@ def test_error_of_one_rank_saves_the_last_step(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000002").step == 2
 
 
+@pytest.mark.nightly
 def test_stopped_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
     run = started(tmp_path, parallel__timeout_s=3)
     os.kill(run.pids()[1], signal.SIGSTOP)

@@ -206,6 +206,7 @@ def test_the_preflight_warns_of_observations_that_do_not_fit(
     assert "rollout.max_episode_tokens" in notes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_branches_is_resumed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -78,7 +78,7 @@ def evaluated(run: Path, *checkpoints: str, out: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.mostly_nightly(2)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> None:

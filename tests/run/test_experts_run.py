@@ -111,6 +111,7 @@ def test_runs_with_replay_report_the_drift(
         assert 0 <= m["moe/drift_layer_frac"] <= m["moe/drift_frac"] <= 1
 
 
+@pytest.mark.nightly
 def test_two_ranks_divide_the_experts_and_one_process_resumes(folder: Path, tmp_path: Path) -> None:
     more = {"algorithm__beta": 0.05, "run__steps": 4, "rollout__prompts_per_step": 5}
     alone = train(folder, tmp_path, **more)

@@ -335,6 +335,7 @@ def test_dynamic_sampling_ahead_ends_with_its_rounds(tmp_path: Path) -> None:
     assert sorted(trained(again)) == sorted(trained(tmp_path / "ahead"))
 
 
+@pytest.mark.nightly
 def test_greedy_baselines_are_sampled_ahead(tmp_path: Path) -> None:
     """ReMax: each group has one of its own, and a replay samples it from the same versions."""
     more: dict[str, Any] = dict(

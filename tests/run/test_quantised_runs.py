@@ -72,6 +72,7 @@ def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, to
     return load_file(folder / "model" / "model.safetensors"), engine
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @forms
 def test_run_reports_the_distance_of_its_sampler(
@@ -168,6 +169,7 @@ def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form:
         assembly.close()
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @forms
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None:
@@ -234,6 +236,7 @@ def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,7 @@ def listening(family: Iterable[psutil.Process]) -> set[tuple[str, int]]:
     }
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_ray_computes_what_one_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
@@ -74,6 +74,7 @@ def refused(*arguments: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_cluster_that_is_too_small_is_refused() -> None:
     with reserved("", 2, 1, 0, 60.0):
         assert "need 4 CPUs, and the Ray cluster has 2" in refused("", 2, 2, 0, 60.0)

@@ -16,6 +16,7 @@ from .processes import metrics, tiny_recipe
 from .test_failed_steps import at_call
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_worker_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that trained goes on. `tests/reference/test_placements.py` has the same for a run

@@ -85,6 +85,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
         run(tmp_path, "run", resume=True, **more)
 
 
+@pytest.mark.nightly
 def test_the_schedule_of_a_run_with_a_buffer_is_replayed(tmp_path: Path) -> None:
     ahead = run(tmp_path, "ahead", **REPLAY, **AHEAD, engine__update_kv="recomputed")
     flags = tiny_recipe(tmp_path, **{**SETTINGS, **REPLAY, **AHEAD}, engine__update_kv="recomputed")

@@ -43,6 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("whole"), checkpoint__every=0)
 
 
+@pytest.mark.nightly
 def test_saving_every_step_changes_nothing(tmp_path: Path, whole: Path) -> None:
     """R11 in docs/reliability.md."""
     assert_equal(train(tmp_path, checkpoint__every=1), whole)

@@ -98,6 +98,7 @@ def test_fewer_steps_than_were_done_are_refused_and_nothing_changes(tmp_path: Pa
     assert len(metrics(run)) == 5 and "steps = 5" in (run / "recipe.toml").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     limited = {"run__steps": 100_000, "run__max_minutes": 0.025, "log__rollouts_every": 0}

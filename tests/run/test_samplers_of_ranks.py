@@ -41,7 +41,7 @@ def kill_a_sampler(rank: int) -> None:
     Samplers.generate = killing  # type: ignore[method-assign]
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_samplers_of_ranks_change_nothing(name: str, tmp_path: Path) -> None:
     """Not even if one of them dies. R-189."""

@@ -102,6 +102,7 @@ worker.wait()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of the death of a parent")
 def test_a_run_stops_and_saves_when_its_launcher_is_killed(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sixfold_serving.judge_server import serve
 TASK = Task("t", "What is 2+2?", "4")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_local_model_judges_in_a_child_that_ends_with_it(
     scratch_config: ScratchConfig, tmp_path: Path

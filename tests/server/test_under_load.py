@@ -100,6 +100,7 @@ class Client(threading.Thread):
             self.wrong.append(f"{i}: {got} for {self.expected[i]}")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy: Policy) -> None:
     with running(chat_policy, max_running=16, kv_tokens=2048) as server:

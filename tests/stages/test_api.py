@@ -19,6 +19,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "p.toml"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_all_stages_run_and_resume(recipe: Path) -> None:
     folder = sixfold.train(recipe, settings={"stages.sft.sft.steps": 2})

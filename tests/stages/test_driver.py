@@ -146,6 +146,7 @@ def test_finished_stages_are_not_made_again(
     assert train_stages(staged(place), resume=run) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_stages_from_one_on_are_made_again(run: Path, whole: Path, place: Path) -> None:
     other = changed(place, "sft.learning_rate = 5e-4", "sft.learning_rate = 4e-4")
@@ -188,6 +189,7 @@ def test_a_stage_is_evaluated_on_its_own_dataset(tmp_path: Path) -> None:
     assert found.data.source == str(tmp_path / "stages/keep/dataset.jsonl")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_one_stage_alone_needs_the_ones_it_reads(empty: Path, place: Path, whole: Path) -> None:
     with pytest.raises(UserError, match=r"model.path = 'stage:first', but stage 'first' has not"):

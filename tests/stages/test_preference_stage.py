@@ -66,6 +66,7 @@ def cut(stage: Path, kept: int) -> None:
         (stage / name).unlink()
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "loss"),
@@ -92,6 +93,7 @@ def test_a_stage_resumes_with_the_same_bits(tmp_path: Path, reference: str, loss
     assert last["preference/heldout_accuracy_low"] <= last["preference/heldout_accuracy"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_cached_reference_is_the_frozen_one(tmp_path: Path) -> None:
     found = {}

@@ -133,6 +133,7 @@ environment.reward_model.placement = "worker"
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_adapter_learns_rewards_and_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert train_stages(recipe(tmp_path, ADAPTED)) == 0

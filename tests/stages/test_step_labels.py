@@ -121,6 +121,7 @@ def tails(successes: int, count: int, p: float) -> float:
     return min(sum(chances[: successes + 1]), sum(chances[successes:]))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_labels_are_binomial_around_the_exact_values_and_train_a_model(tmp_path: Path) -> None:
     assert train_stages(recipe(tmp_path)) == 0

@@ -6,6 +6,8 @@ import asyncio
 import queue
 from typing import Any
 
+import pytest
+
 from sixfold.checks.check import Check, Outcome
 from sixfold.checks.environment import Environment
 from sixfold.checks.worker import HEARTBEAT_S, AsyncChecks
@@ -58,6 +60,7 @@ def test_rewards_say_verdict_and_isolation() -> None:
     assert found[0].isolation == "namespaces"
 
 
+@pytest.mark.nightly
 def test_waiting_for_a_sandbox_does_not_count_as_time() -> None:
     """The checks together take longer than one check may."""
     code = "import time\ndef add(a, b): time.sleep(0.2); return a + b"

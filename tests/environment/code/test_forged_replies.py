@@ -145,6 +145,7 @@ def test_forged_replies_of_the_program_of_tests() -> None:
         graded(ASSERTS, [line])
 
 
+@pytest.mark.nightly
 def test_forged_reports_of_a_repository() -> None:
     end = '["test_m.py::test_x", "end", "passed"]'
     lines = [

@@ -142,6 +142,7 @@ def test_a_malformed_entry_point_is_an_error_of_the_tests(name: str) -> None:
         read_tests(entry(name))
 
 
+@pytest.mark.nightly
 def test_a_program_that_decides_by_an_address_runs_in_several_processes() -> None:
     """One process has one layout of addresses, so runs in it would always agree."""
     by_address = [

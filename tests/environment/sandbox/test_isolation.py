@@ -196,6 +196,7 @@ def test_selfcheck_finds_every_layer_in_force(
     assert [line for line in lines[2:] if not line.startswith("ok")] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_selfcheck_fails_on_a_weak_machine(
     without_bubblewrap: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

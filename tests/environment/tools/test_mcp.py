@@ -110,6 +110,7 @@ def test_a_server_that_dies_is_restarted_once_and_named_in_errors() -> None:
         made.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -172,6 +173,7 @@ def test_what_a_server_starts_in_a_session_of_its_own_ends_with_the_run(
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_that_stops_gives_timeouts_and_ends_with_the_run() -> None:
     made = McpServer(command("good"))
@@ -185,6 +187,7 @@ def test_a_server_that_stops_gives_timeouts_and_ends_with_the_run() -> None:
     assert set(children()) <= {"good"} and len(children()) <= 1, "the stopped server was killed"
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(
     ("how", "words"),
     [
