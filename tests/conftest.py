@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -103,6 +103,8 @@ LONG = (
 while the other has nothing to do."""
 
 
+PASSED = pytest.StashKey[frozenset[str]]()
+"""Test files that the daily lane leaves out."""
 BEFORE = pytest.StashKey[dict[str, str]]()
 """Fingerprints of test files when they began."""
 FILES: Counter[str] = Counter()
@@ -150,6 +152,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if any("::" in given for given in config.args):
             raise pytest.UsageError("--note-passed needs every test of a file: name the file")
         config.stash[BEFORE] = lanes.fingerprints()
+    if config.getoption("--daily"):
+        sent = getattr(config, "workerinput", None)
+        passed = sent["passed"] if sent else map(str, lanes.unchanged())
+        config.stash[PASSED] = frozenset(passed)
     # How fast an example is drawn and runs depends on what else the machine does.
     settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile(
@@ -157,6 +163,21 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     daily = config.getoption("--daily") or config.getoption("-m") == "not slow"
     settings.load_profile("daily" if daily else "steady")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A process that runs tests is told what to leave out: to find it takes seconds."""
+    node.workerinput["passed"] = sorted(node.config.stash.get(PASSED, ()))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    passed = config.stash.get(PASSED, None)
+    return passed and f"left out: {len(passed)} test files that have passed as they are"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return str(collection_path) in config.stash.get(PASSED, ()) or None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -199,8 +220,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 if seen[function] > mark.args[0]:
                     item.add_marker(lane)
     if config.getoption("--daily"):
-        passed = lanes.unchanged()
-        left = [item for item in items if item.path in passed or item.get_closest_marker("nightly")]
+        left = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if item not in set(left)]
         config.hook.pytest_deselected(items=left)
         for item in items:

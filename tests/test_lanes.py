@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests import lanes
+from tests import conftest, lanes
 
 sys.path.append(str(Path(__file__).parent / "shape"))
 
@@ -156,3 +158,14 @@ def test_the_imports_of_the_source_are_those_of_its_syntax_trees() -> None:
         expected -= {"", *(i for i in PACKAGES if i in expected)}
         found = {module_name(Path(file)) for file in lanes.imported(str(path))}
         assert expected <= found, (name, sorted(expected - found))
+
+
+def test_a_file_that_has_passed_is_not_even_collected(tmp_path: Path) -> None:
+    kept = {conftest.PASSED: frozenset({str(tmp_path / "test_a.py")})}
+    for passed, expected in (
+        (kept, {"test_a.py": True, "test_b.py": None}),
+        ({}, {"test_a.py": None}),
+    ):
+        config: Any = SimpleNamespace(stash=passed)
+        for name, ignored in expected.items():
+            assert conftest.pytest_ignore_collect(tmp_path / name, config) is ignored
