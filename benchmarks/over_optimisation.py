@@ -5,6 +5,9 @@
     done
     python benchmarks/over_optimisation.py runs/rlhf-?
 
+A run of recipes/rlhf.toml with the stages of over_optimisation.toml beside this file has a row per
+means against over-optimisation as well.
+
 It prints a table with a row per run, and writes the curves of the first one into docs/curves:
 rlhf_score.svg and rlhf_truth.svg. The score is the mean of a step's samples,
 in standard deviations of the reward model's held-out scores. The truth is the share of held-out
@@ -23,6 +26,14 @@ from sixfold.report.numbers import percent, points
 from sixfold.report.svg import Line, line_chart
 
 STAGES = {"ppo": "with a KL penalty", "free": "without"}
+MEANS = {
+    "free": "none",
+    "ppo": "KL penalty, beta = 0.2, 60 steps",
+    "reset": "the same, reference reset every 10 steps",
+    "stopped": "stop after 2 evaluations without a new best truth",
+    "ensemble": "3 reward models, mean - 1 deviation",
+    "refreshed": "10 steps, then a reward model of their samples",
+}
 SCORE, TRUTH = "reward/part/reward_model", "heldout/accuracy"
 
 
@@ -53,6 +64,21 @@ def row(run: Path) -> list[str]:
     return cells
 
 
+def means(run: Path) -> list[list[str]]:
+    """Of each means: truth at the end, the best of its evaluations, steps, score and KL at the end."""
+    rows = []
+    for stage, text in MEANS.items():
+        folder = run / "stages" / stage
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        last = [line for line in lines if SCORE in line][-1]
+        after = json.loads((folder / "summary.json").read_text())["heldout_after"]
+        step, best = max(curve(folder, TRUTH), key=lambda point: point[1])
+        kl = f"{last[KL]:.3f}" if KL in last else ""
+        found = percent(after), f"{percent(best)} at {step}", str(last["step"])
+        rows.append([text, *found, f"{last[SCORE]:.2f}", kl])
+    return rows
+
+
 def main(runs: Sequence[Path]) -> None:
     for metric, name in ((SCORE, "rlhf_score"), (TRUTH, "rlhf_truth")):
         lines = [
@@ -64,6 +90,11 @@ def main(runs: Sequence[Path]) -> None:
     print("|---|---|---|---|---|---|---|")
     for run in runs:
         print(f"| {' | '.join(row(run))} |")
+    for run in runs:
+        if (run / "stages" / "refreshed").is_dir():
+            print(f"\n{run.name}\n| means | truth at the end | its best | steps | score | KL |")
+            print("|---|---|---|---|---|---|")
+            print("\n".join(f"| {' | '.join(cells)} |" for cells in means(run)))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,18 @@ def test_a_reward_model_is_learned_resumed_and_used(tmp_path: Path) -> None:
     assert result(run) == whole
 
 
+@pytest.mark.slow
+def test_each_member_of_an_ensemble_has_an_order_of_its_own(tmp_path: Path) -> None:
+    one = TEXT.partition('[[stages]]\nkind = "rl"')[0].replace("steps = 30", "epochs = 1")
+    member = one.partition("[[stages]]")[2].replace('"rm"', '"other"')
+    text = f"{one}[[stages]]{member}reward_model.member = 1\n"
+    assert train_stages(recipe(tmp_path, text)) == 0
+    first, other = (result(tmp_path / "p")[name]["metrics"] for name in ("rm", "other"))
+    assert len(first) == len(other) == 4
+    assert first[0]["reward_model/delta"] == other[0]["reward_model/delta"] == 0.0
+    assert first[1]["reward_model/delta"] != other[1]["reward_model/delta"]
+
+
 ADAPTED = """\
 run.name = "p"
 

@@ -24,6 +24,7 @@ from ..run.assemble import Assembly
 from ..run.trainable_roles import make_reference, starts_at_base
 from ..run.work import Work
 from ..run.worked import stage_trainer_config
+from ..seeds import STEP_BYTES, seed_number
 from ..trainer.logprobs import PolicyRoot, Root, score_tables
 from ..trainer.whole_weights import WholeWeights
 from .examples import Examples
@@ -52,7 +53,7 @@ class PreferenceKind(StageKind):
 
 
 def comparison_examples(
-    assembly: Assembly, examples_per_step: int, spare: int = 0
+    assembly: Assembly, examples_per_step: int, spare: int = 0, member: int = 0
 ) -> PreferenceExamples:
     """The comparisons of a stage, in the tokens of its policy.
 
@@ -60,6 +61,7 @@ def comparison_examples(
         assembly: model, tasks and settings.
         examples_per_step: comparisons per step.
         spare: tokens of the context that no comparison may use.
+        member: every number gives another order.
 
     Raises:
         UserError: if none is left.
@@ -82,7 +84,7 @@ def comparison_examples(
         examples_per_step=examples_per_step,
         context=assembly.policy.context - spare,
         overlong=data.overlong,
-        seed=seed,
+        seed=seed_number(f"{seed}\x00{member}", STEP_BYTES) if member else seed,
     )
 
 

@@ -43,7 +43,8 @@ def _comparisons(assembly: Assembly) -> Examples:
     """
     recipe = assembly.recipe
     own = recipe.reward_model
-    examples = comparison_examples(assembly, own.examples_per_step, spare=1)  # the closing token
+    closing = 1  # token
+    examples = comparison_examples(assembly, own.examples_per_step, closing, own.member)
     if own.loss == "bradley_terry" and examples.unpaired:
         raise UserError(
             "reward_model.loss = 'bradley_terry' compares completions, but the data has single"

@@ -19,6 +19,12 @@ class RewardModelConfig(Section):
     examples_per_step: int = knob(
         64, "comparisons per step: prompts, each with all of its completions", ge=1
     )
+    member: int = knob(
+        0,
+        "number of this one among the reward models of an ensemble: each number is an order of the"
+        " comparisons (arXiv:2310.02743)",
+        ge=0,
+    )
     loss: Literal["bradley_terry", "bce"] = knob(
         "bradley_terry",
         "bradley_terry: -log sigma(difference of scores) of every pair; bce: binary cross-entropy"
