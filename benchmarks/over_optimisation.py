@@ -24,6 +24,7 @@ from pathlib import Path
 from recipes import write_picture
 from sixfold.report.numbers import percent, points
 from sixfold.report.svg import Line, line_chart
+from sixfold.stages.drift import read_drift
 
 STAGES = {"ppo": "with a KL penalty", "free": "without"}
 MEANS = {
@@ -65,7 +66,7 @@ def row(run: Path) -> list[str]:
 
 
 def means(run: Path) -> list[list[str]]:
-    """Of each means: truth at the end, the best of its evaluations, steps, score and KL at the end."""
+    """Of each means: truth at the end, best evaluation, steps, last score, KL to the first model."""
     rows = []
     for stage, text in MEANS.items():
         folder = run / "stages" / stage
@@ -73,9 +74,8 @@ def means(run: Path) -> list[list[str]]:
         last = [line for line in lines if SCORE in line][-1]
         after = json.loads((folder / "summary.json").read_text())["heldout_after"]
         step, best = max(curve(folder, TRUTH), key=lambda point: point[1])
-        kl = f"{last[KL]:.3f}" if KL in last else ""
         found = percent(after), f"{percent(best)} at {step}", str(last["step"])
-        rows.append([text, *found, f"{last[SCORE]:.2f}", kl])
+        rows.append([text, *found, f"{last[SCORE]:.2f}", f"{read_drift(folder):.3f}"])
     return rows
 
 
