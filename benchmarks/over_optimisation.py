@@ -66,7 +66,7 @@ def row(run: Path) -> list[str]:
 
 
 def means(run: Path) -> list[list[str]]:
-    """Of each means: truth at the end, best evaluation, steps, last score, KL to the first model."""
+    """Of each: truth at the end, best evaluation, steps, last score, KL to the first model."""
     rows = []
     for stage, text in MEANS.items():
         folder = run / "stages" / stage
