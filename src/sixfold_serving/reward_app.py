@@ -139,7 +139,7 @@ class RewardEndpoints:
             raise bad_request("token ids are not negative", "completion_ids")
         if not isinstance(asked.prompt, str):
             _check_messages(asked.prompt, "prompt")
-        found = await self._scored(partial(rewards_of, self.served.scorer, asked))
+        found = await self._scored(partial(rewards_of, self.served.scorer, asked, every=True))
         return JSONResponse({"object": "list", "model": self.served.name, "rewards": found})
 
     async def classify(self, request: Request) -> Response:

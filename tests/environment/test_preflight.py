@@ -48,9 +48,20 @@ def encode(text: str) -> list[int]:
     return [ord(c) for c in text]
 
 
+def decode(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def test_made_up_answers_are_no_longer_than_completions() -> None:
+    make = made_up_answers(lambda task: [0], encode, decode, [7], longest=4)
+    for text, kept in (("12345", "123"), ("123", "123"), ("", "")):
+        answer = make(Task("t", "p"), 0, text)
+        assert answer.text == kept and answer.tokens == [0, *encode(kept), 7]
+
+
 def baseline(reward: RewardCallable, tasks: Sequence[Task]) -> Baseline:
     return baseline_scores(
-        Environment([reward]).score, tasks, made_up_answers(lambda task: [0], encode)
+        Environment([reward]).score, tasks, made_up_answers(lambda task: [0], encode, decode)
     )
 
 
@@ -121,7 +132,7 @@ def test_failing_checks_earn_nothing_until_the_budget_is_gone() -> None:
         baseline_scores(
             Environment([strict], error_budget=0.0).score,
             tasks,
-            made_up_answers(lambda task: [0], encode),
+            made_up_answers(lambda task: [0], encode, decode),
         )
     with pytest.raises(ValueError, match="at least one task"):
         baseline(strict, [])

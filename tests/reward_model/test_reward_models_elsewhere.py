@@ -98,6 +98,20 @@ def test_a_reply_that_is_begun_goes_on_for_another_tokenizer(folder: Path) -> No
     assert called(reward_model([str(folder)], CONFIG), given) == scorer.rewards(*ids).tolist()
 
 
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("same_tokens", [True, False])
+def test_a_completion_beyond_the_context_costs_only_itself(
+    folder: Path, members: int, same_tokens: bool
+) -> None:
+    reward = reward_model([str(folder)] * members, CONFIG)
+    given = arguments(folder, same_tokens=same_tokens)
+    expected = called(reward, given)
+    given["completion_ids"][1], given["completions"][1] = [5] * 400, "5" * 400
+    found = called(reward, given)
+    assert found[::2] == expected[::2] and found[1].value is None
+    assert "longer than the reward model's context" in found[1].detail
+
+
 @pytest.mark.nightly
 def test_a_worker_gives_the_same_rewards_and_ends_with_its_environment(
     folder: Path, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(random_step_model(), own(), tmp_path_factory.mktemp("prm"))
 
 
-def graded(folder: Path, ids: Any = None, **settings: Any) -> list[Grade]:
+def graded(
+    folder: Path, ids: Any = None, texts: Sequence[str] = TEXTS, **settings: Any
+) -> list[Grade]:
     reward = process_reward([str(folder)], ProcessScoringConfig(**settings), CPU)
     renderer = reward._scorer.renderer
     prompt = renderer.encode(Task("t", PROMPT))
-    count = len(TEXTS)
+    count = len(texts)
     return reward(
         [PROMPT] * count,
-        TEXTS,
-        ids or [[*renderer.plain(text), *renderer.turn_end_tokens] for text in TEXTS],
+        texts,
+        ids or [[*renderer.plain(text), *renderer.turn_end_tokens] for text in texts],
         [prompt] * count,
         [renderer.shown(prompt)] * count,
         ["stop"] * count,
@@ -52,6 +55,17 @@ def test_sampled_tokens_and_texts_have_the_same_steps(folder: Path) -> None:
             assert grade.metrics["steps"] == len(at)
             assert grade.metrics["min"] == pytest.approx(min(right), abs=1e-5)
             assert grade.metrics["last"] == pytest.approx(right[-1], abs=1e-5)
+
+
+@pytest.mark.parametrize("ids", [None, [[99_999]] * (len(TEXTS) + 1)])
+def test_a_completion_beyond_the_context_costs_only_itself(folder: Path, ids: Any) -> None:
+    expected = graded(folder, ids and ids[1:])
+    first, *found = graded(folder, ids, ["1+1=2\n" * 200, *TEXTS])
+    assert first.value is None and "context" in first.detail
+    for grade, right in zip(found, expected, strict=True):
+        assert [end for end, _ in grade.steps] == [end for end, _ in right.steps]
+        for (_, score), (_, same) in zip(grade.steps, right.steps, strict=True):
+            assert score == pytest.approx(same, abs=1e-5)
 
 
 def test_other_ways_to_end_steps_and_to_give_credit(folder: Path) -> None:

@@ -166,17 +166,30 @@ def baseline_scores(
 
 
 def made_up_answers(
-    encode_prompt: Callable[[Task], list[int]], encode: Callable[[str], list[int]]
+    encode_prompt: Callable[[Task], list[int]],
+    encode: Callable[[str], list[int]],
+    decode: Callable[[list[int]], str],
+    end: Sequence[int] = (),
+    longest: int = 1 << 30,
 ) -> MakeAnswer:
     """Function that makes trajectories no model sampled, after the policy's prompts.
+
+    A text that is longer than the policy's completions is cut: a reward model could not read it.
 
     Args:
         encode_prompt: token ids of a task's prompt, for rewards that read them.
         encode: text to token ids.
+        decode: the reverse.
+        end: token ids that end a turn.
+        longest: most tokens of a completion.
     """
 
     def make(task: Task, number: int, text: str) -> Trajectory:
         prompt, ids = encode_prompt(task), encode(text)
+        if len(ids) > longest - len(end):
+            ids = ids[: longest - len(end)]
+            text = decode(ids)
+        ids = [*ids, *end]
         logp, version = [0.0] * len(ids), [-1] * len(ids)
         return Trajectory.one_turn(task.id, number, prompt, ids, logp, version, "stop", text=text)
 

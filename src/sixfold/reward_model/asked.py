@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,19 +77,25 @@ class Asked:
         )
 
 
+TOO_LONG = Grade(
+    None, "infrastructure_error", "prompt and completion are longer than the reward model's context"
+)
+
+
 def graded(found: Sequence[Tensor], std_factor: float, limit: float = 0.0) -> list[float | Grade]:
     """Rewards of completions: those of one model, or of an ensemble with the deviation as a metric.
 
     Args:
-        found: [K] rewards of each model.
+        found: [K] rewards of each model. NaN: the completion does not fit its context.
         std_factor: as for `combined`, as is `limit`.
     """
     values, std = combined(found, std_factor, limit)
+    rows = zip(values.tolist(), std.tolist(), strict=True)
     if len(found) == 1:
-        return list(values.tolist())
+        return [TOO_LONG if math.isnan(value) else value for value, _ in rows]
     return [
-        Grade(value, None, metrics={"std": deviation})
-        for value, deviation in zip(values.tolist(), std.tolist(), strict=True)
+        TOO_LONG if math.isnan(value) else Grade(value, None, metrics={"std": deviation})
+        for value, deviation in rows
     ]
 
 

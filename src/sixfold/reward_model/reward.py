@@ -63,18 +63,30 @@ class RewardFunction:
         return graded(found, self._std_factor, self._limit)
 
 
-def rewards_of(scorer: Scorer, asked: Asked) -> Tensor:
-    """[K] rewards by one model, float64.
+def rewards_of(scorer: Scorer, asked: Asked, every: bool = False) -> Tensor:
+    """[K] rewards by one model, float64. NaN of a completion that does not fit its context.
 
     The token ids that were sampled are scored if the model has the tokenizer of the policy.
     Otherwise the texts are encoded by the model's own tokenizer and chat template.
 
+    Args:
+        scorer: the model.
+        asked: prompt and completions.
+        every: raise if one of them does not fit.
+
     Raises:
-        UserError: if a completion does not fit the model's context.
+        UserError: if none fits.
     """
     if same_tokens(scorer, asked):
-        return scorer.rewards(asked.prompt_ids, asked.completion_ids)
-    return scorer.rewards(*scorer.encoded(asked.task, asked.completions, asked.ended))
+        prompt, completions = asked.prompt_ids, asked.completion_ids
+    else:
+        prompt, completions = scorer.encoded(asked.task, asked.completions, asked.ended)
+    fits = torch.tensor([len(prompt) + len(ids) <= scorer.context for ids in completions])
+    fits |= every or not fits.any()
+    found = torch.full((len(completions),), torch.nan, dtype=torch.float64)
+    scored = [ids for ids, fit in zip(completions, fits, strict=True) if fit]
+    found[fits] = scorer.rewards(prompt, scored)
+    return found
 
 
 def reward_model(paths: Sequence[str], config: RewardScoringConfig) -> RewardCallable:

@@ -13,7 +13,7 @@ from ..environment.grade import Grade
 from ..errors import UserError
 from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import ProcessScoringConfig, RewardScoringConfig
-from .asked import Asked, Texts
+from .asked import TOO_LONG, Asked, Texts
 from .implicit import load_implicit
 from .reward import same_tokens, scoring_device
 from .step_model import load_step_model
@@ -62,11 +62,14 @@ class ProcessReward:
         scorer, config, texts = self._scorer, self._config, asked.completions
         ends = [scorer.steps.ends(text) if text.strip() else [] for text in texts]
         if scorer.reads_tokens and same_tokens(scorer, asked):
-            found = scorer.score_tokens(asked.prompt_ids, asked.completion_ids, texts, ends)
+            read = asked.prompt_ids, asked.completion_ids
+            found = scorer.score_tokens(*read, texts, ends, every=False)
         else:
-            found = scorer.score(asked.task, texts, ends)
+            found = scorer.score(asked.task, texts, ends, every=False)
         return [
-            Grade(
+            TOO_LONG
+            if any(map(math.isnan, scores))
+            else Grade(
                 0.0,
                 None,
                 metrics={"steps": len(scores), "min": min(scores), "last": scores[-1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -72,21 +73,30 @@ class ProcessScorer(StepScorer):
         return not self._convention.mark
 
     def score(
-        self, task: Task, completions: Sequence[str], ends: Sequence[Sequence[int]]
+        self,
+        task: Task,
+        completions: Sequence[str],
+        ends: Sequence[Sequence[int]],
+        every: bool = True,
     ) -> list[list[float]]:
         """As `StepScorer.score`.
+
+        Args:
+            task: as there, as are `completions` and `ends`.
+            every: raise if a completion does not fit the context. Otherwise its scores are NaN,
+                unless none fits.
 
         Raises:
             UserError: also if a step is in none of the model's tokens.
         """
         if self.reads_tokens:
             ids = [self.renderer.plain(text) for text in completions]
-            return self.score_tokens(self.renderer.encode(task), ids, completions, ends)
+            return self.score_tokens(self.renderer.encode(task), ids, completions, ends, every)
         try:
             rows = [self._marked(task, *one) for one in zip(completions, ends, strict=True)]
         except ValueError as error:
             raise UserError(f"process reward model: {error}") from error
-        return self._scores(rows)
+        return self._scores(rows, every=every)
 
     def score_tokens(
         self,
@@ -94,6 +104,7 @@ class ProcessScorer(StepScorer):
         completions: Sequence[Sequence[int]],
         texts: Sequence[str],
         ends: Sequence[Sequence[int]],
+        every: bool = True,
     ) -> list[list[float]]:
         """As `score`, of completions given by their tokens. The model must read tokens.
 
@@ -102,6 +113,7 @@ class ProcessScorer(StepScorer):
             completions: token ids of each completion.
             texts: the completions.
             ends: character ends of the steps of each text.
+            every: as for `score`.
         """
         rows = []
         for ids, text, of_text in zip(completions, texts, ends, strict=True):
@@ -110,7 +122,7 @@ class ProcessScorer(StepScorer):
             except ValueError as error:
                 raise UserError(f"process reward model: {error}") from error
             rows.append(_Read([*prompt, *ids], [len(prompt) + index for index in at]))
-        return self._scores(rows, len(prompt))
+        return self._scores(rows, len(prompt), every)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.renderer.shown(ids, special=False)
@@ -143,19 +155,23 @@ class ProcessScorer(StepScorer):
             at.append(len(tokens) - 1)
         return _Read(tokens, at)
 
-    def _scores(self, rows: Sequence[_Read], prompt: int = 0) -> list[list[float]]:
+    def _scores(
+        self, rows: Sequence[_Read], prompt: int = 0, every: bool = True
+    ) -> list[list[float]]:
         """Score of each step of rows that begin alike.
 
         Args:
             rows: the rows.
             prompt: number of tokens before the completions, if the model scores tokens.
+            every: as for `score`.
         """
-        read = [row for row in rows if row.at]  # an empty completion has no step
-        if not read:
-            return [[] for _ in rows]
         room = self._step_model.context - 1
-        longest = max(len(row.tokens) for row in read)
-        if longest > room:
+        with_steps = [row for row in rows if row.at]  # an empty completion has none
+        read = [row for row in with_steps if len(row.tokens) <= room]
+        if not with_steps:
+            return [[] for _ in rows]
+        longest = max(len(row.tokens) for row in with_steps)
+        if longest > room and (every or not read):
             raise UserError(
                 f"the process reward model reads at most {room} tokens, and a prompt with its"
                 f" completion has {longest}"
@@ -175,7 +191,12 @@ class ProcessScorer(StepScorer):
         if by_token:  # the sum up to a token stands at the next one, where a head would be read
             logits = logits.cumsum(-1).roll(1, -1)
         table = iter(logits.sigmoid().cpu())
-        return [next(table)[[at + 1 for at in row.at]].tolist() if row.at else [] for row in rows]
+        return [
+            [math.nan] * len(row.at)
+            if not row.at or len(row.tokens) > room
+            else next(table)[[at + 1 for at in row.at]].tolist()
+            for row in rows
+        ]
 
     def _count(self, root: nn.Module, given: tuple[Any, ...]) -> None:
         """Count the tokens of a packed row before it is computed."""

@@ -261,7 +261,6 @@ def _made_up(assembly: Assembly) -> MakeAnswer:
 
     The answer ends with the token that ends a turn.
     """
-    end = list(assembly.policy.stop_token_ids[:1])
-    return made_up_answers(
-        assembly.renderer.encode, lambda text: assembly.renderer.plain(text) + end
-    )
+    renderer, longest = assembly.renderer, assembly.recipe.rollout.max_new_tokens
+    end = assembly.policy.stop_token_ids[:1]
+    return made_up_answers(renderer.encode, renderer.plain, renderer.shown, end, longest)
