@@ -19,6 +19,8 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sixfold.data.files import unread_rows
 from sixfold.errors import UserError
 from sixfold.files.durable import (
@@ -133,6 +135,8 @@ def stories(steps: Sequence[Step], results: Sequence[Result]) -> Iterator[dict[s
     ]
     decisions = heapq.merge(*later, key=itemgetter(0))
     upcoming = next(decisions, None)
+    is_left = np.zeros(results[0].decisions, dtype=bool)
+    is_left[np.asarray(StoredRows(steps[-1].rows, results[-1].kept).numbers)] = True
     for number, identity, source, where, reason, note in read_lines(
         steps[0].decisions, results[0].decisions
     ):
@@ -142,7 +146,7 @@ def stories(steps: Sequence[Step], results: Sequence[Result]) -> Iterator[dict[s
         while upcoming is not None and upcoming[0] == number:
             told.append(upcoming[1])
             upcoming = next(decisions, None)
-        yield _story(identity, source, where, told)
+        yield _story(identity, source, where, told, bool(is_left[number]))
 
 
 def _labelled(name: str, path: Path, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -155,10 +159,18 @@ def _told(stage: str, kept: bool, reason: str, note: str) -> dict[str, Any]:
 
 
 def _story(
-    identity: str, source: str, where: str, told: Sequence[Mapping[str, Any]]
+    identity: str, source: str, where: str, told: Sequence[Mapping[str, Any]], is_left: bool
 ) -> dict[str, Any]:
-    own = (one for one in told if one.get("id", identity) == identity)
-    last = next((one for one in own if not one["kept"]), None)
+    """A line of the provenance.
+
+    Args:
+        identity: the id of the row when it was read.
+        source: label of its source.
+        where: its place.
+        told: decisions about it, in order.
+        is_left: whether the data set has the row, under this id or another one.
+    """
+    last = None if is_left else next(one for one in reversed(told) if not one["kept"])
     fate = "kept" if last is None else "held" if last["reason"].startswith("held") else "dropped"
     ended = {} if last is None else {key: last[key] for key in ("stage", "reason", "note")}
     decisions = [
