@@ -21,11 +21,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, Protocol
 
 from sixfold.errors import UserError, is_fault, one_line
 from sixfold.files.durable import disk_errors, faultpoint, write_json_atomic, write_text_atomic
+from sixfold.plugins import module_spec
 from sixfold.recipe.find import find_recipe
 from sixfold.version import __version__
 
@@ -170,11 +172,29 @@ def planned(curation: Curation, opened: Sequence[Opened]) -> list[Step]:
     context = Context(settings.seed, None, settings.recipe)
     for number, named in enumerate(curation.stages, start=1):
         values = named.stage.model_dump(mode="json")
-        files = [file_hash(file) for file in _files_in([values, named.kind, str(recipe or "")])]
+        named_files = [*_files_in([values, str(recipe or "")]), *_code_files(named.kind)]
+        files = [file_hash(file) for file in named_files]
         kind = named.kind if named.kind in STAGES else named.kind.rpartition(":")[2]
         key = _hash([key, kind, named.name, values, files, named.stage.depends_on(context)])
         steps.append(Step(named, key, work / f"{number:02d}-{named.name}"))
     return steps
+
+
+def _code_files(kind: str) -> list[Path]:
+    """Files of a user's stage: its file and what that imports from its folder, or those of the
+    folder of its module.
+    """
+    source = kind.rpartition(":")[0]
+    if not source:
+        return []
+    if source.endswith(".py"):
+        finder = ModuleFinder(path=[str(Path(source).parent)])
+        finder.run_script(source)
+        found = [Path(one.__file__) for one in finder.modules.values() if one.__file__]
+        return sorted(found)
+    spec = module_spec(source)
+    origin = Path(spec.origin or "") if spec else Path()
+    return sorted(origin.parent.glob("*.py")) if "." in source else [origin]
 
 
 def _files_in(value: Any) -> Iterator[Path]:

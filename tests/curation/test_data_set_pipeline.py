@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_sets import (
+    STAGE,
     curate,
     exact_stage,
     killed_at,
@@ -157,6 +158,24 @@ def test_a_change_repeats_the_stages_that_it_concerns(
     write_lines(tmp_path / "b.jsonl", [*rows_of(6), {"question": None, "answer": 1}])
     assert curate(recipe) == 0
     assert curate(recipe, "--set", "bad_rows=refuse") == 2  # although its sources were read before
+
+
+def test_a_change_of_a_file_that_a_stage_imports_repeats_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its folder, also in a function, and by way of another file."""
+    recipe = make_recipe(tmp_path)
+    own = tmp_path / "own_stage.py"
+    own.write_text(f"{STAGE}\ndef later():\n    import rules_beside\n")
+    (tmp_path / "rules_beside.py").write_text("import limits_beside\n")
+    (tmp_path / "limits_beside.py").write_text("LIMIT = 1\n")
+    (tmp_path / "other.py").write_text("import json\n")
+    for name, again in (("other", False), ("rules_beside", True), ("limits_beside", True)):
+        curate(recipe)
+        capsys.readouterr()
+        (tmp_path / f"{name}.py").write_text((tmp_path / f"{name}.py").read_text() + "\n")
+        curate(recipe)
+        assert stage_runs(capsys) == [False, again, again], name
 
 
 def test_a_change_of_a_file_that_a_setting_names_repeats_its_stage(
@@ -332,6 +351,31 @@ def test_a_stage_may_change_rows_and_repeat_them(tmp_path: Path) -> None:
     assert told(first) == [("Twice", "upper"), ("Twice", "copy"), ("exact", "duplicate")]
     assert first["decisions"][1]["id"] == "made/row-1#2"
     assert "id" not in first["decisions"][0]
+
+
+def test_a_row_with_a_new_id_has_the_fate_of_its_content(tmp_path: Path) -> None:
+    """All ids change, every second row is held, and one that stays has a dropped copy."""
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n"
+        "from sixfold_curation.stage import Decision, Health, Stage\n"
+        "def named(row, name):\n"
+        "    return replace(row, id=name, fields={**row.fields, 'id': name})\n"
+        "class Named(Stage):\n    kind = 'named'\n    def decide(self, rows, context):\n"
+        "        for at, row in enumerate(rows):\n"
+        "            yield Decision(named(row, f'new-{at}'))\n"
+        "            if not at: yield Decision(named(row, 'copy'))\n"
+        "        return Health('n', 1.0)\n"
+    )
+    rows = [{"question": f"q{n}?", "answer": n} for n in range(3)]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    stages = f'[[stages]]\nkind = "{tmp_path}/own.py:Named"\n' + HALVED
+    assert curate(write_recipe(tmp_path, source_text(path), stages=stages)) == 0
+    kept = [one["id"] for one in read_rows(tmp_path / "out" / "train.jsonl")]
+    assert kept == ["new-0", "new-1"]
+    stories = provenance(tmp_path / "out")
+    assert [one["fate"] for one in stories] == ["kept", "kept", "held"]
+    assert (stories[2]["id"], stories[2]["stage"]) == ("made/row-3", "Halved")
+    assert stories[2]["decisions"][0]["id"] == "new-2"
 
 
 def test_rows_in_a_file_can_be_read_more_than_once(tmp_path: Path) -> None:
