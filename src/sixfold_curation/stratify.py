@@ -29,9 +29,8 @@ from sixfold.environment.pass_rate import (
 )
 from sixfold.errors import UserError
 from sixfold.evaluation.statistics import wilson_interval
-from sixfold.recipe.dump import flat
-from sixfold.run.fingerprint import rewards_fingerprint
-from sixfold.seeds import STEP_BYTES, seed_bytes, seed_number
+from sixfold.run.profile_key import profile_key
+from sixfold.seeds import STEP_BYTES, seed_number
 from sixfold.types import Group, Task
 
 from .stage import Context, Decision, Health, Record, Rows, Stage
@@ -47,14 +46,6 @@ BLOCK = 64
 """Tasks whose rollouts are stored together. A kill loses at most one block."""
 BINS = 10
 READ = 1024
-
-SAMPLING = (
-    "max_new_tokens", "max_turns", "max_episode_tokens", "temperature", "top_p", "top_k", "min_p",
-    "stop_tokens", "stop", "backend.kind",
-)  # fmt: skip
-"""Settings of [rollout] on which pass rates depend."""
-NEUTRAL = ("workers", "preflight", "error_budget")
-"""Settings of [environment] on which no reward depends."""
 
 
 class Stratify(Stage):
@@ -154,35 +145,6 @@ class Stratify(Stage):
 def profile_path(folder: str, key: ProfileKey) -> Path:
     """File of the profile with this key in a folder of profiles."""
     return Path(folder).expanduser() / f"{key.digest[:16]}.jsonl"
-
-
-def profile_key(world: Assembly) -> ProfileKey:
-    """What the pass rates of a model depend on, as `Assembly` samples and scores.
-
-    Args:
-        world: model, sampling and verifier.
-    """
-    from sixfold.model.weights_hash import weights_hash
-
-    values = {name: _plain(value) for name, value in flat(world.recipe).items()}
-    rewards = world.recipe.environment
-    verifier = {
-        name.removeprefix("environment."): value
-        for name, value in values.items()
-        if name.startswith("environment.") and name.removeprefix("environment.") not in NEUTRAL
-    }
-    verifier |= {name: values[f"eval.{name}"] for name in ("metric", "solved_at")}
-    verifier["code"] = _plain(rewards_fingerprint(rewards.rewards, rewards.reward_model))
-    sampling = {name: values[f"rollout.{name}"] for name in SAMPLING}
-    sampling["precision"] = values["run.precision"]
-    policy = world.policy
-    template = f"{policy.vocabulary_hash}\0{policy.tokenizer.chat_template}"
-    return ProfileKey(
-        weights_hash(world.whole_policy.weights()),
-        seed_bytes(template, 16, "profile").hex(),
-        sampling,
-        verifier,
-    )
 
 
 def measurement(group: Group, key: str, seed: int) -> Measurement:
@@ -378,10 +340,3 @@ def signal(tasks: Iterable[TaskProfile]) -> dict[str, float]:
         "wasted groups, measured": sum(len(set(group)) == 1 for group in groups) / len(groups),
         "p^K + (1 - p)^K": wasted / len(groups),
     }
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON gives it back."""
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.report.notes import FILE as NOTES
 from sixfold.report.rollouts import read_rollouts
+from sixfold.run.assemble import Assembly
 from sixfold.run.curriculum import read_pass_rates
+from sixfold.run.profile_key import profile_key
 from sixfold.run.start import train_run
 from sixfold.types import Task
 from tests.rank_runs import train_on_ranks
@@ -271,16 +274,48 @@ def stored(tmp_path: Path) -> Path:
 
 @pytest.mark.nightly
 def test_a_run_starts_from_stored_pass_rates(tmp_path: Path, stored: Path) -> None:
-    folder = run(tmp_path, "run", run__steps=2, data__curriculum__profile=str(stored))
+    """A resumed run has them in its checkpoint and does not need the file."""
+    more: dict[str, Any] = dict(data__curriculum__profile=str(stored), checkpoint__every=1)
+    folder = run(tmp_path, "run", run__steps=2, **more)
     assert {kind(name) for step in trained(folder) for name, _ in step} == {1}
     assert metrics(folder)[0]["data/easy_frac"] == pytest.approx(8 / 24)
+    assert (folder / NOTES).read_text().count("measured with other weights (weights, here ") == 1
+    stored.unlink()
+    run(tmp_path, "run", resume=True, **{**more, "run__steps": 4})
+    assert {kind(name) for step in trained(folder) for name, _ in step} == {1}
+    assert "measured with" not in (folder / NOTES).read_text().partition("resumed")[2]
+
+
+def test_the_model_and_settings_of_a_profile_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Path
+) -> None:
+    keys: list[ProfileKey] = []
+
+    def kept_key(assembly: Assembly) -> ProfileKey:
+        keys.append(profile_key(assembly))
+        return keys[-1]
+
+    def notes(name: str, key: ProfileKey) -> str:
+        stored.write_text(
+            "\n".join([json.dumps({"profile": 1, "key": asdict(key)}), *lines[1:], ""])
+        )
+        folder = run(tmp_path, name, run__steps=1, data__curriculum__profile=str(stored))
+        return (folder / NOTES).read_text() if (folder / NOTES).is_file() else ""
+
+    monkeypatch.setattr("sixfold.run.curriculum.profile_key", kept_key)
+    lines = stored.read_text().splitlines()
+    assert "measured with other weights" in notes("other", KEY)
+    assert "measured with" not in notes("same", keys[0])
+    other = replace(keys[0], sampling={**keys[0].sampling, "top_p": 0.5})
+    assert "measured with other sampling.top_p (0.5, here 1.0)" in notes("sampling", other)
 
 
 def test_a_profile_of_other_tasks_is_refused(tmp_path: Path, stored: Path) -> None:
     other = [Task("task-0", "another prompt", answer=0)]
     with pytest.raises(UserError, match=r"none of the 1 training tasks.*same prompts"):
         read_pass_rates(stored, other)
-    assert read_pass_rates(stored, TASKS[:2]) == {"task-0": (1.0, 8.0), "task-1": (0.5, 8.0)}
+    rates, key = read_pass_rates(stored, TASKS[:2])
+    assert rates == {"task-0": (1.0, 8.0), "task-1": (0.5, 8.0)} and key == KEY
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..controller.curriculum import Curriculum, Limits
 from ..controller.dead_letters import DeadLetters
-from ..data.profile import read_profile
+from ..data.profile import ProfileKey, read_profile
 from ..errors import UserError
 from ..types import Task
 from .assemble import Assembly
+from .profile_key import profile_key
 
 _SETTING = "data.curriculum.profile"
+_HASH = 12
+_SHOWN = 60
 
 
-def make_curriculum(assembly: Assembly, dead: DeadLetters) -> Curriculum | None:
+def make_curriculum(
+    assembly: Assembly, dead: DeadLetters, resumed: bool, warn: Callable[[str], None]
+) -> Curriculum | None:
     """The curriculum of a run. None if its tasks are all drawn alike.
 
     Args:
         assembly: tasks and settings.
         dead: prompts that were set aside.
+        resumed: the checkpoint has the pass rates, so the stored ones are not read again.
+        warn: called if the stored pass rates are those of another model or verifier.
 
     Raises:
         UserError: if no reward says what is solved, or if the stored pass rates cannot be read.
@@ -43,14 +51,24 @@ def make_curriculum(assembly: Assembly, dead: DeadLetters) -> Curriculum | None:
         config.half_life,
         config.samples,
     )
-    profile = read_pass_rates(Path(config.profile), tasks.train) if config.profile else {}
+    profile: Mapping[str, tuple[float, float]] = {}
+    if config.profile and not resumed:
+        profile, key = read_pass_rates(Path(config.profile), tasks.train)
+        if difference := _difference(key, assembly):
+            warn(
+                f"{_SETTING} = {config.profile} was measured with {difference} than this run has,"
+                " so its pass rates may be wrong here. Measure again with a stage stratify on the"
+                " model that is trained, or leave the setting empty"
+            )
     per_step, seed = assembly.recipe.rollout.prompts_per_step, assembly.recipe.run.seed
     whole = assembly.recipe.data.whole_steps
     return Curriculum(tasks.train, per_step, seed, tasks.weights, limits, profile, whole, dead)
 
 
-def read_pass_rates(path: Path, tasks: Sequence[Task]) -> Mapping[str, tuple[float, float]]:
-    """Stored pass rates: task id to (pass rate, samples).
+def read_pass_rates(
+    path: Path, tasks: Sequence[Task]
+) -> tuple[Mapping[str, tuple[float, float]], ProfileKey]:
+    """Stored pass rates: task id to (pass rate, samples), and what they depend on.
 
     Args:
         path: profile, as `sixfold data` stores it.
@@ -72,7 +90,24 @@ def read_pass_rates(path: Path, tasks: Sequence[Task]) -> Mapping[str, tuple[flo
             f"{_SETTING} = {path}: it has none of the {len(tasks)} training tasks. It must be"
             " measured on the same prompts, with the texts that the recipe puts around them"
         )
-    return found
+    return found, profile.key
+
+
+def _difference(stored: ProfileKey, assembly: Assembly) -> str:
+    """What the run has otherwise than the profile, with both values. "": nothing."""
+    own = profile_key(assembly)
+    if assembly.policy.lora:  # a new adapter changes nothing, and its base has other names
+        own = replace(own, weights=stored.weights)
+    name = own.difference(stored)
+    if not name:
+        return ""
+    values = []
+    for key in (stored, own):
+        part, _, setting = name.partition(".")
+        value = getattr(key, part)
+        shown = str(value.get(setting) if setting else value[:_HASH])
+        values.append(shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
+    return f"other {name} ({values[0]}, here {values[1]})"
 
 
 def never_judged(curriculum: Curriculum, assembly: Assembly, rounds: int) -> str:

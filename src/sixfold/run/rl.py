@@ -131,7 +131,9 @@ class RlStage(TrainingStage):
         self._dead = DeadLetters(0 if schedule else most, tasks.train, tasks.weights)
         if most:
             components["dead_letters"] = WithoutTensors(self._dead)
-        self._curriculum = make_curriculum(assembly, self._dead)
+        self._curriculum = make_curriculum(
+            assembly, self._dead, context.state.step > 0, context.warn
+        )
         if self._curriculum:
             components["curriculum"] = WithoutTensors(self._curriculum)
             rounds = roles.method.dynamic_sampling
