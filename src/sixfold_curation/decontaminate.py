@@ -17,7 +17,7 @@ from .overlap import LONG_RUN, Phrases, contained, hashes_of, masked
 from .paraphrase import Paraphrases
 from .similar import CONTENT_ALONE, Texts, compared, cut, is_common
 from .stage import Context, Decision, Health, Record, Rows, Stage
-from .text import answer_key
+from .text import answer_key, tokens_per_word
 from .words import DECIDES, NUMBER, Hashes, Words, whole
 
 LEAST_CONTAINED = 4
@@ -152,6 +152,7 @@ class _Finder:
     def __init__(self, prompts: list[EvaluationRow], texts: Texts) -> None:
         self.prompts = Words(prompt.prompt for prompt in prompts)
         self.texts = texts
+        self.density = np.array([tokens_per_word(prompt.prompt) for prompt in prompts])
         self.found: dict[int, Found] = {}
         self._prompt_texts = compared(self.prompts)
         self._different = texts.different()
@@ -172,7 +173,7 @@ class _Finder:
 
     def phrases(self, length: int, mask: bool) -> int:
         """n-grams. Returns how many common ones are left out."""
-        index = Phrases(self.prompts, length, mask)
+        index = Phrases(self.prompts, length, mask, self.density)
         common = index.leave_out_common(self.texts.words, self._different)
         for match in index.matches(self.texts.words):
             rule = "number_swap" if mask else "n_gram"
@@ -184,7 +185,7 @@ class _Finder:
     def short(self, length: int) -> None:
         """Prompts that are too short for an n-gram, inside others."""
         sizes = np.diff(self.prompts.starts)
-        chosen = np.flatnonzero((sizes >= LEAST_CONTAINED) & (sizes < length))
+        chosen = np.flatnonzero((sizes >= LEAST_CONTAINED * self.density) & (sizes < length))
         for text, prompt in contained(self.prompts, chosen, self.texts.words):
             self._add(text, "contained", prompt, f"all of its {sizes[prompt]} words")
 
@@ -197,9 +198,10 @@ class _Finder:
         values, counts = np.unique(different, return_counts=True)
         common = values[is_common(counts, int(self._different.sum()))]
         for text in hit[~np.isin(hashes[hit], common)].tolist():
-            if ((self.texts.content(text) & (DECIDES | NUMBER)) == 0).sum() < LEAST_PROSE:
-                continue
-            self._add(text, "number_swap", prompts[int(hashes[text])], "the same, other numbers")
+            prompt = prompts[int(hashes[text])]
+            prose = ((self.texts.content(text) & (DECIDES | NUMBER)) == 0).sum()
+            if prose >= LEAST_PROSE * self.density[prompt]:
+                self._add(text, "number_swap", prompt, "the same, other numbers")
 
     def paraphrased(self, like: Paraphrases) -> None:
         for found in like.found(self.texts.words):

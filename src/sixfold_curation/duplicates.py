@@ -13,7 +13,7 @@ from pydantic import Field
 
 from .similar import Similarity, Texts, compared, proposed
 from .stage import Context, Decision, Health, Record, Rows, Stage
-from .text import answer_key
+from .text import UNTELLING, answer_key
 from .words import Hashes, Words, text_hash
 
 COPIES_ALARM = 0.5
@@ -33,7 +33,9 @@ class Duplicates(Stage):
     put into one form (`text.tokens`). Near duplicates have a Jaccard similarity of word shingles of
     at least `threshold`, the same numbers, operators and deciding words in the same order, and no
     other answer. If the answers are equal, it is enough that single words are so similar, or that
-    one prompt holds so much of the other. The first row is kept.
+    one prompt holds so much of the other. Unless equal answers vouch for it, prompts that begin or
+    end with other words, beside grammar and instructions, ask for something else. The first row is
+    kept.
 
     Args:
         threshold: Jaccard similarity of near duplicates. 1: exact duplicates only.
@@ -78,6 +80,7 @@ class Duplicates(Stage):
         """Mark near duplicates of earlier rows among those that are kept so far."""
         kept = marks.reason == KEPT
         similarity = Similarity(texts, self.shingle)
+        vouches = ~np.isin(answers, [0, *map(text_hash, UNTELLING)]) & texts.has_numbers()
         pairs = proposed(texts, kept, self.shingle, self.threshold, answers)
         for later, earlier in pairs.tolist():
             first = int(marks.other[earlier]) if marks.reason[earlier] == NEAR else earlier
@@ -89,6 +92,9 @@ class Duplicates(Stage):
             if same and value < self.threshold and texts.asked[later] == texts.asked[first]:
                 value = similarity.shared(later, first)
             if value < self.threshold:
+                continue
+            vouched = known and (not same or vouches[later])
+            if not vouched and not similarity.agree(later, first):
                 continue
             marks.reason[later] = SIMILAR if known and not same else NEAR
             marks.other[later], marks.value[later] = first, value

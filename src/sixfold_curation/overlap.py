@@ -55,9 +55,13 @@ class Phrases:
         prompts: words of the prompts.
         length: words of an n-gram.
         mask: numbers are all the same.
+        density: words of each prompt per word with spaces (`text.tokens_per_word`).
     """
 
-    def __init__(self, prompts: Words, length: int, mask: bool) -> None:
+    def __init__(
+        self, prompts: Words, length: int, mask: bool, density: NDArray[np.float64]
+    ) -> None:
+        self._density = density
         self._length, self._mask, self._prompts = length, mask, len(prompts)
         ids, starts = prompts.read(0, len(prompts)), prompts.starts
         hashes, places = rolling(masked(ids) if mask else ids, starts, length)
@@ -134,7 +138,8 @@ class Phrases:
     def _judged(self, text: int, prompt: int, shared: int, run: int, grams: int) -> Match | None:
         usable, all_grams = int(self._usable[prompt]), int(self._all[prompt])
         # Of a short task before common boilerplate, only n-grams that reach into both are left.
-        least = self._length if self._mask else LEAST_MATCHES
+        density = float(self._density[prompt])
+        least = self._length if self._mask else LEAST_MATCHES * density
         if shared < min(least, all_grams):
             return None
         share, run_words = shared / usable, run + self._length - 1
@@ -142,7 +147,7 @@ class Phrases:
             return Match(text, prompt, share, run_words)
         if self._mask:
             return None
-        if shared / grams >= FRAGMENT or run_words >= LONG_RUN:
+        if shared / grams >= FRAGMENT or run_words >= LONG_RUN * density:
             return Match(text, prompt, max(share, shared / grams), run_words)
         return None
 

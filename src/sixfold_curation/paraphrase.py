@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .text import tokens
+from .text import is_unspaced, tokens
 from .words import Ids, Places, Vocabulary, Words
 
 Weights = NDArray[np.float64]
@@ -82,7 +82,7 @@ class Paraphrases:
                 row.add(feature)
                 if word[0].isdigit():
                     numbers.add(feature)
-                elif len(word) == 1:
+                elif len(word) == 1 or is_unspaced(word):
                     signs.add(feature)
             rows.append(np.array(sorted(row), dtype=np.int64))
         self._rows = rows

@@ -10,7 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .words import DECIDES, NUMBER, Hashes, Ids, Places, Words, mixed, rolling, whole
+from .text import FILLERS
+from .words import DECIDES, NUMBER, Hashes, Ids, Places, Vocabulary, Words, mixed, rolling, whole
 
 Pairs = NDArray[np.int64]
 
@@ -25,6 +26,11 @@ COMMON_SHARE = 0.01
 CONTENT_ALONE = 8
 """Words that a prompt must have beside boilerplate to be compared without it."""
 
+EDGE = 32
+"""First and last words beside fillers in which prompts must agree if nothing else says that they
+ask the same: what is asked mostly stands there."""
+
+_FILLERS = np.array(sorted(Vocabulary().ids(FILLERS)), dtype=np.uint32)
 _NOTHING = whole(np.zeros(0, np.uint32), np.zeros(2, np.int64))[0]
 _BUCKETS = 1 << 20
 _NEIGHBOURS = 8
@@ -52,6 +58,10 @@ class Texts:
     task: Hashes
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
+
+    def has_numbers(self) -> NDArray[np.bool_]:
+        """True for texts with several numbers."""
+        return self.task == self.asked
 
     def different(self) -> NDArray[np.bool_]:
         """True for the first text of those that ask the same: copies say nothing about how common
@@ -284,6 +294,17 @@ class Similarity:
         left, right = (self._sets(text, False, self._shingle) for text in (one, other))
         inside = len(left & right) / max(min(len(left), len(right)), 1)
         return max(inside, self._jaccard((one, True), (other, True), 1))
+
+    def agree(self, one: int, other: int) -> bool:
+        """Whether both begin and end with the same words beside fillers, in the same order."""
+        left, right = (self._telling(text) for text in (one, other))
+        return np.array_equal(left[:EDGE], right[:EDGE]) and np.array_equal(
+            left[-EDGE:], right[-EDGE:]
+        )
+
+    def _telling(self, text: int) -> Ids:
+        ids = self._texts.words.read(text, text + 1)
+        return ids[~np.isin(ids, _FILLERS)]
 
     def _jaccard(self, one: tuple[int, bool], other: tuple[int, bool], shingle: int) -> float:
         left, right = self._sets(*one, shingle), self._sets(*other, shingle)

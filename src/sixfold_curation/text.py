@@ -19,19 +19,53 @@ _LATEX: dict[str, str] = _TABLES["latex"] | dict.fromkeys(_TABLES["layout"].spli
 _NUMBERS: dict[str, str] = _TABLES["numbers"]
 DECIDING: frozenset[str] = frozenset(_TABLES["deciding"].split())
 """Words that decide the answer by themselves."""
+DECIDING_CHARACTERS: frozenset[str] = frozenset(_TABLES["deciding_characters"].split())
+"""The same in scripts without spaces: numerals, negations, and what words for quantities have."""
+FILLERS: frozenset[str] = frozenset(_TABLES["fillers"].split())
+"""Words that do not say what a prompt asks for: grammar, and how to solve and answer it."""
+UNTELLING: frozenset[str] = frozenset(_TABLES["untelling"].split())
+"""Answers, as `answer_key` gives them, that questions of all kinds have."""
+CHARACTERS_PER_WORD = 2
+"""Of scripts without spaces."""
 
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?")
 _LATEX_SPACE = re.compile(r"\\[,;:!> ]|\\\\(?:\[[^\]]*\])?|(?<!\\)~")
 _SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)")
 _DELIMITER = re.compile(r"\\[()\[\]]|\\(?=[$%{}#&_])|(?<!\\)\$")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,|\{,\})\d{3})+(?![\d,]*\d)")
-_SYMBOLS = str.maketrans(_TABLES["symbols"])
-_TOKEN = re.compile(
-    r"\d+(?:\.\d+)?|[^\W\d_]+(?:'[^\W\d_]+)*|<=|>=|!=|\*\*|\.{3}|(?:(?<=[\d)])|(?<=\b\w))!"
-    r"|[-+*/^=<>|%()\[\]]"
-    r"|(?:(?<=^\w)|(?<=[^\w'\"]\w))'+(?!\w)|(?<=[^\W\d_])#|#(?=[^\W\d_])|[~!](?=[^\W\d_]|\()"
-    r"|[^\w\s.,;:!?'\"{}\\$&#~_]"
+_OTHER = [chr(code) for code in range(0x80, 0x3100)]
+_MARKS = "".join(sign for sign in _OTHER if unicodedata.category(sign)[0] == "M")
+"""Vowel signs and accents, which belong to the letter before them."""
+_PUNCTUATION = dict.fromkeys(
+    (sign for sign in _OTHER if unicodedata.category(sign)[0] == "P" and sign not in "‖‰"), " "
 )
+_SYMBOLS = str.maketrans(_PUNCTUATION | _TABLES["symbols"])
+_UNSPACED = (
+    "\u0e00-\u0edf\u0f00-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U000323af"
+)
+"""Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana and Han."""
+_LETTER = r"[^\W\d_]"
+_SPACED = rf"[^\W\d_{_UNSPACED}](?:[^\W\d_{_UNSPACED}]|[{_MARKS}])*"
+
+
+def _tokens_of(word: str) -> re.Pattern[str]:
+    """Pattern of tokens.
+
+    Args:
+        word: pattern of a word.
+    """
+    return re.compile(
+        rf"\d+(?:\.\d+)?|{word}|<=|>=|!=|\*\*|\.{{3}}|(?:(?<=[\d)])|(?<=\b\w))!"
+        r"|[-+*/^=<>|%()\[\]]"
+        r"|(?:(?<=^\w)|(?<=[^\w'\"]\w))'+(?!\w)"
+        rf"|(?<={_LETTER})#|#(?={_LETTER})|[~!](?={_LETTER}|\()"
+        r"|[^\w\s.,;:!?'\"{}\\$&#~_]"
+    )
+
+
+_ASCII_TOKEN = _tokens_of(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_TOKEN = _tokens_of(rf"{_SPACED}(?:'{_SPACED})*|(?={_LETTER})[{_UNSPACED}][{_MARKS}]*")
 
 
 def plain(text: str) -> str:
@@ -58,14 +92,24 @@ def _command(found: re.Match[str]) -> str:
 def tokens(text: str) -> list[str]:
     """Words, numbers and operators, in order. "five" is 5.
 
-    Punctuation, hyphens between words, and brackets around one token, as in "(a)", are left out.
+    A character of a script without spaces counts as a word. Punctuation, hyphens between words, and
+    brackets around one token, as in "(a)", are left out.
     """
-    found = _TOKEN.findall(plain(text))
+    text = plain(text)
+    found = (_ASCII_TOKEN if text.isascii() else _TOKEN).findall(text)
     return [
         _NUMBERS.get(token, token)
         for at, token in enumerate(found)
         if token not in _SIGNS or not _is_layout(found, at)
     ]
+
+
+def tokens_per_word(text: str) -> float:
+    """1 for a text with spaces, up to CHARACTERS_PER_WORD for one without."""
+    found = tokens(text)
+    characters = sum(map(is_unspaced, found))
+    words = len(found) - characters + characters / CHARACTERS_PER_WORD
+    return len(found) / words if found else 1.0
 
 
 _SIGNS = frozenset(("-", "/", "(", ")", "[", "]", "*", "**", ">", "|"))
@@ -86,12 +130,22 @@ def _is_layout(found: list[str], at: int) -> bool:
 
 
 def _is_prose(token: str) -> bool:
-    return len(token) > 1 and token[0].isalpha()
+    return (len(token) > 1 and token[0].isalpha()) or is_unspaced(token)
+
+
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+
+
+def is_unspaced(token: str) -> bool:
+    """Whether a token is a character of a script without spaces: a part of a word."""
+    return not token.isascii() and bool(_IS_UNSPACED.match(token))
 
 
 @lru_cache(maxsize=1 << 18)
 def decides(token: str) -> bool:
     """Whether another token in its place makes another task: numbers, letters, operators, ..."""
+    if is_unspaced(token):
+        return token in DECIDING_CHARACTERS
     if len(token) == 1:
         return token not in "ai"
     return not token[0].isalpha() or token in DECIDING

@@ -92,6 +92,39 @@ def test_lookalikes_are_kept(stage: Decontaminate) -> None:
     assert not health.alarm
 
 
+CHINESE = (
+    "小明的书架上有36本故事书和24本科学书，他把其中的15本送给了图书馆。请问小明现在还有多少本书？"
+)
+JAPANESE = (
+    "太郎さんはりんごを36個、みかんを24個持っています。"
+    "15個を友達にあげると、果物は全部で何個になりますか。"
+)
+STOCK = "如图所示，在平面直角坐标系中，点A"  # 14 characters that begin many problems
+UNSPACED_LEAKS = {
+    CHINESE.replace("，", " , "): ("same_text", 0),
+    f"Solve this: {CHINESE} Show your work.": ("n_gram", 0),
+    f"请认真思考。{JAPANESE[:-12]}答えは？": ("n_gram", 1),
+    "ペン17本を4円、本16冊を8円、箱5個を26円で買うといくら？": ("number_swap", 4),
+}
+UNSPACED_KEPT = [
+    STOCK + "与点B关于原点对称，求点B到直线的距离。",
+    "用代入法解方程组，并检验所得的结果是否正确。",
+    "小明的书架上有12本漫画书，他又买了8本，请问小明一共有多少本漫画书？",
+    "花子さんは鉛筆を12本持っています。5本を妹にあげました。残りは何本ですか。",
+]
+
+
+def test_leaks_are_found_in_scripts_without_spaces(tmp_path: Path) -> None:
+    file = tmp_path / "made.jsonl"
+    prompts = [CHINESE, JAPANESE, STOCK + "的坐标是(3, 4)，求线段OA的长度。", "解方程组"]
+    prompts.append("ペン12本を3円、本14冊を9円、箱2個を25円で買うといくら？")
+    file.write_text("".join(json.dumps({"question": text}) + "\n" for text in prompts))
+    stage = Decontaminate(evaluations=({"data": str(file)},))  # type: ignore[arg-type]
+    decisions, _ = run(stage, [*UNSPACED_LEAKS, *UNSPACED_KEPT])
+    found = [(d.reason, int(d.note.split(":")[0][5:])) for d in decisions if not d.kept]
+    assert found == list(UNSPACED_LEAKS.values())
+
+
 def test_boilerplate_of_evaluation_and_training_flags_nothing(tmp_path: Path) -> None:
     file = tmp_path / "boxed.jsonl"
     file.write_text("".join(json.dumps({"problem": t + BOX}) + "\n" for t in EVALUATION))

@@ -62,12 +62,61 @@ def test_prompts_that_ask_something_else_are_kept(pair: tuple[str, str]) -> None
 
 
 def test_near_duplicates_name_the_row_that_is_kept() -> None:
-    decisions, _ = run(
-        Duplicates(), [STORY, STORY.replace("Tom", "Tim"), "Think. " + STORY, "What is 1 + 1?"]
-    )
+    prompts = [STORY, STORY.replace("Tom", "Tim"), "Think. " + STORY, "What is 1 + 1?"]
+    decisions, _ = run(Duplicates(), [(prompt, "12") for prompt in prompts])
     assert [d.reason for d in decisions] == ["", "near_duplicate", "near_duplicate", ""]
     assert decisions[1].note.endswith("with s/0")
-    assert dropped(run(Duplicates(threshold=1.0), [STORY, STORY.replace("Tom", "Tim")])[0]) == []
+    exact, _ = run(Duplicates(threshold=1.0), [(prompt, "12") for prompt in prompts])
+    assert dropped(exact) == []
+    unanswered, _ = run(Duplicates(), prompts)
+    assert [d.reason for d in unanswered] == ["", "", "near_duplicate", ""]
+
+
+LONG = " ".join(f"{a}{b}" for a in ("ba", "de", "fi", "go", "ku") for b in "bdfgklmnprstvz")
+OTHER_WORD = [
+    ("Write a short poem for my sister about the rain.", "rain", "snow", ""),
+    (f"Translate the text into French: {LONG}", "French", "German", ""),
+    (f"{LONG} Put this into French", "French", "German", ""),
+    (f"Translate the French text below: {LONG}", "the French text", "the text", ""),
+    ("Is the capital of the old kingdom of Spain in the north?", "Spain", "France", "No"),
+    ("Who wrote the famous English novel that is called Emma?", "Emma", "Persuasion", "Austen"),
+    ("请帮我写一首关于春天的雨的短诗，要求语言优美，感情真挚。", "雨", "雪", ""),
+    ("次の文章を英語に翻訳してください。猫は庭で静かに眠っている。", "英", "仏", ""),
+]
+
+
+@pytest.mark.parametrize("case", OTHER_WORD)
+def test_prompts_that_no_answer_joins_differ_in_one_word(case: tuple[str, str, str, str]) -> None:
+    """A long text that differs in its middle is a near duplicate nevertheless."""
+    prompt, word, other, answer = case
+    pair = [(prompt, answer), (prompt.replace(word, other), answer)]
+    assert dropped(run(Duplicates(threshold=0.5), pair)[0]) == []
+    copies = [(prompt, answer), (f"Please, {prompt}", answer), (f"{prompt} Thanks", answer)]
+    assert dropped(run(Duplicates(threshold=0.5), copies)[0]) == [1]
+
+
+def test_long_texts_without_answers_may_differ_in_their_middle() -> None:
+    middle = LONG.replace("fip", "other")
+    assert middle != LONG and dropped(run(Duplicates(), [LONG, middle])[0]) == [1]
+
+
+CHINESE = (
+    "小明的书架上有36本故事书和24本科学书，他把其中的15本送给了图书馆。请问小明现在还有多少本书？"
+)
+JAPANESE = (
+    "太郎さんはりんごを36個、みかんを24個持っています。"
+    "15個を友達にあげると、果物は全部で何個になりますか。"
+)
+
+
+@pytest.mark.parametrize("text", [CHINESE, JAPANESE, f"Solve the problem below. {CHINESE}"])
+def test_texts_without_spaces_are_compared_by_characters(text: str) -> None:
+    near = text.replace("小明", "小华").replace("友達", "友人")
+    other = text.replace("15", "16")
+    decisions, _ = run(Duplicates(), [(text, "45"), (near, "45"), (other, "44"), (other, "44")])
+    assert [d.reason for d in decisions] == ["", "near_duplicate", "", "duplicate"]
+    spaced = text.replace("，", " ， ").replace("。", ". ").replace("36", "３６")
+    assert dropped(run(Duplicates(), [text, spaced])[0]) == [1]
 
 
 def test_a_similar_prompt_with_another_answer_is_kept_and_named() -> None:
@@ -179,4 +228,7 @@ def test_answers_are_compared_in_one_form() -> None:
 def test_tokens_keep_what_decides_and_leave_out_layout() -> None:
     assert tokens("(a) Is −3 ≤ x?") == ["a", "is", "-", "3", "<=", "x"]
     assert tokens("x^{10}") == tokens("x^10") == ["x", "^", "10"]
+    assert tokens("求x的值，使x+3=7。") == [*"求x的值使x+3=7"]
+    assert tokens("ที่นี่ 5 ตัว") == ["ที่", "นี่", "5", "ตั", "ว"]  # a letter with its marks
+    assert tokens("“कितने सेब” हैं?") == ["कितने", "सेब", "हैं"]
     assert tokens("5! + 3") == ["5", "!", "+", "3"] and tokens("Great!") == ["great"]
