@@ -30,6 +30,7 @@ from typing import Any
 
 from sixfold_curation.decontaminate import Decontaminate
 from sixfold_curation.duplicates import Duplicates
+from sixfold_curation.gold import Gold
 from sixfold_curation.language import Language
 from sixfold_curation.licence import Licence
 from sixfold_curation.personal_data import PersonalData
@@ -51,9 +52,15 @@ SHARES = {
     "reformatted": 0.04,
     "near_duplicate": 0.04,
     "conflict": 0.02,
+    "wrong_gold": 0.025,
+    "open_copy": 0.01,
+    "open_word": 0.02,
     "lookalike": 0.06,
 }
-"""Planted rows of each kind, as a share of all rows. Lookalikes have no fault."""
+"""Planted rows of each kind, as a share of all rows. Lookalikes have no fault, nor have prompts
+without an answer that differ in one word (`open_word`)."""
+OPEN = 0.04
+"""Share of rows without a fault that have no answer."""
 
 STAGE_OF = {
     "licence": "licence",
@@ -68,6 +75,12 @@ STAGE_OF = {
     "reformatted": "duplicates",
     "near_duplicate": "duplicates",
     "conflict": "duplicates",
+    "open_copy": "duplicates",
+    "gold_sum": "gold",
+    "gold_differs": "gold",
+    "gold_option": "gold",
+    "gold_missing": "gold",
+    "gold_calculation": "gold",
 }
 
 
@@ -81,6 +94,7 @@ class Row:
         licence: the licence that it states.
         truth: the fault that is planted, or "".
         like: number of the row of which it is a copy, or -1.
+        solution: the worked solution, or "".
     """
 
     prompt: str
@@ -88,6 +102,7 @@ class Row:
     licence: str = "apache-2.0"
     truth: str = ""
     like: int = -1
+    solution: str = ""
 
 
 class Maker:
@@ -102,6 +117,7 @@ class Maker:
         self.random = random.Random(seed)
         self.forms = forms
         self.words = {name: text.split() for name, text in TEXTS["words"].items()}
+        self._topical: set[str] = set()
 
     def filled(self, template: str) -> str:
         """A template with numbers, names and things."""
@@ -126,7 +142,72 @@ class Maker:
         licence = pick.choice(
             ["apache-2.0", "MIT", "CC BY 4.0", "cc-by-sa-4.0", "CC0", "Apache 2.0"]
         )
-        return Row(prompt, str(pick.randint(2, 9999)), licence)
+        answer = _answer_of(prompt, pick)
+        solution = self.solved(int(answer)) if pick.random() < 0.4 else ""
+        return Row(prompt, answer, licence, solution=solution)
+
+    def open(self) -> Row:
+        """A row without a fault and without an answer."""
+        return replace(self.background(), prompt=self.topical(), answer="", solution="")
+
+    def topical(self) -> str:
+        """A new prompt about things of which any may stand in the place of another."""
+        pick = self.random
+        filled = {"t": pick.choice(TEXTS["open"]["topics"].split())}
+        filled |= {"l": pick.choice(TEXTS["open"]["languages"].split())}
+        filled |= {"i": pick.choice(self.words["things"]), "p": pick.choice(self.words["places"])}
+        story = self.filled(pick.choice(TEXTS["background"]["stories"]))
+        return self._new(pick.choice(TEXTS["open"]["prompts"]).format(**filled, s=story)) or (
+            self.topical()
+        )
+
+    def _new(self, prompt: str) -> str:
+        """The prompt, or "" if it was made before."""
+        known = prompt in self._topical
+        self._topical.add(prompt)
+        return "" if known else prompt
+
+    def other_topic(self, row: Row) -> Row:
+        """The same prompt with one other word."""
+        for words in (TEXTS["open"]["topics"].split(), TEXTS["open"]["languages"].split()):
+            for word in words:
+                if re.search(rf"\b{word}\b", row.prompt):
+                    others = [row.prompt.replace(word, other) for other in words if other != word]
+                    self.random.shuffle(others)
+                    return replace(row, prompt=next(filter(self._new, others)))
+        raise ValueError(row.prompt)
+
+    def open_copy(self, row: Row) -> Row:
+        form = self.random.choice(TEXTS["open"]["copies"][self.forms])
+        return replace(row, prompt=form.format(p=row.prompt))
+
+    def solved(self, answer: int) -> str:
+        """A worked solution that ends with an answer."""
+        part = self.random.randint(1, 99)
+        form = self.random.choice(TEXTS["gold"]["solutions"][self.forms])
+        return form.format(a=answer, b=part, c=answer - part, d=2 * answer, e=f"{answer:,}")
+
+    def wrong_gold(self, number: int) -> Row:
+        """A row whose answer is wrong by what the row itself says."""
+        pick, row, texts = self.random, self.background(), TEXTS["gold"]
+        kind = ("sum", "differs", "option", "missing", "calculation")[number % 5]
+        right = pick.randint(12, 9999)
+        wrong = str(pick.choice([right + 1, right - 1, 10 * right, -right, right + 90]))
+        if kind == "sum":
+            prompt = self.filled(pick.choice(texts["sums"][self.forms]))
+            row = replace(row, prompt=prompt, answer=str(int(_answer_of(prompt, pick)) + 1))
+        elif kind == "differs":
+            row = replace(row, answer=wrong, solution=self.solved(right))
+        elif kind == "option":
+            options = texts["options"][self.forms].format(*(right + n for n in range(4)))
+            row = replace(row, prompt=f"{row.prompt}\n{options}", answer=pick.choice("EFGH"))
+        elif kind == "missing":
+            row = replace(row, answer=pick.choice(texts["missing"][self.forms]))
+        else:
+            form = pick.choice(texts["calculations"][self.forms])
+            values = {"x": right, "y": number, "z": right + number + pick.choice([1, -1, 10])}
+            row = replace(row, solution=form.format(**values), answer=str(values["z"]))
+        return replace(row, truth=f"gold_{kind}")
 
     def lookalike(self, rows: list[Row]) -> Row:
         """A row that looks like a fault and is none."""
@@ -152,7 +233,7 @@ class Maker:
                 between = row.prompt[one.end() : two.start()]
                 prompt = row.prompt[: one.start()] + two.group() + between + one.group()
                 prompt += row.prompt[two.end() :]
-        return replace(row, prompt=prompt, answer=str(self.random.randint(2, 9999)))
+        return replace(row, prompt=prompt, answer=_answer_of(prompt, self.random), solution="")
 
     # Faults, each made from a row without one.
 
@@ -320,6 +401,15 @@ _FORMATS: dict[str, list[Callable[[str], str]]] = {
 }
 
 
+def _answer_of(prompt: str, pick: random.Random) -> str:
+    """The sum of a prompt that is one, a number for another prompt."""
+    found = re.match(r"\D*?(\d+) ([-+]) (\d+)(?: \* (\d+))?(?=[?.=]| =|$)", prompt)
+    if not found or not re.match(r"(What is|Calculate|Compute|Evaluate|Find) ?\d|\d", prompt):
+        return str(pick.randint(2, 9999))
+    left, right = int(found[1]), int(found[3]) * int(found[4] or 1)
+    return str(left + right if found[2] == "+" else left - right)
+
+
 def _other_number(text: str, pick: random.Random) -> str:
     numbers = list(re.finditer(r"\d+", text))
     if not numbers:
@@ -368,8 +458,9 @@ def planted(rows: int, seed: int, forms: str) -> tuple[list[Row], list[str]]:
     maker = Maker(seed, forms)
     prompts = [_fill(texts[0], _values(at)) for at, texts in enumerate(LEAKS["evaluation"])]
     counts = {kind: int(share * rows) for kind, share in SHARES.items()}
-    plain = [maker.background() for _ in range(rows - sum(counts.values()))]
-    made = list(plain)
+    unanswered = int(OPEN * rows)
+    plain = [maker.background() for _ in range(rows - sum(counts.values()) - unanswered)]
+    made = [*plain, *(maker.open() for _ in range(unanswered))]
     for kind in ("licence", "personal_data", "language", "answer_in_prompt"):
         make = getattr(maker, kind)
         made += [replace(make(maker.background()), truth=kind) for _ in range(counts[kind])]
@@ -383,7 +474,13 @@ def planted(rows: int, seed: int, forms: str) -> tuple[list[Row], list[str]]:
             at = sources.pop()
             copy = plain[at] if kind == "conflict" else getattr(maker, kind)(plain[at])
             answer = str(int(copy.answer) + 1) if kind == "conflict" else copy.answer
-            made.append(replace(copy, truth=kind, like=at, answer=answer))
+            solution = "" if kind == "conflict" else copy.solution
+            made.append(replace(copy, truth=kind, like=at, answer=answer, solution=solution))
+    made += [maker.wrong_gold(number) for number in range(counts["wrong_gold"])]
+    bases = maker.random.sample(range(len(plain), len(plain) + unanswered), counts["open_copy"])
+    made += [replace(maker.open_copy(made[at]), truth="open_copy", like=at) for at in bases]
+    others = maker.random.choices(range(len(plain), len(plain) + unanswered), k=counts["open_word"])
+    made += [maker.other_topic(made[at]) for at in others]
     order = list(range(len(made)))
     maker.random.shuffle(order)
     place = {at: number for number, at in enumerate(order)}
@@ -407,7 +504,7 @@ def records(rows: list[Row]) -> list[Record]:
     made = []
     for at, row in enumerate(rows):
         fields: dict[str, Any] = {"id": f"planted/{at}", "source": "planted", "prompt": row.prompt}
-        fields |= {"answer": row.answer, "licence": row.licence}
+        fields |= {"answer": row.answer, "licence": row.licence, "solution": row.solution or None}
         made.append(
             Record(
                 at,
@@ -429,6 +526,7 @@ def stages(evaluation: Path) -> list[Stage]:
         Language(),
         Decontaminate(evaluations=({"data": str(evaluation)},)),
         Duplicates(),
+        Gold(),
     ]
 
 

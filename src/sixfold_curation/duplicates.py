@@ -89,7 +89,8 @@ class Duplicates(Stage):
             known = bool(answers[later] and answers[first])
             same = known and answers[later] == answers[first]
             value = similarity.jaccard(later, first)
-            if same and value < self.threshold and texts.asked[later] == texts.asked[first]:
+            alike = same and texts.asked[later] == texts.asked[first]
+            if value < self.threshold and (alike or texts.telling[later] == texts.telling[first]):
                 value = similarity.shared(later, first)
             if value < self.threshold:
                 continue

@@ -9,6 +9,7 @@ STAGES: dict[str, str] = {
     "licence": "sixfold_curation.licence:Licence",
     "personal_data": "sixfold_curation.personal_data:PersonalData",
     "feasibility": "sixfold_curation.feasibility:Feasibility",
+    "gold": "sixfold_curation.gold:Gold",
     "mix": "sixfold_curation.mix:Mix",
     "recycle": "sixfold_curation.recycle:Recycle",
     "stratify": "sixfold_curation.stratify:Stratify",

@@ -46,6 +46,7 @@ class Texts:
         words: their words.
         whole: a hash of all words of each text.
         asked: a hash of the words that decide what is asked.
+        telling: a hash of the words beside fillers.
         task: the same for texts with several numbers, and `whole` for others, by which different
             texts are counted.
         begins: number of words of boilerplate at the start of each text.
@@ -55,6 +56,7 @@ class Texts:
     words: Words
     whole: Hashes
     asked: Hashes
+    telling: Hashes
     task: Hashes
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
@@ -85,15 +87,16 @@ class Texts:
 def compared(words: Words) -> Texts:
     """What is compared of texts."""
     none = np.zeros(0, np.uint64)
-    all_words, asked, task = [none], [none], [none]
+    all_words, asked, telling, task = [none], [none], [none], [none]
     for _, ids, starts in words.blocks():
         all_words.append(whole(ids, starts))
         asked.append(whole(ids, starts, (ids & DECIDES).astype(bool)))
+        telling.append(whole(ids, starts, ~np.isin(ids, _FILLERS)))
         numbers = np.diff(np.append(0, np.cumsum((ids & NUMBER) > 0))[starts])
         task.append(np.where(numbers >= _SEVERAL, asked[-1], all_words[-1]))
-    hashes = [np.concatenate(parts) for parts in (all_words, asked, task)]
+    hashes = [np.concatenate(parts) for parts in (all_words, asked, telling, task)]
     begins, ends = np.zeros(len(words), np.int32), np.diff(words.starts).astype(np.int32)
-    found = Texts(words, hashes[0], hashes[1], hashes[2], begins, ends)
+    found = Texts(words, *hashes, begins, ends)
     begins, ends = _boilerplate(words, found.different())
     return replace(found, begins=begins, ends=ends)
 
@@ -175,7 +178,8 @@ def proposed(
         shingle: words per shingle.
         threshold: Jaccard similarity at which a pair must be found.
         answers: a hash of the answer of each text, 0 if there is none. Texts with the same answer
-            that ask the same are proposed too, however many other words they have.
+            that ask the same are proposed too, however many other words they have, and so are
+            texts without an answer that have the same words beside fillers.
 
     Returns:
         Pairs `[P, 2]`, sorted by the later text, then the earlier one.
@@ -183,7 +187,10 @@ def proposed(
     owner, asked, tables = _tables(texts, chosen, shingle, threshold)
     known = (answers[owner] != 0) & (asked != _NOTHING)
     alone = np.arange(len(owner), dtype=np.uint64)
-    same = np.where(known, mixed(asked + answers[owner]), mixed(alone)) >> np.uint64(32)
+    telling = texts.telling[owner]
+    named = (answers[owner] == 0) & (telling != _NOTHING)
+    same = np.where(known, mixed(asked + answers[owner]), np.where(named, telling, mixed(alone)))
+    same = same >> np.uint64(32)
     tables = np.concatenate([tables, same.astype(np.uint32)[:, None]], axis=1)
     found = np.zeros(0, dtype=np.int64)
     for table in tables.T:
@@ -289,7 +296,7 @@ class Similarity:
 
     def shared(self, one: int, other: int) -> float:
         """Share of the shingles of one text that the other has too, or Jaccard similarity of
-        single words, whichever is more. For texts that ask the same and have the same answer.
+        single words, whichever is more. For texts that are likely to ask the same.
         """
         left, right = (self._sets(text, False, self._shingle) for text in (one, other))
         inside = len(left & right) / max(min(len(left), len(right)), 1)
