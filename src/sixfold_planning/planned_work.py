@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sixfold.data.profile import Measured, measured
 from sixfold.errors import UserError
 from sixfold.recipe.model_shape import ModelShape
 from sixfold.recipe.plan import Plan, make_plan
@@ -33,6 +34,7 @@ class Inputs:
         work: work of one step.
         sizes_from: where the sizes of the model come from.
         assumed: assumptions that follow from no setting, one sentence each.
+        rates: pass rates of the tasks that the recipe's profile has. Empty: it names none.
     """
 
     title: str
@@ -41,6 +43,7 @@ class Inputs:
     work: Workload
     sizes_from: str
     assumed: tuple[str, ...]
+    rates: tuple[float, ...] = ()
 
 
 def planned_inputs(
@@ -52,10 +55,11 @@ def planned_inputs(
         title: name of the recipe or model.
         recipe: the recipe.
         arch: sizes of the model. None: those of its config.json, or of the table of public models.
-        mean_tokens: mean length of completions. None: half of the bound.
+        mean_tokens: mean length of completions. None: that of the recipe's profile of pass rates
+            (`data.curriculum.profile`), or half of the bound.
 
     Raises:
-        UserError: if the model's sizes are not known.
+        UserError: if the model's sizes are not known, or the profile cannot be read.
     """
     plan = make_plan(recipe)
     size, origin = plan.model.size, "its config.json"
@@ -75,26 +79,39 @@ def planned_inputs(
         plan = replace(plan, model=_shape(plan.model, arch, size))
     else:
         arch = architecture_of(Path(recipe.model.path).name or "model from scratch", size)
-    work, assumed = _workload(plan, mean_tokens)
-    return Inputs(title, plan, arch, work, origin, assumed)
+    profile = recipe.data.curriculum.profile
+    found = measured(Path(profile).expanduser()) if profile else None
+    work, assumed = _workload(plan, mean_tokens, found)
+    return Inputs(title, plan, arch, work, origin, assumed, found.rates if found else ())
 
 
 def with_recipe(inputs: Inputs, recipe: Recipe) -> Inputs:
     """The same question with another recipe, which keeps model and lengths."""
     plan = replace(inputs.plan, recipe=recipe)
     work, _ = _workload(plan, inputs.work.mean_tokens)
-    return replace(inputs, plan=plan, work=work)
+    prompt = inputs.work.prompt_tokens if inputs.rates else work.prompt_tokens
+    return replace(inputs, plan=plan, work=replace(work, prompt_tokens=prompt))
 
 
-def _workload(plan: Plan, mean_tokens: float | None) -> tuple[Workload, tuple[str, ...]]:
+def _workload(
+    plan: Plan, mean_tokens: float | None, found: Measured | None = None
+) -> tuple[Workload, tuple[str, ...]]:
     recipe, assumed = plan.recipe, []
     longest = float(recipe.episode_tokens)
+    if found and mean_tokens is None:
+        mean_tokens = min(max(1.0, found.completion_tokens), longest)
+        assumed.append(
+            f"completions have {mean_tokens:,.0f} tokens, the mean of {len(found.rates):,} tasks in"
+            f" {recipe.data.curriculum.profile}"
+        )
     if mean_tokens is None:
         mean_tokens = longest / 2
         assumed.append(f"completions have half of their bound of {longest:,.0f} tokens (--length)")
     prompt = recipe.data.max_prompt_tokens / 2 or float(PROMPT_TOKENS)
     if not recipe.model.path and plan.model.context:
         prompt = min(prompt, max(1.0, (plan.model.context - longest) / 2))
+    if found:
+        prompt = max(1.0, found.prompt_tokens)
     assumed.append(f"prompts have {prompt:,.0f} tokens")
     work = Workload(
         prompts=recipe.rollout.prompts_per_step,

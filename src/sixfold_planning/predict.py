@@ -59,6 +59,8 @@ def _earlier(folder: Path) -> Prediction | None:
 def _predicted(recipe: Recipe, device: str, ranks: int, first_step: int) -> Prediction:
     """Raises UserError with the reason if nothing can be predicted."""
     cluster, measured = known_devices(device, ranks)
+    if not Path(recipe.data.curriculum.profile).expanduser().is_file():  # a resume goes on without
+        recipe = recipe.with_settings({"data.curriculum.profile": ""})
     inputs = planned_inputs(recipe.run.name, recipe, mean_tokens=None)
     memory = None if device == "cpu" else _peak_bytes(inputs.plan, device, ranks)
     return Prediction(inputs.arch, cluster, measured, inputs.work, first_step, memory)

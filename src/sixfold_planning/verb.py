@@ -98,10 +98,13 @@ class Options:
     measure: bool = option("time this machine, for later use of --gpus here", False)
     out: str | None = option("with --measure: the file to write", metavar="FILE")
     length: PositiveFloat | None = option(
-        "mean length of completions (default: half of the bound)", metavar="TOKENS"
+        "mean length of completions (default: as data.curriculum.profile has measured, else half of"
+        " the bound)",
+        metavar="TOKENS",
     )
-    pass_rate: Annotated[float, share] = option(
-        "share of correct samples (default 0.5)", 0.5, metavar="SHARE"
+    pass_rate: Annotated[float, share] | None = option(
+        "share of correct samples (default: as data.curriculum.profile has measured, else 0.5)",
+        metavar="SHARE",
     )
     variation: Annotated[float, spread] = option(
         "standard deviation of lengths divided by their mean, at most 10 (default 0.8)",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
+from sixfold.data.profile import Measurement, ProfileFile, ProfileKey
 from sixfold.recipe.explain.memory import memory_lines
 from sixfold.recipe.memory import memory_of
 from sixfold.recipe.plan import make_plan
@@ -72,6 +73,37 @@ def test_the_page_of_a_recipe_on_one_gpu(capsys: pytest.CaptureFixture[str]) -> 
     assert hours == pytest.approx(400 * seconds / 3600, abs=0.05)
     dollars = float(re.findall(r"([\d.]+) US dollars$", text, re.M)[0])
     assert dollars == pytest.approx(0.44 * 400 * seconds / 3600, abs=0.006)
+
+
+def test_stored_pass_rates_give_lengths_and_wasted_groups(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By hand, for K = 4: 1, 2 / 16, 1 and (81 + 1) / 256 of the groups have equal rewards."""
+    path = tmp_path / "rates.jsonl"
+    file = ProfileFile(path, ProfileKey("weights", "template", {}, {}))
+    for n, (solved, tokens) in enumerate([(8, 100), (4, 200), (0, 300), (6, 400)]):
+        rewards = (1.0,) * solved + (0.0,) * (8 - solved)
+        file.add(Measurement(f"k{n}", f"k{n}", 0, solved, rewards, 0, 60, 8 * tokens))
+    file.close()
+    flags = ["--data.curriculum.every", "10", "--rollout.samples_per_prompt", "4"]
+    flags += ["--data.curriculum.profile", str(path)]
+    wasted = (1 + 2 / 16 + 1 + 82 / 256) / 4
+    found = json.loads(page(capsys, "gsm8k", "--gpus", "1xL4", "--json", *flags))
+    assert found["groups"]["equal_rewards"] == pytest.approx(wasted)
+    assert (found["groups"]["pass_rate"], found["groups"]["tasks_measured"]) == (18 / 32, 4)
+    assert (found["work"]["mean_tokens"], found["work"]["prompt_tokens"]) == (250, 60)
+    text = page(capsys, "gsm8k", "--gpus", "1xL4", *flags)
+    assert "61.1% of groups" in text and f"{1 / (1 - wasted):.2f} x as much" in text
+    given = ["--pass-rate", "0.5", "--length", "100"]
+    found = json.loads(page(capsys, "gsm8k", "--gpus", "1xL4", "--json", *given, *flags))
+    assert found["groups"]["equal_rewards"] == 1 / 8 and found["work"]["mean_tokens"] == 100
+    assert main(["explain", "gsm8k", *flags, "--algorithm.dynamic_sampling", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "solved in 56% of the samples, with 250 tokens" in text
+    assert f"{wasted * 64:.0f} of 64 samples of a step, or {wasted * 64 * 250:,.0f} tokens" in text
+    assert f"{wasted:.2f} more groups" in text and f"a share of {wasted**2:.3f} stays" in text
+    error = refused(capsys, "gsm8k", *flags[:-1], str(tmp_path / "none.jsonl"))
+    assert "none.jsonl" in error
 
 
 def test_the_memory_is_that_of_explain() -> None:

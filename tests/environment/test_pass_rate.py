@@ -21,8 +21,8 @@ def test_degenerate_share() -> None:
     """L13: 0.9^4 + 0.1^4 = 0.656."""
     assert degenerate_probability(0.9, 4) == pytest.approx(0.6562)
     assert degenerate_probability(0.5, 1) == 1
-    assert resampling_factor(0.9, 4) == pytest.approx(1 / 0.3438)
-    assert resampling_factor(1, 4) == math.inf
+    assert resampling_factor([0.9], 4) == pytest.approx(1 / 0.3438)
+    assert resampling_factor([1], 4) == math.inf
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

@@ -244,7 +244,7 @@ def test_groups_with_equal_rewards_follow_the_formula(rate: float, samples: int)
     per_group = found.groups / (8 * 121)
     # A number of attempts is geometric.
     error = math.sqrt(expected) / (1 - expected) / math.sqrt(8 * 121)
-    assert abs(per_group - resampling_factor(rate, samples)) < 4 * error
+    assert abs(per_group - resampling_factor([rate], samples)) < 4 * error
 
 
 def test_discarded_groups_are_replaced_at_most_so_often() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from ..checkpoint.model_source import with_model_folders
 from ..cli.parsing import RECIPE_HELP, VerbParser, argument, option
+from ..data.profile import measured
 from ..errors import UserError
-from ..recipe.explain import explain
+from ..recipe.explain import Fact, explain
+from ..recipe.explain.rollout import measured_facts
 from ..recipe.explain.stages import overview
-from ..recipe.plan import make_plan
+from ..recipe.plan import Plan, make_plan
 from ..recipe.toml import load_staged, split_stage
 from ..report.staged import stage_times
 from ..report.untrusted import visible
@@ -28,6 +30,15 @@ class Options:
         False,
     )
     settings: tuple[str, ...] = ()
+
+
+def _measured(plan: Plan) -> list[Fact]:
+    """What the stored pass rates say that the recipe names, if it names some."""
+    path = plan.recipe.data.curriculum.profile
+    if not path:
+        return []
+    found = measured(Path(path).expanduser())
+    return measured_facts(plan, found.rates, found.completion_tokens, path)
 
 
 PARSER = VerbParser(
@@ -51,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     recipe = with_model_folders(staged.planned(name, file) if name else staged.base)
     plan = make_plan(recipe)
     check_names(recipe.environment, recipe.eval)
-    print(visible(explain(plan, staged, stage)))
+    print(visible(explain(plan, staged, stage, _measured(plan))))
     if given.render:
         from ..run.rendered_prompt import render_recipe
 

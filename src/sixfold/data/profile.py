@@ -207,6 +207,38 @@ def read_profile(path: str | Path) -> Profile:
     return profile
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a profile says about the tasks of a run as a whole.
+
+    Args:
+        rates: pass rate of each task.
+        prompt_tokens: mean tokens of a prompt.
+        completion_tokens: mean sampled tokens of a rollout.
+    """
+
+    rates: tuple[float, ...]
+    prompt_tokens: float
+    completion_tokens: float
+
+
+def measured(path: str | Path) -> Measured:
+    """What a profile says as a whole.
+
+    Raises:
+        UserError: the file is missing, is no profile, or has no task.
+    """
+    tasks = [one for one in read_profile(path).tasks.values() if one.rate is not None]
+    if not tasks:
+        raise UserError(f"{path} has no task: measure some with a stage stratify of sixfold data")
+    tokens = sum(one.mean_tokens * one.rollouts for one in tasks)
+    return Measured(
+        tuple(one.rate for one in tasks if one.rate is not None),
+        sum(one.prompt_tokens for one in tasks) / len(tasks),
+        tokens / sum(one.rollouts for one in tasks),
+    )
+
+
 class ProfileFile:
     """A profile that grows on the disk. A process that dies loses at most the line it is writing.
 

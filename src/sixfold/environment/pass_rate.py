@@ -24,12 +24,18 @@ def degenerate_probability(pass_rate: float, samples: int) -> float:
     return float(pass_rate**samples + (1 - pass_rate) ** samples)
 
 
-def resampling_factor(pass_rate: float, samples: int) -> float:
+def degenerate_share(pass_rates: Sequence[float], samples: int) -> float:
+    """Expected share of groups with equal rewards: the mean of `p^K + (1 - p)^K` over tasks."""
+    return sum(degenerate_probability(rate, samples) for rate in pass_rates) / len(pass_rates)
+
+
+def resampling_factor(pass_rates: Sequence[float], samples: int) -> float:
     """Expected number of groups sampled until one has mixed rewards (dynamic sampling).
 
-    `1 / (1 - degenerate_probability)`. Infinite if rewards can never differ.
+    Each is of a task that is drawn anew: `1 / (1 - degenerate_share)`. Infinite if rewards can
+    never differ.
     """
-    mixed = 1 - degenerate_probability(pass_rate, samples)
+    mixed = 1 - degenerate_share(pass_rates, samples)
     return 1 / mixed if mixed > 0 else float("inf")
 
 
@@ -74,5 +80,5 @@ def pool_signal(pass_rates: Sequence[float], samples: int) -> PoolSignal:
     """Learning signal of one pass over prompts with these pass rates, `samples` per prompt."""
     prompts = len(pass_rates)
     signal = sum(advantage_power(rate) for rate in pass_rates)
-    wasted = sum(degenerate_probability(rate, samples) for rate in pass_rates) / prompts
+    wasted = degenerate_share(pass_rates, samples)
     return PoolSignal(prompts, signal, wasted, signal / (prompts * samples))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean as mean
 
-from sixfold.environment.pass_rate import degenerate_probability, resampling_factor
+from sixfold.environment.pass_rate import degenerate_share, resampling_factor
 
 from ..async_benefit import async_benefit
 from ..balance import ideal_ratio, usual_split
@@ -118,18 +120,25 @@ def _head_rows(inputs: Inputs, device: Accelerator) -> Rows:
     return [("output head", text)]
 
 
-def group_rows(inputs: Inputs, pass_rate: float, variation: float) -> Rows:
-    """Groups without a gradient, shared prompts, and the wait for the longest sample."""
+def group_rows(inputs: Inputs, rates: Sequence[float], variation: float) -> Rows:
+    """Groups without a gradient, shared prompts, and the wait for the longest sample.
+
+    Args:
+        inputs: the plan.
+        rates: pass rates of tasks, or one for all.
+        variation: coefficient of variation of the lengths in a group.
+    """
     work = inputs.work
-    wasted = degenerate_probability(pass_rate, work.samples)
-    factor = resampling_factor(pass_rate, work.samples)
+    wasted, factor = degenerate_share(rates, work.samples), resampling_factor(rates, work.samples)
+    measured = f"the measured pass rates of {len(rates):,} tasks, on average"
+    of = "a pass rate of" if len(rates) == 1 else measured
     refill = f"{factor:.2f} x as much sampling" if factor < 1e6 else "endless sampling"
     share = work.mean_tokens / work.prompt_tokens
     longest = compare_longest(variation=variation, samples=work.samples, trials=TRIALS, seed=0)
     return [
         (
             "equal rewards",
-            f"{wasted:.1%} of groups at a pass rate of {pass_rate:g} have no gradient;"
+            f"{wasted:.1%} of groups at {of} {mean(rates):.3g} have no gradient;"
             f" replacing them (dynamic sampling) costs {refill}",
         ),
         (

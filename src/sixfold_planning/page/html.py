@@ -75,7 +75,7 @@ def write_plan_page(
     simulated = None
     if simulation is not None:
         groups = simulated_groups(
-            inputs, simulation, variation=question.variation, pass_rate=question.pass_rate
+            inputs, simulation, variation=question.variation, pass_rate=question.rate
         )
         result = simulate(inputs, cluster, CONSTANTS, simulation, groups)
         simulated = simulation_outcome(result)
@@ -147,7 +147,7 @@ def _parts(question: PlanQuestion) -> tuple[Part, ...]:
 
     return (
         Part(("accelerator", "devices", "prompts", "samples", "length"), planned),
-        *group_parts(question.inputs, question.pass_rate, question.variation),
+        *group_parts(question.inputs, question.rate, question.variation),
     )
 
 
@@ -161,7 +161,7 @@ def group_parts(inputs: Inputs, pass_rate: float, variation: float) -> tuple[Par
 
     def row(place: int, samples: int, length: float, rate: float, spread: float) -> tuple[Table]:
         work = replace(inputs.work, samples=samples, mean_tokens=length)
-        rows = group_rows(replace(inputs, work=work), rate, spread)
+        rows = group_rows(replace(inputs, work=work), [rate], spread)
         return (Table("Groups", ("", ""), [list(rows[place])]),)
 
     usual = inputs.work.mean_tokens

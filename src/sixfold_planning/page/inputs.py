@@ -47,6 +47,9 @@ LEAST_SIZE = 0.1
 """Smallest model that a number of parameters describes, in 1e9 parameters. Below, a vocabulary of
 usual size would hold all of them."""
 
+PASS_RATE = 0.5
+"""Share of correct samples if nothing says it."""
+
 SAME_SIZE = 0.1
 """Relative difference up to which a number means a public model of another size in its name."""
 
@@ -58,7 +61,7 @@ def read_inputs(target: str, settings: Sequence[str], *, mean_tokens: float | No
         target: recipe (file or shipped name), model folder, its config.json, name of a public
             model, or a number of parameters such as 70B.
         settings: flags that change the recipe.
-        mean_tokens: mean length of completions. None: half of the bound.
+        mean_tokens: mean length of completions. None: as for `planned_inputs`.
 
     Raises:
         UserError: if nothing of that name exists, or the model's sizes are not known.
@@ -75,6 +78,13 @@ def read_inputs(target: str, settings: Sequence[str], *, mean_tokens: float | No
     if arch is public:
         means = f"{target} is {public.name}, the nearest public model"
     return replace(found, assumed=(means, *found.assumed))
+
+
+def rates_of(inputs: Inputs, pass_rate: float | None) -> tuple[float, ...]:
+    """Pass rates of tasks: the given one, else those that the recipe's profile has, else 0.5."""
+    if pass_rate is not None:
+        return (pass_rate,)
+    return inputs.rates or (PASS_RATE,)
 
 
 def _recipe(target: str, settings: Sequence[str]) -> tuple[Recipe, Architecture | None]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean as mean
 
 from sixfold.pages.combinations import Words
 from sixfold.pages.lab import Control, Setting
@@ -14,7 +15,7 @@ from sixfold.pages.text import written
 
 from ..hardware import TABLE, Accelerator, Cluster
 from ..planned_work import Inputs
-from .inputs import read_inputs
+from .inputs import rates_of, read_inputs
 
 PROMPTS, SAMPLES = "rollout.prompts_per_step", "rollout.samples_per_prompt"
 OTHERS = 5
@@ -33,7 +34,7 @@ class PlanQuestion:
         cluster: the devices.
         hardware: file that describes the device, or "".
         mean_tokens: mean length of completions. None: half of the bound.
-        pass_rate: share of correct samples.
+        pass_rate: share of correct samples. None: as for `rates_of`.
         variation: coefficient of variation of the lengths in a group.
     """
 
@@ -42,7 +43,7 @@ class PlanQuestion:
     cluster: Cluster
     hardware: str
     mean_tokens: float | None
-    pass_rate: float
+    pass_rate: float | None
     variation: float
 
     @cached_property
@@ -55,6 +56,11 @@ class PlanQuestion:
         return read_inputs(self.target, self.flags, mean_tokens=self.mean_tokens)
 
     @property
+    def rate(self) -> float:
+        """Mean pass rate."""
+        return mean(rates_of(self.inputs, self.pass_rate))
+
+    @property
     def settings(self) -> dict[str, Setting]:
         """Value of every control as given."""
         work = self.inputs.work
@@ -65,7 +71,7 @@ class PlanQuestion:
             "samples": work.samples,
             "length": work.mean_tokens,
             "variation": self.variation,
-            "pass_rate": self.pass_rate,
+            "pass_rate": self.rate,
         }
 
     def changed_flags(self, prompts: int, samples: int) -> list[str]:
@@ -150,7 +156,7 @@ def controls(question: PlanQuestion) -> tuple[Control, ...]:
         ),
         Control(
             "pass_rate",
-            question.pass_rate,
+            question.rate,
             "share of correct samples",
             low=0,
             high=1,

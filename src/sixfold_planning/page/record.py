@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean as mean
 from typing import Any
 
-from sixfold.environment.pass_rate import degenerate_probability
+from sixfold.environment.pass_rate import degenerate_share
 from sixfold.recipe.memory import memory_of
 
 from ..constants import CONSTANTS
@@ -21,12 +22,12 @@ from .verdict import EXIT_CODES, Verdict
 Json = dict[str, Any]
 
 
-def plan_record(given: Answer, hint: str, *, pass_rate: float, variation: float) -> Json:
+def plan_record(given: Answer, hint: str, *, rates: Sequence[float], variation: float) -> Json:
     """Numbers of a plan. Sizes are in bytes, times in seconds if the name says nothing else.
 
     Args:
         hint: from `plan_verdict.remedy`.
-        pass_rate: share of correct samples.
+        rates: pass rates of tasks, or one for all.
         variation: coefficient of variation of the lengths in a group.
     """
     inputs, device, verdict = given.inputs, given.cluster.device, given.verdict
@@ -58,9 +59,10 @@ def plan_record(given: Answer, hint: str, *, pass_rate: float, variation: float)
         },
         "run": _run(given),
         "groups": {
-            "pass_rate": pass_rate,
+            "pass_rate": mean(rates),
+            "tasks_measured": len(inputs.rates),
             "variation": variation,
-            "equal_rewards": degenerate_probability(pass_rate, work.samples),
+            "equal_rewards": degenerate_share(rates, work.samples),
             "longest_to_mean": exact_longest(1.0, variation=variation, samples=work.samples),
         },
     }

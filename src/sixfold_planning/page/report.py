@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from statistics import fmean as mean
 
 from ..constants import CONSTANTS
 from ..hardware import Cluster
@@ -24,7 +25,7 @@ from .answer import (
     two_pool_rows,
     work_rows,
 )
-from .inputs import read_inputs
+from .inputs import rates_of, read_inputs
 from .layout import print_section, print_table, print_text
 from .memory import SharedMemory
 from .record import plan_record, simulation_record, verdict_record
@@ -38,7 +39,7 @@ def plan_report(
     cluster: Cluster,
     *,
     mean_tokens: float | None,
-    pass_rate: float,
+    pass_rate: float | None,
     variation: float,
     simulation: SimulationRequest | None,
     as_json: bool,
@@ -48,8 +49,8 @@ def plan_report(
     Args:
         target: recipe or model, as for `read_inputs`.
         settings: flags that change the recipe.
-        mean_tokens: mean length of completions. None: half of the bound.
-        pass_rate: share of correct samples.
+        mean_tokens: mean length of completions. None: as for `read_inputs`.
+        pass_rate: share of correct samples. None: that of the recipe's profile, or 0.5.
         variation: coefficient of variation of the lengths in a group.
         simulation: what to simulate. None: nothing.
         as_json: print the numbers as one JSON object.
@@ -61,8 +62,9 @@ def plan_report(
         UserError: if the target is unknown.
     """
     inputs = read_inputs(target, settings, mean_tokens=mean_tokens)
+    rates = rates_of(inputs, pass_rate)
     if simulation is not None:
-        groups = simulated_groups(inputs, simulation, variation=variation, pass_rate=pass_rate)
+        groups = simulated_groups(inputs, simulation, variation=variation, pass_rate=mean(rates))
     shared = SharedMemory(inputs.plan, cluster.count)
     try:
         given = answer(inputs, cluster, shared)
@@ -78,7 +80,7 @@ def plan_report(
         return EXIT_CODES[verdict.kind]
     code, hint = EXIT_CODES[given.verdict.kind], remedy(given.verdict, cluster, shared)
     if as_json:
-        record = plan_record(given, hint, pass_rate=pass_rate, variation=variation)
+        record = plan_record(given, hint, rates=rates, variation=variation)
         if simulation is not None:
             result = simulate(inputs, cluster, CONSTANTS, simulation, groups)
             record["simulation"] = simulation_record(result)
@@ -94,7 +96,7 @@ def plan_report(
     print_section(POOLS_TITLE, given.pools)
     print_table(TOPOLOGIES_TITLE, topology_table(given))
     print_section("What limits it", all_limit_rows(given))
-    print_section("Groups", group_rows(inputs, pass_rate, variation))
+    print_section("Groups", group_rows(inputs, rates, variation))
     print_section(TWO_POOLS_TITLE, two_pool_rows(given))
     print_section(
         "Seconds of a colocated step if one assumption is worse by a third",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..dump import flat, toml_literal
 from ..knobs import knobs
 from ..plan import Plan
@@ -18,18 +20,25 @@ from .tasks import eval_facts, reward_facts, task_facts
 from .trainer import disk_facts, end_facts, trainer_facts
 
 
-def explain(plan: Plan, staged: StagedRecipe | None = None, stage: Stage | None = None) -> str:
+def explain(
+    plan: Plan,
+    staged: StagedRecipe | None = None,
+    stage: Stage | None = None,
+    measured: Sequence[Fact] = (),
+) -> str:
     """The whole plan as text, followed by the settings that differ from their defaults.
 
     Args:
         plan: the plan.
         staged: the recipe that the stage is from.
         stage: the stage whose plan it is, if it is one.
+        measured: what stored pass rates say, if the recipe names some.
     """
     stated = facts(plan)
     if staged and stage:
         rl = stage.kind == "rl"
         stated = with_artifacts(stated, stage, plan) if rl else whole_stage(staged, stage, plan)
+    stated = [*stated, *measured]
     width = max(len(fact.topic) for fact in stated) + 2
     out = []
     for fact in stated:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...algorithm.method import Method
-from ...environment.pass_rate import degenerate_probability
+from ...environment.pass_rate import degenerate_probability, degenerate_share
 from ...environment.preflight import expected_refill
 from ..dump import toml_literal
 from ..plan import Plan
@@ -213,6 +215,37 @@ def sampling_facts(plan: Plan) -> list[Fact]:
             f" probability p^{samples} + (1 - p)^{samples}",
         ),
     ]
+
+
+def measured_facts(
+    plan: Plan, rates: Sequence[float], completion_tokens: float, source: str
+) -> list[Fact]:
+    """What stored pass rates say about the groups of a step.
+
+    Args:
+        plan: the plan.
+        rates: pass rate of each measured task.
+        completion_tokens: mean tokens of its completions.
+        source: the file that has them.
+    """
+    rollout, rounds = plan.recipe.rollout, plan.algorithm.dynamic_sampling
+    samples, per_step = rollout.samples_per_prompt, rollout.prompts_per_step
+    wasted = degenerate_share(rates, samples)
+    idle = wasted * per_step * samples
+    says = (
+        f"{len(rates)} tasks, solved in {sum(rates) / len(rates):.0%} of the samples, with"
+        f" {completion_tokens:,.0f} tokens per completion; a share of {wasted:.3f} of the groups"
+        f" has equal rewards: {idle:,.0f} of {per_step * samples:,} samples of a step, or"
+        f" {idle * completion_tokens:,.0f} tokens"
+    )
+    if rounds:
+        more, left = expected_refill(wasted, rounds)
+        says += (
+            f"; dynamic sampling draws {more:.2f} more groups per group of the step, and a share of"
+            f" {left:.3f} stays without a gradient"
+        )
+    why = f"{source}; the mean over tasks of p^{samples} + (1 - p)^{samples}, rewards of 0 or 1"
+    return [Fact("measured tasks", says, why)]
 
 
 def _updates(row: Method) -> str:
