@@ -9,6 +9,7 @@ from typing import Any
 
 from sixfold.report.untrusted import one_line
 
+from .licence import hub_id
 from .page import value_text
 from .pipeline import Result
 from .settings import Settings
@@ -60,12 +61,13 @@ def render_card(settings: Settings, results: Sequence[Result]) -> str:
 
 
 def _header(settings: Settings, rows: int, licences: Counter[str]) -> str:
-    known = sorted(name.casefold() for name in licences if name not in (_NO_LICENCE, "unknown"))
+    found = {hub_id(name) for name in licences}
+    known = sorted(found) if all(found) else ["other"]
     data = f"train.{settings.format}"
     lines = [
         "---",
         f"pretty_name: {json.dumps(settings.name)}",
-        f"license: {json.dumps(known if len(known) == len(licences) and known else ['other'])}",
+        f"license: {json.dumps(known)}",
         f"size_categories: [{json.dumps(_size(rows))}]",
         "configs:",
         "- config_name: default",

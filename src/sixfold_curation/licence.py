@@ -177,6 +177,15 @@ def _creative(small: str) -> str:
     return "-".join(["CC", "BY", *marks, version.group() if version else "4.0"])
 
 
+def hub_id(text: str) -> str:
+    """The hub's id of a licence. "" if it has none, or if the text leaves the version open."""
+    name, read = identifier(text), _read()
+    only = read["hub_names"].get(name)  # licences of which there is one version
+    if only or not set(re.findall(r"\d+", name)) <= set(re.findall(r"\d+", text)):
+        return str(only or "")
+    return name.lower() if name.lower() in read["hub"].split() else ""
+
+
 def traits(name: str) -> tuple[Trait, ...]:
     """What a licence asks, by its SPDX identifier."""
     if name.startswith("CC-"):
@@ -190,12 +199,18 @@ def traits(name: str) -> tuple[Trait, ...]:
 
 
 @cache
+def _read() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("licences.toml").read_text())
+
+
+@cache
 def _table() -> tuple[dict[str, tuple[Trait, ...]], dict[str, str]]:
     """Traits by identifier, and identifier by spelling."""
-    read = tomllib.loads(files(__package__).joinpath("licences.toml").read_text())
     asks: dict[str, tuple[Trait, ...]] = {"CC0-1.0": ()}
     spelled = {}
-    for kind, licences in read.items():
+    for kind, licences in _read().items():
+        if kind not in get_args(Trait) and kind != "permissive":
+            continue
         asked = tuple(trait for trait in get_args(Trait) if trait == kind)
         for name, spellings in licences.items():
             asks[name] = asked

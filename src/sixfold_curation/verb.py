@@ -62,7 +62,7 @@ _PLAIN_EVERY_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    file: Path = argument("the recipe of the data set, a .toml file")
+    file: Path = argument("the recipe of the data set: a .toml file, or the name of a shipped one")
     out: str = option("folder of the data set (default: the recipe's, or data/NAME)", "")
     set: tuple[str, ...] = option(
         "change a setting: seed=1, sources.LABEL.limit=1000, stages.NAME.threshold=0.7; may be"
@@ -92,10 +92,12 @@ PARSER = VerbParser("data", TEXT, Options)
 def run(arguments: Sequence[str]) -> int:
     """Make the data set, or print what would be done, or the story of a row."""
     given = PARSER.parse(arguments)
+    from sixfold.recipe.find import find_recipe
+
     from .pipeline import locked, opened_sources, planned, run_stages
     from .settings import read_curation
 
-    curation = read_curation(given.file, given.set)
+    curation = read_curation(find_recipe(str(given.file), "curation"), given.set)
     if given.out:
         settings = curation.settings.model_copy(update={"out": given.out})
         curation = replace(curation, settings=settings)

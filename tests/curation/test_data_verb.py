@@ -207,8 +207,7 @@ def test_the_card_has_counts_licences_origins_and_health(tmp_path: Path) -> None
 
 def test_the_shipped_recipe_makes_a_set_that_the_demo_trains_on(tmp_path: Path) -> None:
     """Every prompt once, 80 to 20 by source, right answers, and no alarm that nobody explains."""
-    recipe = Path(__file__).parents[2] / "recipes" / "curation" / "sums.toml"
-    assert curate(recipe, "--out", str(tmp_path / "sums"), "--strict") == 0
+    assert curate(Path("sums"), "--out", str(tmp_path / "sums"), "--strict") == 0
     rows = read_rows(tmp_path / "sums" / "train.jsonl")
     assert len({row["prompt"] for row in rows}) == len(rows) == 2500
     assert Counter(row["source"] for row in rows) == {"pairs": 2000, "mixed": 500}

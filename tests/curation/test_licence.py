@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from rows_of_curation import record
 
-from sixfold_curation.licence import Licence, identifier, traits
+from sixfold_curation.licence import Licence, hub_id, identifier, traits
 from sixfold_curation.stage import Decision, Health, decided
 
 SPELLINGS = {
@@ -113,3 +113,24 @@ def test_words_that_forbid_the_use_are_refused_even_if_unknown_licences_are_kept
     assert {d.reason for d in decisions[:3]} == {"licence_refused"}
     free = Licence(missing="keep", refuse_traits=())
     assert all(d.kept for d in judged(free, list(stated))[0])
+
+
+@pytest.mark.parametrize(
+    "text, hub",
+    [
+        ("Apache License, Version 2.0", "apache-2.0"),
+        ("MIT License", "mit"),
+        ("CC BY-SA 3.0", "cc-by-sa-3.0"),
+        ("BSD 3-Clause", "bsd-3-clause"),
+        ("CC0", "cc0-1.0"),
+        ("ODC-By", "odc-by"),
+        ("cc-by", ""),  # of which version?
+        ("BSD", ""),
+        ("GPL", ""),
+        ("CC BY 1.0", ""),  # the hub has no id for it
+        ("MIT or Apache-2.0", ""),
+        ("ours", ""),
+    ],
+)
+def test_the_hub_has_an_id_for_licences_that_are_certain(text: str, hub: str) -> None:
+    assert hub_id(text) == hub

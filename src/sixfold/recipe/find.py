@@ -10,24 +10,28 @@ from ..errors import UserError, nearest
 _MAX_BYTES = 1 << 20
 
 
-def shipped_recipes() -> dict[str, Path]:
+def shipped_recipes(kind: str = "") -> dict[str, Path]:
     """Recipes known by name.
 
     They are those in ./recipes, and those of the checkout or the installed package.
+
+    Args:
+        kind: folder of recipes that are none of training, such as "curation".
     """
-    checkout = Path(__file__).parents[3] / "recipes"
+    inside = f"recipes/{kind}".rstrip("/")
+    checkout = Path(__file__).parents[3] / inside
     if checkout.is_dir():
         found = sorted(checkout.glob("*.toml"))
     else:
         installed = importlib.metadata.files("sixfold") or []
         found = [
-            Path(str(f.locate())) for f in installed if f.match("share/sixfold/recipes/*.toml")
+            Path(str(f.locate())) for f in installed if f.match(f"share/sixfold/{inside}/*.toml")
         ]
-    return {path.stem: path for path in [*found, *sorted(Path("recipes").glob("*.toml"))]}
+    return {path.stem: path for path in [*found, *sorted(Path(inside).glob("*.toml"))]}
 
 
-def find_recipe(path_or_name: str) -> Path:
-    """File of a recipe that is given by path or name.
+def find_recipe(path_or_name: str, kind: str = "") -> Path:
+    """File of a recipe that is given by path or name. `kind`: as in `shipped_recipes`.
 
     Raises:
         UserError: if there is none.
@@ -35,7 +39,7 @@ def find_recipe(path_or_name: str) -> Path:
     path = Path(path_or_name).expanduser()
     if path.suffix == ".toml" or path.name != path_or_name or path.is_file():
         return path
-    shipped = shipped_recipes()
+    shipped = shipped_recipes(kind)
     if path_or_name in shipped:
         return shipped[path_or_name]
     if path.exists():
