@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from sixfold.checkpoint.model_source import is_reward_model, model_folder
 from sixfold.checks.environment import Environment
+from sixfold.recipe.schema import ProcessScoringConfig, RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
+from sixfold.reward_model.reward import load_scorers
 from sixfold.reward_model.scorer import Scorer
+from sixfold.reward_model.step_reward import load_process_scorer
+from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.types import Group, Task, Trajectory
 
 
@@ -38,6 +43,40 @@ class OutcomeScorer:
         rewards: list[float] = torch.sigmoid(self._scorer.rewards(*read)).tolist()
         self.tokens = self._scorer.tokens
         return [[reward] for reward in rewards]
+
+
+def scorer_folders(scorer: str) -> str:
+    """Model folders of --scorer: of a reward model, or of a policy and its reference.
+
+    Raises:
+        UserError: if there is no such model.
+    """
+    paths = scorer.split(",")
+    one = len(paths) == 1
+    return ",".join(model_folder(path, "--scorer", reward_model=one) for path in paths)
+
+
+def scores_wholes(scorer: str) -> bool:
+    """True for an outcome reward model."""
+    return "," not in scorer and is_reward_model(scorer)
+
+
+def load_scorer(
+    folders: str, prm: ProcessScoringConfig, machine: RewardScoringConfig
+) -> OutcomeScorer | ProcessScorer:
+    """The reward model of --scorer.
+
+    Args:
+        folders: of `scorer_folders`.
+        prm: how a process reward model is read, and where steps end.
+        machine: device, precision and size.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
+    if scores_wholes(folders):
+        return OutcomeScorer(*load_scorers([folders], machine, "--scorer"))
+    return load_process_scorer(folders.split(","), prm, machine, "--scorer")
 
 
 class Oracle:

@@ -60,6 +60,7 @@ async def search(
     aggregate: str = "min",
     stops: Sequence[str] = (),
     budget: int | None = None,
+    prompt: Sequence[int] | None = None,
 ) -> Found:
     """Search for the best completion of a task's prompt.
 
@@ -79,6 +80,7 @@ async def search(
         stops: strings that end a completion.
         budget: most model tokens: prefilled and sampled by the policy, and computed by the
             scorer's model. None: `settings.n` decides.
+        prompt: token ids of the prompt. None: as the renderer encodes the task.
 
     Raises:
         UserError: for an unknown name, a missing scorer, or settings that do not fit each other.
@@ -115,6 +117,7 @@ async def search(
         by_step=by_step,
         stops=stops,
         budget=budget,
+        prompt=prompt,
     )
     outcome = await row.run(tree, settings)
     return Found(

@@ -104,6 +104,7 @@ class Tree:
         by_step: False: the scorer scores completions as a whole (an outcome reward model).
         stops: strings that end a completion.
         budget: most model tokens. None: no limit.
+        prompt: token ids of the prompt. None: as the renderer encodes the task.
 
     Attributes:
         prompt: token ids of the task's prompt.
@@ -125,9 +126,10 @@ class Tree:
         by_step: bool,
         stops: Sequence[str],
         budget: int | None,
+        prompt: Sequence[int] | None = None,
     ) -> None:
         self.step = step
-        self.prompt = renderer.encode(task)
+        self.prompt = renderer.encode(task) if prompt is None else list(prompt)
         self.cost = Cost()
         self.refused = 0
         self.budget = budget

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from sixfold.checkpoint.model_source import is_reward_model, model_folder, with_model_folders
+from sixfold.checkpoint.model_source import model_folder, with_model_folders
 from sixfold.cli.parsing import (
     RECIPE_HELP,
     PositiveFloat,
@@ -150,6 +150,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from .compare import check_out, compare_methods, end
     from .methods import METHODS
+    from .scorers import scorer_folders
 
     if unknown := [name for name in methods if name not in METHODS]:
         raise UserError(
@@ -161,7 +162,7 @@ def run(arguments: Sequence[str]) -> int:
     check_out(given.out)
     path = given.scorer
     if path not in ("", VERIFIER):  # which checkpoint of a run
-        path = _scorer_folders(path)
+        path = scorer_folders(path)
     plan = _plan(given, methods, path)
     for name in methods:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
@@ -206,6 +207,7 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     """
     from .compare import Plan
     from .methods import METHODS
+    from .scorers import scores_wholes
     from .steps import Stepping
 
     scored = [name for name in methods if METHODS[name].scores != "nothing"]
@@ -213,7 +215,7 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
         raise UserError(f"--methods {scored[0]} needs --scorer MODEL, a reward model")
     if given.scorer and not scored:
         raise UserError(f"--scorer has no effect: {', '.join(methods)} score nothing")
-    by_step = scorer not in ("", VERIFIER) and not _scores_wholes(scorer)
+    by_step = scorer not in ("", VERIFIER) and not scores_wholes(scorer)
     if "regenerate" in methods and not by_step:
         raise UserError(_NEEDS_STEPS.format("--methods regenerate needs"))
     if given.aggregate and not by_step:
@@ -245,18 +247,6 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     )
 
 
-def _scorer_folders(scorer: str) -> str:
-    """Model folders of --scorer: of a reward model, or of a policy and its reference."""
-    paths = scorer.split(",")
-    one = len(paths) == 1
-    return ",".join(model_folder(path, "--scorer", reward_model=one) for path in paths)
-
-
-def _scores_wholes(scorer: str) -> bool:
-    """True for an outcome reward model."""
-    return "," not in scorer and is_reward_model(scorer)
-
-
 def _scorer(
     path: str, config: EnvironmentConfig, steps: str
 ) -> tuple[OutcomeScorer | ProcessScorer | None, str]:
@@ -269,16 +259,13 @@ def _scorer(
     """
     if path in ("", VERIFIER):
         return None, ""
-    from sixfold.reward_model.reward import load_scorers
-    from sixfold.reward_model.step_reward import load_process_scorer
+    from sixfold.reward_model.step_scorer import ProcessScorer
 
-    from .scorers import OutcomeScorer
+    from .scorers import load_scorer
 
-    if _scores_wholes(path):
-        return OutcomeScorer(*load_scorers([path], config.reward_model, "--scorer")), ""
     prm = config.prm.model_copy(update={"ends": config.prm.ends or steps})
-    scorer = load_process_scorer(path.split(","), prm, config.reward_model, "--scorer")
-    return scorer, scorer.ends
+    scorer = load_scorer(path, prm, config.reward_model)
+    return scorer, scorer.ends if isinstance(scorer, ProcessScorer) else ""
 
 
 def _figures(

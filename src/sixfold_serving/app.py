@@ -24,23 +24,34 @@ from sixfold.engine.weights import NamedTensors
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.engine_job import Delta, Job
-from sixfold.rollout.engine_thread import EngineThread, VersionNotGreater
+from sixfold.rollout.engine_thread import EngineThread, QueueFull, VersionNotGreater
 from sixfold.rollout.generator import GeneratorClosed
+from sixfold.types import Task
 
 from .api_error import ApiError, bad_request
 from .bounds import shortened
 from .chat_ask import ChatAsk
 from .encoding import PromptEncoder
-from .exchange import Exchange, noise_key, unavailable
+from .exchange import Exchange, failure, noise_key, unavailable
 from .form import check_form
 from .gate import Gate
 from .hosts import AllowedHosts
 from .metrics import Metrics
 from .record import Recorder
 from .replies import ChatReply, Reply, TextReply, shown_reply
-from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, Limits, TextAsk, WeightsAsk, parse_ask
+from .requests import (
+    MAX_CHOICES,
+    MAX_VERSIONS_AHEAD,
+    Ask,
+    Limits,
+    SearchForm,
+    TextAsk,
+    WeightsAsk,
+    parse_ask,
+)
 from .responses_ask import parse_responses
 from .responses_reply import ResponsesReply
+from .search import Searches, delta_of, facts_of
 from .sessions import RewardAsk, Sessions, SessionTurn
 from .structured import Grammars
 from .transport import ERROR_HANDLERS, Bodies, server_sent, unless_gone
@@ -62,6 +73,7 @@ class Served:
         encoders: renderers for short and for long prompts, used by other threads.
         grammars: compiles grammars for constrained decoding.
         limits: limits that requests are checked against.
+        searches: answers requests by search.
         stop_token_ids: ids of the tokens that end a completion.
         key: the API key, or "" for none.
         hosts: allowed names in the Host header, or None to allow all.
@@ -79,6 +91,7 @@ class Served:
     encoders: tuple[Renderer, Renderer]
     grammars: Grammars
     limits: Limits
+    searches: Searches
     stop_token_ids: tuple[int, ...]
     key: str = ""
     hosts: AllowedHosts | None = None
@@ -157,8 +170,13 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         ask = parse_ask(ChatAsk, await self._bodies.json(request))
+        form = self.served.searches.asked(ask)
         exchange = await self._chat_exchange("chatcmpl", ask, _session(request))
         reply = ChatReply(exchange, ask, self.served.renderer)
+        if form is not None:
+            messages: Any = tuple(ask.shown_messages())
+            task = Task(exchange.job.names[0], messages, tools=tuple(ask.shown_tools()))
+            return await self._searched(request, exchange, reply, form, task)
         return await self._answer(request, exchange, reply)
 
     async def responses(self, request: Request) -> Response:
@@ -177,11 +195,13 @@ class Endpoints:
         ask = parse_ask(TextAsk, await self._bodies.json(request))
         self._check_model(ask.model)
         given = ask.prompts()
-        if len(given) * ask.n > MAX_CHOICES:
+        form = self.served.searches.asked(ask)
+        if len(given) * ask.samples > MAX_CHOICES:
+            field = "best_of" if ask.best_of else "n"
             raise bad_request(
-                f"n: {len(given)} prompts x n = {ask.n} exceeds {MAX_CHOICES} completions. Lower"
-                " n or send fewer prompts",
-                "n",
+                f"{field}: {len(given)} prompts x {field} = {ask.samples} exceeds {MAX_CHOICES}"
+                f" completions. Lower {field} or send fewer prompts",
+                field,
             )
         asked = {"endpoint": "text", "prompt": ask.prompt}
         name, sessions = _session(request), self.served.sessions
@@ -197,12 +217,15 @@ class Endpoints:
         else:
             prompts = [await self._tokens(prompt) for prompt in given]
             exchange = await self._exchange("cmpl", ask, prompts, asked)
-        echoed = (
+        texts = (
             [p if isinstance(p, str) else self.served.renderer.shown(p) for p in given]
-            if ask.echo
+            if ask.echo or form
             else []
         )
-        reply = TextReply(exchange, ask, self.served.renderer, echoed)
+        reply = TextReply(exchange, ask, self.served.renderer, texts if ask.echo else [])
+        if form is not None:
+            task = Task(exchange.job.names[0], texts[0])
+            return await self._searched(request, exchange, reply, form, task)
         return await self._answer(request, exchange, reply)
 
     async def new_session(self, request: Request) -> Response:
@@ -374,7 +397,7 @@ class Endpoints:
             [noise_key(prompt) for prompt in prompts] if noise is None else [noise.name],
             prompts,
             params,
-            range(ask.n) if noise is None else [noise.sample],
+            range(ask.samples) if noise is None else [noise.sample],
             inbox.put_nowait,
             stops,
             ask.stream,
@@ -403,6 +426,27 @@ class Endpoints:
             await exchange.give_up()
         self._answered(exchange)
         return JSONResponse(reply.whole(answers))
+
+    async def _searched(
+        self, request: Request, exchange: Exchange, reply: Reply, form: SearchForm, task: Task
+    ) -> Response:
+        """Answer of a search.
+
+        Args:
+            request: the HTTP request.
+            exchange: the request with its job, which is not submitted: the search submits its own.
+            reply: form of the answer.
+            form: how to search.
+            task: the prompt as the reward model reads it.
+        """
+        job = exchange.job
+        try:
+            found = await unless_gone(request, self.served.searches.found(form, task, job))
+        except (GeneratorClosed, QueueFull, ValueError) as error:
+            raise failure(error) from error
+        self._answered(exchange)
+        body = reply.whole([delta_of(found)])
+        return JSONResponse(body | facts_of(found, form.method, len(job.prompts[0])))
 
     async def _events(self, exchange: Exchange, reply: Reply) -> AsyncIterator[str]:
         for chunk in reply.opening():

@@ -173,6 +173,7 @@ class ChatAsk(Ask):
 
     def check(self) -> None:
         """Raise ApiError for fields that contradict one another."""
+        super().check()
         if (
             self.max_tokens
             and self.max_completion_tokens

@@ -74,9 +74,7 @@ class Exchange:
         try:
             thread.submit(self.job)
         except QueueFull as error:
-            raise ApiError(
-                429, str(error), code="rate_limit_exceeded", headers={"Retry-After": "1"}
-            ) from error
+            raise failure(error) from error
         except GeneratorClosed as error:
             raise unavailable(error) from error
 
@@ -87,7 +85,7 @@ class Exchange:
             item = await self.inbox.get()
             if isinstance(item, Exception):
                 self.open = 0
-                raise _failure(item) from item
+                raise failure(item) from item
             self.open -= item.finish_reason is not None
             text += item.text
             if self.turn and item.sequence is not None:
@@ -111,8 +109,10 @@ def unavailable(error: GeneratorClosed) -> ApiError:
     return ApiError(503, ENGINE_FAILED if failed else "the server is stopping")
 
 
-def _failure(error: Exception) -> ApiError:
-    """Answer for a job that has ended with an error."""
+def failure(error: Exception) -> ApiError:
+    """Answer for work that the engine refuses or has ended with an error."""
+    if isinstance(error, QueueFull):
+        return ApiError(429, str(error), code="rate_limit_exceeded", headers={"Retry-After": "1"})
     if isinstance(error, EngineFailed):
         return ApiError(500, ENGINE_FAILED)
     if isinstance(error, GeneratorClosed):

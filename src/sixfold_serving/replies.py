@@ -6,7 +6,9 @@ On request, an answer also includes token ids, their log-probs and weight versio
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 from sixfold.renderer.call_formats import HERMES
@@ -44,11 +46,12 @@ class Reply:
         self._sampled = 0
 
     def whole(self, answers: Sequence[Delta]) -> dict[str, Any]:
-        """The body of an answer that does not stream, from one delta per choice."""
+        """The body of an answer that does not stream, from one delta per sampled completion."""
+        self._sampled += sum(len(delta.tokens) for delta in answers)
         choices = []
-        for delta in answers:
-            self._sampled += len(delta.tokens)
-            choices.append(self._choice(delta) | self._ours(delta, first=True))
+        for delta in self._best(answers):
+            choice = self._choice(delta) | self._ours(delta, first=True)
+            choices.append(choice | {"index": len(choices)})
         return self._envelope(self.kind) | {"choices": choices, "usage": self.usage()}
 
     def opening(self) -> list[dict[str, Any]]:
@@ -93,6 +96,17 @@ class Reply:
             | ({"usage": None} if self._counts else {})
         )
 
+    def _best(self, answers: Sequence[Delta]) -> list[Delta]:
+        """The n completions of each prompt with the largest log-prob per token, best first.
+
+        All of them, in order, if no more than n were sampled.
+        """
+        n, samples = self.ask.n, self.ask.samples
+        if samples == n:
+            return [*answers]
+        prompts = [answers[at : at + samples] for at in range(0, len(answers), samples)]
+        return [one for some in prompts for one in nlargest(n, some, key=_log_prob_per_token)]
+
     def _envelope(self, kind: str) -> dict[str, Any]:
         envelope = {
             "id": self.exchange.id,
@@ -118,6 +132,11 @@ class Reply:
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _log_prob_per_token(delta: Delta) -> float:
+    """Mean log-prob of the sampled tokens, the end token among them. 0 without tokens."""
+    return math.fsum(delta.logp) / max(1, len(delta.logp))
 
 
 class TextReply(Reply):

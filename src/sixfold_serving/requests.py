@@ -23,8 +23,11 @@ from .structured import Form
 MAX_CHOICES = 1024
 """Maximum number of completions of one request: number of prompts times n."""
 
+MAX_SAMPLES = 128
+"""Maximum number of completions of one prompt."""
+
 MAX_TOKENS = 1 << 22
-"""Maximum number of sampled tokens per prompt: n times the longest completion.
+"""Maximum number of sampled tokens per prompt: completions times the longest one.
 
 The engine draws the noise of all of them at once.
 """
@@ -67,8 +70,35 @@ class Noise(BaseModel):
     origin: Annotated[int, Field(ge=0)] | None = None
 
 
+class SearchForm(BaseModel):
+    """How an answer is searched for: a method of `sixfold search` with its settings.
+
+    Fields that are absent have the values of `sixfold_search.Settings` and `Stepping`.
+    """
+
+    model_config = STRICT
+
+    method: Annotated[str, Field(max_length=64)]
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    expand: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    lookahead: Annotated[int, Field(ge=1, le=64)] | None = None
+    explore: Annotated[float, Field(gt=0)] | None = None
+    threshold: float | None = None
+    think: Count | None = None
+    think_min: Annotated[int, Field(ge=0)] | None = None
+    think_end: StopText | None = None
+    think_more: StopText | None = None
+    steps: StopText | None = None
+    step_tokens: Count | None = None
+    aggregate: Annotated[str, Field(max_length=64)] | None = None
+    budget: Count | None = None
+
+
 class Ask(BaseModel):
     """Common fields of /v1/chat/completions and /v1/completions.
+
+    With `best_of`, the best n of so many completions are answered: those with the largest log-prob
+    per token. With `search`, the answer is what a method of search chooses.
 
     Of the requests that wait, those with the largest `priority` start first. With
     `return_token_ids`, the answer includes token ids, log-probs and weight versions.
@@ -78,7 +108,9 @@ class Ask(BaseModel):
     model_config = STRICT
 
     model: str
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    search: SearchForm | None = None
     temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_temperature)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
@@ -100,6 +132,11 @@ class Ask(BaseModel):
     def stops(self) -> tuple[str, ...]:
         """The stop strings, as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def samples(self) -> int:
+        """Number of completions that are sampled for each prompt."""
+        return self.best_of or self.n
 
     @property
     def token_limit(self) -> int | None:
@@ -128,6 +165,20 @@ class Ask(BaseModel):
 
     def check(self) -> None:
         """Raise ApiError for fields that contradict one another."""
+        if self.samples < self.n:
+            raise bad_request(
+                f"best_of = {self.best_of} is less than n = {self.n}: the n best of best_of"
+                " completions are answered. Raise best_of",
+                "best_of",
+            )
+        if self.samples > self.n and self.stream:
+            raise bad_request(
+                "best_of: the best completion is known when all have ended, so it cannot be"
+                " streamed. Remove stream",
+                "best_of",
+            )
+        if self.search and self.best_of:
+            raise bad_request("best_of and search both choose completions. Give one", "best_of")
 
     def form(self) -> Form:
         """The required form of the completion. Raises ApiError for contradictory fields."""
@@ -200,8 +251,9 @@ class TextAsk(Ask):
     noise: Noise | None = None
 
     def check(self) -> None:
-        """Raise ApiError if `noise` is given for more than one completion."""
-        if self.noise is not None and (self.n > 1 or len(self.prompts()) > 1):
+        """Raise ApiError also if `noise` is given for more than one completion."""
+        super().check()
+        if self.noise is not None and (self.samples > 1 or len(self.prompts()) > 1):
             raise bad_request("noise names one completion. Send one prompt, and n = 1", "noise")
 
     @property
@@ -288,11 +340,12 @@ class Limits:
                 f" {longest_prompt}",
                 ask.prompt_field,
             )
-        if wanted * ask.n > MAX_TOKENS:
+        if wanted * ask.samples > MAX_TOKENS:
+            field = "best_of" if ask.best_of else "n"
             raise bad_request(
-                f"n = {ask.n} completions of {wanted} tokens exceed {MAX_TOKENS} tokens. Lower n"
-                " or max_tokens",
-                "n",
+                f"{field} = {ask.samples} completions of {wanted} tokens exceed {MAX_TOKENS}"
+                f" tokens. Lower {field} or max_tokens",
+                field,
             )
         return wanted
 

@@ -27,10 +27,11 @@ from sixfold.model.loading import Policy, from_disk, vocabulary_hash
 from sixfold.model.lora import read_adapter
 from sixfold.model.stop_tokens import saved_stop_strings
 from sixfold.recipe.adapter_folder import folder_hash
-from sixfold.recipe.schema import RewardScoringConfig
+from sixfold.recipe.schema import ProcessScoringConfig, RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.model import load_reward_model
 from sixfold.reward_model.scorer import Scorer
+from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.rollout.engine_thread import EngineThread
 from sixfold.rollout.kv_probe import check_int8_kv
 from sixfold.run.sampling_model import (
@@ -39,6 +40,7 @@ from sixfold.run.sampling_model import (
     sampling_dtype,
     stored_precision,
 )
+from sixfold_search.scorers import OutcomeScorer, load_scorer, scorer_folders
 
 from .app import Served, make_app
 from .connections import BoundedHeaders, listener
@@ -46,6 +48,7 @@ from .hosts import AllowedHosts, is_loopback
 from .record import Recorder
 from .requests import Limits
 from .reward_app import ServedReward, make_reward_app
+from .search import Searches
 from .sessions import Sessions
 from .structured import Grammars
 
@@ -204,6 +207,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         (renderer.copy(), renderer.copy()),
         grammars,
         limits,
+        Searches(thread, renderer.copy(), _scorer(options)),
         policy.stop_token_ids,
         options.api_key,
         allowed_hosts(options),
@@ -214,6 +218,15 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         recorder,
         Sessions(renderer.copy(), limits, recorder.reward) if recorder is not None else None,
     )
+
+
+def _scorer(options: ServeOptions) -> OutcomeScorer | ProcessScorer | None:
+    """The reward model that scores for searches, or None."""
+    if not options.scorer:
+        return None
+    dtype = "bfloat16" if options.precision == "bfloat16" else "float32"
+    machine = RewardScoringConfig(device=options.device, precision=dtype)
+    return load_scorer(scorer_folders(options.scorer), ProcessScoringConfig(), machine)
 
 
 def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:

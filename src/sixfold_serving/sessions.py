@@ -216,8 +216,12 @@ class Sessions:
         self, name: str, ask: Ask, make: Callable[[Conversations], Prompt]
     ) -> SessionTurn:
         self._check(name)
-        if ask.n > 1:
-            raise bad_request(f"n = {ask.n}: a request of a session gets one reply. Set n = 1", "n")
+        if ask.samples > 1:
+            field = "best_of" if ask.best_of else "n"
+            raise bad_request(
+                f"{field} = {ask.samples}: a request of a session gets one reply. Set {field} = 1",
+                field,
+            )
         if name not in self._open:
             self._make_room()
             self._open[name] = Conversations(self._renderer, Task(name, ""), 0)

@@ -100,6 +100,12 @@ class ServeOptions:
     max_queue: PositiveInt = option(
         "most prompts that may wait; further requests get status 429 (default 256)", 256
     )
+    scorer: str = option(
+        "outcome or process reward model that chooses among completions, for requests with best_of"
+        " or search; POLICY,REFERENCE: an implicit process reward model",
+        "",
+        metavar="MODEL",
+    )
     record: str = option(
         "write every request and its completions to this folder, as trajectories for training",
         "",

@@ -260,7 +260,6 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (TEXT, text(echo="yes"), 400, "echo", "valid boolean"),
     (TEXT, text(max_tokens=-1), 400, "max_tokens", "greater than or equal to 0"),
     (TEXT, text(suffix="x"), 400, "suffix", "not supported"),
-    (TEXT, text(best_of=3), 400, "best_of", "not supported"),
     (TEXT, text(messages=SAY), 400, "messages", "unknown parameter"),
     ("/v1/nothing", {}, 404, None, "path not found: POST /v1/nothing"),
     ("/v1/models", {}, 405, None, "POST is not allowed on /v1/models"),

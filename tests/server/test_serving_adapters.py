@@ -128,3 +128,17 @@ def test_the_option_repeats() -> None:
     assert PARSER.parse(["model"]).adapter == ()
     with pytest.raises(UserError, match="expected NAME=FOLDER, got 'x'"):
         PARSER.parse(["model", "--adapter", "x"])
+
+
+def test_a_search_samples_from_the_adapter(chat_policy: Policy, folders: dict[str, Path]) -> None:
+    adapters = tuple((name, str(folder)) for name, folder in folders.items())
+    texts = set()
+    with running(chat_policy, adapter=adapters) as it:
+        for name in ("tiny", *NAMES):
+            plain = {"model": name, "prompt": "ab", "max_tokens": 12, "temperature": 0}
+            url, search = f"{it.url}/v1/completions", {"method": "greedy"}
+            (whole,) = httpx.post(url, json=plain).json()["choices"]
+            (found,) = httpx.post(url, json={**plain, "search": search}).json()["choices"]
+            assert found == whole
+            texts.add(found["text"])
+    assert len(texts) == 3

@@ -136,7 +136,7 @@ OTHERS: dict[str, set[str]] = {
     "sixfold_labs": {"sixfold_planning"},
     "sixfold_planning": set(),
     "sixfold_search": {"sixfold_environments"},
-    "sixfold_serving": set(),
+    "sixfold_serving": {"sixfold_search"},
 }
 """Package beside the core -> the packages beside the core that it may import."""
 

@@ -18,7 +18,7 @@ from ..renderer.renderer import Renderer
 from ..types import SamplingParams
 from .engine_guard import EngineGuard
 from .engine_job import Delta, Job
-from .engine_thread import EngineThread, check_newer, load_newer
+from .engine_thread import EngineThread, QueueFull, check_newer, load_newer
 from .generator import Activity, GeneratorClosed, Sampled, SampleKey
 from .thread_settings import release_workers
 
@@ -83,6 +83,9 @@ class EngineGenerator:
             strings are refused.
         release_kv: free the memory of the KV cache between rollouts (`sleep`).
         deadline: longest silence of the engine while a call waits for it. None: no limit.
+        thread: the engine's thread, if others use it too; its owner closes it, and calls raise
+            QueueFull if its queue is full. None: a thread of this generator.
+        adapter: name of the LoRA adapter that samples, or None for the base model.
     """
 
     def __init__(
@@ -91,11 +94,15 @@ class EngineGenerator:
         renderer: Renderer | None = None,
         release_kv: bool = False,
         deadline: Deadline | None = None,
+        *,
+        thread: EngineThread | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.engine = engine
         self.release_kv = release_kv
         self._decodes = renderer is not None
-        self._thread = EngineThread(engine, None if renderer is None else renderer.copy())
+        self._thread = thread or EngineThread(engine, renderer.copy() if renderer else None)
+        self._adapter = adapter
         self._calls: list[_Call] = []
         self._guard = EngineGuard(self._thread.pulse, deadline)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -265,14 +272,19 @@ class EngineGenerator:
         requests += [[*group.values()] for group in groups.values()]
         try:
             # In one command: otherwise the engine could make a step after the first of them.
-            self._thread.submit(*(_job(request) for request in requests))
-        except GeneratorClosed as error:
+            self._thread.submit(*(_job(request, self._adapter) for request in requests))
+        except (GeneratorClosed, QueueFull) as error:
             for request in requests:
                 _receive(request, error)
 
 
-def _job(calls: Sequence[_Call]) -> Job:
-    """Job with calls as the samples of one request."""
+def _job(calls: Sequence[_Call], adapter: str | None) -> Job:
+    """Job with calls as the samples of one request.
+
+    Args:
+        calls: the calls.
+        adapter: name of the LoRA adapter that samples, or None.
+    """
     first = calls[0]
     job = Job(
         [first.key.name],
@@ -282,6 +294,7 @@ def _job(calls: Sequence[_Call]) -> Job:
         partial(_receive, calls),
         first.stops,
         origin=first.key.origin,
+        adapter=adapter,
         priority=first.priority,
         due={call.key.sample: call.due for call in calls if call.due},
     )
