@@ -34,6 +34,7 @@ from sixfold.run.assemble import Assembly
 from sixfold.run.fingerprint import rewards_fingerprint, tasks_fingerprint
 from sixfold.stages.dataset import check_tasks, sampled_row
 from sixfold.stages.keepers import completion_of, select
+from sixfold.steps import own_ends_of
 from sixfold.types import Group, SamplingParams, Task
 
 from .methods import METHODS
@@ -99,6 +100,7 @@ def compare_methods(
     for name in plan.methods:
         METHODS[name].check_texts(plan.settings, world.renderer)
     _check_rendered(tasks, world.renderer, scorer)
+    plan.stepping.steps(world.renderer)  # loads a user's function
     inputs = {
         "model": weights_hash(world.whole_policy.weights()),
         **json.loads(json.dumps(asdict(plan))),
@@ -179,6 +181,7 @@ def _data(world: Assembly, tasks: Sequence[Task], plan: Plan) -> dict[str, Any]:
     return {
         **{f"data.{k}": v for k, v in tasks_fingerprint(tasks, world.renderer.encode).items()},
         "code of environment.rewards": rewards_fingerprint(config.rewards, config.reward_model),
+        "code of --steps": rewards_fingerprint(own_ends_of(plan.stepping.name)),
         "weights of --scorer": " ".join(folder_hash(one) for one in scorers if one.is_dir()),
     }
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
-from sixfold.steps import Steps, check_steps, steps_of, tokenized_ends
+from sixfold.steps import Steps, check_steps, own_ends_of, steps_of, tokenized_ends
 
 from .tree import Span
 
@@ -23,12 +22,11 @@ class Stepping:
     """Where the steps of a search end.
 
     Attributes:
-        name: a way to end steps (`sixfold.steps`), but for a user's function: a search must end a
-            step while it samples.
+        name: a way to end steps (`sixfold.steps`).
         tokens: most tokens of a step.
 
     Raises:
-        UserError: there is no such way, or a user's function ends the steps.
+        UserError: there is no such way.
     """
 
     name: str = "newline"
@@ -36,11 +34,6 @@ class Stepping:
 
     def __post_init__(self) -> None:
         check_steps(self.name)
-        if self.name not in _STOPS and self.name.partition(":")[0] not in ("every", "token", "xml"):
-            raise UserError(
-                f"steps {self.name!r}: a search ends a step while it samples, and a function reads"
-                " whole texts. Use newline, blank_line, sentence, token:TEXT, xml:TAG or every:N"
-            )
 
     def steps(self, renderer: Renderer) -> Steps:
         """Where the steps of a finished text end."""
@@ -55,4 +48,6 @@ class Stepping:
             return Span(_STOPS[self.name], self.tokens)
         if kind == "every":
             return Span((), int(argument))
+        if own_ends_of(self.name):
+            return Span((), self.tokens, read=True)
         return Span((f"</{argument}>" if kind == "xml" else argument,), self.tokens)

@@ -33,16 +33,23 @@ tokenizer, and it adds the ends of turns or marks of steps.
 """
 
 
+PIECE = 32
+"""Tokens after which the text of a step is read, if a user's function says where it ends."""
+
+
 class Span(NamedTuple):
-    """How far a chain is extended: to a stop string, or by a number of tokens.
+    """How far a chain is extended: to a stop string, by a number of tokens, or to a step's end.
 
     Attributes:
         stops: strings that end the span, besides those that end a completion.
         tokens: most tokens. None: up to the longest completion.
+        read: True if the tree's way to end steps reads the text. The span ends after the token with
+            the first end that has text after it; further tokens are dropped.
     """
 
     stops: tuple[str, ...] = ()
     tokens: int | None = None
+    read: bool = False
 
 
 WHOLE = Span()
@@ -87,6 +94,13 @@ class Chain:
     text: str = ""
     finish: FinishReason | None = None
     scores: tuple[float, ...] = ()
+
+
+class _Extension(NamedTuple):
+    """An extended chain, and the chain before each piece that was sampled, with the piece."""
+
+    chain: Chain
+    pieces: list[tuple[Chain, Sampled]]
 
 
 class Tree:
@@ -192,7 +206,7 @@ class Tree:
         asked = open_ * count
         for at in asked:
             room = self._room(chains[at], span)
-            need = self._need(chains[at], room)
+            need = self._need(chains[at], room, PIECE if span.read else room)
             if need > left:
                 rest = 0 if calls or span != WHOLE else self._last_room(chains[at], left)
                 calls += [(at, rest)] if rest > 0 else []
@@ -200,19 +214,19 @@ class Tree:
             calls.append((at, room))
             left -= need
         first, self._calls = self._calls, self._calls + len(calls)
-        sampled = await asyncio.gather(
+        made = await asyncio.gather(
             *(
-                self._sample(chains[at], room, span, first + number, greedy)
+                self._extension(chains[at], room, span, first + number, greedy)
                 for number, (at, room) in enumerate(calls)
             )
         )
-        for at, one in sorted(  # those that computed a shared prefix before those that reused it
-            zip((at for at, _ in calls), sampled, strict=True), key=lambda call: call[1].reused
-        ):
-            self._count(chains[at], one)
+        pieces = [piece for extension in made for piece in extension.pieces]
+        # Those that computed a shared prefix before those that reused it.
+        for before, one in sorted(pieces, key=lambda piece: piece[1].reused):
+            self._count(before, one)
         found: list[list[Chain]] = [[] for _ in chains]
-        for (at, _), one in zip(calls, sampled, strict=True):
-            found[at].append(self._extended(chains[at], one))
+        for (at, _), extension in zip(calls, made, strict=True):
+            found[at].append(extension.chain)
         return found
 
     async def score(self, chains: Sequence[Chain]) -> list[Chain]:
@@ -336,14 +350,62 @@ class Tree:
         length = len(self.prompt) + len(chain.tokens)
         return min(length, self._recomputed) if self._reuses else length
 
-    def _need(self, chain: Chain, room: int) -> int:
-        read = len(self.prompt) + len(chain.tokens) + room
-        return self._prefix(chain) + room + math.ceil(self._rate * read)
+    def _need(self, chain: Chain, room: int, piece: int = 0) -> int:
+        """Most model tokens of an extension with its score.
+
+        Args:
+            chain: the chain.
+            room: most tokens of the extension.
+            piece: tokens that are sampled at once. 0: all.
+        """
+        length = len(self.prompt) + len(chain.tokens)
+        begun = range(piece, room, piece) if piece else ()  # later pieces compute a prefix again
+        again = sum(
+            min(length + at, self._recomputed) if self._reuses else length + at for at in begun
+        )
+        return self._prefix(chain) + again + room + math.ceil(self._rate * (length + room))
 
     def _last_room(self, chain: Chain, left: float) -> int:
         """Most tokens of an extension that fits into what is left, with its score."""
         rate, read = self._rate, len(self.prompt) + len(chain.tokens)
         return math.floor((left - self._prefix(chain) - math.ceil(rate * read)) / (1 + rate))
+
+    async def _extension(
+        self, chain: Chain, room: int, span: Span, number: int, greedy: bool
+    ) -> _Extension:
+        """Sample an extension, piece by piece if the text is read to end it.
+
+        All pieces have one noise, so they are the completion that one call would sample.
+        """
+        pieces: list[tuple[Chain, Sampled]] = []
+        now, most = chain, len(chain.tokens) + room
+        while True:
+            left = most - len(now.tokens)
+            one = await self._sample(
+                now, min(left, PIECE) if span.read else left, span, number, greedy
+            )
+            pieces.append((now, one))
+            now = self._extended(now, one)
+            if span.read:
+                ends = self._steps.ends(now.text)
+                inside = (end for end in ends if len(chain.text) < end < len(now.text))
+                if end := next(inside, 0):
+                    return _Extension(self._up_to(now, end, len(chain.tokens) + 1), pieces)
+            if not span.read or now.finish or len(now.tokens) >= most:
+                return _Extension(now, pieces)
+
+    def _up_to(self, chain: Chain, end: int, least: int) -> Chain:
+        """The tokens of a chain up to the one with the last character that is kept.
+
+        Args:
+            chain: the chain.
+            end: exclusive end of the text that is kept.
+            least: fewest tokens, so that every extension has some.
+        """
+        decode = self._renderer.decode
+        count = max(least, last_tokens([end], chain.text, chain.tokens, decode)[0] + 1)
+        kept = chain.tokens[:count]
+        return Chain(kept, chain.logp[:count], chain.version[:count], decode(kept))
 
     async def _sample(
         self, chain: Chain, room: int, span: Span, number: int, greedy: bool

@@ -31,6 +31,7 @@ from sixfold.errors import UserError, nearest
 from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
 from sixfold.recipe.schema import EnvironmentConfig
 from sixfold.recipe.toml import load_recipe
+from sixfold.steps import absolute_name
 
 from .settings import Settings
 
@@ -105,8 +106,8 @@ class Options:
     )
     expand: PositiveInt | None = option("extensions per chain and step, M (default 4)")
     steps: str | None = option(
-        "where steps end: newline, blank_line, sentence, token:TEXT, xml:TAG or every:N (default"
-        " newline)",
+        "where steps end: newline, blank_line, sentence, token:TEXT, xml:TAG, every:N or"
+        " path.py:function (default newline)",
         metavar="WHERE",
     )
     step_tokens: PositiveInt | None = option("most tokens of a step (default 128)")
@@ -233,7 +234,8 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
             raise UserError(
                 f"--{name.replace('_', '-')} has no effect on {', '.join(methods)}. Leave it out"
             )
-    span: dict[str, Any] = {"name": given.steps, "tokens": given.step_tokens}
+    ends = absolute_name(given.steps) if given.steps else None
+    span: dict[str, Any] = {"name": ends, "tokens": given.step_tokens}
     stepping = Stepping(**{name: value for name, value in span.items() if value is not None})
     return Plan(
         methods,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import wait_for
 from sixfold.types import SamplingParams, Task
-from sixfold_search import Settings, Stepping, search
+from sixfold_search import Settings, Stepping, search, tree
 from sixfold_search.methods import METHODS
 from sixfold_search.task_search import Found
 
@@ -58,6 +59,17 @@ def test_tokens_are_those_of_the_engine(
     )
     assert found.cost.sampled > 0
     assert budget is None or found.cost.total <= budget
+
+
+def test_tokens_of_steps_that_a_function_ends_are_those_of_the_engine(
+    generator: EngineGenerator, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("def ends(text):\n    return range(5, len(text), 5)\n")
+    monkeypatch.setattr(tree, "PIECE", 4)
+    found = run(generator, policy, "beam", stepping=Stepping(f"{tmp_path}/own.py:ends"))
+    stats, cost = generator.engine.stats, found.cost
+    assert (cost.prefilled, cost.sampled) == (stats.prefill_tokens, stats.decoded_tokens)
+    assert cost.sampled > sum(t.sampled_length for t in found.candidates)
 
 
 def test_a_beam_of_16_by_4_computes_each_prefix_once(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import Sampled, wait_for
 from sixfold.types import SamplingParams, Task
 from sixfold_search import Settings, search
+from sixfold_search import tree as module
 from sixfold_search.aggregate import AGGREGATES
 from sixfold_search.scorers import Oracle
 from sixfold_search.steps import Stepping
@@ -133,3 +136,39 @@ def test_scorers_get_the_task_and_verifiers_the_start_of_the_reply(policy: Polic
     with Environment([verifier]) as environment:
         assert Oracle(environment, renderer).score(BEGUN, ["12"], [[2]]) == [[1.0]]
     assert read == ["912"]
+
+
+@pytest.mark.parametrize("piece", [3, 32])
+def test_steps_by_a_function_are_those_by_its_name(
+    renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """A step may end within a piece, at its end, or in the next one."""
+    monkeypatch.setattr(module, "PIECE", piece)
+    (tmp_path / "own.py").write_text(
+        "def ends(text):\n    return [at + 1 for at, c in enumerate(text) if c == '\\n']\n"
+    )
+    own = Stepping(f"{tmp_path}/own.py:ends")
+    given: dict[str, Any] = {"settings": Settings(n=8, expand=4)}
+    for method in ("beam", "diverse_beam"):
+        scorer = Scores(lambda lines: random.Random(f"{lines}").random())
+        named = run(renderer, method=method, scorer=scorer, **given)
+        read = run(renderer, method=method, scorer=scorer, stepping=own, **given)
+        assert (read.text, read.value) == (named.text, named.value)
+        assert len({t.text for t in read.candidates}) > 1
+    for budget in range(60, 400, 40):
+        for method in ("beam", "lookahead", "mcts"):
+            scorer = Scores(lambda lines: 0.5)
+            found = run(renderer, method=method, scorer=scorer, stepping=own, budget=budget)
+            assert found.cost.total <= budget
+
+
+def test_a_token_with_the_end_of_a_step_belongs_to_it() -> None:
+    chain = Chain((0, 2, 3), (0.0,) * 3, (0,) * 3, "abe\nfg")
+    made = tree(Pairs())
+    assert [made._up_to(chain, end, 1).tokens for end in (1, 2, 3, 4)] == [
+        (0,),
+        (0,),
+        (0, 2),
+        (0, 2),
+    ]
+    assert made._up_to(chain, 1, 2).tokens == (0, 2)

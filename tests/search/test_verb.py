@@ -238,7 +238,7 @@ def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) ->
     assert scorer.tokens == prompt + sum(len(ids) - prompt + 1 for ids in rows)
 
 
-@pytest.mark.parametrize("changed", ["rows.jsonl", "even.py", "rm"])
+@pytest.mark.parametrize("changed", ["rows.jsonl", "even.py", "rm", "ends.py"])
 def test_other_data_do_not_continue_a_search(
     place: Path,
     tmp_path: Path,
@@ -246,6 +246,7 @@ def test_other_data_do_not_continue_a_search(
     capsys: pytest.CaptureFixture[str],
     changed: str,
 ) -> None:
+    (tmp_path / "ends.py").write_text("def ends(text):\n    return range(3, len(text), 3)\n")
     for name in ("rows.jsonl", "even.py", "rm"):
         copy = shutil.copytree if (place / name).is_dir() else shutil.copy
         copy(place / name, tmp_path / name)
@@ -254,7 +255,8 @@ def test_other_data_do_not_continue_a_search(
         .replace(f"{place}/even", f"{tmp_path}/even")
     )  # fmt: skip
     given = [str(tmp_path / "s.toml"), str(place / "policy"), "--out", str(tmp_path / "out")]
-    more = ["--scorer", str(tmp_path / "rm"), "--methods", "best_of_n", "--n", "1"]
+    more = ["--scorer", str(tmp_path / "rm"), "--methods", "beam", "--n", "2", "--expand", "2"]
+    more += ["--steps", f"{tmp_path}/ends.py:ends"]
 
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
@@ -270,7 +272,8 @@ def test_other_data_do_not_continue_a_search(
         (tmp_path / changed).write_text(text.replace('"answer": "', '"answer": "9') + "\n")
     capsys.readouterr()
     code = main(["search", *given, *more])
-    said = {"rows.jsonl": "data.answers", "even.py": "code of", "rm": "weights of --scorer"}
+    said = {"rows.jsonl": "data.answers", "even.py": "code of env", "rm": "weights of --scorer"}
+    said["ends.py"] = "code of --steps"
     assert (code, said[changed] in capsys.readouterr().err) == (2, True)
 
 
@@ -311,7 +314,7 @@ def test_the_options_list_all_methods_and_aggregates() -> None:
         ("--methods best_of_n --scorer RM --steps newline", "--steps has no effect"),
         ("--methods beam --scorer RM --steps every:4 --step-tokens 9", "--step-tokens has no"),
         ("--methods beam --scorer RM --steps line", "unknown way to end steps 'line'"),
-        ("--methods beam --scorer RM --steps EVEN", "a function reads whole texts"),
+        ("--methods beam --scorer RM --steps EVENS", "has no function"),
         ("--methods beam --scorer RM --n 6", "Use n = 4"),
         ("--methods regenerate --scorer RM", "no process reward model"),
         ("--methods beam --scorer RM --aggregate mean", "no process reward model"),
