@@ -100,7 +100,6 @@ def compare_methods(
     for name in plan.methods:
         METHODS[name].check_texts(plan.settings, world.renderer)
     _check_rendered(tasks, world.renderer, scorer)
-    plan.stepping.steps(world.renderer)  # loads a user's function
     inputs = {
         "model": weights_hash(world.whole_policy.weights()),
         **json.loads(json.dumps(asdict(plan))),

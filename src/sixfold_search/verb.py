@@ -31,7 +31,7 @@ from sixfold.errors import UserError, nearest
 from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
 from sixfold.recipe.schema import EnvironmentConfig
 from sixfold.recipe.toml import load_recipe
-from sixfold.steps import absolute_name
+from sixfold.steps import absolute_name, own_ends_of, steps_of
 
 from .settings import Settings
 
@@ -167,6 +167,8 @@ def run(arguments: Sequence[str]) -> int:
     plan = _plan(given, methods, path)
     for name in methods:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
+    if own_ends_of(plan.stepping.name):
+        steps_of(plan.stepping.name)  # the user's file fails before anything is loaded
     place = model_folder(given.model, "MODEL") if given.model else ""
     scorer, ends = _scorer(path, recipe.environment, given.steps or "")
     if ends and not given.steps:  # the steps that the model has learned to score
