@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sixfold.data.profile import Profile, task_key
 from sixfold.data.task_set import drawn_tasks
 from sixfold.errors import UserError
 from sixfold.files.blocks import done_blocks, read_rows, write_block
@@ -37,19 +38,24 @@ from sixfold.stages.keepers import completion_of, select
 from sixfold.steps import own_ends_of
 from sixfold.types import Group, SamplingParams, Task
 
+from .difficulty import (
+    INPUTS,
+    NAME,
+    RESULTS,
+    SEARCHES,
+    Choice,
+    Earlier,
+    Way,
+    check_choice,
+    rates_of,
+)
 from .methods import METHODS
 from .scorers import Oracle, OutcomeScorer
 from .settings import Settings
 from .steps import Stepping
 from .task_search import Found, search
 
-SEARCHES, SOLUTIONS, PAIRS, RESULTS = (
-    "searches.jsonl",
-    "solutions.jsonl",
-    "pairs.jsonl",
-    "results.json",
-)
-_BLOCKS, _INPUTS = "tasks", "search.json"
+SOLUTIONS, PAIRS, _BLOCKS = "solutions.jsonl", "pairs.jsonl", "tasks"
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Plan:
         scorer: path of a reward model, "verifier" for the recipe's own, or "".
         tasks: number of tasks. 0: all.
         train: search training tasks in place of held-out ones.
+        choice: method and budget of each task by its difficulty, besides the methods. None: none.
     """
 
     methods: tuple[str, ...]
@@ -75,10 +82,34 @@ class Plan:
     scorer: str
     tasks: int
     train: bool
+    choice: Choice | None = None
+
+    def way(self, method: str) -> Way:
+        """A method with the settings of the comparison."""
+        return Way(method, self.settings, self.stepping, self.aggregate, self.budget)
+
+
+@dataclass(frozen=True)
+class Difficulties:
+    """Pass rates of tasks, and the searches from which a choice by them was made.
+
+    Attributes:
+        profile: the pass rates.
+        path: its file.
+        earlier: the searches. Empty without a choice.
+    """
+
+    profile: Profile
+    path: Path
+    earlier: Sequence[Earlier]
 
 
 def compare_methods(
-    world: Assembly, plan: Plan, out: Path, scorer: OutcomeScorer | ProcessScorer | None
+    world: Assembly,
+    plan: Plan,
+    out: Path,
+    scorer: OutcomeScorer | ProcessScorer | None,
+    difficulties: Difficulties | None = None,
 ) -> list[dict[str, Any]]:
     """Search every task by every method, and write the files.
 
@@ -87,6 +118,7 @@ def compare_methods(
         plan: what is compared.
         out: folder for the results. With the tasks of an interrupted run, it goes on.
         scorer: the reward model. None: there is none, or the verifier scores.
+        difficulties: pass rates of the tasks. None: unknown.
 
     Returns:
         One row of `searches.jsonl` per task.
@@ -106,6 +138,7 @@ def compare_methods(
         **{key: value for key, value in settings_of(recipe).items() if _decides(key)},
         **_data(world, tasks, plan),
     }
+    rates = _rates(tasks, plan, inputs, difficulties) if difficulties else {}
     _begin(out, inputs)
     blocks, done = out / _BLOCKS, done_blocks(out / _BLOCKS)
     if done:
@@ -113,7 +146,7 @@ def compare_methods(
     searcher = _Searcher(world, plan, scorer, inputs["model"])
     for number, task in enumerate(tasks):
         if number not in done:
-            row = searcher.row(task)
+            row = searcher.row(task, rates.get(task_key(task)))
             found = row["found"].values()
             done[number] = {
                 "failed": sum(one["unchecked"] for one in found),
@@ -147,7 +180,7 @@ def check_out(out: Path) -> None:
         if (out / RESULTS).exists():
             raise UserError(f"--out {out}: its search has ended. Name another folder, or remove it")
         other = not out.is_dir() or any(out.iterdir())
-        if out.exists() and other and not (out / _INPUTS).is_file():
+        if out.exists() and other and not (out / INPUTS).is_file():
             raise UserError(
                 f"--out {out}: it exists and holds no search. Name another folder, or remove it"
             )
@@ -159,7 +192,7 @@ def _begin(out: Path, inputs: dict[str, Any]) -> None:
     Raises:
         UserError: naming what has changed.
     """
-    path = out / _INPUTS
+    path = out / INPUTS
     if not path.is_file():
         with disk_errors(f"cannot write {out}"):
             out.mkdir(parents=True, exist_ok=True)
@@ -183,6 +216,26 @@ def _data(world: Assembly, tasks: Sequence[Task], plan: Plan) -> dict[str, Any]:
         "code of --steps": rewards_fingerprint(own_ends_of(plan.stepping.name)),
         "weights of --scorer": " ".join(folder_hash(one) for one in scorers if one.is_dir()),
     }
+
+
+def _rates(
+    tasks: Sequence[Task], plan: Plan, inputs: Mapping[str, Any], known: Difficulties
+) -> dict[str, float]:
+    """Pass rate of each task by its key.
+
+    Raises:
+        UserError: if they are of another model, one is missing, or the choice may not be reported
+            on these tasks.
+    """
+    ids = {task_key(task): task.id for task in tasks}
+    if known.profile.key.weights != inputs["model"]:
+        raise UserError(
+            f"--profile {known.path}: these are pass rates of another model. Measure those of the"
+            " model that is searched with"
+        )
+    if plan.choice:
+        check_choice(plan.choice, known.earlier, inputs, ids)
+    return rates_of(known.profile, ids, known.path)
 
 
 def _check_failures(done: Collection[dict[str, int]], tasks: int, budget: float) -> None:
@@ -282,23 +335,33 @@ class _Searcher:
             seed=world.recipe.run.seed,
         )
 
-    def row(self, task: Task) -> dict[str, Any]:
-        """The line of a task, with its rows for training."""
-        world = self._world
-        found = {name: world.loop.run(self._search(name, task)) for name in self._plan.methods}
+    def row(self, task: Task, rate: float | None) -> dict[str, Any]:
+        """The line of a task, with its rows for training.
+
+        Args:
+            task: the task.
+            rate: its pass rate. None: unknown.
+        """
+        world, plan = self._world, self._plan
+        ways = {name: plan.way(name) for name in plan.methods}
+        if plan.choice and rate is not None:
+            ways[NAME] = plan.choice.way(rate)
+        found = {name: world.loop.run(self._search(way, task)) for name, way in ways.items()}
         groups = [Group(task, list(one.candidates)) for one in found.values()]
         world.environment.score(groups, error_budget=1.0)  # `_check_failures`: over all tasks
         solutions, pairs = self._lessons(task, list(found.values()))
         return {
             "task": task.id,
+            "key": task_key(task),
+            "pass_rate": rate,
             "source": task.source,
             "answer": task.answer if isinstance(task.answer, str | int | float) else None,
-            "found": {name: _line(one) for name, one in found.items()},
+            "found": {name: {"way": str(ways[name]), **_line(one)} for name, one in found.items()},
             SOLUTIONS: solutions,
             PAIRS: pairs,
         }
 
-    async def _search(self, method: str, task: Task) -> Found:
+    async def _search(self, way: Way, task: Task) -> Found:
         world, plan = self._world, self._plan
         await _forget(world.player.generator)
         oracle = plan.scorer == "verifier"
@@ -306,15 +369,15 @@ class _Searcher:
             world.player.generator,
             world.renderer,
             task,
-            method=method,
+            method=way.method,
             params=self._params,
-            settings=plan.settings,
-            stepping=plan.stepping,
+            settings=way.settings,
+            stepping=way.stepping,
             scorer=Oracle(world.environment, world.renderer) if oracle else self._scorer,
             by_step=not (oracle or isinstance(self._scorer, OutcomeScorer)),
-            aggregate=plan.aggregate,
+            aggregate=way.aggregate,
             stops=world.player.stops,
-            budget=plan.budget,
+            budget=way.budget,
         )
 
     def _lessons(

@@ -27,6 +27,7 @@ from sixfold.commands.eval_table import (
     recorded_differences,
     versions,
 )
+from sixfold.data.profile import read_profile
 from sixfold.errors import UserError, nearest
 from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
 from sixfold.recipe.schema import EnvironmentConfig
@@ -38,7 +39,8 @@ from .settings import Settings
 if TYPE_CHECKING:
     from sixfold.reward_model.step_scorer import ProcessScorer
 
-    from .compare import Plan
+    from .compare import Difficulties, Plan
+    from .difficulty import Buckets
     from .scorers import OutcomeScorer
 
 PURPOSE = "compare methods of test-time search at equal budgets: best of N, beams, tree search"
@@ -63,6 +65,9 @@ METHODS
   regenerate      delete the first wrong step and complete again
   budget_forcing  think for a number of tokens, then answer
 
+With --profile and --choose-from, a further column has the method and the budget that solved most
+tasks of the same difficulty in earlier searches of other tasks (Snell et al. 2024).
+
 With --budget, a method goes on until the next completion might not fit; --n is the size of a round.
 Without it, --n completions are sampled, or n chains are extended in each step, or n simulations
 are made. Chosen completions that the recipe's verifier accepts are written as rows for SFT
@@ -73,6 +78,8 @@ command.
 _DEFAULT = ("greedy", "majority")
 _DEFAULT_SCORED = (*_DEFAULT, "best_of_n", "beam")
 VERIFIER = "verifier"
+BUCKETS = 5
+"""Most buckets of difficulty, if the user does not say: Snell et al. have five."""
 _ORACLE = "it knows the answers"
 _NEEDS_STEPS = "{} the score of each step, and --scorer is no process reward model"
 
@@ -101,6 +108,19 @@ class Options:
     )
     tasks: PositiveInt | None = option("number of tasks, drawn by run.seed (default: all)")
     train: bool = option("search training tasks, for data to train on", False)
+    profile: Path | None = option(
+        "pass rates of the tasks (sixfold data, stage stratify): figures by difficulty",
+        metavar="FILE",
+        group="choice by difficulty",
+    )
+    choose_from: tuple[Path, ...] = option(
+        "finished searches of other tasks, from which method and budget are chosen for each"
+        " difficulty; --budget then also bounds the mean tokens of that choice",
+        (),
+        nargs="+",
+        metavar="DIR",
+    )
+    buckets: PositiveInt | None = option("most buckets of difficulty (default 5)")
     n: PositiveInt | None = option(
         "completions, chains or simulations (default 16)", group="settings of methods"
     )
@@ -150,6 +170,7 @@ def run(arguments: Sequence[str]) -> int:
     from sixfold.run.assemble import assemble
 
     from .compare import check_out, compare_methods, end
+    from .difficulty import choose
     from .methods import METHODS
     from .scorers import scorer_folders
 
@@ -169,6 +190,11 @@ def run(arguments: Sequence[str]) -> int:
         METHODS[name].check(plan.settings, recipe.rollout.max_new_tokens)
     if own_ends_of(plan.stepping.name):
         steps_of(plan.stepping.name)  # the user's file fails before anything is loaded
+    known = _difficulties(given)
+    if known and known.earlier:
+        count = given.buckets or BUCKETS
+        chosen = choose(known.earlier, known.profile, known.path, count, plan.budget)
+        plan = replace(plan, choice=chosen)
     place = model_folder(given.model, "MODEL") if given.model else ""
     scorer, ends = _scorer(path, recipe.environment, given.steps or "")
     if ends and not given.steps:  # the steps that the model has learned to score
@@ -177,10 +203,14 @@ def run(arguments: Sequence[str]) -> int:
         plan = replace(plan, stepping=replace(plan.stepping, name=ends))
     world = assemble(recipe.sampling_alone(), place)
     try:
-        rows = compare_methods(world, plan, given.out, scorer)
+        rows = compare_methods(world, plan, given.out, scorer, known)
     finally:
         world.close()
-    figures, tests = _figures(rows, methods), _tests(rows, methods)
+    names = [*rows[0]["found"]]
+    figures, tests = _figures(rows, names), _tests(rows, names)
+    if known:
+        buckets = plan.choice.buckets if plan.choice else None
+        add_difficulties(figures, rows, buckets, given.buckets or BUCKETS)
     console = _show(plan, figures, len(rows))
     print_differences(console, methods[0], tests)
     results = {
@@ -216,7 +246,7 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     scored = [name for name in methods if METHODS[name].scores != "nothing"]
     if scored and not given.scorer:
         raise UserError(f"--methods {scored[0]} needs --scorer MODEL, a reward model")
-    if given.scorer and not scored:
+    if given.scorer and not scored and not given.choose_from:
         raise UserError(f"--scorer has no effect: {', '.join(methods)} score nothing")
     by_step = scorer not in ("", VERIFIER) and not scores_wholes(scorer)
     if "regenerate" in methods and not by_step:
@@ -249,6 +279,57 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
         given.tasks or 0,
         given.train,
     )
+
+
+def _difficulties(given: Options) -> Difficulties | None:
+    """Pass rates of --profile, and the searches of --choose-from. None without a profile.
+
+    Raises:
+        UserError: if one cannot be read, or --choose-from or --buckets has no profile.
+    """
+    from .compare import Difficulties
+    from .difficulty import read_earlier
+
+    if given.profile is None:
+        for name in ("choose_from", "buckets"):
+            if getattr(given, name):
+                raise UserError(f"--{name.replace('_', '-')} needs --profile FILE, the pass rates")
+        return None
+    earlier = [read_earlier(folder) for folder in given.choose_from]
+    return Difficulties(read_profile(given.profile), given.profile, earlier)
+
+
+def add_difficulties(
+    figures: Mapping[str, dict[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    buckets: Buckets | None,
+    count: int,
+) -> None:
+    """Add the share that is right and the tokens of each difficulty to the figures of each method.
+
+    Args:
+        figures: the figures of each method.
+        rows: a line of each task, with its pass rate.
+        buckets: the buckets of a choice. None: of the rates of these tasks.
+        count: most buckets, if they are made here.
+    """
+    from .difficulty import Buckets, tokens_of
+
+    buckets = buckets or Buckets.of([row["pass_rate"] for row in rows], count)
+    for name, one in figures.items():
+        one["by_difficulty"] = {}
+        for number, label in enumerate(buckets.names):
+            found = [row["found"][name] for row in rows if buckets.find(row["pass_rate"]) == number]
+            if not found:
+                continue
+            interval = task_interval([[float(line["solved"])] for line in found])
+            one["by_difficulty"][label] = {
+                "tasks": len(found),
+                "solved": interval.mean,
+                "solved_interval": list(interval[1:]),
+                "tokens": fmean(map(tokens_of, found)),
+                "ways": sorted({line["way"] for line in found}),
+            }
 
 
 def _scorer(
@@ -315,12 +396,21 @@ def _show(plan: Plan, figures: Mapping[str, Mapping[str, Any]], tasks: int) -> C
     by = f"the verifier scores (oracle: {_ORACLE})" if plan.scorer == VERIFIER else plan.scorer
     limit = f", at most {plan.budget:,} model tokens each" if plan.budget else ""
     console.print(Text(f"{tasks} tasks{limit}{f'; scorer: {by}' if by else ''}"))
+    if plan.choice:
+        console.print(Text("chosen by difficulty on other tasks:"))
+        parts = zip(plan.choice.buckets.names, plan.choice.ways, strict=True)
+        for bucket, way in parts:
+            console.print(Text(f"  {bucket}: {way}"))
     columns = []
     for one in figures.values():
         rows: dict[str, str] = {}
         add_interval(rows, "solved", Interval(one["solved"], *one["solved_interval"]))
         if len(one["solved_by_source"]) > 1:
             rows |= {f"  {name}": f"{part:.1%}" for name, part in one["solved_by_source"].items()}
+        for name, part in one.get("by_difficulty", {}).items():
+            low, high = part["solved_interval"]
+            rows[f"  {name} ({part['tasks']})"] = f"{part['solved']:.0%} ({low:.0%} to {high:.0%})"
+            rows[f"    tokens at {name}"] = f"{part['tokens']:,.0f}"
         add_interval(rows, "any solved", Interval(one["covered"], *one["covered_interval"]))
         parts = [one[f"tokens_{key}"] for key in ("prefilled", "sampled", "scored")]
         labels = ("  prefilled", "  sampled", "  by the scorer")

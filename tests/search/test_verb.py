@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 from sixfold.cli import main
 from sixfold.data.comparisons import load_comparisons
+from sixfold.data.profile import Measurement, ProfileFile, ProfileKey
 from sixfold.data.sources import load_tasks
 from sixfold.errors import UserError
 from sixfold.model.scalar_head import scalar_head
@@ -33,6 +34,7 @@ from sixfold.reward_model.step_reward import load_process_scorer
 from sixfold.types import Task
 from sixfold_search import Stepping, compare, verb
 from sixfold_search.aggregate import AGGREGATES
+from sixfold_search.difficulty import SEARCHES
 from sixfold_search.methods import METHODS as ALL
 from sixfold_search.scorers import OutcomeScorer
 
@@ -146,6 +148,48 @@ def test_a_method_pays_the_same_alone(place: Path, out: Path, tmp_path: Path) ->
     (alone,) = lines(tmp_path / "alone" / "searches.jsonl")
     (beside,) = [r for r in lines(out / "searches.jsonl") if r["task"] == alone["task"]]
     assert alone["found"]["beam"] == beside["found"]["beam"]
+
+
+def test_the_method_of_a_difficulty_finds_what_it_finds_alone(
+    place: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a choice from a search of the training tasks, with the same settings as `out`."""
+    earlier, profile = tmp_path / "earlier", tmp_path / "profile.jsonl"
+    methods = ["majority", "best_of_n"]
+    assert main([*words(place, earlier)[: -len(METHODS)], *methods, "--train"]) == 0
+    model = json.loads((out / "search.json").read_text())["model"]
+    file = ProfileFile(profile, ProfileKey(model, "", {}, {}))
+    for number, row in enumerate([*lines(earlier / SEARCHES), *lines(out / SEARCHES)]):
+        file.add(Measurement(row["key"], "", 1, number % 3, (0.0, 0.0)))
+    file.close()
+    given = [*words(place, tmp_path / "chosen")[: -len(METHODS)], *methods, "--buckets", "2"]
+    given += ["--profile", str(profile)]
+    capsys.readouterr()
+    assert main([*given, "--choose-from", str(earlier)]) == 0
+    shown = capsys.readouterr().out
+    results = json.loads((tmp_path / "chosen" / "results.json").read_text())
+    choice = results["plan"]["choice"]
+    (edge,), ways = choice["buckets"]["edges"], choice["ways"]
+    rows = lines(tmp_path / "chosen" / SEARCHES)
+    for row, alone in zip(rows, lines(out / SEARCHES), strict=True):
+        way = ways[row["pass_rate"] >= edge]
+        assert row["found"]["by_difficulty"] == alone["found"][way["method"]]
+    assert len({row["pass_rate"] >= edge for row in rows}) == 2
+    for name, figures in results["methods"].items():
+        for number, (label, part) in enumerate(figures["by_difficulty"].items()):
+            mine = [r["found"][name] for r in rows if (r["pass_rate"] >= edge) == number]
+            assert part["solved"] == fmean(one["solved"] for one in mine)
+            sums = [one["prefilled"] + one["sampled"] + one["scored"] for one in mine]
+            assert (part["tokens"], part["tasks"]) == (fmean(sums), len(mine))
+            assert label in shown
+    for more, said in (
+        ([], "needs --profile"),
+        (["--profile", str(profile)], "3 of its tasks are searched again"),
+    ):
+        given = [*words(place, tmp_path / "bad"), "--choose-from", str(out), *more]
+        assert main(given) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
 
 
 def test_an_interrupted_search_goes_on(
