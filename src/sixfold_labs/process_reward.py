@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
 from sixfold.pages.lab import Bars, Breaking, Control, Lab, Outcome, Table, Value
 
-from .controls import seed_control
+from .controls import LIBRARY, seed_control, source_control
+from .process_steps import OUTCOME_NOISE, PROCESS_NOISE, STEPS, continuations, noisy
 
-STEPS = 6
-OUTCOME_NOISE = 0.10
-PROCESS_NOISE = 0.15
 METHODS = ("one sample", "best of N, outcome reward", "best of N, step rewards", "beam over steps")
 
 Chain = list[bool]
 """Correctness of every step of one chain. The answer is correct if all steps are."""
-
-
-def noisy(draw: random.Random, label: bool, error: float) -> bool:
-    """The label, flipped with probability `error`."""
-    return label != (draw.random() < error)
 
 
 def best(chains: Sequence[Chain], scores: Sequence[float]) -> Chain:
@@ -32,15 +24,6 @@ def best(chains: Sequence[Chain], scores: Sequence[float]) -> Chain:
 def step_score(draw: random.Random, chain: Chain) -> float:
     """Mean of the noisy step rewards of a chain."""
     return sum(noisy(draw, good, PROCESS_NOISE) for good in chain) / len(chain)
-
-
-def continuations(n: int, beam: int) -> int:
-    """Continuations per beam and step: ceil(N / (beam * steps)).
-
-    N chains have N * 6 steps, but the rule divides N alone by the number of steps. With 16 chains
-    and 4 beams one continuation is left, and the beam cannot choose.
-    """
-    return math.ceil(n / (beam * STEPS))
 
 
 def beam_search(draw: random.Random, p_good: float, n: int, beam: int) -> Chain:
@@ -72,7 +55,21 @@ def sampled_steps(n: int, beam: int) -> list[int]:
     return [STEPS, n * STEPS, n * STEPS, beam * continuations(n, beam) * STEPS]
 
 
-def process_reward(*, p_good: float, n: int, beam: int, trials: int, seed: int) -> Outcome:
+def compared(
+    p_good: float, n: int, beam: int, trials: int, seed: int
+) -> tuple[list[float], list[int]]:
+    """Accuracy of each method, and steps that it samples per task. Arguments: those of the lab."""
+    draw = random.Random(seed)
+    correct = [0] * len(METHODS)
+    for _ in range(trials):
+        for index, right in enumerate(trial(draw, p_good, n, beam)):
+            correct[index] += right
+    return [count / trials for count in correct], sampled_steps(n, beam)
+
+
+def process_reward(
+    *, p_good: float, n: int, beam: int, trials: int, seed: int, source: str
+) -> Outcome:
     """Compare four ways to choose an answer.
 
     Args:
@@ -81,14 +78,14 @@ def process_reward(*, p_good: float, n: int, beam: int, trials: int, seed: int) 
         beam: partial chains that the beam search keeps.
         trials: number of tasks.
         seed: seed of the samples.
+        source: "formula" or "library".
     """
-    draw = random.Random(seed)
-    correct = [0] * len(METHODS)
-    for _ in range(trials):
-        for index, right in enumerate(trial(draw, p_good, n, beam)):
-            correct[index] += right
-    accuracy = [count / trials for count in correct]
-    budget = sampled_steps(n, beam)
+    if source == LIBRARY:
+        from .process_search import searched
+
+        accuracy, budget = searched(p_good, n, beam, trials, seed)
+    else:
+        accuracy, budget = compared(p_good, n, beam, trials, seed)
     width = continuations(n, beam)
     rows: list[list[Value]] = [
         [method, share, steps]
@@ -133,6 +130,7 @@ PROCESS_REWARD = Lab(
         Control("beam", 4, "partial chains that are kept", low=1, high=8),
         Control("trials", 500, "number of tasks", low=100, high=2000, sweep=()),
         seed_control("the samples", sweep=()),
+        source_control("this lab's search", "best of N and beams of sixfold search"),
     ),
     run=process_reward,
     breaking=Breaking(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sixfold_labs.catalogue import find
-from sixfold_labs.process_reward import continuations, sampled_steps
+from sixfold_labs.process_reward import sampled_steps
+from sixfold_labs.process_steps import continuations
 
 TABLE = [
     # p_good, N, beam, percent correct: one sample, best of N by outcome, by steps, beam
@@ -51,3 +52,16 @@ def test_one_sample_is_right_if_all_six_steps_are() -> None:
 def test_budget_of_the_beam(n: int, beam: int, width: int) -> None:
     assert continuations(n, beam) == width
     assert sampled_steps(n, beam) == [6, 6 * n, 6 * n, 6 * beam * width]
+
+
+@pytest.mark.parametrize(("n", "beam"), [(16, 4), (48, 2)])
+def test_the_search_of_the_library_agrees(n: int, beam: int) -> None:
+    """Its chains are other draws of the same distribution: five standard errors are allowed."""
+    formula = find("process-reward")(n=n, beam=beam, trials=2000)
+    library = find("process-reward")(n=n, beam=beam, trials=100, source="library")
+    for name in NAMES:
+        exact = formula.number(name)
+        allowed = 5 * (exact * (1 - exact) * (1 / 100 + 1 / 2000)) ** 0.5
+        assert library.number(name) == pytest.approx(exact, abs=allowed)
+    assert library.tables[0].rows != formula.tables[0].rows
+    assert [row[2] for row in library.tables[0].rows] == sampled_steps(n, beam)

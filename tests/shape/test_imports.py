@@ -133,7 +133,7 @@ OTHERS: dict[str, set[str]] = {
     "sixfold_curation": {"sixfold_environments"},
     "sixfold_environments": set(),
     "sixfold_interop": set(),
-    "sixfold_labs": {"sixfold_planning"},
+    "sixfold_labs": {"sixfold_planning", "sixfold_search"},
     "sixfold_planning": set(),
     "sixfold_search": {"sixfold_environments"},
     "sixfold_serving": {"sixfold_search"},
