@@ -398,8 +398,7 @@ def _show(plan: Plan, figures: Mapping[str, Mapping[str, Any]], tasks: int) -> C
     console.print(Text(f"{tasks} tasks{limit}{f'; scorer: {by}' if by else ''}"))
     if plan.choice:
         console.print(Text("chosen by difficulty on other tasks:"))
-        parts = zip(plan.choice.buckets.names, plan.choice.ways, strict=True)
-        for bucket, way in parts:
+        for bucket, way in zip(plan.choice.buckets.names, plan.choice.ways, strict=True):
             console.print(Text(f"  {bucket}: {way}"))
     columns = []
     for one in figures.values():

@@ -48,7 +48,7 @@ class Reply:
     def whole(self, answers: Sequence[Delta]) -> dict[str, Any]:
         """The body of an answer that does not stream, from one delta per sampled completion."""
         self._sampled += sum(len(delta.tokens) for delta in answers)
-        choices = []
+        choices: list[dict[str, Any]] = []
         for delta in self._best(answers):
             choice = self._choice(delta) | self._ours(delta, first=True)
             choices.append(choice | {"index": len(choices)})

@@ -95,7 +95,9 @@ class Searches:
                 " count. Raise it",
                 "search.budget",
             )
-        steps = form.steps or (self._scorer.ends if self._by_step else None)
+        steps = form.steps
+        if isinstance(self._scorer, ProcessScorer):
+            steps = steps or self._scorer.ends
         span = {"name": steps, "tokens": form.step_tokens}
         given = {one.name: getattr(form, one.name) for one in fields(Settings)}
         renderer = await self._borrowed()

@@ -224,8 +224,10 @@ def _scorer(options: ServeOptions) -> OutcomeScorer | ProcessScorer | None:
     """The reward model that scores for searches, or None."""
     if not options.scorer:
         return None
-    dtype = "bfloat16" if options.precision == "bfloat16" else "float32"
-    machine = RewardScoringConfig(device=options.device, precision=dtype)
+    machine = RewardScoringConfig(
+        device=options.device,
+        precision="bfloat16" if options.precision == "bfloat16" else "float32",
+    )
     return load_scorer(scorer_folders(options.scorer), ProcessScoringConfig(), machine)
 
 

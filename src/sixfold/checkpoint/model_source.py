@@ -67,8 +67,26 @@ def _newest(run: Path, setting: str, made: Sequence[str], kinds: Sequence[str]) 
     return checkpoint
 
 
+PROCESS_REWARD_MODELS = ("ForTokenClassification", "ForProcessRewardModel", "ForPrmModel")
+"""Ends of the names of classes that score steps."""
+
+
 def is_reward_model(path: str) -> bool:
     """True for a reward model, and for a run whose stages have made one and no policy.
+
+    Args:
+        path: a run, a checkpoint, a model folder or a hub id.
+    """
+    return any(name.endswith("ForSequenceClassification") for name in _classes(path))
+
+
+def is_process_reward_model(path: str) -> bool:
+    """As `is_reward_model`, for one that scores steps. True for a policy and its reference."""
+    return "," in path or any(name.endswith(PROCESS_REWARD_MODELS) for name in _classes(path))
+
+
+def _classes(path: str) -> list[str]:
+    """Classes that the config.json of a model names. Of a run: of its last model, policies first.
 
     Args:
         path: a run, a checkpoint, a model folder or a hub id.
@@ -76,7 +94,7 @@ def is_reward_model(path: str) -> bool:
     folder = Path(path).expanduser()
     is_run, _ = _kind(folder, "MODEL")
     if not folder.exists() and not_found(path, "models"):
-        return False
+        return []
     if is_run:
         stage = folder
         for made in (("reward_model",), ("model", "adapter")):  # a policy comes first
@@ -85,10 +103,7 @@ def is_reward_model(path: str) -> bool:
         folder = next(reversed(list_checkpoints(stage / "checkpoints")), folder)
     if (folder / MANIFEST).is_file():
         folder = folder / MODEL
-    return any(
-        name.endswith("ForSequenceClassification")
-        for name in architectures(str(folder) if folder.exists() else path)
-    )
+    return architectures(str(folder) if folder.exists() else path)
 
 
 def architectures(model: str) -> list[str]:

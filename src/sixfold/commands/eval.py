@@ -1,7 +1,7 @@
 """`sixfold eval [RECIPE] RUN [RUN ...] [--against DIR] [--out DIR]`.
 
 All checkpoints are evaluated on the same held-out tasks with the same sampling noise. Reward models
-are evaluated on comparisons.
+are evaluated on comparisons, process reward models on labelled solutions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..recipe.dump import flat
 from ..recipe.find import shipped_recipes
 from ..recipe.hub_names import not_found
 from ..recipe.plan import make_plan
-from ..recipe.schema import ComparisonsConfig, EvalConfig, Recipe, RunConfig
+from ..recipe.schema import ComparisonsConfig, EvalConfig, PrmConfig, Recipe, RunConfig
 from ..recipe.stages import STAGES
 from ..recipe.toml import load_recipe, load_staged
 from ..report.numbers import percent
@@ -48,9 +48,11 @@ Evaluate checkpoints on held-out tasks: share solved, pass@k and mean score, wit
     sixfold eval my.toml runs/a --eval.samples 8 --eval.temperature 1
 
 Reward models are evaluated on the comparisons of a recipe: pairs in the right order, best of N, and
-the score of RewardBench 2.
+the score of RewardBench 2. Process reward models are evaluated on labelled solutions: F1 of the
+first error, as in ProcessBench.
 
     sixfold eval comparisons.toml runs/p/stages/rm --data.heldout 0
+    sixfold eval solutions.toml runs/p/stages/prm --data.heldout 0
 """
 
 
@@ -88,8 +90,9 @@ def run(arguments: Sequence[str]) -> int:
     named = [*given.given, *given.checkpoint]
     if not named:
         raise UserError("sixfold eval: give a run to evaluate, such as sixfold eval runs/demo")
-    from ..checkpoint.model_source import is_reward_model
+    from ..checkpoint.model_source import is_process_reward_model, is_reward_model
     from .eval_comparisons import evaluate_reward_models
+    from .eval_steps import evaluate_process_reward_models
 
     own = None if given.given and named[0] in shipped_recipes() else own_recipe(named[0])
     checkpoints = named if own else named[1:]
@@ -98,11 +101,12 @@ def run(arguments: Sequence[str]) -> int:
             f"sixfold eval: {named[0]} is no run, so it has no recipe of its own. Name one first:"
             f" sixfold eval RECIPE {' '.join(named)}"
         )
-    if own and is_reward_model(named[0]):
-        raise UserError(
-            f"sixfold eval: {named[0]} is a reward model. Name a recipe with comparisons first:"
-            f" sixfold eval RECIPE {' '.join(named)}"
-        )
+    for kind, rows in ((is_reward_model, "comparisons"), (is_process_reward_model, "solutions")):
+        if own and kind(named[0]):
+            raise UserError(
+                f"sixfold eval: {named[0]} is a reward model. Name a recipe with {rows} first:"
+                f" sixfold eval RECIPE {' '.join(named)}"
+            )
     recipe = with_model_folders(
         recipe_of(own, given.settings) if own else load_recipe(named[0], given.settings)
     )
@@ -112,9 +116,19 @@ def run(arguments: Sequence[str]) -> int:
             f" sixfold eval {named[0]} runs/{recipe.run.name}"
         )
     every = [*checkpoints, *([given.against] if given.against else [])]
-    for path in every:
+    for path in (part for whole in every for part in whole.split(",")):
         if not Path(path).expanduser().exists() and (reason := not_found(path, "models")):
             raise UserError(f"--checkpoint: no checkpoint, run or model at '{path}': {reason}")
+    if own is None and (recipe.prm != PrmConfig() or any(map(is_process_reward_model, every))):
+        return evaluate_process_reward_models(
+            recipe.data,
+            recipe.prm,
+            recipe.environment,
+            recipe.run,
+            checkpoints,
+            given.against,
+            given.out,
+        )
     if own is None and (
         recipe.comparisons != ComparisonsConfig() or any(map(is_reward_model, every))
     ):

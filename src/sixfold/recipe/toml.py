@@ -111,6 +111,8 @@ def _check_sections(staged: StagedRecipe, where: str) -> None:
     check_reward_models([recipe.environment for recipe in recipes])
     for section in ("preference", "reward_model", "prm"):
         given = getattr(staged.base, section)
+        if section == "prm":  # `sixfold eval` reads the separator without a stage
+            given = given.model_copy(update={"separator": type(given)().separator})
         if given != type(given)() and all(section not in one.row.sections for one in staged.stages):
             raise UserError(
                 f"{where}: [{section}] has no effect without a stage that reads it. Add [[stages]]"

@@ -51,11 +51,7 @@ def step_quality(scores: Sequence[Tensor], labels: Sequence[Tensor]) -> StepQual
     agree = (every >= THRESHOLD) == (truth >= THRESHOLD)
     place = (every * _BINS).long().clamp_max(_BINS - 1)
     gaps = torch.zeros(_BINS, dtype=every.dtype).index_add(0, place, every - truth)
-    found = [
-        (_first_error(label), _first_error(score))
-        for score, label in zip(scores, labels, strict=True)
-        if not _gap(label)
-    ]
+    found = first_errors(scores, labels)
     wrong = [true == seen for true, seen in found if true >= 0]
     right = [true == seen for true, seen in found if true < 0]
     error_found, all_right = _mean(wrong), _mean(right)
@@ -68,6 +64,19 @@ def step_quality(scores: Sequence[Tensor], labels: Sequence[Tensor]) -> StepQual
         all_right,
         f1,
     )
+
+
+def first_errors(scores: Sequence[Tensor], labels: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Number of the first wrong step of each solution by labels and by scores. -1: none is wrong.
+
+    Solutions with an unlabelled step before their first error are left out. The arguments are those
+    of `step_quality`.
+    """
+    return [
+        (_first_error(label), _first_error(score))
+        for score, label in zip(scores, labels, strict=True)
+        if not _gap(label)
+    ]
 
 
 def _first_error(values: Tensor) -> int:
