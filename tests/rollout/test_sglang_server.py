@@ -318,6 +318,34 @@ def test_a_lost_server_is_waited_for_as_long_as_the_patience_lasts(
     assert now == 4
 
 
+def test_a_server_that_hangs_is_noticed_while_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections and does not answer, as a stopped process. A live one may be slow."""
+    monkeypatch.setattr(json_server, "BEAT_S", 0.02)
+    monkeypatch.setattr(json_server, "ALIVE_S", 0.1)
+
+    async def ask(alive: bool) -> Any:
+        asked = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            line = await reader.readline()
+            asked += line.startswith(b"GET /health")
+            while not alive or (line.startswith(b"POST") and asked < 3):
+                await asyncio.sleep(0.005)
+            writer.write(b"HTTP/1.1 503 busy\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = "http://127.0.0.1:" + str(server.sockets[0].getsockname()[1])
+        made = json_server.JsonServer("SGLang", url, "a command")
+        return await made.ask("POST", "/generate", {}, json_server.LONG_S)
+
+    with pytest.raises(EngineLost, match=r"did not answer GET /health within 0.1 s"):
+        asyncio.run(ask(alive=False))
+    with pytest.raises(json_server.Refused, match=r"answered POST /generate with 503"):
+        asyncio.run(ask(alive=True))
+
+
 @pytest.mark.slow
 def test_missing_answer_times_out(
     recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch

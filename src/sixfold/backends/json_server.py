@@ -14,12 +14,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
-from ..http_client import HttpClient
+from ..http_client import HttpClient, Reply
 from ..rollout.generator import EngineLost, GeneratorClosed, wait_for
 
 SHORT_S = 30.0
 LONG_S = 1800.0
 """Time limits: SHORT_S for a status request, LONG_S for a completion or a weight sync."""
+
+BEAT_S, ALIVE_S = 30.0, 120.0
+"""A server with an open request of LONG_S is asked every BEAT_S whether it is alive, and counts as
+lost if it does not say so within ALIVE_S: it may be stopped, or its machine may be gone.
+"""
 
 CONNECTIONS = 128
 """Maximum number of concurrent completions. Others wait, in the order of their priorities."""
@@ -119,12 +124,14 @@ class JsonServer:
         async with nullcontext() if priority is None else self._slots.slot(priority):
             try:
                 async with asyncio.timeout(timeout_s):
-                    status, _, answer = await self._client.request(
+                    request = self._client.request(
                         method,
                         f"{self._url}{path}",
                         b"" if body is None else json.dumps(body).encode(),
                         {**self._headers, "Content-Type": "application/json"},
                     )
+                    long = timeout_s >= LONG_S
+                    status, _, answer = await (self._watched(request) if long else request)
                 value = json.loads(answer) if answer and status < 400 else None
             except TimeoutError as error:
                 raise EngineLost(
@@ -145,6 +152,18 @@ class JsonServer:
                 f"{self._name} at {self._url} answered {what} with {status}: {said}", status, said
             )
         return value
+
+    async def _watched(self, request: Coroutine[Any, Any, Reply]) -> Reply:
+        """Wait for the answer to a request, as long as the server is alive."""
+        work = asyncio.ensure_future(request)
+        try:
+            while not (await asyncio.wait([work], timeout=BEAT_S))[0]:
+                with suppress(Refused):  # a sign of life too
+                    await self.ask("GET", "/health", timeout_s=ALIVE_S)
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
 
 
 def reach(check: Callable[[], Coroutine[Any, Any, None]], patience_s: float) -> None:
