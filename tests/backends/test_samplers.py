@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +201,27 @@ def test_samplers_with_different_weights_are_found() -> None:
         log[2].version = 0
         with pytest.raises(RuntimeError, match="sampler 2 has other weights than sampler 0"):
             await pool.score([1, 2])
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_old_weights_stay_until_all_ranks_have_the_new_ones(shared: bool) -> None:
+    """A process of a rank that has not yet loaded the new ones may be replaced, and reads them."""
+
+    async def play() -> None:
+        log: list[FakeProcess] = []
+        made: Any = lambda number: FakeProcess(number, log)  # noqa: E731
+        pool = Samplers(made, partial(streamed_file, 4), 1, 0, lambda line: None, shared=shared)
+        paths = []
+        for version in (1, 2):
+            await pool.load({"w": torch.tensor([float(version)])}, version)
+            paths.append(Path(str(pool.places[0].process.given)))
+        assert [path.exists() for path in paths] == [shared, True]
+        pool.forget()
+        assert [path.exists() for path in paths] == [False, True]
+        pool.close()
+        assert not paths[1].exists()
 
     asyncio.run(play())
 

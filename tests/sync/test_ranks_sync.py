@@ -34,6 +34,7 @@ class Samplers:
     def __init__(self) -> None:
         self.refuses = False
         self.loads: list[int] = []
+        self.told: list[int] = []
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         for name in weights:
@@ -50,7 +51,10 @@ def made(weights: Gathered, samplers: Samplers) -> RanksSync:
         if error:
             raise error
 
-    return RanksSync(lambda: weights, cast(Any, samplers), agree, asyncio.run)
+    def loaded() -> None:
+        samplers.told.append(samplers.version)
+
+    return RanksSync(lambda: weights, cast(Any, samplers), agree, asyncio.run, loaded)
 
 
 def test_a_rank_that_fails_gathers_what_the_others_gather() -> None:
@@ -58,7 +62,7 @@ def test_a_rank_that_fails_gathers_what_the_others_gather() -> None:
     samplers.refuses = True
     with pytest.raises(SyncError, match="they do not fit"):
         made(weights, samplers).sync(1)
-    assert weights.read == ["a", "b", "c"] and samplers.loads == []
+    assert weights.read == ["a", "b", "c"] and samplers.loads == samplers.told == []
 
 
 def test_an_evaluation_before_the_first_update_passes_no_weights_again() -> None:
@@ -73,4 +77,4 @@ def test_an_evaluation_before_the_first_update_passes_no_weights_again() -> None
     with sync.policy_weights(0):
         assert samplers.loads == [0, 0]
     with sync.policy_weights(1):
-        assert samplers.loads == [0, 0, 1]
+        assert samplers.loads == samplers.told == [0, 0, 1]

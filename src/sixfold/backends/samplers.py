@@ -131,6 +131,7 @@ class Samplers:
         say: gets a line about each replacement.
         limit: largest mean difference between the scores of two processes, in nats.
         setting: the setting that has `restarts`.
+        shared: other ranks read the published weights too, which stay until `forget` is called.
 
     Attributes:
         version: version of the weights; -1 before the first `load`.
@@ -150,6 +151,7 @@ class Samplers:
         say: Callable[[str], None],
         limit: float = 0.0,
         setting: str = "placement.restarts",
+        shared: bool = False,
     ) -> None:
         self.version = -1
         self.replaced = 0
@@ -160,7 +162,9 @@ class Samplers:
         self._limit = limit
         self._setting = setting
         self._closed = False
+        self._shared = shared
         self._weights = ExitStack()
+        self._earlier = ExitStack()
         self._replacing = set[asyncio.Task[None]]()
         self._published: Any = None
         self._affine: OrderedDict[tuple[int, str], Place] = OrderedDict()
@@ -241,9 +245,15 @@ class Samplers:
             except BaseException:
                 self._published, self.version = before
                 raise
-            self._weights.close()
+            self._earlier.callback(self._weights.close)
             self._weights = kept.pop_all()
+            if not self._shared:
+                self.forget()
         return sum(running)
+
+    def forget(self) -> None:
+        """Delete published weights that newer ones have replaced. All ranks have the newer ones."""
+        self._earlier.close()
 
     def activities(self) -> list[Activity | None]:
         """Counters of each process at its last reply. None: it has not replied yet."""
@@ -259,6 +269,7 @@ class Samplers:
             place.process.close()
             if place.starting:
                 place.starting.close()
+        self._earlier.close()
         self._weights.close()
 
     def _place(self, task: tuple[int, str]) -> Place:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
+from ..backends.samplers import Samplers
 from ..engine.engine import Engine
 from ..engine.routes import RecordedModel
 from ..engine.speculative import Speculation
@@ -113,7 +114,8 @@ def engine_and_sync(
         if ranks.size > 1:
             shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
             weights = policy.lora.merged if policy.lora else partial(WholeWeights, policy.model)
-            gathered = RanksSync(weights, apart, ranks.agree, loop.run)
+            forget = apart.forget if isinstance(apart, Samplers) else lambda: None
+            gathered = RanksSync(weights, apart, ranks.agree, loop.run, forget)
             gathered.refresh()
             return apart, gathered, shards
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean

@@ -76,7 +76,7 @@ def start_samplers(
         parts = _on_ray(placement, setup, ending)
     else:
         parts = _here(setup, 4 * model.num_parameters(), ranks)
-    samplers = Samplers(*parts, placement.samplers, placement.restarts, warn)
+    samplers = Samplers(*parts, placement.samplers, placement.restarts, warn, shared=ranks.size > 1)
     ending.callback(samplers.close)
     return samplers
 

@@ -52,6 +52,7 @@ class RanksSync(CurrentSync[Generator]):
         engine: samplers of this rank.
         agree: exchanges the errors of the ranks (`Ranks.agree`).
         wait: runs a coroutine of the samplers to its end.
+        loaded: called after each sync, when the samplers of all ranks have the new weights.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class RanksSync(CurrentSync[Generator]):
         engine: Generator,
         agree: Callable[[Exception | None], None],
         wait: Wait,
+        loaded: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(engine)
+        self._loaded = loaded
         self._weights = weights
         self._agree = agree
         self._wait = wait
@@ -106,3 +109,4 @@ class RanksSync(CurrentSync[Generator]):
         if failure:
             given.drain()
         self._agree(failure)
+        self._loaded()
