@@ -41,7 +41,6 @@ def test_ranks_that_sample_ahead_train_whole_shares(flag: str) -> None:
     [
         ("sync.kind", "copy", "'shared'"),
         ("rollout.backend.kind", "vllm", "'engine'"),
-        ("placement.kind", "ray", "'local'"),
         ("reference.placement", "worker", "'inline'"),
         ("reference.offload", "true", "false"),
         ("trainer.weights", "bfloat16", "'float32'"),

@@ -24,7 +24,7 @@ from tests.forked_programs import fork_programs
 from tests.server.serving import running
 from vllm_processes import ARGUMENTS, use_fake, weights
 
-from sixfold.backends.ray_sampler import connected
+from sixfold.backends.ray_cluster import connected
 from sixfold.backends.sampler_process import SamplerProcess
 from sixfold.backends.sglang_server import SglangServer
 from sixfold.backends.sixfold_server import SixfoldServer

@@ -5,18 +5,37 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
 import pytest
 
-from sixfold.backends.ray_sampler import reserved
+from sixfold.backends.ray_cluster import reserved
+from sixfold.backends.ray_head import versions
 from sixfold.backends.samplers import Samplers
+from sixfold.cli import main
 from sixfold.errors import UserError
+from sixfold.run.rank_agent import Place
+from sixfold.run.ray_ranks import (
+    Ends,
+    by_machine,
+    check_versions,
+    rank_environments,
+    wait_for_ranks,
+)
+from sixfold.run.restart import AGAIN
 
+from .processes import tiny_recipe
 from .test_placement import PROCESSES, bits, run
+from .test_several_ranks import METHODS, trained, weights
 
 RAY: dict[str, Any] = {**PROCESSES, "placement__kind": "ray"}
 
@@ -64,6 +83,112 @@ def test_ray_computes_what_one_process_does(
     assert {address.removeprefix("::ffff:") for address, _ in places} == {"127.0.0.1"}
     assert started
     assert not psutil.wait_procs(started, timeout=60)[1]
+
+
+ON_RANKS: dict[str, Any] = {"placement__kind": "ray", "placement__ranks": 2}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("samplers", [0, 1])
+def test_ranks_on_ray_train_as_those_of_torchrun(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], samplers: int
+) -> None:
+    """R-189, with samplers beside them too. A rank that is killed costs a restart: R-308."""
+    settings = {**METHODS["grpo"], "model__scratch__head_dim": 16, "checkpoint__every": 1}
+    apart = {"placement__kind": "processes"} if samplers else {}
+    there = trained(tmp_path, "torchrun", 2, **settings, **apart)
+    more = {"run__steps": 3, "run__restarts": 1, "placement__samplers": samplers}
+    flags = tiny_recipe(tmp_path, **settings, **ON_RANKS, **more, run__name="ray")
+    me, killed = psutil.Process(), threading.Event()
+    earlier = set(me.children(recursive=True))
+
+    def kill_a_rank() -> None:
+        while not list(tmp_path.glob("ray/checkpoints/step-000001")):
+            time.sleep(0.05)
+        family = set(me.children(recursive=True)) - earlier
+        next(p for p in family if is_rank(p) and p.environ()["RANK"] == "1").kill()
+        killed.set()
+
+    threading.Thread(target=kill_a_rank, daemon=True).start()
+    assert main(["train", "demo", *flags]) == 0
+    assert killed.is_set() and "All ranks start again: restart 1 of 1" in capfd.readouterr().err
+    left, right = weights(tmp_path / "ray", 3), weights(there, 3)
+    assert left.keys() == right.keys() and all(left[key].equal(right[key]) for key in left)
+    left_over = [p for p in me.children(recursive=True) if p not in earlier]
+    assert not psutil.wait_procs(left_over, timeout=60)[1]
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """True for the process of a rank, False for its supervisor and all others."""
+    try:
+        parent = process.parent()
+        return bool(parent) and all("rank_agent" in str(p.cmdline()) for p in (process, parent))
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.nightly
+def test_ranks_end_with_the_program_that_has_started_them(tmp_path: Path) -> None:
+    """Whatever kills it. Their first error is its error."""
+    flags = tiny_recipe(tmp_path, **ON_RANKS, placement__samplers=0, run__steps=9999)
+    command = [sys.executable, "-m", "sixfold", "train", "demo", *flags, "--run.name", "run"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
+        while not list(tmp_path.glob("run/checkpoints/step-*")):
+            assert driver.poll() is None
+            time.sleep(0.1)
+        family = psutil.Process(driver.pid).children(recursive=True)
+        assert sum(map(is_rank, family)) == 2
+        driver.kill()
+    assert not psutil.wait_procs(family, timeout=60)[1]
+    wrong = subprocess.run(
+        [*command, "--model.path", str(tmp_path / "none")], capture_output=True, text=True
+    )
+    assert wrong.returncode == 2 and wrong.stderr.count("sixfold: error:") == 1, wrong.stderr
+
+
+def places(*machines: str, gpus: int = 0) -> list[Place]:
+    return [
+        Place(name, f"10.0.0.{name}", tuple(str(5 + i) for _ in range(gpus)), versions())
+        for i, name in enumerate(machines)
+    ]
+
+
+def test_ranks_get_the_variables_of_torchrun() -> None:
+    """Neighbouring ranks are on one machine, and each uses the GPU that Ray has given to it."""
+    found = places("1", "2", "1", gpus=1)
+    order = by_machine(found)
+    assert order == [0, 2, 1]
+    first, second, third = rank_environments([found[i] for i in order], 29500, 3)
+    assert first == {
+        "RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "GROUP_RANK": "0",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "CUDA_VISIBLE_DEVICES": "5,7",
+    }  # fmt: skip
+    assert [second[key] for key in ("LOCAL_RANK", "GROUP_RANK", "RANK")] == ["1", "0", "1"]
+    assert second["CUDA_VISIBLE_DEVICES"] == "5,7" and third["CUDA_VISIBLE_DEVICES"] == "6"
+    assert [third[key] for key in ("LOCAL_RANK", "GROUP_RANK")] == ["0", "1"]
+    assert "CUDA_VISIBLE_DEVICES" not in rank_environments(places("1"), 1, 1)[0]
+    with pytest.raises(UserError, match=r"the node of rank 1 has .*'torch': '1'"):
+        check_versions([found[0], replace(found[1], versions={"sixfold": "1", "torch": "1"})])
+
+
+def test_the_first_failure_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    """Output of all ranks is passed on. The others have some seconds to end."""
+
+    def ends(*reports: tuple[int, int, str | int], size: int = 2) -> tuple[str, int]:
+        events, found = SimpleQueue[tuple[int, int, str | int]](), Ends()
+        for report in reports:
+            events.put(report)
+        wait_for_ranks(size, events, found, grace_s=0.0)
+        return found.lost, found.said
+
+    assert ends((0, 1, "a"), (1, 2, "b"), (1, 0, 0), (0, 0, 0)) == ("", 0)
+    assert capsys.readouterr() == ("a", "b")
+    assert ends((1, 0, 1), (0, 0, 3)) == ("", 3), "rank 0 has printed what failed"
+    assert ends((1, 0, -9)) == ("rank 1 was killed by SIGKILL", 0), "rank 0 does not answer"
+    assert ends((1, 0, "the node died")) == ("rank 1 was lost: the node died", 0)
+    assert ends((0, 0, AGAIN), (1, 0, 1))[0] == "rank 0 got no answer from a part of the run"
+    assert ends((1, 0, 130), (0, 0, 130)) == ("", 130), "Ctrl-C: a rank may still save"
 
 
 def refused(*arguments: Any) -> str:

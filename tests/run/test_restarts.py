@@ -13,7 +13,7 @@ import pytest
 from sixfold.batch import Metrics
 from sixfold.cli import main
 from sixfold.controller.loop import Controller
-from sixfold.errors import NoAnswer
+from sixfold.errors import NoAnswer, RankFailed
 from sixfold.run import restart
 
 from .processes import metrics, tiny_recipe
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = dict(run__steps=4, sft__steps=0, checkpoint__every=1)
 SILENT = """
 import sys
 from sixfold.cli import main
-from sixfold.errors import NoAnswer
+from sixfold.errors import NoAnswer, RankFailed
 from sixfold.controller.loop import Controller
 step = Controller.step
 def silent(self):
@@ -108,6 +108,7 @@ def test_other_runs_end(
     error: Exception = RuntimeError() if why == "another error" else NoAnswer("silent")
     if why == "several ranks":
         monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.delenv(restart.COUNT)
     limit, resumed = int(why != "no restarts"), why != "not begun"
     with pytest.raises(type(error)), restart.restarting(tmp_path, limit, resumed):
         raise error
@@ -125,6 +126,19 @@ def test_flags_of_a_resumed_run_are_given_again(
         raise NoAnswer("silent")
     assert replaced[0][3:] == ["train", "--resume", str(tmp_path / "r"), *flags]
     assert Path.cwd() == tmp_path
+
+
+def test_a_rank_that_ray_has_started_asks_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also the one that reports another part's silence, as `RankFailed`."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as caught, restart.restarting(tmp_path, 1, True):
+        raise RankFailed("rank 1 of 2: silent") from NoAnswer("silent")
+    assert caught.value.code == restart.AGAIN
+    assert capsys.readouterr().err == "WARNING: RankFailed: rank 1 of 2: silent\n"
+    with pytest.raises(RankFailed), restart.restarting(tmp_path, 1, True):
+        raise RankFailed("rank 1 failed") from RuntimeError("a bug")
 
 
 @pytest.mark.nightly

@@ -5,157 +5,23 @@ those that have died.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from ..engine.weight_stages import stage
 from ..errors import UserError, one_line
-from ..processes.child import Child, ChildError, last_lines
+from ..processes.child import last_lines
 from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
 from ..types import SamplingParams
-from .ray_head import forget_token, machine_name, private_cluster
+from .ray_head import machine_name
 from .weight_files import sealed_bytes
-
-_REACH_S = 10.0
-_CONCURRENT = 1 << 20
-"""Calls that an actor may run at once: more than can be open."""
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """Resources of a Ray cluster, one bundle for each sampler.
-
-    Attributes:
-        group: the placement group.
-        cpus: CPUs of a sampler.
-        gpus: its GPUs.
-    """
-
-    group: Any
-    cpus: int
-    gpus: int
-
-    def start(self, actor: type, number: int, *arguments: object) -> Any:
-        """Start an actor in a bundle, without waiting for it."""
-        place = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
-        resources = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        made: Any = ray.remote(actor)
-        return made.options(
-            **resources, max_concurrency=_CONCURRENT, scheduling_strategy=place
-        ).remote(*arguments)
-
-
-@contextmanager
-def reserved(
-    address: str, samplers: int, cpus: int, gpus: int, wait_s: float
-) -> Iterator[Reserved]:
-    """Connect to a Ray cluster and reserve a bundle for each sampler, until the block is left.
-
-    Args:
-        address: the cluster. Empty: a new one on this machine, which ends with the block. A program
-            that is connected to a cluster already stays so.
-        samplers: number of bundles.
-        cpus: CPUs of each.
-        gpus: GPUs of each.
-        wait_s: longest time to wait for resources that others use, in seconds.
-
-    Raises:
-        UserError: if there is no such cluster, or it has too few resources.
-    """
-    with connected(address, samplers * cpus, wait_s):
-        _check_size(ray.cluster_resources(), {"CPU": samplers * cpus, "GPU": samplers * gpus})
-        bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-        group = placement_group([bundle] * samplers)
-        try:
-            if not group.wait(wait_s):
-                raise UserError(
-                    f"the Ray cluster has not given {samplers} samplers their resources within"
-                    f" {wait_s:g} s ({bundle} each): others use them, or no node has as many. Lower"
-                    " placement.samplers or placement.threads"
-                )
-            yield Reserved(group, cpus, gpus)
-        finally:
-            remove_placement_group(group)
-
-
-@contextmanager
-def connected(address: str, cpus: int, wait_s: float) -> Iterator[None]:
-    """Connect to a cluster, or to a new one on this machine, until the block is left."""
-    if ray.is_initialized():
-        yield
-        return
-    with ExitStack() as ending:
-        try:
-            _reach(address)
-            ending.callback(lambda: None if address else forget_token())
-            with nullcontext() if address else private_cluster():
-                found = address or ending.enter_context(_new_cluster(cpus, wait_s))
-                ray.init(address=found, logging_level=logging.ERROR, log_to_driver=False)
-        except (OSError, RuntimeError, ValueError, RayError) as error:
-            # RuntimeError: also a cluster of another version of Ray or Python
-            why = str(error).strip().replace("\n", " ")
-            raise UserError(
-                f"placement.address = {address!r}: {why}. Start a cluster with `ray start --head`,"
-                " or leave the address empty: the run starts one on this machine"
-            ) from error
-        ending.callback(ray.shutdown)
-        yield
-
-
-def _reach(address: str) -> None:
-    """Check that somebody listens at an address. Ray itself would try for minutes.
-
-    Raises:
-        OSError: nobody listens there.
-    """
-    host, _, port = address.rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host, int(port)), _REACH_S).close()
-
-
-@contextmanager
-def _new_cluster(cpus: int, wait_s: float) -> Iterator[str]:
-    """Address of a new cluster on this machine, which ends with the block or this process."""
-    # Paths of sockets are limited to about 100 characters.
-    files = TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
-    with files as folder:
-        head = Child("sixfold.backends.ray_head", keeps_output=True)
-        try:
-            head.send(json.dumps({"cpus": cpus, "folder": folder}).encode(), wait_s)
-            address = head.receive(wait_s).decode()
-        except ChildError as error:
-            words = head.last_words()
-            head.close(grace_s=0.0)
-            raise UserError(
-                f"placement.kind = 'ray': no cluster started on this machine. The process {error}."
-                f" Its last output:\n{words}"
-            ) from error
-        try:
-            yield address
-        finally:
-            head.close()
-
-
-def _check_size(has: Mapping[str, float], needed: Mapping[str, int]) -> None:
-    for what, amount in needed.items():
-        if amount > (there := has.get(what, 0)):
-            raise UserError(
-                f"the samplers need {amount} {what}s, and the Ray cluster has {there:g}. Lower"
-                " placement.samplers or placement.threads, or add a node"
-            )
 
 
 @contextmanager

@@ -31,12 +31,17 @@ def run(arguments: Sequence[str]) -> int:
                 f"{given.recipe} has {len(names)} stages of kind sft ({', '.join(names)}): name one"
                 f" with sixfold train {given.recipe} --only STAGE"
             )
-        chosen = train.Options(recipe=given.recipe, overwrite=given.overwrite, only=names[0])
+        chosen = train.Options(
+            recipe=given.recipe,
+            overwrite=given.overwrite,
+            only=names[0],
+            settings=given.settings,
+        )
         return train.start(staged, chosen)
     if staged.base.sft.steps == 0:
         raise UserError(
             f"sft.steps = 0 in {given.recipe}: there is no warm-up to run; set it, e.g."
             " --sft.steps 200"
         )
-    chosen = train.Options(recipe=given.recipe, overwrite=given.overwrite)
+    chosen = train.Options(recipe=given.recipe, overwrite=given.overwrite, settings=given.settings)
     return train.start(staged, chosen, stop_after="sft")

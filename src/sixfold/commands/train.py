@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,14 @@ from ..errors import UserError
 from ..files.folder import RunFolder, recover
 from ..recipe.plan import make_plan
 from ..recipe.resume_policy import NAMES
-from ..recipe.schema import EngineBackend, EngineConfig, NoSpeculation, RolloutConfig
+from ..recipe.schema import (
+    EngineBackend,
+    EngineConfig,
+    NoSpeculation,
+    RayPlacement,
+    Recipe,
+    RolloutConfig,
+)
 from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
 from ..report.replay_verdict import replay_verdict
@@ -206,6 +214,9 @@ def start(
         recipe = with_model_folders(recipe)
         make_plan(recipe)
         check_names(recipe.environment, recipe.eval)
+    placement, is_rank = recipe.placement, "WORLD_SIZE" in os.environ
+    if isinstance(placement, RayPlacement) and placement.ranks > 1 and not is_rank:
+        return _on_ray(recipe, placement, given, folder, resume, stop_after)
     try:
         if staged.stages:
             from ..stages.driver import train_stages
@@ -230,3 +241,37 @@ def start(
             f"no space left on {error.filename or folder}: free some and `sixfold train --resume"
             f" {folder}`"
         ) from error
+
+
+def _on_ray(
+    recipe: Recipe,
+    placement: RayPlacement,
+    given: Options,
+    folder: Path,
+    resume: Path | None,
+    stop_after: str | None,
+) -> int:
+    """Start the ranks of a run as actors of a Ray cluster. The others: as in `start`."""
+    from ..run.ray_ranks import RankSettings, train_on_ray
+
+    again = ["train", "--resume", str(folder.absolute())]
+    flags = {"--only": given.only, "--from": given.from_}
+    chosen = [word for flag, stage in flags.items() if stage for word in (flag, stage)]
+    arguments = [
+        *(again if resume else [stop_after or "train", given.recipe or ""]),
+        *["--overwrite"] * given.overwrite,
+        *chosen,
+        *given.settings,
+    ]
+    threads = max(1, recipe.run.threads)
+    settings = RankSettings(
+        address=placement.address,
+        ranks=placement.ranks,
+        threads=threads,
+        cpus=threads + placement.samplers * placement.threads + recipe.environment.workers,
+        device=recipe.run.device,
+        silence_s=recipe.run.silence_s,
+        restarts=0 if stop_after or chosen else recipe.run.restarts,
+    )
+    again += given.settings if resume else ()
+    return train_on_ray(settings, arguments, folder, again)

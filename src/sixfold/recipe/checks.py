@@ -22,6 +22,7 @@ from .schema import (
     PrmConfig,
     ProcessPlacement,
     ProcessScoringConfig,
+    RayPlacement,
     Recipe,
     ReferenceConfig,
     ReplayConfig,
@@ -340,8 +341,8 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
     ahead: list[Needed] = []
-    if kind == "ray" and find_spec("ray") is None:
-        raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")
+    if isinstance(recipe.placement, RayPlacement):
+        _check_ray(recipe.placement)
     if not rollout.staleness and rollout.window != RolloutConfig().window:
         raise UserError(
             f"rollout.window = {rollout.window:g} has no effect with rollout.staleness = 0. Remove"
@@ -357,7 +358,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
                 " sequence runs while weights change. Remove it, or set rollout.staleness"
             )
     for applies, where, needed in (
-        (kind != "local", f"placement.kind = '{kind}'", [*apart, *in_processes]),
+        (recipe.placement.apart, f"placement.kind = '{kind}'", [*apart, *in_processes]),
         (rollout.staleness > 0, f"rollout.staleness = {rollout.staleness}", [*apart, *ahead]),
     ):
         for key, value, only, why in needed if applies else ():
@@ -366,6 +367,16 @@ def check_placement(recipe: Recipe, method: Method) -> None:
                     f"{where} does not work with {key} = {toml_literal(value)}: {why}. Set {key} ="
                     f" {toml_literal(only)}, or remove {where.partition(' ')[0]}"
                 )
+
+
+def _check_ray(placement: RayPlacement) -> None:
+    if find_spec("ray") is None:
+        raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")
+    if not placement.samplers and placement.ranks == 1:
+        raise UserError(
+            "placement.samplers = 0 leaves nothing to Ray with placement.ranks = 1: set one of them"
+            " higher, or placement.kind = 'local'"
+        )
 
 
 def _check_prm(training: PrmConfig, scoring: ProcessScoringConfig, labels: str) -> None:

@@ -10,7 +10,7 @@ from ..sizing.memory import MemoryPlan, memory_plan, ranks_started
 from .model_shape import ModelShape, model_shape
 from .plan import Plan, make_plan
 from .rank_checks import check_ranks
-from .schema import LoraConfig, ModelConfig, ParallelConfig, Recipe
+from .schema import LoraConfig, ModelConfig, ParallelConfig, Placement, RayPlacement, Recipe
 
 Settings = Mapping[str, object]
 """Dotted name of a setting -> value."""
@@ -35,12 +35,18 @@ class Together:
         return self.memory.cache_that_fits(total) is not None
 
 
+def ranks_of(placement: Placement) -> int:
+    """Number of trainer processes: those that Ray will start, or else that torchrun has started."""
+    asked = placement.ranks if isinstance(placement, RayPlacement) else 1
+    return asked if asked > 1 else ranks_started()
+
+
 def memory_of(plan: Plan, ranks: int = 0) -> MemoryPlan | None:
     """Memory of the plan. None if the model's sizes are not known.
 
     Args:
         plan: the resolved recipe.
-        ranks: processes that torchrun starts. 0: those of this run.
+        ranks: processes of the run. 0: as many as it has.
     """
     policy, speculation, draft = plan.recipe.model, plan.recipe.engine.speculation, None
     size, teacher = plan.model.size, teacher_parameters(policy, plan.recipe.reference.path)
@@ -55,7 +61,7 @@ def memory_of(plan: Plan, ranks: int = 0) -> MemoryPlan | None:
         plan.longest_tokens,
         teacher or None,
         draft,
-        ranks or ranks_started(),
+        ranks or ranks_of(plan.recipe.placement),
     )
 
 
@@ -84,9 +90,9 @@ def what_helps(plan: Plan, memory: MemoryPlan, ranks: int = 0) -> list[tuple[str
     Args:
         plan: the resolved recipe.
         memory: its memory.
-        ranks: processes that torchrun starts. 0: those of this run.
+        ranks: processes of the run. 0: as many as it has.
     """
-    ranks = ranks or ranks_started()
+    ranks = ranks or ranks_of(plan.recipe.placement)
     return [
         (" with ".join(f"{key} = {_shown(value)}" for key, value in settings.items()), saved)
         for settings, saved, changed, _ in _savings(plan, memory, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algorithm.method import Method
 from ..errors import UserError
-from .schema import Recipe
+from .schema import RayPlacement, Recipe
 
 
 def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
@@ -13,11 +13,19 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
     Args:
         recipe: the whole run.
         method: method of the run.
-        ranks: processes that torchrun starts.
+        ranks: processes that torchrun or Ray starts.
 
     Raises:
         UserError: if they do not.
     """
+    placement = recipe.placement
+    if isinstance(placement, RayPlacement) and (asked := placement.ranks) != ranks:
+        start = f"Set placement.ranks = {ranks}" if asked == 1 else "Use the command sixfold train"
+        raise UserError(
+            f"placement.ranks = {asked}, but {ranks} rank{'s train' if ranks > 1 else ' trains'}."
+            f" {start}: with placement.kind = 'ray', Ray starts the ranks, neither torchrun nor"
+            " Python"
+        )
     for setting in ("replicas", "tensor", "experts", "context"):
         if ranks == 1 and (value := getattr(recipe.parallel, setting)) > 1:
             raise UserError(
@@ -85,11 +93,6 @@ def _refused(recipe: Recipe, method: Method) -> dict[str, tuple[bool, str | floa
         ),
         "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine", beside),
         "sync.kind": (recipe.sync.kind != "shared", "shared", beside),
-        "placement.kind": (
-            recipe.placement.kind == "ray",
-            "local",
-            "each rank would store all weights",
-        ),
         "replay.share": (
             recipe.replay.share > 0,
             0,

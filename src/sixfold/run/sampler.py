@@ -88,7 +88,7 @@ def engine_and_sync(
     if recipe.engines_apart:
         placement, silence_s = recipe.placement, recipe.run.silence_s
         apart: Generator
-        if isinstance(placement, SamplersApart) and not replaying:
+        if isinstance(placement, SamplersApart) and placement.apart and not replaying:
             tokens = recipe.engine.kv_tokens
             if not tokens and policy.model.device.type != "cpu":
                 raise UserError(

@@ -7,11 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
-
-import sixfold
-
-from ..backends.ray_head import machine_name
+from ..backends.ray_head import machine_name, versions
 from ..backends.weight_files import read_sealed
 from ..rollout.generator import Activity, Sampled
 from .sampler_worker import Setup
@@ -19,11 +15,6 @@ from .sampler_worker import Setup
 T = TypeVar("T")
 Reply = tuple[T, Activity]
 """A result, and the counters of the engine."""
-
-
-def versions() -> dict[str, str]:
-    """Versions that must be equal wherever the tokens of a run are sampled."""
-    return {"sixfold": sixfold.__version__, "torch": torch.__version__.partition("+")[0]}
 
 
 class SamplerActor:

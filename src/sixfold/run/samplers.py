@@ -72,7 +72,7 @@ def start_samplers(
         renderer=renderer.copy(),
         silence_s=silence_s,
     )
-    if isinstance(placement, RayPlacement):
+    if isinstance(placement, RayPlacement) and ranks.size == 1:
         parts = _on_ray(placement, setup, ending)
     else:
         parts = _here(setup, 4 * model.num_parameters(), ranks)
@@ -116,13 +116,14 @@ def _one_file(
 def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[Start, Publish]:
     """Actors of a Ray cluster."""
     try:
-        from ..backends import ray_sampler
+        from ..backends import ray_cluster, ray_sampler
+        from ..backends.ray_head import versions
     except ImportError as error:
         raise UserError(
             f"placement.kind = 'ray': {error}. Install the version of Ray that this release knows:"
             " pip install -U 'sixfold[ray]'"
         ) from error
-    from .sampler_actor import SamplerActor, versions
+    from .sampler_actor import SamplerActor
 
     if setup.device != "cpu" and not placement.address:
         raise UserError(
@@ -130,7 +131,7 @@ def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[S
             " the trainer leaves free, e.g. CUDA_VISIBLE_DEVICES=1,2,3 ray start --head"
         )
     gpus, silence_s = int(setup.device != "cpu"), setup.silence_s
-    cluster = ray_sampler.reserved(
+    cluster = ray_cluster.reserved(
         placement.address, placement.samplers, placement.threads, gpus, silence_s
     )
     resources = ending.enter_context(cluster)

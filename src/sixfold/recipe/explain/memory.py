@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...sizing.held import Part
-from ...sizing.memory import MemoryPlan, ranks_started
-from ..memory import memory_of, teacher_parameters, what_helps
+from ...sizing.memory import MemoryPlan
+from ..memory import memory_of, ranks_of, teacher_parameters, what_helps
 from ..plan import Plan
+from ..schema import RayPlacement
 
 CARDS = (24, 40, 80)
 """Sizes of the GPUs that every plan is compared with, in GB (10^9 bytes)."""
@@ -50,8 +51,10 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
     lines = [
         (f"{p.name}{_when(p)}: {gigabytes(p.size)}", p.formula) for p in memory.parts if p.size
     ]
-    if (ranks := ranks_started()) > 1:
-        says, why = f"on each of {ranks} GPUs, as torchrun starts ranks", "WORLD_SIZE"
+    if (ranks := ranks_of(placement := plan.recipe.placement)) > 1:
+        by_ray = isinstance(placement, RayPlacement)
+        says = f"on each of {ranks} GPUs, as {'Ray' if by_ray else 'torchrun'} starts ranks"
+        why = "placement.ranks" if by_ray else "WORLD_SIZE"
         if (group := plan.recipe.parallel.context) > 1:
             says += f"; {group} of them compute the positions of a micro-batch together"
             why += ", parallel.context"

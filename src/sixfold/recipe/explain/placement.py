@@ -15,7 +15,9 @@ def placement_facts(plan: Plan) -> list[Fact]:
     """Facts about samplers apart from the trainer. Empty if there are none."""
     placement, rollout = plan.recipe.placement, plan.recipe.rollout
     facts = []
-    if isinstance(placement, SamplersApart):
+    if isinstance(placement, RayPlacement) and placement.ranks > 1:
+        facts += [_of_ranks(placement)]
+    elif isinstance(placement, SamplersApart):
         who = f"{placement.samplers} process{'es' if placement.samplers > 1 else ''}"
         through = "loopback only: pipes and /dev/shm"
         if isinstance(placement, RayPlacement):
@@ -65,6 +67,17 @@ def placement_facts(plan: Plan) -> list[Fact]:
             )
         )
     return facts
+
+
+def _of_ranks(placement: RayPlacement) -> Fact:
+    beside = f"{placement.samplers} processes that sample, and checks, beside it"
+    own = "its checks beside it; it samples itself"
+    return Fact(
+        "placement",
+        f"{placement.ranks} trainer ranks on {placement.address or 'a Ray cluster of this machine'}"
+        f", each with {beside if placement.samplers else own}",
+        "placement.kind = ray, placement.ranks; each rank samples its share of the tasks",
+    )
 
 
 def _new_weights(backend: str, update_kv: str) -> Fact:

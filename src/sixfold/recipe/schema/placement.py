@@ -1,4 +1,4 @@
-"""Settings of placement: which processes sample."""
+"""Settings of placement: which processes sample, and who starts those that train."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ class LocalPlacement(Section):
     """Trainer and sampler share a process."""
 
     kind: Literal["local"] = "local"
+
+    @property
+    def apart(self) -> bool:
+        """True if samplers have processes of their own."""
+        return False
 
 
 _SAMPLERS = knob(1, "number of processes that sample", ge=1, le=64)
@@ -30,12 +35,30 @@ class ProcessPlacement(Section):
     threads: int = _THREADS
     restarts: int = _RESTARTS
 
+    @property
+    def apart(self) -> bool:
+        """True if samplers have processes of their own."""
+        return True
+
 
 class RayPlacement(Section):
-    """Samplers are actors of a Ray cluster."""
+    """Samplers are actors of a Ray cluster, or ranks are, with their samplers beside them."""
 
     kind: Literal["ray"] = "ray"
-    samplers: int = _SAMPLERS
+    ranks: int = knob(
+        1,
+        "number of trainer ranks. 1: the trainer stays where `sixfold train` was started. More: Ray"
+        " starts them, each with the samplers (0: none, it samples itself) and checks of its share"
+        " of the tasks",
+        ge=1,
+        le=1024,
+    )
+    samplers: int = knob(
+        1,
+        "number of samplers; with several ranks, of processes beside each (0: none)",
+        ge=0,
+        le=64,
+    )
     threads: int = _THREADS
     restarts: int = _RESTARTS
     address: str = knob(
@@ -43,6 +66,11 @@ class RayPlacement(Section):
         'address of a Ray cluster ("auto", or host:port of its head), or empty: the run starts a'
         " cluster on this machine, which ends with it",
     )
+
+    @property
+    def apart(self) -> bool:
+        """True if samplers have processes of their own."""
+        return self.samplers > 0
 
 
 SamplersApart = ProcessPlacement | RayPlacement

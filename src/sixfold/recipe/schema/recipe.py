@@ -96,7 +96,7 @@ class Recipe(Section):
     def engines_apart(self) -> bool:
         """True if embedded engines have weights of their own, in processes or ahead."""
         embedded = self.rollout.backend.kind == "engine"
-        return embedded and (self.placement.kind != "local" or self.rollout.staleness > 0)
+        return embedded and (self.placement.apart or self.rollout.staleness > 0)
 
     @property
     def samples_apart(self) -> bool:
