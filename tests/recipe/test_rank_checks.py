@@ -21,19 +21,25 @@ def test_processes_of_ranks_sample_with_adapters_and_ahead() -> None:
     check(["--placement.kind=processes", "--rollout.staleness=1"])
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "--algorithm.dynamic_sampling=2",
-        "--algorithm.name=remax",
-        "--rollout.max_failures=2",
-        "--data.curriculum.every=5",
-    ],
-)
-def test_ranks_that_sample_ahead_train_whole_shares(flag: str) -> None:
-    check([flag])
+@pytest.mark.parametrize("flag", ["--algorithm.dynamic_sampling=2", "--rollout.max_failures=2"])
+def test_ranks_that_sample_ahead_do_not_replace_groups_of_a_curriculum(flag: str) -> None:
+    ahead, curriculum = "--rollout.staleness=1", "--data.curriculum.every=5"
+    check([flag, ahead])
+    check([curriculum, ahead])
+    check([flag, curriculum])
     with pytest.raises(UserError, match=r"rollout\.staleness must be 0 with several ranks"):
-        check([flag, "--rollout.staleness=1"])
+        check([flag, curriculum, ahead])
+
+
+def test_ray_starts_the_ranks_that_the_recipe_names() -> None:
+    on_ray = ["--placement.kind=ray", "--placement.ranks=2"]
+    check([*on_ray, "--placement.samplers=0"])
+    with pytest.raises(
+        UserError, match=r"placement.ranks = 2, but 1 rank trains.*neither torchrun"
+    ):
+        check(on_ray, 1)
+    with pytest.raises(UserError, match=r"placement.ranks = 1, but 2 .*Set placement.ranks = 2"):
+        check(["--placement.kind=ray"])
 
 
 @pytest.mark.parametrize(

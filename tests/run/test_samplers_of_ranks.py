@@ -13,6 +13,7 @@ import pytest
 from sixfold.backends.samplers import Samplers
 from sixfold.controller.schedule import read_schedule
 from sixfold.errors import UserError
+from tests.agents.test_train import FUNCTION
 from tests.rank_runs import train_on_ranks
 from tests.run.processes import tiny_recipe
 from tests.run.test_several_ranks import METHODS, curve, same, trained, weights
@@ -72,17 +73,30 @@ def test_an_adapter_is_merged_for_the_samplers_of_ranks(tmp_path: Path) -> None:
     assert all((left[key] - right[key]).abs().max() < 1e-5 for key in left)
 
 
+AHEAD: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo": {"algorithm__name": "dapo"},
+    "remax": {"algorithm__name": "remax"},
+    "curriculum": {"data__curriculum__every": 1, "eval__every": 2},
+    "agent": {"environment__agent__command": "talks.py:agent", "rollout__max_turns": 3},
+}
+
+
 @pytest.mark.nightly
-def test_ranks_that_sample_ahead_train_every_group_once(tmp_path: Path) -> None:
-    """With unequal shares. R-190."""
+@pytest.mark.parametrize("name", AHEAD)
+def test_ranks_that_sample_ahead_train_every_group_once(name: str, tmp_path: Path) -> None:
+    """With unequal shares. R-190. Dynamic sampling skips groups, and the others none."""
+    (tmp_path / "talks.py").write_text(FUNCTION)
     ahead = {"rollout__staleness": 1, "rollout__prompts_per_step": 5, "run__steps": 3}
-    flags = tiny_recipe(tmp_path, **ahead, **APART, run__name="run")
+    flags = tiny_recipe(tmp_path, **ahead, **AHEAD[name], **APART, run__name="run")
     run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
     assert run.codes() == [0, 0], run.errors()
     file = tmp_path / "run" / "schedule.jsonl"
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     numbers = [[group["number"] for group in step["groups"]] for step in steps]
-    assert sorted(n for step in numbers for n in step) == list(range(15))
+    trained = sorted(n for step in numbers for n in step)
+    assert trained == list(range(15)) or (name == "dapo" and len({*trained}) == 15)
+    assert ("rollout/greedy_reward" in curve(tmp_path / "run")[0]) == (name == "remax")
     assert all(step["ranks"] == 2 for step in steps)
     assert [[n % 5 % 2 for n in step].count(0) for step in numbers] == [3, 3, 3]
     with pytest.raises(UserError, match="the run had 2 ranks"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,6 +68,7 @@ class AsyncCollector:
         on_finished: called with the number of every finished group. It may raise.
         on_failure: called with the error of a group.
         scheduled: how the groups of the last step were sampled.
+        skipped: groups that dynamic sampling has skipped until the last `trained`.
     """
 
     rollout: Rollout
@@ -88,6 +89,7 @@ class AsyncCollector:
     _playing: set[asyncio.Task[None]] = field(default_factory=set)
     _scorers: dict[int, Scorer] = field(default_factory=dict)
     _finished: dict[int, _Finished] = field(default_factory=dict)
+    skipped: list[Group] = field(default_factory=list)
     _skipped: list[Group] = field(default_factory=list)  # since the last step
     _taken: list[int] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,10 +129,10 @@ class AsyncCollector:
     async def _trained(self) -> None:
         self.ledger.train(self._taken)
         trained = [self._finished.pop(number).group for number in self._taken]
+        self.skipped, self._taken, self._skipped = self._skipped, [], []
         if self.max_rounds:
-            self._stats |= self._dynamic_stats(trained)
-        self.observe([*trained, *self._skipped])
-        self._taken, self._skipped = [], []
+            self._stats |= dynamic_stats(trained, self.skipped, self._stats)
+        self.observe([*trained, *self.skipped])
         self._stats |= self.dead.take()
         self._admit()
 
@@ -167,7 +169,8 @@ class AsyncCollector:
         return self.tasks(step)[index], self.seed(step)
 
     def _admit(self) -> None:
-        while numbers := self.ledger.admit():
+        # Without a prompt that is left, every new group would be dropped, for ever.
+        while not self.dead.exhausted and (numbers := self.ledger.admit()):
             for number in numbers:
                 task, seed = self.group(number)
                 if task.id in self.dead.ids:
@@ -210,14 +213,6 @@ class AsyncCollector:
             return False
         self._skipped.append(group)
         return True
-
-    def _dynamic_stats(self, trained: Sequence[Group]) -> dict[str, float]:
-        sampled = [*trained, *self._skipped]
-        return {
-            "rollout/kept_frac": self._stats["rollout/kept_frac"] * len(trained) / len(sampled),
-            "dynamic/rounds": float(-(-len(sampled) // len(trained))),
-            **sampled_stats(sampled, trained),
-        }
 
     @property
     def _expected(self) -> int:
@@ -262,6 +257,24 @@ class AsyncCollector:
                 "async/buffered": float(len(self._finished) - len(found)),
             }
         )
+
+
+def dynamic_stats(
+    trained: Sequence[Group], skipped: Sequence[Group], stats: Mapping[str, float]
+) -> dict[str, float]:
+    """Metrics of the groups that a step has trained, and of those that it has skipped.
+
+    Args:
+        trained: as it says.
+        skipped: likewise.
+        stats: metrics of the step.
+    """
+    sampled = [*trained, *skipped]
+    return {
+        "rollout/kept_frac": stats["rollout/kept_frac"] * len(trained) / len(sampled),
+        "dynamic/rounds": float(-(-len(sampled) // len(trained))),
+        **sampled_stats(sampled, trained),
+    }
 
 
 async def _together(*work: Coroutine[Any, Any, list[Group]]) -> list[list[Group]]:

@@ -35,6 +35,7 @@ class DeadLetters:
     Attributes:
         ids: task ids that were set aside.
         taken: records of the last `take`, without the step.
+        exhausted: no prompt is left that steps draw.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class DeadLetters:
         self.max_failures = max_failures
         self.ids: set[str] = set()
         self.taken: list[dict[str, Any]] = []
+        self.exhausted = False
         self._new: list[dict[str, Any]] = []
         self._written: set[str] = set()
+        self._last_error: str | None = None
         self._tasks = tasks
         self._weights = weights or {}
 
@@ -101,6 +104,7 @@ class DeadLetters:
         task, reward = group.task, group.trajectories[-1].reward
         error = reward.error if reward else None
         self.ids.add(task.id)
+        self._last_error = error
         self._new.append(
             {
                 "task": task.id,
@@ -109,13 +113,34 @@ class DeadLetters:
                 "error": error,
             }
         )
+        self._check_left()
+
+    def _check_left(self) -> None:
+        """Raise a UserError if no prompt is left that steps draw."""
         least = RARE * max(self._weights.values(), default=0.0)
         drawn = [t.id for t in self._tasks if self._weights.get(t.source, 1.0) > least]
-        if self.ids.issuperset(drawn):
+        self.exhausted = self.ids.issuperset(drawn)
+        if self.exhausted:
             raise UserError(
                 f"all {len(drawn)} prompts have failed {self.max_failures} times"
-                f" (rollout.max_failures). The last error: {error}"
+                f" (rollout.max_failures). The last error: {self._last_error}"
             )
+
+    def join(self, records: Sequence[dict[str, Any]]) -> None:
+        """Replace `taken` by the records of all ranks, which set prompts aside on their own.
+
+        Args:
+            records: in the order of the ranks. Two may have the same prompt.
+
+        Raises:
+            UserError: if no prompt of the run is left.
+        """
+        self.taken = list({record["task"]: record for record in reversed(records)}.values())[::-1]
+        if self.taken:
+            self._last_error = self.taken[-1]["error"]
+            self._written |= (found := {record["task"] for record in self.taken})
+            self.ids |= found
+            self._check_left()
 
     def take(self) -> dict[str, float]:
         """Move the new records to `taken`. A checkpoint has those that were taken.

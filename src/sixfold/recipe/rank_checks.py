@@ -76,15 +76,14 @@ def _refused(recipe: Recipe, method: Method) -> dict[str, tuple[bool, str | floa
     trainer, reference = recipe.trainer, recipe.reference
     beside = "each rank samples with an engine of its own, beside its part of the weights"
     on_host = "state in host memory cannot be gathered for a checkpoint"
-    rollout, agent = recipe.rollout, recipe.environment.agent.command
-    uneven = method.dynamic_sampling or method.needs_greedy or rollout.max_failures or agent
-    uneven = uneven or recipe.data.curriculum.every
+    rollout = recipe.rollout
+    replaces = bool(method.dynamic_sampling or rollout.max_failures)
     return {
         "rollout.staleness": (
-            rollout.staleness > 0 and bool(uneven),
+            rollout.staleness > 0 and replaces and recipe.data.curriculum.every > 0,
             0,
-            "dynamic sampling, greedy baselines, agents, data.curriculum and rollout.max_failures"
-            " run ahead in one process only",
+            "with data.curriculum, a rank that replaces groups (algorithm.dynamic_sampling,"
+            " rollout.max_failures) would draw tasks of a step before the others know its rewards",
         ),
         "model.lora.dora": (
             recipe.model.lora.dora,

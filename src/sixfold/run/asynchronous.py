@@ -127,7 +127,7 @@ def async_collector(
         _follow(collector, player.generator, schedule)
     if isinstance(ledger, RankLedgers):
         by_id = {task.id: task for task in tasks.train}
-        return SharedCollector(collector, ledger, by_id, ranks, observe)
+        return SharedCollector(collector, ledger, by_id, ranks, dead, observe)
     return collector
 
 

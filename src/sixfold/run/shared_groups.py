@@ -13,13 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..controller.asynchronous import AsyncCollector, Observe
+from ..controller.asynchronous import AsyncCollector, Observe, dynamic_stats
+from ..controller.collector import greedy_stats
+from ..controller.dead_letters import DeadLetters
 from ..controller.ledger import Ledger
 from ..controller.rounds import Round, merged_stats
 from ..controller.schedule import ScheduledGroup
 from ..errors import UserError
 from ..ranks import Ranks
-from ..types import Group, Task
+from ..types import Group, Task, Trajectory
+
+GREEDY = "rollout/greedy_"
+"""Start of the keys of metrics that are computed from the groups of all ranks."""
+
+Played = tuple[list[Trajectory], Trajectory | None]
+"""Trajectories of a group, and its greedy one."""
 
 
 class RankLedgers:
@@ -39,15 +47,14 @@ class RankLedgers:
         """Ledger of this rank."""
         return self._ledgers[self._rank]
 
-    def train_others(self, trained: Sequence[Sequence[int]]) -> None:
-        """Record what the other ranks have trained: numbers in their ledgers, in rank order."""
-        for rank, (ledger, numbers) in enumerate(zip(self._ledgers, trained, strict=True)):
+    def follow(self, states: Sequence[dict[str, Any]]) -> None:
+        """Record what the other ranks have trained and dropped: their ledgers, in rank order."""
+        for rank, (ledger, state) in enumerate(zip(self._ledgers, states, strict=True)):
             if rank != self._rank:
-                ledger.admit()
-                ledger.train(numbers)
+                ledger.load(state)
 
     def state(self) -> dict[str, Any]:
-        """The trained groups of all ranks. Open ones start again after a resume."""
+        """The trained and dropped groups of all ranks. Open ones start again after a resume."""
         return {"ranks": [ledger.state() for ledger in self._ledgers]}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -69,6 +76,7 @@ class SharedCollector:
         ledgers: those of all ranks.
         tasks: training tasks by id.
         ranks: the ranks.
+        dead: prompts that were set aside: by this rank, and from the next step on by the others.
         observe: called with the groups of all ranks that a step has trained, before new ones start.
 
     Attributes:
@@ -82,8 +90,10 @@ class SharedCollector:
         ledgers: RankLedgers,
         tasks: Mapping[str, Task],
         ranks: Ranks,
+        dead: DeadLetters | None = None,
         observe: Observe = lambda groups: None,
     ) -> None:
+        self._dead = dead or DeadLetters()
         self.scheduled: list[ScheduledGroup] = []
         self._observe = observe
         self._groups: list[Group] = []
@@ -92,7 +102,6 @@ class SharedCollector:
         self._tasks = tasks
         self._ranks = ranks
         self._stats: dict[str, float] = {}
-        self._trained: list[list[int]] = []
 
     def collect(
         self, tasks: Sequence[Task], seed: int, on_phase: Callable[[str], None]
@@ -108,24 +117,25 @@ class SharedCollector:
         except Exception as error:  # noqa: BLE001  raised on all ranks
             failure = error
         self._ranks.agree(failure)
-        # Without the tasks: their columns may hold objects that cannot be sent.
-        played = [group.trajectories for group in own]
-        shares = self._ranks.gather((self._inner.scheduled, played, self._inner.stats()))
+        played = [_played(group) for group in own]
+        counts = {k: v for k, v in self._inner.stats().items() if not k.startswith(GREEDY)}
+        shares = self._ranks.gather((self._inner.scheduled, played, counts))
         found: list[tuple[ScheduledGroup, Group]] = []
         rounds = []
-        for rank, (scheduled, trajectories, stats) in enumerate(shares):
+        for rank, (scheduled, others, stats) in enumerate(shares):
             each = [
-                self._numbered(rank, one, of, len(tasks))
-                for one, of in zip(scheduled, trajectories, strict=True)
+                (self._numbered(rank, one, len(tasks)), self._group(of))
+                for one, of in zip(scheduled, others, strict=True)
             ]
             rounds.append(Round([group for _, group in each], stats, 1, 0))
             found += each
-        self._trained = [[one.number for one in scheduled] for scheduled, _, _ in shares]
         found.sort(key=lambda pair: pair[0].number)
         self.scheduled = [one for one, _ in found]
         self._stats = merged_stats(rounds) | {"time/rollout_s": time.perf_counter() - began}
         self._stats["rollout/tok_s"] = sum(r.stats["rollout/tok_s"] for r in rounds)
         self._groups = [group for _, group in found]
+        if self._inner.greedy:
+            self._stats |= greedy_stats(self._groups)
         return self._groups
 
     def stats(self) -> dict[str, float]:
@@ -133,21 +143,36 @@ class SharedCollector:
         return self._stats
 
     def trained(self) -> None:
-        """As `AsyncCollector.trained`."""
-        self._ledgers.train_others(self._trained)
-        self._observe(self._groups)
+        """As `AsyncCollector.trained`. The ranks exchange which groups they have dropped."""
+        self._observe(self._groups)  # before new groups start, whose tasks it decides
         self._inner.trained()
+        skipped = [_played(group) for group in self._inner.skipped]
+        own = self._ledgers.own.state(), skipped, self._dead.taken
+        shares = self._ranks.gather(own)
+        self._ledgers.follow([state for state, _, _ in shares])
+        if self._dead.max_failures:
+            self._dead.join([record for _, _, records in shares for record in records])
+            self._stats |= {"rollout/dead_prompts": float(len(self._dead.taken))}
+        if self._inner.max_rounds:
+            dropped = [self._group(played) for _, skips, _ in shares for played in skips]
+            self._stats |= dynamic_stats(self._groups, dropped, self._stats)
 
     def stop(self) -> None:
         """End the groups of this rank that still run."""
         self._inner.stop()
 
-    def _numbered(
-        self, rank: int, own: ScheduledGroup, trajectories: Any, per_step: int
-    ) -> tuple[ScheduledGroup, Group]:
-        """A group of one rank with its number in the task stream of all ranks, and its task."""
+    def _numbered(self, rank: int, own: ScheduledGroup, per_step: int) -> ScheduledGroup:
+        """A group of one rank with its number in the task stream of all ranks."""
         size = self._ranks.size
         step, place = divmod(own.number, len(range(rank, per_step, size)))
         index = rank + place * size
-        group = Group(self._tasks[trajectories[0].task_id], trajectories)
-        return replace(own, number=step * per_step + index), group
+        return replace(own, number=step * per_step + index)
+
+    def _group(self, played: Played) -> Group:
+        trajectories, greedy = played
+        return Group(self._tasks[trajectories[0].task_id], trajectories, greedy)
+
+
+def _played(group: Group) -> Played:
+    """A group without its task, whose columns may hold objects that cannot be sent."""
+    return group.trajectories, group.greedy
