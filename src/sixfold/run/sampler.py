@@ -88,7 +88,8 @@ def engine_and_sync(
     if recipe.engines_apart:
         placement, silence_s = recipe.placement, recipe.run.silence_s
         apart: Generator
-        if isinstance(placement, SamplersApart) and placement.apart and not replaying:
+        elsewhere = placement if isinstance(placement, SamplersApart) and placement.apart else None
+        if elsewhere and not replaying:
             tokens = recipe.engine.kv_tokens
             if not tokens and policy.model.device.type != "cpu":
                 raise UserError(
@@ -96,7 +97,7 @@ def engine_and_sync(
                     " the processes share its memory, and each holds the weights once more"
                 )
             tokens = tokens or kv_tokens(recipe, policy, longest, notes, None)
-            settings = placement, recipe.engine, tokens, policy, renderer, autocast, silence_s
+            settings = elsewhere, recipe.engine, tokens, policy, renderer, autocast, silence_s
             apart = start_samplers(*settings, ending, ranks)
         else:
             threads = torch.get_num_threads()
@@ -104,11 +105,11 @@ def engine_and_sync(
             # Beside the trainer, each computes with half of the threads. A replay has as many as
             # the recorded run.
             half = max(1, threads // 2)
-            own = placement.threads if isinstance(placement, SamplersApart) else half
+            own = elsewhere.threads if elsewhere else half
             torch.set_num_threads(own)
             engine = make_engine(recipe, policy, longest, autocast, notes, own=True)
             local = EngineGenerator(engine, renderer, deadline=Deadline("the engine", silence_s))
-            torch.set_num_threads(threads if isinstance(placement, SamplersApart) else half)
+            torch.set_num_threads(threads if elsewhere else half)
             apart = ScheduledGenerator(local) if replaying else local
             ending.callback(apart.close)
         if ranks.size > 1:
