@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sixfold.backends import weight_files
+from sixfold.backends.weight_deltas import SealedReader, WeightFiles
 from sixfold.backends.weight_files import check_folder, streamed_file, weights_folder
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 5), (), (0, 4), (7,), (2, 3, 4), (1,) * 12)
@@ -66,7 +69,7 @@ def test_all_tensors_are_read_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatc
     """Other ranks gather them at the same moments, and would wait for ever."""
     computed = Computed(made())
 
-    def full(tensors: Iterator[Any], version: int, room: int, file: Any) -> None:
+    def full(tensors: Iterator[Any], *given: Any) -> None:
         next(tensors)
         raise OSError(28, "No space left on device")
 
@@ -88,3 +91,57 @@ def test_a_folder_that_is_torn_or_of_another_version_is_refused() -> None:
         path.unlink()
         with pytest.raises(ValueError, match="version 3 are torn"):
             check_folder(folder, 3)
+
+
+def test_files_of_changes_give_the_weights_of_every_version() -> None:
+    """To a reader of all, to one that starts late, and to one that missed a refused version."""
+    rng, shapes = random.Random(0), {name: (8, 4) for name in "abcdef"}
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    files, always, seldom = WeightFiles(1 << 12, 3), SealedReader(), SealedReader()
+    used, sizes, paths = ExitStack(), list[int](), list[Path]()
+    for version in range(1, 13):
+        changed = rng.sample("abcdef", 2)
+        weights = weights | {name: weights[name] + 1 for name in changed}
+        if version % 5 == 0:  # a process refuses the weights: the next file repeats them
+            with suppress(RuntimeError), files.publish(weights, version) as path:
+                always.read(path, version)
+                raise RuntimeError("refused")
+            continue
+        with ExitStack() as published:
+            path = published.enter_context(files.publish(weights, version))
+            readers = [always, SealedReader()] + [seldom] * (version % 3 == 0)
+            for found in [reader.read(path, version) for reader in readers]:
+                assert found.keys() == weights.keys()
+                assert all(found[name].equal(weights[name]) for name in weights)
+            used.close()
+            used.callback(published.pop_all().close)
+        sizes.append(len(load_file(path)))
+        paths.append(Path(path))
+        assert 1 <= sum(file.exists() for file in paths) <= 3
+    assert sizes == [6, 2, 2, 6, 6, 2, 6, 2, 6, 6]
+    used.close()
+    assert not any(file.exists() for file in paths)
+
+
+def test_a_damaged_earlier_file_is_refused() -> None:
+    weights = {"a": torch.ones(4), "b": torch.ones(4)}
+    files, reader = WeightFiles(1 << 12, 3), SealedReader()
+    with (
+        files.publish(weights, 1) as first,
+        files.publish(weights | {"b": torch.zeros(4)}, 2) as two,
+    ):
+        assert reader.read(first, 1)["b"].sum() == 4
+        data = bytearray(Path(first).read_bytes())
+        data[-20] ^= 1
+        damaged = Path(first).with_name("damaged")
+        damaged.write_bytes(data)
+        Path(first).unlink()
+        damaged.rename(first)
+        with pytest.raises(ValueError, match="version 1 are torn or altered"):
+            SealedReader().read(two, 2)
+        with pytest.raises(ValueError, match="version 3 were announced, but 2 arrived"):
+            reader.read(two, 3)
+        assert reader.read(two, 2)["b"].sum() == 0
+        Path(first).unlink()
+        with pytest.raises(ValueError, match="version 1 are torn or altered"):
+            SealedReader().read(two, 2)

@@ -115,7 +115,8 @@ def test_processes_compute_what_one_process_does(tmp_path: Path, apart: Path, ki
     # A process has merged weights. So has the engine here with a copy of its own.
     merged: dict[str, Any] = dict(sync__kind="copy") if kind == "lora" else {}
     here = run(tmp_path, "here", **KINDS[kind], **merged)
-    there = run(tmp_path, "there", **KINDS[kind], **PROCESSES) if KINDS[kind] else apart
+    changes: dict[str, Any] = dict(placement__whole_every=3) if kind == "lora" else {}
+    there = run(tmp_path, "there", **KINDS[kind], **changes, **PROCESSES) if KINDS[kind] else apart
     assert bits(there) == bits(here)
 
 

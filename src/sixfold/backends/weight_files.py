@@ -15,6 +15,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -29,6 +30,8 @@ MODEL_FILE = "model.safetensors"
 _HEADER_SIZE = struct.Struct("<Q")
 _SUM = "crc32 "
 """Start of the key of a tensor's checksum in the metadata of a file. The tensor's name follows."""
+_BEFORE = "before"
+"""Key of the earlier files, as JSON, in the metadata of a file that is not whole."""
 
 
 def prepare_for_file(
@@ -66,8 +69,52 @@ def sealed_bytes(weights: Mapping[str, Tensor], version: int) -> bytes:
         return save(own, {"format": "pt", "version": str(version), **_checksums(own)})
 
 
+@dataclass(frozen=True)
+class Before:
+    """Files before one that has only changed tensors.
+
+    Attributes:
+        files: path and version of each since the last whole one, in their order.
+        sums: checksum of every tensor after the last of them, by name.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    sums: Mapping[str, str]
+
+
+WHOLE = Before((), {})
+"""For a file that has all tensors."""
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A file whose tensors have their checksums.
+
+    Attributes:
+        tensors: those that are in the file.
+        sums: checksums of all tensors of the version, by name.
+        before: path and version of the files that have the others.
+    """
+
+    tensors: dict[str, Tensor]
+    sums: dict[str, str]
+    before: list[tuple[str, int]]
+
+
 def read_sealed(source: str | bytes, version: int) -> dict[str, Tensor]:
-    """Weights of a file that `streamed_file` or `sealed_bytes` has written.
+    """Weights of a whole file that `streamed_file` or `sealed_bytes` has written.
+
+    Raises:
+        ValueError: as `open_sealed`.
+    """
+    found = open_sealed(source, version)
+    if missing := found.sums.keys() - found.tensors.keys():
+        raise ValueError(f"the weights of version {version} lack '{min(missing)}'")
+    return found.tensors
+
+
+def open_sealed(source: str | bytes, version: int) -> Sealed:
+    """Read a file that `streamed_file` or `sealed_bytes` has written.
 
     Args:
         source: path of the file, or its bytes.
@@ -79,18 +126,32 @@ def read_sealed(source: str | bytes, version: int) -> dict[str, Tensor]:
     broken = f"the weights of version {version} are torn or altered"
     try:
         tensors = load(source) if isinstance(source, bytes) else load_file(source)
-        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-            size = _HEADER_SIZE.unpack(file.read(_HEADER_SIZE.size))[0]
-            metadata = json.loads(file.read(size))["__metadata__"]
+        metadata = _metadata(source)
     except (OSError, SafetensorError, KeyError) as error:
         raise ValueError(f"{broken}: {error}") from error
     if (found := metadata.get("version")) != str(version):
         raise ValueError(f"the weights of version {version} were announced, but {found} arrived")
-    sums = {key.removeprefix(_SUM): v for key, v in metadata.items() if key.startswith(_SUM)}
-    for name in sorted(tensors.keys() | sums.keys()):
+    sums, before = _sums_of(metadata), json.loads(metadata.get(_BEFORE, "[]"))
+    for name in sorted(tensors.keys() | (() if before else sums.keys())):
         if name not in tensors or sums.get(name) != checksum(name, tensors[name]):
             raise ValueError(f"{broken}: '{name}' differs from its checksum")
-    return tensors
+    return Sealed(tensors, sums, [(path, number) for path, number in before])
+
+
+def sealed_sums(path: str) -> dict[str, str]:
+    """Checksums in a file that was just written."""
+    return _sums_of(_metadata(path))
+
+
+def _metadata(source: str | bytes) -> dict[str, str]:
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        size = _HEADER_SIZE.unpack(file.read(_HEADER_SIZE.size))[0]
+        found: dict[str, str] = json.loads(file.read(size))["__metadata__"]
+    return found
+
+
+def _sums_of(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {key.removeprefix(_SUM): v for key, v in metadata.items() if key.startswith(_SUM)}
 
 
 def _checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -173,10 +234,12 @@ def model_folder(
 
 
 @contextmanager
-def streamed_file(size: int, weights: Mapping[str, Tensor], version: int) -> Iterator[str]:
+def streamed_file(
+    size: int, weights: Mapping[str, Tensor], version: int, before: Before = WHOLE
+) -> Iterator[str]:
     """Path of a safetensors file with the weights in float32, in memory if it has the space.
 
-    Read it by `read_sealed`.
+    Read it by `read_sealed`, or by `SealedReader` if it is not whole.
 
     One tensor after the other is read and written, so no second copy of all is made. All are read
     even if the file cannot be written: other ranks gather them at the same moments. The file is
@@ -186,6 +249,7 @@ def streamed_file(size: int, weights: Mapping[str, Tensor], version: int) -> Ite
         size: bytes of all tensors.
         weights: tensors by name, each of which may be computed when it is read.
         version: version of the weights.
+        before: files before it. Tensors with the checksums that they had there are left out.
 
     Raises:
         OSError: the file cannot be written.
@@ -195,21 +259,28 @@ def streamed_file(size: int, weights: Mapping[str, Tensor], version: int) -> Ite
         with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(size)) as folder:
             path = Path(folder, MODEL_FILE)
             with path.open("wb") as file:
-                _stream(tensors, version, _header_room(weights), file)
+                room = _header_room(weights, before.files)
+                _stream(tensors, version, before, room, file)
             yield str(path)
     finally:
         for _ in tensors:
             pass
 
 
-def _header_room(names: Iterable[str]) -> int:
+def _header_room(names: Iterable[str], files: Sequence[tuple[str, int]] = ()) -> int:
     """Bytes that suffice for the header: of each tensor a name twice, shape, offsets, checksum."""
-    return -(-sum(2 * len(json.dumps(name)) + 288 for name in ["__metadata__", *names]) // 8) * 8
+    paths = 2 * len(json.dumps(json.dumps(files)))
+    total = sum(2 * len(json.dumps(name)) + 288 for name in ["__metadata__", *names]) + paths
+    return -(-total // 8) * 8
 
 
-def _stream(tensors: Iterator[tuple[str, Tensor]], version: int, room: int, file: BinaryIO) -> None:
+def _stream(
+    tensors: Iterator[tuple[str, Tensor]], version: int, before: Before, room: int, file: BinaryIO
+) -> None:
     """Write a safetensors file whose header, of `room` bytes, is written last."""
     metadata = {"format": "pt", "version": str(version)}
+    if before.files:
+        metadata[_BEFORE] = json.dumps(before.files)
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     file.seek(_HEADER_SIZE.size + room)
@@ -217,9 +288,12 @@ def _stream(tensors: Iterator[tuple[str, Tensor]], version: int, room: int, file
         with stage("cast"):
             own = tensor.detach().to("cpu", torch.float32).contiguous()
         count_bytes("cast", own.nbytes)
-        with stage("broadcast", own.nbytes):
-            file.write(own.view(-1).numpy().data)
+        with stage("broadcast"):
             metadata[_SUM + name] = checksum(name, own)
+            if before.sums.get(name) == metadata[_SUM + name]:
+                continue
+            count_bytes("broadcast", own.nbytes)
+            file.write(own.view(-1).numpy().data)
         offsets = [end, end := end + own.nbytes]
         header[name] = {"dtype": "F32", "shape": list(own.shape), "data_offsets": offsets}
     text = json.dumps(header).encode()

@@ -295,6 +295,11 @@ def _check_backend(recipe: Recipe) -> None:
             )
     elif isinstance(r.backend, VllmBackend) and isinstance(recipe.placement, ProcessPlacement):
         _check_gpus(r.backend, recipe.placement.samplers)
+        if recipe.placement.whole_every > 1:
+            raise UserError(
+                f"placement.whole_every = {recipe.placement.whole_every}: vLLM reads whole files"
+                " only. Set it to 1, or rollout.backend.kind = 'engine'"
+            )
     if backend != "sixfold" and (r.top_p < 1 or r.top_k or r.min_p):
         raise UserError(
             f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends.weight_files import read_sealed
+from ..backends.weight_deltas import SealedReader
 from ..engine.speculative import Speculation
 from ..model.causal_lm import CausalLM
 from ..model.empty import Architecture, copy_buffers
@@ -105,6 +105,7 @@ class Server:
     def __init__(self, requests: Requests, generator: EngineGenerator) -> None:
         self._requests = requests
         self._generator = generator
+        self._reader = SealedReader()
         self._kinds: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
             "generate": self._generate,
             "score": self._score,
@@ -185,7 +186,7 @@ class Server:
         return {"logp": await self._generator.score(tokens, temperature)}
 
     async def _stage(self, path: str, version: int) -> dict[str, Any]:
-        tensors = await asyncio.to_thread(read_sealed, path, version)
+        tensors = await asyncio.to_thread(self._reader.read, path, version)
         await self._generator.stage(tensors, version)
         return {}
 

@@ -14,13 +14,19 @@ from torch import Tensor
 
 from ..backends.sampler_process import SamplerProcess
 from ..backends.samplers import Publish, Sampler, Samplers, Start
-from ..backends.weight_files import streamed_file
+from ..backends.weight_deltas import WeightFiles
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.empty import Architecture
 from ..model.loading import Policy
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import EngineConfig, NgramSpeculation, RayPlacement, SamplersApart
+from ..recipe.schema import (
+    EngineConfig,
+    NgramSpeculation,
+    ProcessPlacement,
+    RayPlacement,
+    SamplersApart,
+)
 from ..renderer.renderer import Renderer
 from .sampler_worker import Setup
 
@@ -75,34 +81,35 @@ def start_samplers(
     if isinstance(placement, RayPlacement) and ranks.size == 1:
         parts = _on_ray(placement, setup, ending)
     else:
-        parts = _here(setup, 4 * model.num_parameters(), ranks)
+        whole_every = placement.whole_every if isinstance(placement, ProcessPlacement) else 1
+        parts = _here(setup, WeightFiles(4 * model.num_parameters(), whole_every), ranks)
     samplers = Samplers(*parts, placement.samplers, placement.restarts, warn, shared=ranks.size > 1)
     ending.callback(samplers.close)
     return samplers
 
 
-def _here(setup: Setup, size: int, ranks: Ranks) -> tuple[Start, Publish]:
-    """Processes on this machine. `size`: bytes of the weights in float32."""
+def _here(setup: Setup, files: WeightFiles, ranks: Ranks) -> tuple[Start, Publish]:
+    """Processes on this machine, which read these files."""
 
     def start(number: int) -> Sampler:
         return SamplerProcess(number, PROGRAM, setup, setup.threads, setup.silence_s)
 
     if ranks.size == 1:
-        return start, partial(streamed_file, size)
-    return start, partial(_one_file, size, ranks)
+        return start, files.publish
+    return start, partial(_one_file, files, ranks)
 
 
 @contextmanager
 def _one_file(
-    size: int, ranks: Ranks, weights: Mapping[str, Tensor], version: int
+    files: WeightFiles, ranks: Ranks, weights: Mapping[str, Tensor], version: int
 ) -> Iterator[str]:
-    """As `streamed_file`: one file for all ranks of a machine, which gather tensors together."""
+    """As `WeightFiles.publish`: one file for all ranks of a machine, which gather together."""
     failure: Exception | None = None
     machine, path = os.environ.get("GROUP_RANK", os.uname().nodename), ""
-    with ExitStack() as files:
+    with ExitStack() as published:
         try:
             if os.environ["LOCAL_RANK"] == "0":
-                path = files.enter_context(streamed_file(size, weights, version))
+                path = published.enter_context(files.publish(weights, version))
             else:
                 for _ in weights.values():
                     pass

@@ -34,6 +34,12 @@ class ProcessPlacement(Section):
     samplers: int = _SAMPLERS
     threads: int = _THREADS
     restarts: int = _RESTARTS
+    whole_every: int = knob(
+        1,
+        "weight files from one that has all tensors to the next; those between have the tensors"
+        " that changed. 1: each has all",
+        ge=1,
+    )
 
     @property
     def apart(self) -> bool:
