@@ -190,10 +190,12 @@ def _code_files(kind: str) -> list[Path]:
     if source.endswith(".py"):
         finder = ModuleFinder(path=[str(Path(source).parent)])
         finder.run_script(source)
-        found = [Path(one.__file__) for one in finder.modules.values() if one.__file__]
-        return sorted(found)
+        places = (vars(one)["__file__"] for one in finder.modules.values())
+        return sorted(Path(place) for place in places if place)
     spec = module_spec(source)
     origin = Path(spec.origin or "") if spec else Path()
+    if not origin.is_file():
+        return []
     return sorted(origin.parent.glob("*.py")) if "." in source else [origin]
 
 

@@ -94,9 +94,15 @@ def compared(words: Words) -> Texts:
         telling.append(whole(ids, starts, ~np.isin(ids, _FILLERS)))
         numbers = np.diff(np.append(0, np.cumsum((ids & NUMBER) > 0))[starts])
         task.append(np.where(numbers >= _SEVERAL, asked[-1], all_words[-1]))
-    hashes = [np.concatenate(parts) for parts in (all_words, asked, telling, task)]
-    begins, ends = np.zeros(len(words), np.int32), np.diff(words.starts).astype(np.int32)
-    found = Texts(words, *hashes, begins, ends)
+    found = Texts(
+        words,
+        whole=np.concatenate(all_words),
+        asked=np.concatenate(asked),
+        telling=np.concatenate(telling),
+        task=np.concatenate(task),
+        begins=np.zeros(len(words), np.int32),
+        ends=np.diff(words.starts).astype(np.int32),
+    )
     begins, ends = _boilerplate(words, found.different())
     return replace(found, begins=begins, ends=ends)
 
