@@ -365,7 +365,7 @@ def test_a_full_disk_says_how_to_go_on(
 
 def test_each_command_has_a_module() -> None:
     modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")}
-    shared = {"eval_comparisons", "eval_table"}
+    shared = {"eval_comparisons", "eval_steps", "eval_table"}
     assert modules == {"__init__", "shared_task", *shared, *CORE}
 
 
