@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from sixfold.backends.ray_cluster import reserved
-from sixfold.backends.ray_head import versions
 from sixfold.backends.samplers import Samplers
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.run.rank_agent import Place
+from sixfold.run import ray_ranks
+from sixfold.run.rank_agent import Place, versions
 from sixfold.run.ray_ranks import (
     Ends,
     by_machine,
@@ -172,14 +172,17 @@ def test_ranks_get_the_variables_of_torchrun() -> None:
         check_versions([found[0], replace(found[1], versions={"sixfold": "1", "torch": "1"})])
 
 
-def test_the_first_failure_decides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_decides(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Output of all ranks is passed on. The others have some seconds to end."""
+    monkeypatch.setattr(ray_ranks, "GRACE_S", 0.0)
 
     def ends(*reports: tuple[int, int, str | int], size: int = 2) -> tuple[str, int]:
         events, found = SimpleQueue[tuple[int, int, str | int]](), Ends()
         for report in reports:
             events.put(report)
-        wait_for_ranks(size, events, found, grace_s=0.0)
+        wait_for_ranks(size, events, found)
         return found.lost, found.said
 
     assert ends((0, 1, "a"), (1, 2, "b"), (1, 0, 0), (0, 0, 0)) == ("", 0)

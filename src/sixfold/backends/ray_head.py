@@ -13,7 +13,6 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import ray
@@ -21,7 +20,6 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from ..processes.program import Requests
-from ..version import __version__
 
 _PRIVATE = {
     "RAY_AUTH_MODE": "token",
@@ -64,11 +62,6 @@ def machine_name() -> str:
     """Name of this machine, which no other has, also if their host names are equal."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else os.uname().nodename
-
-
-def versions() -> dict[str, str]:
-    """Versions that must be equal wherever the numbers of a run are computed."""
-    return {"sixfold": __version__, "torch": version("torch").partition("+")[0]}
 
 
 def serve(requests: Requests) -> None:

@@ -21,8 +21,8 @@ from ..recipe.schema import (
     EngineConfig,
     NoSpeculation,
     RayPlacement,
-    Recipe,
     RolloutConfig,
+    RunConfig,
 )
 from ..recipe.stages import StagedRecipe
 from ..recipe.toml import load_staged
@@ -215,8 +215,9 @@ def start(
         make_plan(recipe)
         check_names(recipe.environment, recipe.eval)
     placement, is_rank = recipe.placement, "WORLD_SIZE" in os.environ
+    asked = given, folder, resume, stop_after
     if isinstance(placement, RayPlacement) and placement.ranks > 1 and not is_rank:
-        return _on_ray(recipe, placement, given, folder, resume, stop_after)
+        return _on_ray(recipe.run, recipe.environment.workers, placement, *asked)
     try:
         if staged.stages:
             from ..stages.driver import train_stages
@@ -244,14 +245,25 @@ def start(
 
 
 def _on_ray(
-    recipe: Recipe,
+    settings: RunConfig,
+    workers: int,
     placement: RayPlacement,
     given: Options,
     folder: Path,
     resume: Path | None,
     stop_after: str | None,
 ) -> int:
-    """Start the ranks of a run as actors of a Ray cluster. The others: as in `start`."""
+    """Start the ranks of a run as actors of a Ray cluster.
+
+    Args:
+        settings: the section [run].
+        workers: processes of each rank that check answers.
+        placement: where the ranks are.
+        given: as for `start`.
+        folder: folder of the run.
+        resume: the same, or None for a new run.
+        stop_after: as for `start`.
+    """
     from ..run.ray_ranks import RankSettings, train_on_ray
 
     again = ["train", "--resume", str(folder.absolute())]
@@ -263,15 +275,15 @@ def _on_ray(
         *chosen,
         *given.settings,
     ]
-    threads = max(1, recipe.run.threads)
-    settings = RankSettings(
+    threads = max(1, settings.threads)
+    ranks = RankSettings(
         address=placement.address,
         ranks=placement.ranks,
         threads=threads,
-        cpus=threads + placement.samplers * placement.threads + recipe.environment.workers,
-        device=recipe.run.device,
-        silence_s=recipe.run.silence_s,
-        restarts=0 if stop_after or chosen else recipe.run.restarts,
+        cpus=threads + placement.samplers * placement.threads + workers,
+        device=settings.device,
+        silence_s=settings.silence_s,
+        restarts=0 if stop_after or chosen else settings.restarts,
     )
     again += given.settings if resume else ()
-    return train_on_ray(settings, arguments, folder, again)
+    return train_on_ray(ranks, arguments, folder, again)

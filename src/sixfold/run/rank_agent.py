@@ -14,18 +14,27 @@ import sys
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import ray
 
-from ..backends.ray_head import machine_name, versions
+from ..backends.ray_head import machine_name
 from ..processes.child import Child, ChildError
 from ..processes.program import Requests
+from ..version import __version__
+
+PROGRAM = "sixfold.run.rank_agent"
 
 _READ_BYTES = 1 << 16
 _OUT, _ERRORS, _MESSAGES = 1, 2, 3
 ENDED = 0
 """Kind of the last message of a rank: its exit code. Other messages are output of this stream."""
+
+
+def versions() -> dict[str, str]:
+    """Versions that must be equal wherever the numbers of a run are computed."""
+    return {"sixfold": __version__, "torch": version("torch").partition("+")[0]}
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class RankAgent:
         """
         (out, out_end), (errors, errors_end) = os.pipe(), os.pipe()
         ends = {"output": out_end, "descriptors": (errors_end,)}
-        self._rank = child = Child(__name__, environment=environment, **ends)  # type: ignore[arg-type]
+        self._rank = child = Child(PROGRAM, environment=environment, **ends)  # type: ignore[arg-type]
         os.close(out_end)
         os.close(errors_end)
         given = {"arguments": [*arguments], "folder": folder, "errors": errors_end}

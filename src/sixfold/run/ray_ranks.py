@@ -22,10 +22,9 @@ import ray
 from ray.exceptions import RayError
 
 from ..backends.ray_cluster import Reserved, connected, reserved
-from ..backends.ray_head import versions
 from ..errors import RunFailed, UserError, one_line
 from ..files.folder import RunFolder
-from .rank_agent import ENDED, Place, RankAgent
+from .rank_agent import ENDED, Place, RankAgent, versions
 from .restart import AGAIN, COUNT, identity
 
 GRACE_S = 30.0
@@ -159,10 +158,8 @@ def _run_once(
             ray.kill(agent)
 
 
-def wait_for_ranks(
-    size: int, events: SimpleQueue[tuple[int, int, str | int]], ends: Ends, grace_s: float = GRACE_S
-) -> None:
-    """Print what the ranks print until all have ended, or `grace_s` after one has failed."""
+def wait_for_ranks(size: int, events: SimpleQueue[tuple[int, int, str | int]], ends: Ends) -> None:
+    """Print what the ranks print until all have ended, or `GRACE_S` after one has failed."""
     until = None
     while len(ends.codes) < size:
         try:
@@ -176,7 +173,7 @@ def wait_for_ranks(
             continue
         ends.add(rank, what)
         if until is None and ends.codes[rank] not in (0, 130, 143):
-            until = time.monotonic() + grace_s
+            until = time.monotonic() + GRACE_S
 
 
 def _follow(rank: int, stream: Any, events: SimpleQueue[tuple[int, int, str | int]]) -> None:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..backends.ray_head import machine_name, versions
+from ..backends.ray_head import machine_name
 from ..backends.weight_files import read_sealed
 from ..rollout.generator import Activity, Sampled
+from .rank_agent import versions
 from .sampler_worker import Setup
 
 T = TypeVar("T")

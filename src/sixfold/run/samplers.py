@@ -124,12 +124,12 @@ def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[S
     """Actors of a Ray cluster."""
     try:
         from ..backends import ray_cluster, ray_sampler
-        from ..backends.ray_head import versions
     except ImportError as error:
         raise UserError(
             f"placement.kind = 'ray': {error}. Install the version of Ray that this release knows:"
             " pip install -U 'sixfold[ray]'"
         ) from error
+    from .rank_agent import versions
     from .sampler_actor import SamplerActor
 
     if setup.device != "cpu" and not placement.address:
