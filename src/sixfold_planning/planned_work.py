@@ -125,7 +125,7 @@ def _workload(
         shared_prompt=recipe.trainer.share_prefix,
         reference=plan.keeps_reference,
         critic=plan.algorithm.needs_critic,
-        shared_weights=recipe.sync.kind == "shared",
+        shared_weights=not recipe.samples_apart,
         sent_width=1.0 if recipe.sync.quantised else 2.0,
         epochs=plan.algorithm.epochs,
         proximal=plan.algorithm.needs_proximal,

@@ -9,10 +9,12 @@ import pytest
 from tests.planning.workloads import WORK
 
 from sixfold.errors import UserError
+from sixfold.recipe.toml import parse_recipe
 from sixfold_planning import planner
 from sixfold_planning.architectures import dense_of_size, find
 from sixfold_planning.constants import CONSTANTS
 from sixfold_planning.hardware import Cluster, find_accelerator
+from sixfold_planning.planned_work import planned_inputs
 from sixfold_planning.planner import (
     Comparison,
     compare_topologies,
@@ -193,3 +195,12 @@ def test_pools_that_are_too_small() -> None:
 def test_a_mean_above_the_bound_is_refused() -> None:
     with pytest.raises(UserError, match=r"3000 tokens\) is above their bound of 2048"):
         replace(WORK, mean_tokens=3000)
+
+
+def test_samplers_with_weights_of_their_own_get_a_sync() -> None:
+    """In processes, and beside a trainer that they run ahead of, too."""
+    found = {}
+    for flag in ("run.seed=1", "placement.kind=processes", "rollout.staleness=1", "sync.kind=copy"):
+        recipe = parse_recipe('run.name = "run"', "test", [f"--{flag}"])
+        found[flag] = planned_inputs("", recipe, mean_tokens=None).work.shared_weights
+    assert [*found.values()] == [True, False, False, False], found
