@@ -212,18 +212,16 @@ def beside_code(folder: str) -> tuple[str, ...]:
     return tuple(str(file) for file in own if file.suffix not in (".py", ".pyc", ".so"))
 
 
+def forget() -> None:
+    """Read all files anew."""
+    caches = (_python_files, read_hash, folder_hash, imported, loaded, every_file, beside_code)
+    for cached in caches:
+        cached.cache_clear()
+
+
 def fingerprints() -> dict[str, str]:
     """Of every one of `test_files`, by its path below tests."""
-    for cached in (
-        _python_files,
-        read_hash,
-        folder_hash,
-        imported,
-        loaded,
-        every_file,
-        beside_code,
-    ):
-        cached.cache_clear()
+    forget()
     return {str(file.relative_to(HERE)): fingerprint(file) for file in test_files()}
 
 
