@@ -27,9 +27,9 @@ MOST_WRONG = 0.01
 REASONS = ("placeholder", "wrong_sum", "no_such_option", "solution_differs", "false_calculation")
 
 _PLACEHOLDER = re.compile(
-    r"\W*(?:[?.\-–—_*]+|n/a|na|nan|null|tbd|todo|error|notfound|no answer|to be determined"
+    r"[\s(\[\"'*]*(?:\?+|\.{2,}|-{2,}|—|_+|n/a|tbd|todo|notfound|no answer|to be determined"
     r"|not (?:available|found|given|provided|applicable|known|stated|specified)"
-    r"|see (?:the )?(?:solution|above|below|explanation|figure|text))\W*",
+    r"|see (?:the )?(?:solution|above|below|explanation|figure|text))[\s)\]\"'*.!]*",
     re.IGNORECASE,
 )
 _SUM = re.compile(
@@ -47,7 +47,7 @@ _ENDING = re.compile(r"=\s*(\\?\$?\s*-?\d[\d,]*(?:\.\d+)?(?:\s+[A-Za-z]{3,})?)\s
 _MARKED = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """Calculations as in GSM8K: <<48/2=24>>."""
 _EQUATION = re.compile(
-    r"(?<![\w.+*/^=<>|%()\\{}$-])(?P<left>[(\d][\d.()]*(?:\s*[-+*/]\s*[\d.()]+)+)\s*="
+    r"(?<![\w.+*/^=<>|%()\\{}$-])(?P<left>[(\d][\d.()]*(?:\s*[-+*/]\s*[\d.()]+){1,12})\s*="
     r"\s*(?P<right>-?\d+(?:\.\d+)?)(?![\d.]*\d|[\w^%!/*{(\\]|\s*[-+*/^%(])"
 )
 _GOES_ON = re.compile(r"(?:[^\s\w.,;:!?]|(?<![A-Za-z])[A-Za-z])\s*\Z")
@@ -56,7 +56,8 @@ _WITH_UNIT = re.compile(r"(?:\\?\$)?\s*(?P<value>.*?\d[^A-Za-z\s]*)(?:\s+(?P<uni
 _SCALES = frozenset(("hundred", "thousand", "million", "billion", "dozen", "percent", "squared"))
 _NAMED = re.compile(r"[A-Za-z]\w?\s*=\s*(?=[^=]*$)")
 _LONGEST = 200
-_HIGHEST_POWER = 40
+_MOST_BITS = 4000
+"""Of a power: larger ones take long."""
 _NEAR = 8
 
 
@@ -244,9 +245,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _calculated(text: str) -> Fraction | None:
     """Value of an expression of numbers. None if it is none."""
+    text = text.strip().rstrip(".").replace("^", "**")
     try:
-        found = ast.parse(text.strip().rstrip(".").replace("^", "**"), mode="eval")
-        return _value(found.body, text.strip())
+        return _value(ast.parse(text, mode="eval").body, text)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
@@ -263,8 +264,10 @@ def _value(node: ast.expr, text: str) -> Fraction:
         return -_value(node.operand, text)
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left, text), _value(node.right, text)
-        if isinstance(node.op, ast.Pow) and right.denominator == 1 and 0 <= right <= _HIGHEST_POWER:
-            return Fraction(left ** int(right))
+        if isinstance(node.op, ast.Pow) and right.denominator == 1 and 0 <= right <= _MOST_BITS:
+            bits = (abs(left.numerator) | left.denominator).bit_length()
+            if bits * right <= _MOST_BITS:
+                return Fraction(left ** int(right))
         if type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](left, right)
     raise ValueError(f"no arithmetic: {ast.dump(node)[:40]}")

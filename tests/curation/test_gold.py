@@ -11,6 +11,8 @@ from sixfold_curation.stage import Decision, Health, decided
 OPTIONS = "Which is prime?\n(A) 4\n(B) 7\n(C) 9\n(D) 15"
 WRONG = {
     ("How many?", "N/A", ""): "placeholder",
+    ("How many?", "(See the solution.)", ""): "placeholder",
+    ("How many?", "?", ""): "placeholder",
     ("What is 17 + 25?", "43", ""): "wrong_sum",
     (r"Calculate $3 \times (4 - 10)$.", "-12", ""): "wrong_sum",
     ("Compute 2^10 - 1,000 = ? Show each step.", "25", ""): "wrong_sum",
@@ -27,6 +29,7 @@ WRONG = {
 }
 RIGHT = [
     ("What is 17 + 25?", "42.0", ""),
+    ("Compute 2^10 - 1,000 = ? Show each step.", "24", ""),
     ("What is 10 / 3?", "3.33", ""),
     ("What is 10 / 3? Round down to an integer.", "3", ""),
     ("What is 17 + 25 modulo 8?", "2", ""),
@@ -47,6 +50,9 @@ RIGHT = [
     ("What time?", "3", "On a clock, 7 + 8 = 3 (mod 12).\n#### 3"),
     ("In base 2?", "1000", "In binary 101 + 11 = 1000.\n#### 1000"),
     ("How many?", "20", "It is 2 + 3 * 4 + 6 = 20, or 50% - 30 = 20.\n#### 20"),
+    ("Which symbol stands for sodium?", "Na", ""),
+    ("Which sign?", "-", ""),
+    ("What does it print?", "null", ""),
     ("Prove it.", "", "Let n = 1. Then 1 + 1 = 2."),
     ("Say it.", "Paris", "The answer is the city of Paris."),
 ]
@@ -75,7 +81,11 @@ def test_other_forms_of_an_answer_are_kept() -> None:
     assert 0 < health.figures["rows checked"] < len(RIGHT)
 
 
-@pytest.mark.parametrize("prompt", ["9^9^9^9 + 1", "(" * 150 + "1 + 1", "1 / 0", "1" * 150 + "+ 1"])
+@pytest.mark.parametrize(
+    "prompt",
+    ["9^9^9^9 + 1", "((((9^40)^40)^40)^40)^40", "(" * 150 + "1 + 1", "1 / 0", "1" * 150 + "+ 1"],
+)
 def test_hostile_arithmetic_ends(prompt: str) -> None:
-    decisions, _ = judged([(prompt, "2", f"{prompt} = 5 <<{prompt}=5>>")])
+    solution = f"{prompt} = 5 <<{prompt}=5>>" + "1 + " * 2000
+    decisions, _ = judged([(prompt, "2", solution)])
     assert len(decisions) == 1
