@@ -138,7 +138,7 @@ def test_scorers_get_the_task_and_verifiers_the_start_of_the_reply(policy: Polic
     assert read == ["912"]
 
 
-@pytest.mark.parametrize("piece", [3, 32])
+@pytest.mark.parametrize("piece", [1, 3, 32])
 def test_steps_by_a_function_are_those_by_its_name(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
@@ -160,6 +160,30 @@ def test_steps_by_a_function_are_those_by_its_name(
             scorer = Scores(lambda lines: 0.5)
             found = run(renderer, method=method, scorer=scorer, stepping=own, budget=budget)
             assert found.cost.total <= budget
+
+
+class Cold(Lines):
+    """A generator without a cache."""
+
+    async def generate(self, tokens: Sequence[int], *given: Any, **more: Any) -> Sampled:
+        return replace(await super().generate(tokens, *given, **more), reused=0)
+
+
+def test_pieces_that_are_prefilled_again_keep_the_budget(
+    renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE", 1)
+    (tmp_path / "own.py").write_text("def ends(text):\n    return []\n")
+    whole = Stepping(f"{tmp_path}/own.py:ends", 8)
+    costs = set()
+    for budget in range(60, 2000, 100):
+        found = run(
+            renderer, Cold(renderer, 4), method="beam", scorer=Scores(lambda lines: 0.5),
+            stepping=whole, budget=budget, settings=Settings(n=4),
+        )  # fmt: skip
+        assert found.cost.total <= budget
+        costs.add(found.cost.prefilled)
+    assert len(costs) > 3
 
 
 def test_a_token_with_the_end_of_a_step_belongs_to_it() -> None:
