@@ -155,7 +155,7 @@ def test_the_method_of_a_difficulty_finds_what_it_finds_alone(
 ) -> None:
     """By a choice from a search of the training tasks, with the same settings as `out`."""
     earlier, profile = tmp_path / "earlier", tmp_path / "profile.jsonl"
-    methods = ["majority", "best_of_n"]
+    methods = ["majority", "beam"]
     assert main([*words(place, earlier)[: -len(METHODS)], *methods, "--train"]) == 0
     model = json.loads((out / "search.json").read_text())["model"]
     file = ProfileFile(profile, ProfileKey(model, "", {}, {}))
