@@ -192,6 +192,7 @@ def test_the_first_failure_decides(
     assert ends((1, 0, "the node died")) == ("rank 1 was lost: the node died", 0)
     assert ends((0, 0, AGAIN), (1, 0, 1))[0] == "rank 0 got no answer from a part of the run"
     assert ends((1, 0, 130), (0, 0, 130)) == ("", 130), "Ctrl-C: a rank may still save"
+    assert ends((1, 0, -15), (0, 0, 143)) == ("", 143), "before it has begun"
 
 
 def refused(*arguments: Any) -> str:

@@ -116,6 +116,8 @@ class Ends:
     def add(self, rank: int, end: int | str) -> None:
         """Record the end of a rank: its exit code, or why its actor is lost."""
         code = end if isinstance(end, int) else 1
+        if code in (-signal.SIGINT, -signal.SIGTERM):  # a rank that still loads handles none
+            code = 128 - code
         self.codes[rank] = code
         if isinstance(end, str):
             self.lost = self.lost or f"rank {rank} was lost: {end}"
