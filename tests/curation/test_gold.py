@@ -17,6 +17,7 @@ WRONG = {
     (r"Calculate $3 \times (4 - 10)$.", "-12", ""): "wrong_sum",
     ("Compute 2^10 - 1,000 = ? Show each step.", "25", ""): "wrong_sum",
     ("10 / 4 =", "2.4", ""): "wrong_sum",
+    ("What is 2^13?", "8", ""): "wrong_sum",
     (OPTIONS, "E", ""): "no_such_option",
     (OPTIONS, r"\boxed{F}", ""): "no_such_option",
     (OPTIONS, "B", "9 is not prime, so the answer is (A)."): "solution_differs",
@@ -25,6 +26,7 @@ WRONG = {
     ("Find x.", r"\frac{1}{3}", r"Hence $x = \boxed{\frac{1}{2}}$."): "solution_differs",
     ("How many?", "7 apples", "First 3 come, then 5: 3 + 5 = 8 apples."): "solution_differs",
     ("How many?", "25", "It is 48/2=<<48/2=25>>25.\n#### 25"): "false_calculation",
+    ("How many?", "8", "It is <<2^13=8>>8.\n#### 8"): "false_calculation",
     ("How many?", "98", "Each has 12 * 8 = 98 seeds.\n#### 98"): "false_calculation",
 }
 RIGHT = [
@@ -34,6 +36,11 @@ RIGHT = [
     ("What is 10 / 3? Round down to an integer.", "3", ""),
     ("What is 17 + 25 modulo 8?", "2", ""),
     ("What is 1 / 4?", "25%", ""),
+    ("What is 2^13 - 4 * 3^2?", "8156", ""),
+    ("How many?", "8192", "It is <<2^13=8192>>8192.\n#### 8192"),
+    ("What is its domain?", "(-∞, ∞)", ""),
+    ("What is the limit?", "-∞", ""),
+    ("What is the symbol of sodium?", "Na", ""),
     ("What is 3 + 4 apples?", "12", ""),
     (OPTIONS, "B", "The answer is (B) 7."),
     (OPTIONS, "7", "The answer is B."),
@@ -70,8 +77,8 @@ def test_answers_that_contradict_their_row_are_named() -> None:
     decisions, health = judged([*WRONG])
     assert {case: d.reason for case, d in zip(WRONG, decisions, strict=True)} == WRONG
     assert not any(d.kept for d in decisions) and all(d.note for d in decisions)
-    assert health.value == 1.0 and "5 wrong_sum" not in health.alarm
-    assert "4 wrong_sum" in health.alarm and health.figures["rows checked"] == len(WRONG)
+    assert health.value == 1.0 and "5 wrong_sum" in health.alarm
+    assert health.figures["rows checked"] == len(WRONG)
 
 
 def test_other_forms_of_an_answer_are_kept() -> None:
