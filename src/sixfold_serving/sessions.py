@@ -222,6 +222,11 @@ class Sessions:
                 f"{field} = {ask.samples}: a request of a session gets one reply. Set {field} = 1",
                 field,
             )
+        if ask.search:
+            raise bad_request(
+                "search: a request of a session gets the one reply that is sampled. Remove it",
+                "search",
+            )
         if name not in self._open:
             self._make_room()
             self._open[name] = Conversations(self._renderer, Task(name, ""), 0)

@@ -168,6 +168,16 @@ def test_a_bad_search_is_one_line_that_names_the_field(searching: Running, serve
     assert unscored["param"] == "search.method" and "--scorer" in unscored["message"]
     session = post(server, f"/sessions/some{TEXT}", 400, prompt="a", best_of=2)["error"]
     assert session["param"] == "best_of"
+    given: dict[str, Any] = {
+        CHAT: {"messages": [{"role": "user", "content": "a"}]},
+        TEXT: {"prompt": "a"},
+    }
+    for path, more in given.items():  # refused before a conversation of the session waits for it
+        more["search"] = {"method": "majority"}
+        refused = post(server, f"/sessions/searched{path}", 400, **more)["error"]
+        assert refused["param"] == "search"
+    unknown = httpx.post(f"{server.url}/sessions/searched/reward", json={"reward": 1.0})
+    assert unknown.json()["error"]["code"] == "session_not_found"
 
 
 def test_a_full_queue_is_429(chat_policy: Policy, prm: Path) -> None:
