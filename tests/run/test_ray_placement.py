@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -193,6 +194,28 @@ def test_the_first_failure_decides(
     assert ends((0, 0, AGAIN), (1, 0, 1))[0] == "rank 0 got no answer from a part of the run"
     assert ends((1, 0, 130), (0, 0, 130)) == ("", 130), "Ctrl-C: a rank may still save"
     assert ends((1, 0, -15), (0, 0, 143)) == ("", 143), "before it has begun"
+
+
+def test_a_signal_that_kills_a_rank_that_begins_costs_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def once(cluster: Any, settings: Any, arguments: Any, environment: Any, ends: Ends) -> None:
+        runs.append(environment)
+        with ray_ranks._signals_to([], ends):
+            if len(runs) == 2:
+                signal.raise_signal(signal.SIGTERM)
+        ends.add(0, -signal.SIGTERM)
+
+    monkeypatch.setattr(ray_ranks, "_run_once", once)
+    monkeypatch.setattr(ray_ranks, "connected", lambda *given: nullcontext())
+    monkeypatch.setattr(ray_ranks, "reserved", lambda *given: nullcontext())
+    monkeypatch.setattr(ray_ranks.ray, "cluster_resources", dict)
+    settings = ray_ranks.RankSettings("", 2, 1, 1, "cpu", 1.0, restarts=5)
+    again = ["train", "--resume", str(tmp_path)]
+    assert ray_ranks.train_on_ray(settings, again, tmp_path, again) == 128 + signal.SIGTERM
+    assert [one["SIXFOLD_RESTARTS"] for one in runs] == ["0", "1"]
 
 
 def refused(*arguments: Any) -> str:

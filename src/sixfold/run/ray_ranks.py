@@ -68,7 +68,8 @@ def train_on_ray(
         again: the command line that resumes the run.
 
     Returns:
-        The exit code of the first rank that says what has failed, else 0.
+        The exit code of the first rank that says what has failed, else 0. After a signal, what is
+        usual for it.
 
     Raises:
         RunFailed: if a rank was lost, and none of the others has said so.
@@ -85,7 +86,7 @@ def train_on_ray(
                 ends = Ends()
                 _run_once(cluster, settings, arguments, {COUNT: str(done)}, ends)
                 begun = identity(recipe) not in (None, earlier) or arguments == again
-                if done == settings.restarts or not (ends.lost and begun):
+                if done == settings.restarts or ends.stopped or not (ends.lost and begun):
                     break
                 print(
                     f"WARNING: {ends.lost}\nAll ranks start again: restart {done + 1} of"
@@ -95,6 +96,8 @@ def train_on_ray(
                 )
                 arguments = again
     if ends.lost and not ends.said:
+        if ends.stopped:
+            return 128 + ends.stopped
         raise RunFailed(f"{ends.lost}. Go on with: sixfold train --resume {folder}")
     return ends.said or max(ends.codes.values())
 
@@ -107,11 +110,13 @@ class Ends:
         codes: exit codes by rank, in the order of their ends.
         lost: what has become of the first rank that was lost or asked for a restart.
         said: exit code of the first rank that has printed what failed. 0: none has.
+        stopped: number of the signal that has asked for the end. 0: none has.
     """
 
     codes: dict[int, int] = field(default_factory=dict)
     lost: str = ""
     said: int = 0
+    stopped: int = 0
 
     def add(self, rank: int, end: int | str) -> None:
         """Record the end of a rank: its exit code, or why its actor is lost."""
@@ -153,7 +158,7 @@ def _run_once(
             call = agents[rank].run.options(num_returns="streaming")
             stream = call.remote([*arguments], os.getcwd(), {**given, **environment})
             threading.Thread(target=_follow, args=(rank, stream, events), daemon=True).start()
-        with _signals_to(agents):
+        with _signals_to(agents, ends):
             wait_for_ranks(len(agents), events, ends)
     finally:
         for agent in agents:
@@ -188,10 +193,11 @@ def _follow(rank: int, stream: Any, events: SimpleQueue[tuple[int, int, str | in
 
 
 @contextmanager
-def _signals_to(agents: Sequence[Any]) -> Iterator[None]:
+def _signals_to(agents: Sequence[Any], ends: Ends) -> Iterator[None]:
     """Pass Ctrl-C and SIGTERM on to the ranks, which end their step first."""
 
     def handle(number: int, frame: object) -> None:
+        ends.stopped = number
         for agent in agents:
             agent.signal.remote(number)
 
