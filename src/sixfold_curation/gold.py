@@ -47,11 +47,15 @@ _ENDING = re.compile(r"=\s*(\\?\$?\s*-?\d[\d,]*(?:\.\d+)?(?:\s+[A-Za-z]{3,})?)\s
 _MARKED = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """Calculations as in GSM8K: <<48/2=24>>."""
 _EQUATION = re.compile(
-    r"(?<![\w.+*/^=<>|%()\\{}$-])(?P<left>[(\d][\d.()]*(?:\s*[-+*/]\s*[\d.()]+){1,12})\s*="
-    r"\s*(?P<right>-?\d+(?:\.\d+)?)(?![\d.]*\d|[\w^%!/*{(\\]|\s*[-+*/^%(])"
+    r"(?<![\w.+*/^=<>|%()\\{}$-])(?<!\d,)(?P<left>[(\d][\d.()]*(?:\s*[-+*/]\s*[\d.()]+){1,12})\s*="
+    r"\s*(?P<right>-?\d+(?:\.\d+)?)(?![\d.]*\d|[\w^%!/*{(\\]|,\d|[^\S\n]\d"
+    r"|\s*(?:[-+*/^%(]|[ap]\.?m\b|o.?clock))"
 )
-_GOES_ON = re.compile(r"(?:[^\s\w.,;:!?]|(?<![A-Za-z])[A-Za-z])\s*\Z")
-"""End of a text that makes what follows a part of an expression."""
+_GOES_ON = re.compile(
+    r"(?:(?:[^\s\w.,;:!?]|(?<![A-Za-z])[A-Za-z]|\b(?:of|sqrt|root|log|ln|lg|exp|sin|cos|tan))\s*"
+    r"|\d[^\S\n]+)\Z"
+)
+"""End of a text that makes what follows a part of an expression: 3 4/5, sqrt 16, 20% of 50."""
 _WITH_UNIT = re.compile(r"(?:\\?\$)?\s*(?P<value>.*?\d[^A-Za-z\s]*)(?:\s+(?P<unit>[A-Za-z]{3,}))?")
 _SCALES = frozenset(("hundred", "thousand", "million", "billion", "dozen", "percent", "squared"))
 _NAMED = re.compile(r"[A-Za-z]\w?\s*=\s*(?=[^=]*$)")

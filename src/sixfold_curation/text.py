@@ -33,6 +33,8 @@ _LATEX_SPACE = re.compile(r"\\[,;:!> ]|\\\\(?:\[[^\]]*\])?|(?<!\\)~")
 _SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)")
 _DELIMITER = re.compile(r"\\[()\[\]]|\\(?=[$%{}#&_])|(?<!\\)\$")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,|\{,\})\d{3})+(?![\d,]*\d)")
+_SUPERSCRIPT = re.compile(r"(?<=[\w)\]}|])[⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+")
+_MIXED = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 _OTHER = [chr(code) for code in range(0x80, 0x3100)]
 _MARKS = "".join(sign for sign in _OTHER if unicodedata.category(sign)[0] == "M")
 """Vowel signs and accents, which belong to the letter before them."""
@@ -70,7 +72,9 @@ _TOKEN = _tokens_of(rf"{_SPACED}(?:'{_SPACED})*|(?={_LETTER})[{_UNSPACED}][{_MAR
 
 def plain(text: str) -> str:
     """The text without LaTeX layout, in one form of Unicode and case."""
-    text = unicodedata.normalize("NFKC", text) if not text.isascii() else text
+    if not text.isascii():  # the form of x² is x2, and that of 3½ is 31/2
+        text = _SUPERSCRIPT.sub(r"^\g<0>", text)
+        text = unicodedata.normalize("NFKC", _MIXED.sub(" ", text))
     if "\\" in text:
         text = _LATEX_SPACE.sub(" ", text)
         text = _DELIMITER.sub(" ", text)

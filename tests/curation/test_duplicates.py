@@ -227,7 +227,8 @@ def test_answers_are_compared_in_one_form() -> None:
 
 def test_tokens_keep_what_decides_and_leave_out_layout() -> None:
     assert tokens("(a) Is −3 ≤ x?") == ["a", "is", "-", "3", "<=", "x"]
-    assert tokens("x^{10}") == tokens("x^10") == ["x", "^", "10"]
+    assert tokens("x^{10}") == tokens("x^10") == tokens("x¹⁰") == ["x", "^", "10"]
+    assert tokens("3½") == tokens("3 1/2") != tokens("31/2")
     assert tokens("求x的值，使x+3=7。") == [*"求x的值使x+3=7"]
     assert tokens("ที่นี่ 5 ตัว") == ["ที่", "นี่", "5", "ตั", "ว"]  # a letter with its marks
     assert tokens("“कितने सेब” हैं?") == ["कितने", "सेब", "हैं"]
