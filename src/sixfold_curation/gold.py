@@ -165,7 +165,7 @@ class Stated(NamedTuple):
 
 def _number(text: str) -> Stated | None:
     """The number that an answer states. None if it is no number, or has a scale such as million."""
-    text = _NAMED.sub("", normalise(last_box(text) or text), count=1).strip(" .")
+    text = _NAMED.sub("", normalise(last_box(text) or text), count=1).strip().rstrip(" .")
     found = _WITH_UNIT.fullmatch(text.removesuffix("%").removesuffix("\\"))
     if not found or (found["unit"] or "").casefold() in _SCALES:
         return None

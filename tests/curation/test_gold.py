@@ -36,6 +36,8 @@ RIGHT = [
     ("What is 10 / 3? Round down to an integer.", "3", ""),
     ("What is 17 + 25 modulo 8?", "2", ""),
     ("What is 1 / 4?", "25%", ""),
+    ("What is 1 / 2?", ".5", ""),
+    ("How much?", "0.5", r"It is <<1/4=.25>>.25, and \boxed{.50}."),
     ("What is 2^13 - 4 * 3^2?", "8156", ""),
     ("How many?", "8192", "It is <<2^13=8192>>8192.\n#### 8192"),
     ("What is 5² + 3?", "28", ""),
