@@ -29,7 +29,7 @@ from sixfold_search.scorers import OutcomeScorer
 from sixfold_search.task_search import Found
 
 from .api_error import bad_request
-from .requests import Ask, SearchForm
+from .requests import MAX_TOKENS, Ask, SearchForm
 
 
 class Searches:
@@ -94,6 +94,14 @@ class Searches:
                 f"search.budget = {form.budget}: the prompt alone has {len(prompt)} tokens, which"
                 " count. Raise it",
                 "search.budget",
+            )
+        row, longest = METHODS.get(form.method), job.params.max_tokens
+        at_once = row is not None and "n" in row.reads and "expand" not in row.reads
+        if at_once and (count := form.n or Settings.n) * longest > MAX_TOKENS:
+            raise bad_request(
+                f"search.n = {count} completions of {longest} tokens exceed {MAX_TOKENS} tokens."
+                " Lower it or max_tokens",
+                "search.n",
             )
         steps = form.steps
         if isinstance(self._scorer, ProcessScorer):

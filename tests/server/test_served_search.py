@@ -26,6 +26,7 @@ from sixfold.rollout.generator import wait_for
 from sixfold.types import SamplingParams, Task
 from sixfold_search import Settings, Stepping, search
 from sixfold_search.scorers import load_scorer
+from sixfold_serving import search as search_module
 from sixfold_serving.exchange import noise_key
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -178,6 +179,14 @@ def test_a_bad_search_is_one_line_that_names_the_field(searching: Running, serve
         assert refused["param"] == "search"
     unknown = httpx.post(f"{server.url}/sessions/searched/reward", json={"reward": 1.0})
     assert unknown.json()["error"]["code"] == "session_not_found"
+
+
+def test_a_search_samples_no_more_tokens_at_once_than_another_request(
+    searching: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_module, "MAX_TOKENS", 191)
+    error = post(searching, CHAT, 400, search={"method": "majority"})["error"]  # 16 of 12 tokens
+    assert error["param"] == "search.n" and "exceed 191 tokens" in error["message"]
 
 
 def test_a_full_queue_is_429(chat_policy: Policy, prm: Path) -> None:
