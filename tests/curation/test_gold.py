@@ -98,9 +98,15 @@ def test_other_forms_of_an_answer_are_kept() -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["9^9^9^9 + 1", "((((9^40)^40)^40)^40)^40", "(" * 150 + "1 + 1", "1 / 0", "1" * 150 + "+ 1"],
+    [
+        "9^9^9^9 + 1",
+        "(((((9^40)^40)^40)^40)^40)",
+        "(" * 150 + "1 + 1",
+        "1 / 0",
+        "1" * 150 + "+ 1",
+        "1 + " * 20_000,  # minutes, if every end of a sum is tried from every start
+    ],
 )
 def test_hostile_arithmetic_ends(prompt: str) -> None:
-    solution = f"{prompt} = 5 <<{prompt}=5>>" + "1 + " * 2000
-    decisions, _ = judged([(prompt, "2", solution)])
+    decisions, _ = judged([(prompt, "2", f"{prompt} = 5 <<{prompt}=5>>")])
     assert len(decisions) == 1
