@@ -109,7 +109,7 @@ def test_a_completion_beyond_the_context_costs_only_itself(
     given["completion_ids"][1], given["completions"][1] = [5] * 400, "5" * 400
     found = called(reward, given)
     assert found[::2] == expected[::2] and found[1].value is None
-    assert "longer than the reward model's context" in found[1].detail
+    assert "exceed its context" in found[1].detail
 
 
 @pytest.mark.nightly
@@ -355,8 +355,8 @@ def test_a_completion_after_its_prompt_gets_no_bos(folder: Path) -> None:
 def test_a_reward_that_is_not_finite_is_no_fault_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nan = torch.tensor([1.0, math.nan])
-    monkeypatch.setattr(Scorer, "rewards", lambda *_: nan)
+    nan = torch.tensor([1.0, math.nan, math.nan]).double()
+    monkeypatch.setattr(Scorer, "rewards", lambda _, __, ids: nan[: max(2, len(ids))])
     with served(folder) as (url, _, _):
         answer = httpx.post(f"{url}/get_reward", json={"query": ["11"]})
         assert answer.status_code == 422 and "completion 1 is nan" in answer.text

@@ -77,8 +77,11 @@ class Asked:
         )
 
 
-TOO_LONG = Grade(
-    None, "infrastructure_error", "prompt and completion are longer than the reward model's context"
+UNSCORED = Grade(
+    None,
+    "infrastructure_error",
+    "the reward model gives no number: prompt and completion exceed its context, or its weights are"
+    " not finite",
 )
 
 
@@ -92,9 +95,9 @@ def graded(found: Sequence[Tensor], std_factor: float, limit: float = 0.0) -> li
     values, std = combined(found, std_factor, limit)
     rows = zip(values.tolist(), std.tolist(), strict=True)
     if len(found) == 1:
-        return [TOO_LONG if math.isnan(value) else value for value, _ in rows]
+        return [UNSCORED if math.isnan(value) else value for value, _ in rows]
     return [
-        TOO_LONG if math.isnan(value) else Grade(value, None, metrics={"std": deviation})
+        UNSCORED if math.isnan(value) else Grade(value, None, metrics={"std": deviation})
         for value, deviation in rows
     ]
 

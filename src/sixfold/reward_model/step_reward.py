@@ -13,7 +13,7 @@ from ..environment.grade import Grade
 from ..errors import UserError
 from ..recipe.reward_models import STAGE, is_address
 from ..recipe.schema import ProcessScoringConfig, RewardScoringConfig
-from .asked import TOO_LONG, Asked, Texts
+from .asked import UNSCORED, Asked, Texts
 from .implicit import load_implicit
 from .reward import same_tokens, scoring_device
 from .step_model import load_step_model
@@ -67,7 +67,7 @@ class ProcessReward:
         else:
             found = scorer.score(asked.task, texts, ends, every=False)
         return [
-            TOO_LONG
+            UNSCORED
             if any(map(math.isnan, scores))
             else Grade(
                 0.0,
