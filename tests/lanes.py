@@ -24,9 +24,10 @@ ROOT = HERE.parent
 SRC = ROOT / "src"
 FILE = HERE / "lanes.json"
 
-ALWAYS = ("cli", "docs", "packages", "recipes", "shape")
+ALWAYS = ("cli", "differential", "docs", "packages", "recipes", "shape")
 """Folders of tests that are always run: commands, pages, shipped recipes and the shape of the
-source, which read all of it and check the installation.
+source, which read all of it and check the installation; and those that need the peers, which
+`make differential` runs.
 """
 
 RUN = ("src/sixfold", "src/sixfold_environments")
@@ -238,7 +239,7 @@ def note(found: dict[str, str], run: set[str], failed: set[str], every: bool) ->
         found: what `fingerprints` gave before the tests.
         run: files whose tests were run, by path.
         failed: those with a failure.
-        every: no test has failed.
+        every: no test of this run has failed.
     """
     earlier = _record()
     kept = {name: was for name, was in earlier["files"].items() if name in found}
@@ -248,7 +249,7 @@ def note(found: dict[str, str], run: set[str], failed: set[str], every: bool) ->
             kept.pop(name, None)
         elif f"tests/{name}" in run:
             kept[name] = now
-    if every and run >= {f"tests/{name}" for name in found}:
+    if every and kept == found:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
         )

@@ -206,7 +206,7 @@ def test_a_signal_that_kills_a_rank_that_begins_costs_no_restart(
         with ray_ranks._signals_to([], ends):
             if len(runs) == 2:
                 signal.raise_signal(signal.SIGTERM)
-        ends.add(0, -signal.SIGTERM)
+        ends.add(0, -signal.SIGKILL)
 
     monkeypatch.setattr(ray_ranks, "_run_once", once)
     monkeypatch.setattr(ray_ranks, "connected", lambda *given: nullcontext())
