@@ -35,6 +35,8 @@ from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.types import Group
 
 HERE = Path(__file__).parent
+DIGITS = {"length": 4, "right_length": 5, "clipped": 5}
+"""Significant digits of the columns of results.json. Others: 6."""
 
 
 def measure(arm: Arm, seed: int, base: Path, steps: int) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def measure(arm: Arm, seed: int, base: Path, steps: int) -> dict[str, Any]:
         if done:
             break
     task.close()
-    columns = {key: [step[key] for step in made] for key in made[0]}
+    columns = {key: [rounded(step[key], DIGITS.get(key, 6)) for step in made] for key in made[0]}
     return {
         "study": arm.study,
         "arm": arm.name,
@@ -173,7 +175,12 @@ def main() -> None:
                 flush=True,
             )
             runs.append(run)
-            asked.out.write_text(json.dumps({**about(), "runs": runs}) + "\n")
+            text = json.dumps({**about(), "runs": runs}, separators=(",", ":"))
+            asked.out.write_text(text + "\n")
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
 def about() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Stage `gold`: reference answers that are wrong by what the row itself says. No model, no recipe.
+"""Stage `gold`: find reference answers that their own row contradicts. No model, no recipe.
 
-Sound by itself is only a part of the rows: those with a worked solution, bare arithmetic, or
-options. Whether the answer of another row is right, only solving it says.
+It can judge rows with a worked solution, bare arithmetic or options. Whether the answer of another
+row is right shows only when somebody solves the task.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ _GOES_ON = re.compile(
     r"(?:(?:[^\s\w.,;:!?]|(?<![A-Za-z])[A-Za-z]|\b(?:of|sqrt|root|log|ln|lg|exp|sin|cos|tan))\s*"
     r"|\d[^\S\n]+)\Z"
 )
-"""End of a text that makes what follows a part of an expression: 3 4/5, sqrt 16, 20% of 50."""
+"""Text before an equation that belongs to it, so that the rest alone says something else: the 3 of
+3 4/5, the sqrt of sqrt 16, the 20% of of 20% of 50.
+"""
 _WITH_UNIT = re.compile(r"(?:\\?\$)?\s*(?P<value>.*?\d[^A-Za-z\s]*)(?:\s+(?P<unit>[A-Za-z]{3,}))?")
 _SCALES = frozenset(("hundred", "thousand", "million", "billion", "dozen", "percent", "squared"))
 _NAMED = re.compile(r"[A-Za-z]\w?\s*=\s*(?=[^=]*$)")

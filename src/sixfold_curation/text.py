@@ -20,7 +20,9 @@ _NUMBERS: dict[str, str] = _TABLES["numbers"]
 DECIDING: frozenset[str] = frozenset(_TABLES["deciding"].split())
 """Words that decide the answer by themselves."""
 DECIDING_CHARACTERS: frozenset[str] = frozenset(_TABLES["deciding_characters"].split())
-"""The same in scripts without spaces: numerals, negations, and what words for quantities have."""
+"""Characters that decide in scripts without spaces: numerals, negations, and parts of words for
+quantities.
+"""
 FILLERS: frozenset[str] = frozenset(_TABLES["fillers"].split())
 """Words that do not say what a prompt asks for: grammar, and how to solve and answer it."""
 UNTELLING: frozenset[str] = frozenset(_TABLES["untelling"].split())

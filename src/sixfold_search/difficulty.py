@@ -28,7 +28,7 @@ NAME = "by_difficulty"
 """Name of the choice among the methods of a comparison."""
 
 INPUTS, SEARCHES, RESULTS = "search.json", "searches.jsonl", "results.json"
-"""Files of a search: what was searched, one line per task, and figures."""
+"""Files of a search: its settings, one line per task, and figures."""
 
 
 @dataclass(frozen=True)

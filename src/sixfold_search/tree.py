@@ -395,7 +395,7 @@ class Tree:
                 return _Extension(now, pieces)
 
     def _up_to(self, chain: Chain, end: int, least: int) -> Chain:
-        """The tokens of a chain up to the one with the last character that is kept.
+        """The tokens of a chain that hold the characters to keep.
 
         Args:
             chain: the chain.
