@@ -23,7 +23,7 @@ from sixfold.backends.ray_cluster import reserved
 from sixfold.backends.samplers import Samplers
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.run import ray_ranks
+from sixfold.run import ray_ranks, start
 from sixfold.run.rank_agent import Place, versions
 from sixfold.run.ray_ranks import (
     Ends,
@@ -239,3 +239,15 @@ def test_an_address_without_a_cluster_is_refused() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     line = refused(address, 1, 1, 0, 60.0)
     assert f"placement.address = '{address}'" in line and "ray start --head" in line
+
+@pytest.mark.parametrize(("size", "starts"), [("1", True), (None, True), ("2", False)])
+def test_one_process_starts_the_ranks_and_a_rank_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str | None, starts: bool
+) -> None:
+    """Some clusters set WORLD_SIZE to 1 in every job."""
+    if size:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setattr(ray_ranks, "train_on_ray", lambda *given: 7)
+    monkeypatch.setattr(start, "train_run", lambda *given, **more: 8)
+    settings = ["--placement.kind", "ray", "--placement.ranks", "2", "--run.dir", str(tmp_path)]
+    assert main(["train", "demo", *settings]) == (7 if starts else 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from ..recipe.toml import load_staged
 from ..report.replay_verdict import replay_verdict
 from ..run.recipe_environment import check_names
 from ..run.restart import restarting
+from ..sizing.memory import ranks_started
 from ..stages.plans import stage_plans
 
 OVERWRITE_HELP = "replace an earlier run of the same name, which is deleted when the new run ends"
@@ -214,7 +214,7 @@ def start(
         recipe = with_model_folders(recipe)
         make_plan(recipe)
         check_names(recipe.environment, recipe.eval)
-    placement, is_rank = recipe.placement, "WORLD_SIZE" in os.environ
+    placement, is_rank = recipe.placement, ranks_started() > 1
     asked = given, folder, resume, stop_after
     if isinstance(placement, RayPlacement) and placement.ranks > 1 and not is_rank:
         return _on_ray(recipe.run, recipe.environment.workers, placement, *asked)
