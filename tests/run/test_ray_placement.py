@@ -240,6 +240,7 @@ def test_an_address_without_a_cluster_is_refused() -> None:
     line = refused(address, 1, 1, 0, 60.0)
     assert f"placement.address = '{address}'" in line and "ray start --head" in line
 
+
 @pytest.mark.parametrize(("size", "starts"), [("1", True), (None, True), ("2", False)])
 def test_one_process_starts_the_ranks_and_a_rank_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str | None, starts: bool
