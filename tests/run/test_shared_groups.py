@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -16,12 +18,12 @@ from sixfold.controller.asynchronous import AsyncCollector, Observe
 from sixfold.controller.curriculum import Curriculum, Limits
 from sixfold.controller.dead_letters import DeadLetters
 from sixfold.controller.ledger import Ledger
-from sixfold.controller.schedule import ScheduledGroup
+from sixfold.controller.schedule import ReplayLedger, ScheduledGroup, ScheduleEnds, read_schedule
 from sixfold.errors import UserError
 from sixfold.event_loop import BackgroundLoop
 from sixfold.ranks import Ranks
 from sixfold.reward import Reward
-from sixfold.run.shared_groups import RankLedgers, SharedCollector
+from sixfold.run.shared_groups import RankLedgers, SharedCollector, share_of
 from sixfold.staleness import largest_age, window_groups
 from sixfold.types import Group, Task
 from tests.made_trajectories import from_mask
@@ -90,10 +92,11 @@ def collector(
     dead: DeadLetters | None = None,
     stream: Callable[[int], list[Task]] = tasks_of,
     observe: Observe = lambda groups: None,
+    draw: int = 0,
     **more: Any,
 ) -> SharedCollector:
     environment: Any = Scorers()
-    drawn: Any = Drawn(random.Random(ranks.rank), failing, rewards)
+    drawn: Any = Drawn(random.Random(ranks.rank + draw), failing, rewards)
     dead = dead or DeadLetters()
     inner = AsyncCollector(
         rollout=drawn,
@@ -147,6 +150,45 @@ def test_all_ranks_train_every_group_once_and_none_too_old() -> None:
             assert task == str(one.number)
             assert 0 <= ended - one.begun <= bounds[one.number % PER_STEP % SIZE]
     assert stats["rollout/tokens"] == 3.0 and stats["async/running"] == 0.0
+
+
+def test_ranks_train_the_groups_of_a_schedule_again(tmp_path: Path) -> None:
+    """Whatever finishes when. Only as many ranks as the run had can."""
+    file = tmp_path / "schedule.jsonl"
+
+    def work(ranks: Ranks, replays: bool) -> Steps:
+        own, found, loop = ledgers(ranks.rank), Steps(), BackgroundLoop()
+        if replays:
+            schedule = read_schedule(file, SIZE)
+            shares = [share_of(schedule, rank, SIZE, PER_STEP) for rank in range(SIZE)]
+            made = [ReplayLedger(share, n) for share, n in zip(shares, OWN, strict=True)]
+            own = RankLedgers(made, ranks.rank)
+        try:
+            it = collector(ranks, own, loop, draw=10 * replays)
+            for step in range(1, STEPS + 1):
+                groups = it.collect(tasks_of(step), step, lambda phase: None)
+                found.append([(s, g.task.id) for s, g in zip(it.scheduled, groups, strict=True)])
+                it.trained()
+            if replays:
+                with pytest.raises(ScheduleEnds, match=f"after step {STEPS}"):
+                    it.collect(tasks_of(STEPS + 1), STEPS + 1, lambda phase: None)
+            return found
+        finally:
+            loop.close()
+
+    recorded, *_ = on_threads(SIZE, partial(work, replays=False))
+    lines = [
+        {"step": step, "ranks": SIZE, "groups": [one.to_record() for one, _ in groups]}
+        for step, groups in enumerate(recorded, 1)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert on_threads(SIZE, partial(work, replays=True)) == [recorded] * SIZE
+    with pytest.raises(UserError, match=r"were 3, .*--nproc-per-node 3 -m sixfold train"):
+        read_schedule(file, 1)
+    del lines[0]["ranks"]
+    file.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(UserError, match=r"were 1, .*without torchrun"):
+        read_schedule(file, SIZE)
 
 
 def test_a_failure_on_one_rank_is_raised_on_all() -> None:

@@ -118,11 +118,15 @@ def sampled_versions(trajectory: Trajectory) -> list[int]:
     return [v for v, sampled in zip(trajectory.version, trajectory.mask, strict=True) if sampled]
 
 
-def read_schedule(file: Path) -> list[list[ScheduledGroup]]:
+def read_schedule(file: Path, ranks: int) -> list[list[ScheduledGroup]]:
     """Groups of every step of a run.
 
+    Args:
+        file: `schedule.jsonl` of the run.
+        ranks: number of ranks that will train them. Sums over another number have other bits.
+
     Raises:
-        UserError: if there is no schedule, or it is damaged.
+        UserError: if there is no schedule, it is damaged, or its run had other ranks.
     """
     if not file.is_file():
         raise UserError(
@@ -136,13 +140,16 @@ def read_schedule(file: Path) -> list[list[ScheduledGroup]]:
             groups = [ScheduledGroup.from_record(group) for group in record["groups"]]
             if record["step"] != number:
                 raise ValueError(f"step {number} is missing")
-            if (ranks := record.get("ranks", 1)) > 1:
-                raise UserError(
-                    f"{file}: the run had {ranks} ranks, and a replay trains in one process, where"
-                    " sums have other bits. Only a schedule of one process can be replayed"
-                )
+            recorded = record.get("ranks", 1)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file}, line {number}: not a step of a schedule: {error}") from error
+        if recorded != ranks:
+            way = f"as torchrun --nproc-per-node {recorded} -m sixfold train --replay-schedule RUN"
+            raise UserError(
+                f"{file}: the ranks of the run were {recorded}, and those of this replay are"
+                f" {ranks}. Their sums have other bits: start the replay"
+                f" {way if recorded > 1 else 'without torchrun'}"
+            )
         steps.append(groups)
     return steps
 
@@ -159,13 +166,14 @@ class ReplayLedger:
         per_step: groups per step.
 
     Attributes:
+        steps: as given.
         admitted: as in `Ledger`.
     """
 
     def __init__(self, steps: Sequence[Sequence[ScheduledGroup]], per_step: int) -> None:
         self.per_step = per_step
         self.admitted: list[int] = []
-        self._steps = steps
+        self.steps = steps
         self._begun = {group.number: group.begun for step in steps for group in step}
         self._ended = 0
 
@@ -177,7 +185,7 @@ class ReplayLedger:
     def largest_age(self) -> int:
         """Age of the oldest group of the schedule."""
         return max(
-            (at - group.begun for at, step in enumerate(self._steps) for group in step), default=0
+            (at - group.begun for at, step in enumerate(self.steps) for group in step), default=0
         )
 
     def admit(self) -> list[int]:
@@ -193,9 +201,9 @@ class ReplayLedger:
         Raises:
             ScheduleEnds: if the recorded run made no further step.
         """
-        if self._ended == len(self._steps):
+        if self._ended == len(self.steps):
             raise ScheduleEnds(f"the recorded schedule ends after step {self._ended}")
-        numbers = [group.number for group in self._steps[self._ended]]
+        numbers = [group.number for group in self.steps[self._ended]]
         return numbers if set(numbers) <= set(finished) else None
 
     def train(self, numbers: Collection[int]) -> None:
@@ -211,6 +219,6 @@ class ReplayLedger:
 
     def load(self, state: dict[str, Any]) -> None:
         self._ended = state["ended"]
-        for step in self._steps[: self._ended]:
+        for step in self.steps[: self._ended]:
             for group in step:
                 self._begun.pop(group.number, None)

@@ -22,7 +22,7 @@ from ..rollout.scheduled import ScheduledGenerator, diverged
 from ..staleness import window_groups
 from ..types import Group, Task
 from .assemble import Assembly, agent_player
-from .shared_groups import RankLedgers, SharedCollector
+from .shared_groups import RankLedgers, SharedCollector, share_of
 
 Schedule = Sequence[Sequence[ScheduledGroup]]
 """Groups of every step of a recorded run."""
@@ -41,30 +41,27 @@ def ledger_of(assembly: Assembly, schedule: Schedule | None) -> Admits | RankLed
             f" size. That does not work with rollout.staleness = {rollout.staleness}: lower its"
             " weight or rollout.prompts_per_step"
         )
-    if schedule is not None and ranks.size > 1:
-        raise UserError("--replay-schedule trains in one process: start it without torchrun")
-    if schedule is not None:
-        return ReplayLedger(schedule, per_step)
     if per_step < ranks.size:
         raise UserError(
             f"rollout.prompts_per_step = {per_step} gives no group to some of the {ranks.size}"
             f" ranks. With rollout.staleness = {rollout.staleness} it must be at least {ranks.size}"
         )
 
-    def ledger(own: int) -> Ledger:
+    def ledger(rank: int) -> Admits:
+        own = len(range(rank, per_step, ranks.size))
+        if schedule is not None:
+            return ReplayLedger(share_of(schedule, rank, ranks.size, per_step), own)
         window = window_groups(own, rollout.staleness, rollout.window)
         return Ledger(own, rollout.staleness, window, recipe.run.steps)
 
     if ranks.size == 1:
-        return ledger(per_step)
-    shares = [len(range(rank, per_step, ranks.size)) for rank in range(ranks.size)]
-    return RankLedgers([ledger(own) for own in shares], ranks.rank)
+        return ledger(0)
+    return RankLedgers([ledger(rank) for rank in range(ranks.size)], ranks.rank)
 
 
 def async_collector(
     assembly: Assembly,
     ledger: Admits | RankLedgers,
-    schedule: Schedule | None,
     dead: DeadLetters,
     method: Method,
     curriculum: Curriculum | None = None,
@@ -73,8 +70,7 @@ def async_collector(
 
     Args:
         assembly: model, tasks and settings.
-        ledger: that of the run.
-        schedule: the schedule to replay, or None.
+        ledger: that of the run, or of the schedule that is replayed.
         dead: prompts that were set aside.
         method: the algorithm's method.
         curriculum: decides which tasks are drawn, or None.
@@ -82,7 +78,8 @@ def async_collector(
     Raises:
         UserError: if a schedule is replayed that followed a curriculum.
     """
-    if schedule is not None and curriculum:
+    own = ledger.own if isinstance(ledger, RankLedgers) else ledger
+    if isinstance(own, ReplayLedger) and curriculum:
         raise UserError(
             "the run followed a curriculum (data.curriculum.every > 0), and its schedule does not"
             " say which tasks were drawn: it cannot be replayed"
@@ -105,12 +102,12 @@ def async_collector(
 
     stream = curriculum or streamed()
     observe: Observe = curriculum.observe_step if curriculum else lambda groups: None
-    shared = isinstance(ledger, RankLedgers)
+    shared, replays = isinstance(ledger, RankLedgers), isinstance(own, ReplayLedger)
     collector = AsyncCollector(
         rollout=assembly.rollout(config.oversample, overlapping=plays),
         environment=assembly.environment,
         loop=assembly.loop,
-        ledger=ledger.own if isinstance(ledger, RankLedgers) else ledger,
+        ledger=own,
         tasks=lambda step: stream(step)[ranks.rank :: ranks.size],
         seed=lambda step: step_seed(seed, step),
         measure=meter.since_last,
@@ -118,13 +115,13 @@ def async_collector(
             DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
         ),
         dead=dead,
-        max_rounds=0 if schedule else method.dynamic_sampling,  # a schedule has what was trained
+        max_rounds=0 if replays else method.dynamic_sampling,  # a schedule has what was trained
         greedy=assembly.prober(agent or replace(assembly.player)) if method.needs_greedy else None,
         observe=(lambda groups: None) if shared else observe,
     )
-    if schedule is not None:
+    if isinstance(own, ReplayLedger):
         assert isinstance(player.generator, ScheduledGenerator)
-        _follow(collector, player.generator, schedule)
+        _follow(collector, player.generator, own.steps)
     if isinstance(ledger, RankLedgers):
         by_id = {task.id: task for task in tasks.train}
         return SharedCollector(collector, ledger, by_id, ranks, dead, observe)

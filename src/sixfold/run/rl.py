@@ -143,7 +143,7 @@ class RlStage(TrainingStage):
         self._roles = roles
         self._timeline = context.timeline = assembly.player.timeline
         self._running = (
-            async_collector(assembly, ledger, schedule, self._dead, roles.method, self._curriculum)
+            async_collector(assembly, ledger, self._dead, roles.method, self._curriculum)
             if ledger
             else None
         )

@@ -16,9 +16,8 @@ from typing import Any
 from ..controller.asynchronous import AsyncCollector, Observe, dynamic_stats
 from ..controller.collector import greedy_stats
 from ..controller.dead_letters import DeadLetters
-from ..controller.ledger import Ledger
 from ..controller.rounds import Round, merged_stats
-from ..controller.schedule import ScheduledGroup
+from ..controller.schedule import Admits, ScheduledGroup
 from ..errors import UserError
 from ..ranks import Ranks
 from ..types import Group, Task, Trajectory
@@ -38,12 +37,12 @@ class RankLedgers:
         rank: the rank whose groups this process samples.
     """
 
-    def __init__(self, ledgers: Sequence[Ledger], rank: int) -> None:
+    def __init__(self, ledgers: Sequence[Admits], rank: int) -> None:
         self._ledgers = ledgers
         self._rank = rank
 
     @property
-    def own(self) -> Ledger:
+    def own(self) -> Admits:
         """Ledger of this rank."""
         return self._ledgers[self._rank]
 
@@ -171,6 +170,28 @@ class SharedCollector:
     def _group(self, played: Played) -> Group:
         trajectories, greedy = played
         return Group(self._tasks[trajectories[0].task_id], trajectories, greedy)
+
+
+def share_of(
+    schedule: Sequence[Sequence[ScheduledGroup]], rank: int, size: int, per_step: int
+) -> list[list[ScheduledGroup]]:
+    """What one rank samples of the steps of a schedule, with its numbers in the rank's task stream.
+
+    Args:
+        schedule: groups of all ranks by step.
+        rank: the rank.
+        size: number of ranks.
+        per_step: groups of a step of all ranks.
+    """
+    own = len(range(rank, per_step, size))
+    return [
+        [
+            replace(group, number=group.number // per_step * own + group.number % per_step // size)
+            for group in step
+            if group.number % per_step % size == rank
+        ]
+        for step in schedule
+    ]
 
 
 def _played(group: Group) -> Played:

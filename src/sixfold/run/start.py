@@ -39,6 +39,7 @@ from ..report.loggers import read_metrics
 from ..report.notes import Notes
 from ..report.prediction import write_prediction
 from ..report.progress import Progress
+from ..sizing.memory import ranks_started
 from ..types import Task
 from .assemble import Assembly, assemble
 from .context import RunContext
@@ -109,7 +110,7 @@ def train_run(
     Raises:
         UserError: for an error that the user can fix.
     """
-    schedule = None if replayed is None else read_schedule(replayed)
+    schedule = None if replayed is None else read_schedule(replayed, ranks_started())
     work = RlWork(recipe, algorithm, stop_after, words, schedule)
     own_tasks = None if tasks is None else given_tasks(tasks, heldout)
     given = Given(reward, environment, own_tasks, replayed)
