@@ -143,6 +143,7 @@ def test_an_agent_is_trained_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         train.run(["--replay-schedule", "ahead"])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_an_agent_resumes_and_replays_exactly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

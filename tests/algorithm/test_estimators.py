@@ -480,6 +480,7 @@ def test_without_a_kl_an_exploitable_reward_is_exploited_and_with_one_the_truth_
         assert float(held[0]) > floor
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kl", ["k2", "k3+", "k3-unbiased"])
 def test_a_kl_in_the_loss_charges_each_token_for_its_own_step_only(kl: str) -> None:
@@ -624,6 +625,7 @@ def symmetric() -> tuple[Tensor, float]:
     return entropy, right
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",

@@ -78,7 +78,7 @@ def of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.mostly_nightly(2)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved_by", "size"), [(2, 1), (2, 4), (2, 2), (1, 2)])
 def test_any_number_of_ranks_resumes(of_one: Path, of_two: Path, saved_by: int, size: int) -> None:
@@ -95,6 +95,7 @@ def test_any_number_of_ranks_resumes(of_one: Path, of_two: Path, saved_by: int, 
         assert furthest(after, stepped) < 1e-6
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("kind", ["tensor", "context"])
 def test_group_saves_whole_tensors_that_any_layout_resumes(tmp_path: Path, kind: str) -> None:
     """A checkpoint and a sync convert the layout of tensor groups exactly."""
@@ -116,6 +117,7 @@ def test_one_and_two_ranks_save_the_same(of_one: Path, of_two: Path) -> None:
     assert config[0] == config[1]
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["full disk", "too slow"])
 def test_a_rank_that_cannot_write_leaves_the_previous_checkpoint(tmp_path: Path, how: str) -> None:

@@ -48,6 +48,7 @@ def workers(environment: Environment) -> list[int]:
     return [worker.child.pid for worker in pool._workers if worker.ready]
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", ["length_told", "length_async"])
 def test_a_process_that_is_killed_from_outside_costs_no_reward(reward: str) -> None:
@@ -75,6 +76,7 @@ def test_a_check_whose_process_dies_every_time_is_excluded_and_not_zero() -> Non
     assert "SIGKILL" in str(crashed.error)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["hang", "spin"])
 def test_a_hanging_check_ends_at_its_limit_and_the_pool_stays_whole(word: str) -> None:

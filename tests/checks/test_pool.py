@@ -96,6 +96,7 @@ NESTED = "[" * 100_000
 SOUND = '{"values": [5.0], "error": null, "seconds": 0.1, "cause": ""}'
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("other_pid", "number", "body", "error"),

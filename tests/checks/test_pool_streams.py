@@ -124,6 +124,7 @@ def test_async_and_plain_rewards_have_processes_of_their_own() -> None:
     assert len(set(pids)) == 2 and os.getpid() not in pids
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", ["length_told", "length_async"])
 def test_300_cancelled_checks_leave_nothing_behind(reward: str) -> None:
@@ -257,7 +258,7 @@ def test_a_process_that_does_not_read_delays_no_other_work() -> None:
     assert lost.error == "timeout after 2 s"
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_random_streams_give_every_check_its_own_outcome(seed: int) -> None:

@@ -439,6 +439,7 @@ def test_windows_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         check_platform("nt")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_warnings_about_torchao_alone_are_not_shown() -> None:
     """If torchao is installed, transformers imports it, and torchao then warns four times."""

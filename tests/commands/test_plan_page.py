@@ -144,6 +144,7 @@ COSTS = "call_s = [1e-3]\nlayer_s = [1e-4]\nflop_s = [1e-11]\nnumber_s = [1e-10]
 TIMED = {"decode": 96, "prefill": 1500, "score": 700, "train": 2048}
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("count", [1, 2])
 def test_text_and_page_say_what_was_timed_on_a_measured_device(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, count: int
@@ -245,6 +246,7 @@ def test_the_page_holds_the_answer_of_every_combination(written: tuple[str, Plan
         assert command == page.found.command(settings)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(("asked", "most"), [(SMALL, 3), (LARGE, 5)])
 def test_the_page_is_small_and_soon_made(asked: PlanQuestion, most: float) -> None:
     """Seconds of the processor. Two busy threads of one core slow each other down by half."""

@@ -145,6 +145,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_replay_of_every_kind_of_run(tmp_path: Path, kind: str) -> None:
     (tmp_path / "twice.py").write_text(EPISODE)

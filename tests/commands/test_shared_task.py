@@ -84,6 +84,7 @@ def weights(task: SharedTask) -> list[torch.Tensor]:
     return [p.detach().clone() for p in task.world.policy.model.parameters()]
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.usefixtures("few")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "opd"])  # every kind of helper
@@ -172,6 +173,7 @@ def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
     task.close()
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.usefixtures("few")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "opd"])

@@ -56,6 +56,7 @@ def test_rows_that_the_verifier_judges_rightly_stay(tmp_path: Path) -> None:
     assert (health.value, health.alarm) == (0.0, "")
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [

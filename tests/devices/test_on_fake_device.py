@@ -20,7 +20,7 @@ QUICK = [HERE / "cases_device.py", HERE / "cases_engine.py"]
 OTHERS = sorted(set(HERE.glob("cases_*.py")) - set(QUICK))
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [QUICK, OTHERS], ids=["device and engine", "others"])
 def test_cases_pass_on_the_fake_device(files: list[Path], tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ SIZES: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -94,6 +94,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.mostly_nightly(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 @pytest.mark.parametrize("settings", SCHEDULES, ids=str)
@@ -113,7 +114,7 @@ def test_replays_draw_the_same_bits(
     )
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_replays_of_the_gpu_kernels_draw_the_same_bits(
@@ -273,6 +274,7 @@ def _other_buffer(model: PreTrainedModel) -> None:
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.5
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [_elsewhere, _exchanged, _other_dtype, _other_buffer])
 def test_moved_model_is_captured_again(

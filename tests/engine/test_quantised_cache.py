@@ -93,6 +93,7 @@ def test_blocks_are_copied_with_their_scales() -> None:
         assert 0 < (back - x).abs().max() < x.abs().max() / 250
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_log_probs_move_by_little(

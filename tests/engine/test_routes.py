@@ -69,6 +69,7 @@ def test_record_is_that_of_one_forward_pass(name: str) -> None:
     assert_true(model, sequences)
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -118,6 +118,7 @@ SIZES: list[dict[str, object]] = [
 UNSHARED = sum(len(prompt) for prompt in PROMPTS)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "every"), [("gemma2", 3), ("qwen3", 1), ("gpt2", 3)])
 def test_trajectories_do_not_depend_on_the_engine(

@@ -124,7 +124,7 @@ def steps(tokens: np.ndarray, length: int) -> np.ndarray:
     return np.bincount(code.reshape(-1), minlength=SYMBOLS ** (length + 1)).reshape(SYMBOLS, -1)
 
 
-@pytest.mark.mostly_nightly(4)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("proposer", PROPOSERS)
@@ -140,7 +140,7 @@ def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> 
     assert fits(steps(tokens, 3), joint.reshape(SYMBOLS, -1)) > LEVEL
 
 
-@pytest.mark.mostly_nightly(3)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [accept_always, resample_from_p])
 @pytest.mark.parametrize(
@@ -247,6 +247,7 @@ def near(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel
     return made
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_ngram_speculation_changes_no_bit(

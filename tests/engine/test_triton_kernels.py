@@ -93,6 +93,7 @@ class Cached:
         ]
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "group", "d", "block_size"),
@@ -118,6 +119,7 @@ def test_decode_attention_is_dense_attention(
     )
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "split", "dtype"),
@@ -392,6 +394,7 @@ def test_kernels_spill_no_registers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_triton_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses: types that change in a loop, names it

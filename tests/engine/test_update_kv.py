@@ -65,6 +65,7 @@ def off(oracle: PreTrainedModel, weights: list[dict[str, Tensor]], s: Sequence) 
     return found
 
 
+@pytest.mark.mostly_nightly(4)
 @pytest.mark.parametrize("case", CASES)
 def test_recomputed_sequences_have_no_trace_of_older_weights(
     case: str,

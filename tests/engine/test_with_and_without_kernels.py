@@ -84,6 +84,7 @@ def test_log_probs_are_those_of_the_full_forward(
         torch.testing.assert_close(torch.tensor(logp), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_draws_the_same_bits(

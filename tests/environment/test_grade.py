@@ -211,6 +211,7 @@ def test_grades_of_all_forms_arrive_from_processes_and_from_here() -> None:
     assert [r.reruns for r in rewards(named)] == [1, 1, 1, 1, 3, 1]
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", ["first_fails", "first_fails_async", "first_fails_group"])
 @pytest.mark.parametrize("way", ["raise", "crash", "grade"])

@@ -45,6 +45,7 @@ def replace_in_child(directory: Path, how: str, fault: str = "") -> int:
     ).returncode
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["finishes", "fails"])
 def test_a_kill_anywhere_leaves_the_old_run_or_the_new_one(tmp_path: Path, how: str) -> None:

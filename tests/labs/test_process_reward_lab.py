@@ -54,6 +54,7 @@ def test_budget_of_the_beam(n: int, beam: int, width: int) -> None:
     assert sampled_steps(n, beam) == [6, 6 * n, 6 * n, 6 * beam * width]
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(("n", "beam"), [(16, 4), (48, 2)])
 def test_the_search_of_the_library_agrees(n: int, beam: int) -> None:
     """Its chains are other draws of the same distribution: five standard errors are allowed."""

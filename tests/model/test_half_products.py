@@ -50,6 +50,7 @@ def kernels(request: pytest.FixtureRequest) -> BodyKernels:
     return found
 
 
+@pytest.mark.mostly_nightly(2)
 def test_product_against_the_slow_version(kernels: BodyKernels) -> None:
     on_grid(
         partial(check_product, kernels, half=True),

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.mostly_nightly(5)
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_three_steps(

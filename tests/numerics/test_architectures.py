@@ -118,6 +118,7 @@ def test_from_rollout_to_a_saved_model(
     torch.testing.assert_close(ours, padded_log_probs(loaded, again), rtol=0, atol=1e-4)
 
 
+@pytest.mark.mostly_nightly(5)
 @pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_sampler_trainer_and_transformers_agree_on_every_token(

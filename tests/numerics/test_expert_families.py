@@ -18,7 +18,7 @@ from sixfold.model.split_check import check_split
 from sixfold.trainer.logprobs import Scoring, score_batch
 
 
-@pytest.mark.mostly_nightly(8)
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_engine_trainer_and_transformers_agree(name: str) -> None:

@@ -117,6 +117,7 @@ def test_every_split_and_staleness_is_tried(monkeypatch: pytest.MonkeyPatch) -> 
     assert tried
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [("8xH100", SEVEN), ("16xH100", ("Qwen3-30B-A3B",)), ("4xL4", ("gsm8k_lora_7b",))],
@@ -152,6 +153,7 @@ TARGETS = [
 ]
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize(("gpus", "words"), TARGETS)
 def test_the_lines_are_accepted_and_fit(
     gpus: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

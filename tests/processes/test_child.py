@@ -260,6 +260,7 @@ def test_it_ends_with_a_killed_supervisor(start: Start) -> None:
         os.kill(other, signal.SIGKILL)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("copy", [False, True], ids=["alone", "a-copy-holds-the-pipe"])

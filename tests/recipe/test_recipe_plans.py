@@ -34,6 +34,7 @@ def local(name: str, flags: Sequence[str] = ()) -> Recipe:
     return load_recipe(name, [f"--model.path={CONFIGS / RECIPES[name][0]}", *flags])
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.parametrize(
     ("name", "flags"),
     [*((name, []) for name in RECIPES), ("gsm8k_lora_7b", ["--model.lora.base=nf4"])],

@@ -39,7 +39,7 @@ class Worked(WithoutModel):
         return await self._scripts[key.name].generate(tokens, params, key, **options)
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sql_agent", "search_agent"])
 def test_an_agent_of_the_sdk_plays_the_recipes_episodes(name: str) -> None:

@@ -50,6 +50,7 @@ def as_groups(t: object, prompt_length: int) -> list[Group]:
     return [Group(Task(str(g), "x"), trajectories) for g, trajectories in groups.items()]
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_ten_steps_are_the_same(beta: float) -> None:

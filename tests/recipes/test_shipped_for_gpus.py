@@ -18,6 +18,7 @@ GSM8K_COLUMNS = ["--data.prompt_field", "question", "--data.answer_after", "####
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "extra"),

@@ -462,6 +462,7 @@ BREAKABLE = [
 ]
 
 
+@pytest.mark.mostly_nightly(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BREAKABLE)
 @pytest.mark.parametrize(

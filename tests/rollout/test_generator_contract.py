@@ -79,6 +79,7 @@ def test_streams_have_the_length_of_the_completion(subject: Subject) -> None:
     run(play())
 
 
+@pytest.mark.mostly_nightly(3)
 def test_the_same_key_gives_the_same_tokens_whatever_else_runs(make: Make) -> None:
     keys = [
         (prompt, replace(PARAMS, seed=seed, max_tokens=n), SampleKey(f"t{i}", k))
@@ -152,6 +153,7 @@ def test_a_replay_of_a_later_turn_draws_the_same(subject: Subject) -> None:
     run(play())
 
 
+@pytest.mark.mostly_nightly(3)
 def test_a_cancelled_call_holds_nothing_and_leaves_others_unchanged(make: Make) -> None:
     subject = make(max_running=4)
     params = replace(PARAMS, max_tokens=40)

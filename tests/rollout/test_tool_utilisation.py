@@ -43,6 +43,7 @@ def utilisation(generator: SteppedGenerator, slots: int) -> float:
     return sum(step.sampled for step in generator.steps) / room
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("slots", [8, 32])
 def test_slow_tools_leave_the_engine_at_least_90_percent_as_busy(
     policy: Policy, slots: int
@@ -74,6 +75,7 @@ def test_a_later_turn_computes_only_its_new_tokens(policy: Policy, kind: str) ->
     assert len(generator.asked) == 8 * TURNS
 
 
+@pytest.mark.nightly
 def test_episodes_whose_tool_has_returned_go_first_and_keep_their_cache(policy: Policy) -> None:
     """64 episodes, and a cache with room for two thirds of their tokens.
 

@@ -90,6 +90,7 @@ def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
     assert {t.finish_reason for g in groups for t in g.trajectories} == {"stop", "length"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sample_is_a_function_of_seed_task_and_index_alone(
     policy: Policy, engine: VllmProcess

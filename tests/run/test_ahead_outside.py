@@ -128,6 +128,7 @@ def test_every_token_of_vllm_has_the_log_prob_of_its_version(
         train(["--replay-schedule", str(ahead)])
 
 
+@pytest.mark.nightly
 def test_the_schedule_of_a_server_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     """So its versions are those that sampled: another version gives other tokens."""
     flags = tiny_recipe(tmp_path, **AHEAD)
@@ -173,6 +174,7 @@ def test_two_vllm_processes_compute_what_one_does_though_one_is_killed(
     assert bits(run(tmp_path, "two", IN_TURN, **vllm, **PROCESSES)) == bits(one)
 
 
+@pytest.mark.nightly
 def test_two_servers_compute_what_one_process_does_though_one_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("more", [{}, AHEAD], ids=["in turn", "ahead"])
 def test_every_sampled_prompt_is_trained_or_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampled: Counter[str], more: dict[str, Any]

@@ -232,6 +232,7 @@ def test_int8_cache_does_not_hide_other_differences(
         train_run(recipe, overwrite=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_a_draft_model_samples_the_policys_distribution(tmp_path: Path) -> None:
     """The draft is the run's own first checkpoint. The log-probs of the samples stay the policy's,
@@ -252,6 +253,7 @@ def test_a_run_with_a_draft_model_samples_the_policys_distribution(tmp_path: Pat
     assert with_model_folders(recipe) == recipe
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_reports_swapped_bytes(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain")

@@ -64,6 +64,7 @@ def through_json(group: Group) -> Group:
     return Group(group.task, [Trajectory.from_record(record) for record in records])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_of_episodes_and_the_same_run_with_trajectories_sent_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -237,6 +237,7 @@ def test_the_command_leaves_completions_and_a_table(
     assert "--out" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_another_metric_than_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, run__steps=1)

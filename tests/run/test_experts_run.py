@@ -70,6 +70,7 @@ def train(folder: Path, runs: Path, **overrides: object) -> Path:
     return runs / "run"
 
 
+@pytest.mark.nightly
 def test_reward_rises_and_a_resume_repeats_the_run(folder: Path, tmp_path: Path) -> None:
     run = train(folder, tmp_path, run__steps=12)
     steps = metrics(run)
@@ -95,6 +96,7 @@ def test_reward_rises_and_a_resume_repeats_the_run(folder: Path, tmp_path: Path)
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(
     "more",
     [

@@ -124,6 +124,7 @@ def test_another_runtime_error_stays_what_it_is(
     assert newest(tmp_path / "r") == "step-000002", "what was done is saved all the same"
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "left"), [(2, "sft-000001"), (7, "step-000002")])
 def test_divergence_keeps_the_last_good_checkpoint(
@@ -157,6 +158,7 @@ NOT_FINITE = [
 ]
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "update", "settings", "left", "named"), NOT_FINITE)
 def test_non_finite_tensors_are_never_saved(

@@ -88,7 +88,7 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(whole: Path, tmp_
     assert any(m.get("train/kl", 0.0) for m in metrics(whole)), "nothing left the reference"
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings",
     [

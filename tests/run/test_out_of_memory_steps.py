@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r"
 
 
-@pytest.mark.mostly_nightly(3)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "error"),

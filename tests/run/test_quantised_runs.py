@@ -72,7 +72,7 @@ def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, to
     return load_file(folder / "model" / "model.safetensors"), engine
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @forms
 def test_run_reports_the_distance_of_its_sampler(
@@ -270,6 +270,7 @@ def test_user_method_without_a_correction_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_eval_asks_the_policy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(tmp_path, "fp8", run__steps=1)

@@ -42,7 +42,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finish(tmp_path_factory.mktemp("inline"), "whole", "inline", 6)
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("placement", ["inline", "worker", "fused"])
 def test_a_resumed_run_in_any_placement_is_the_inline_run(
     inline: Path, tmp_path: Path, placement: str

@@ -49,6 +49,7 @@ def test_saving_every_step_changes_nothing(tmp_path: Path, whole: Path) -> None:
     assert_equal(train(tmp_path, checkpoint__every=1), whole)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_resume_of_a_resume_and_two_resumes_of_one_checkpoint(tmp_path: Path, whole: Path) -> None:
     """R10 in docs/reliability.md."""

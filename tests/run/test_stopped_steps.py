@@ -55,7 +55,7 @@ INTERRUPTED = [
 ]
 
 
-@pytest.mark.mostly_nightly(3)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
 def test_signal_stops_immediately_if_nothing_is_lost(

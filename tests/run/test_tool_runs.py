@@ -62,6 +62,7 @@ def run(folder: Path, name: str, **more: Any) -> Path:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_replay_has_the_trajectories_of_the_recorded_run(tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(TOOL)

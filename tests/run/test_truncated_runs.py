@@ -26,6 +26,7 @@ def train(folder: Path, **overrides: object) -> Path:
     return folder / "run"
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",

@@ -56,6 +56,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_stale_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """With sync.every = 2 the checkpoint of step 3 holds weights that the sampler has and the

@@ -92,6 +92,7 @@ def test_it_learns_from_as_many_tasks_as_the_recipe_says(
         train_run(recipe(tmp_path / "more", sft__tasks=401))
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("from_checkpoint", ["sft-000005", "sft-000010", "sft-000012"])
 def test_it_goes_on_bit_for_bit_from_each_checkpoint(
@@ -109,6 +110,7 @@ def test_it_goes_on_bit_for_bit_from_each_checkpoint(
     assert sft_log(run) == sft_log(whole)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 12, 25, 40])
 def test_a_kill_at_any_point_of_its_saves_loses_nothing(

@@ -150,6 +150,7 @@ def test_a_method_pays_the_same_alone(place: Path, out: Path, tmp_path: Path) ->
     assert alone["found"]["beam"] == beside["found"]["beam"]
 
 
+@pytest.mark.nightly
 def test_the_method_of_a_difficulty_finds_what_it_finds_alone(
     place: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +283,7 @@ def test_scores_are_those_of_transformers_and_tokens_are_counted(place: Path) ->
     assert scorer.tokens == prompt + sum(len(ids) - prompt + 1 for ids in rows)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("changed", ["rows.jsonl", "even.py", "rm", "ends.py"])
 def test_other_data_do_not_continue_a_search(
     place: Path,

@@ -77,6 +77,7 @@ BIG: dict[str, tuple[str, dict[str, Any] | bytes]] = {
 }
 
 
+@pytest.mark.mostly_nightly(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BIG)
 def test_a_large_request_is_refused_at_once_while_others_are_answered(

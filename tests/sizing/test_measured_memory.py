@@ -221,7 +221,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.mostly_nightly(2)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("case", CASES)
 def test_planned_bytes_are_those_of_a_measured_step(case: str) -> None:

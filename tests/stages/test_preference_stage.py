@@ -118,6 +118,7 @@ def test_a_cached_reference_is_the_frozen_one(tmp_path: Path) -> None:
     assert file.read_bytes() == before and len(list((tmp_path / "logp").iterdir())) == 1
 
 
+@pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["kto", "bco", "simpo", "beta_dpo"])
 def test_losses_of_other_kinds_train_and_are_evaluated(tmp_path: Path, loss: str) -> None:

@@ -57,6 +57,7 @@ def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> 
         assert_same_step(found[name], expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_are_equal_under_every_aggregation(size: int) -> None:
     expected = averaged(ALONE, AVERAGED["context"])

@@ -28,7 +28,7 @@ def of_ranks(size: int) -> list[dict[str, Any]]:
     return on_ranks(size, expert_steps)
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> None:
     expected = step(ALONE, EXCHANGED[name])

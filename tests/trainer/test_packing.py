@@ -113,6 +113,7 @@ def test_attention_does_not_depend_on_gathering(
     )
 
 
+@pytest.mark.mostly_nightly(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))

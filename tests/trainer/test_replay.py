@@ -147,6 +147,7 @@ def step(model: PreTrainedModel, batch: Batch, routing: str, **values: Any) -> t
     return torch.cat(moments), metrics
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize("mode", ["full", "selective"])
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "jetmoe"])
 def test_recomputed_layers_replay_too(name: str, mode: str) -> None:

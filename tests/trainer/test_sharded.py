@@ -52,6 +52,7 @@ def test_gradients_equal_those_of_one_process(name: str, size: int) -> None:
         assert relative(found[name]["weights"], expected["weights"]) < 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("trained", AVERAGED)
 def test_gradients_are_equal_under_every_aggregation(trained: str, size: int) -> None:

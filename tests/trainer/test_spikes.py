@@ -80,6 +80,7 @@ def test_contributions_are_the_gradients_at_the_logits_of_the_tokens() -> None:
     assert torch.tensor([found[b] for b in range(len(wanted))]) == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("tokens", [16, 4096])
 def test_the_row_that_causes_a_spike_is_named_and_the_update_is_clipped(tokens: int) -> None:
     """One row weighs 1000 times as much as before, in any division into micro-batches."""

@@ -221,6 +221,7 @@ def published(tests: dict[str, str], fail: Any, keep: Any = "[]") -> dict[str, A
     }  # fmt: skip
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize(
     ("path", "text", "fail", "keep"),
     [

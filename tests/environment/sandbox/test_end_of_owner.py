@@ -77,6 +77,7 @@ def still_there(processes: dict[int, str]) -> list[int]:
     return found
 
 
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.parametrize("victim", ["owner", "supervisor", "launcher"])
 def test_nothing_survives_a_kill(victim: str) -> None:
     mark = f"77{time.time_ns() % 10**7}.{os.getpid()}"

@@ -206,6 +206,7 @@ def test_a_task_without_an_answer_in_words_is_an_error(answer: object) -> None:
         short_answer("x", Task("t", "Q?", answer=answer))
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize(
     "unit", ["Canberra ", "(not ", "<answer>", ", not", ". ", "a", "[[", "\n", "*a", "a-", "² "]
 )

@@ -192,6 +192,7 @@ def test_channels_and_thoughts_are_no_forged_turns_and_flags_no_hidden_message()
     assert not hidden_message(f"{england} wins") and hidden_message("4 \U000e0049\U000e0067")
 
 
+@pytest.mark.mostly_nightly(3)
 @pytest.mark.parametrize(
     "unit", ["<", "< ", "<think>", "</think>", "<think><answer>", "{", "a ", "a"]
 )
