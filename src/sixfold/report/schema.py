@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ..errors import nearest
@@ -44,6 +45,7 @@ ROLES: tuple[str, ...] = (
 """Parts of a step in the order in which the loop runs them. The key of each is `time/ROLE_s`."""
 
 
+@cache
 def find(key: str) -> Metric | None:
     """The metric of a key, or None if the schema does not have it."""
     return next((metric for metric in METRICS if metric.matches(key)), None)
