@@ -6,6 +6,7 @@ A module of the core has its dotted name without `sixfold.`, one of another pack
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,11 +21,16 @@ PACKAGES = sorted(path.parent.name for path in SRC.glob("*/__init__.py"))
 @cache
 def modules() -> tuple[tuple[str, Path, ast.Module], ...]:
     """(name, file, tree) of every module. Nobody changes a tree."""
-    return tuple(
-        (module_name(path), path, ast.parse(path.read_text()))
-        for package in PACKAGES
-        for path in sorted((SRC / package).rglob("*.py"))
-    )
+    gc.disable()  # it would visit all trees again and again
+    try:
+        return tuple(
+            (module_name(path), path, ast.parse(path.read_text()))
+            for package in PACKAGES
+            for path in sorted((SRC / package).rglob("*.py"))
+        )
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:

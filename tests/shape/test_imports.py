@@ -237,12 +237,12 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def _at_run_time(name: str, path: Path, tree: ast.Module) -> set[str]:
-    class NoAnnotations(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            self.generic_visit(node)
-            return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
-
-    plain = NoAnnotations().visit(ast.parse(ast.unparse(tree)))
+    body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    plain = ast.Module(body, [])
     return {i[1:] for i in imports(name, path, plain) if i.startswith(".")} - {name}
 
 

@@ -5,15 +5,13 @@ its reason.
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
-from source import ROOT, modules
+from source import ROOT, modules, walk
 
 from sixfold.recipe.knobs import knobs
 
@@ -27,18 +25,9 @@ LONGER_FILES: dict[str, str] = {}
 @cache
 def _code_lines(path: Path, tree: ast.Module) -> frozenset[int]:
     """Lines that hold code: not blank, not only a comment, not of a docstring."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type not in (
-            tokenize.COMMENT,
-            tokenize.NL,
-            tokenize.NEWLINE,
-            tokenize.INDENT,
-            tokenize.DEDENT,
-            tokenize.ENDMARKER,
-        ):
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(tree):
+    text = map(str.strip, path.read_text().splitlines())
+    lines = {n for n, line in enumerate(text, 1) if line and not line.startswith("#")}
+    for node in walk(tree):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
