@@ -46,11 +46,7 @@ class Listed:
     """Description of a tool by its server. It is the `Arguments` of the tool.
 
     Attributes:
-        name: name of the tool.
-        description: what the tool does.
-        schema: JSON schema of the arguments.
         read_only: True if, according to the server, the tool changes no state.
-        version: name and version of the server.
     """
 
     name: str
@@ -369,7 +365,6 @@ def mcp_tool(listed: Listed, function: Any) -> Tool:
     """A tool of a server.
 
     Args:
-        listed: its description.
         function: async function that calls it.
     """
     return Tool(

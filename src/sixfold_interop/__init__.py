@@ -26,8 +26,6 @@ class Conversion:
     """A method in another framework.
 
     Attributes:
-        framework: key of FRAMEWORKS.
-        row: name of the method.
         entry: command or class.
         changed: settings to paste.
         kept: settings that already have this value by default.
@@ -103,9 +101,6 @@ def convert(
     """Convert a method, and with a recipe also its other settings.
 
     Args:
-        framework: key of FRAMEWORKS.
-        method: the method.
-        sizes: sizes of a step.
         recipe: every value of the recipe by its key.
 
     Raises:

@@ -34,7 +34,6 @@ class Answer:
     """Settings that one choice of a method needs in another framework.
 
     Attributes:
-        settings: key -> value.
         differs: differences that remain.
         lacks: what no setting gives, with the nearest setting. Empty: nothing.
         also: further lines to paste.
@@ -56,7 +55,6 @@ class Run:
         choices: settings that decide the method, with the framework's other names and forms made
             equal.
         numbers: numbers of the method, by its fields.
-        notes: what has another meaning.
     """
 
     entry: str
@@ -98,7 +96,6 @@ class Framework:
         notes: notes that hold for every method.
         defaults: key -> default value, by entry.
         entry: gives the command or class for a method.
-        answers: gives the answers for a method and sizes.
     """
 
     title: str
@@ -112,7 +109,6 @@ def std_note(sizes: Sizes, eps: str, of: str = "K") -> str:
     """Effect of a standard deviation over K - 1, in one sentence.
 
     Args:
-        sizes: sizes of a step.
         eps: constant that the framework adds to the deviation.
         of: K for the deviation of a group, N for that of the whole step.
     """

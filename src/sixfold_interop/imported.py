@@ -172,13 +172,7 @@ def _left(name: str, value: Any, names: frozenset[str]) -> str:
 
 
 class _Match:
-    """Finds the method whose settings in a framework are nearest to the given ones.
-
-    Args:
-        framework: key of FRAMEWORKS.
-        run: the given settings.
-        sizes: sizes of a step.
-    """
+    """Finds the method whose settings in a framework are nearest to the given ones."""
 
     def __init__(self, framework: str, run: Run, sizes: Sizes) -> None:
         self._peer = FRAMEWORKS[framework]

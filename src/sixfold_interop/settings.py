@@ -56,7 +56,6 @@ class Table:
         same: those that a recipe has too, by name.
         read: those that decide sizes and numbers of the method.
         older: names of older versions, with today's.
-        names: all names.
         of_rl: those of `names` that only the trainers of RL have.
         only_in: those of `same` that are read and not written: they are no settings of the
             entry, but of a script or of older versions.
@@ -103,7 +102,6 @@ def theirs(known: Table, recipe: Mapping[str, Any], critic: bool) -> dict[str, A
     """Settings of a framework that a recipe has too, by the framework's names.
 
     Args:
-        known: the framework's table.
         recipe: every value of the recipe by its key.
         critic: whether the method has a critic.
     """
@@ -128,7 +126,6 @@ def ours(known: Table, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     """Settings of a recipe that a framework's settings give, by key, and notes.
 
     Args:
-        known: the framework's table.
         given: the framework's settings by name. Others have its defaults.
     """
     found: dict[str, Any] = {}
@@ -156,7 +153,6 @@ def left_over(
 
     Args:
         recipe: every value of the recipe by its key.
-        covered: keys that have a counterpart.
         kind: kind of the stage whose recipe it is. None: a recipe without stages.
     """
     plain = flat(Recipe())

@@ -374,7 +374,6 @@ def read(given: Mapping[str, Any], processes: int, entry: str = "") -> Run:
 
     Args:
         given: the arguments by name.
-        processes: processes of the training.
         entry: one of `ENTRIES`. Empty: told by the arguments.
     """
     entry = entry or ("RLOOConfig" if "normalize_advantages" in given else "GRPOConfig")

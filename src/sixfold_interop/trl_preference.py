@@ -90,11 +90,7 @@ Term = tuple[PreferenceLoss, Settings, float]
 
 
 def converted_loss(row: PreferenceLoss) -> Conversion:
-    """Settings of TRL that give the same numbers.
-
-    Args:
-        row: the loss, with its own settings.
-    """
+    """Settings of TRL that give the same numbers."""
     return converted_sum(row.name, [(row, row.defaults, 1.0)])
 
 
@@ -102,7 +98,6 @@ def converted_sum(name: str, terms: Sequence[Term]) -> Conversion:
     """Settings of TRL that give the same numbers as a sum of losses.
 
     Args:
-        name: name of the sum.
         terms: the losses. A sum of which TRL has no config is cut down to those of the first one's.
     """
     entry = _entry(terms[0][0])

@@ -53,7 +53,6 @@ class Trainer:
         config: class of its settings.
         section: section of the recipe with its learning rate and lengths, and kind of its stage.
         command: what reads a file of its settings.
-        table: its settings.
         task_type: `lora_task_type` of an adapter that it trains.
     """
 
@@ -126,7 +125,6 @@ def read_stage(
     """Settings of a recipe by key, and notes, from the settings of a trainer.
 
     Args:
-        trainer: the trainer.
         given: its settings by name. Its defaults hold for the others.
         processes: processes of the training, for batch sizes that count per process.
 

@@ -31,7 +31,6 @@ def trained_clip_fraction(staleness: int, seed: int) -> tuple[float, float]:
 
     Args:
         staleness: weight versions between sampling and training.
-        seed: seed of rewards and samples.
 
     Returns:
         Means over the updates of two shares of the samples: ratio outside the clip band, and
@@ -80,7 +79,6 @@ def async_timeline(
         sync: seconds of weight sync per step.
         staleness: weight versions between sampling and training. Async only.
         source: "formula", or "library" to train a small policy.
-        seed: seed of that training.
     """
     times = phases(rollout, train, sync)
     steps = {name: step_time(times, topology=name, sync_hidden=False) for name in TOPOLOGIES}

@@ -20,7 +20,6 @@ def bandit(*, eta: float, steps: int, seed: int) -> Outcome:
     Args:
         eta: learning rate.
         steps: number of sampled arms.
-        seed: seed of the samples.
     """
     draw = random.Random(seed)
     logits = [0.0] * len(ARMS)

@@ -19,9 +19,7 @@ def played_parts(prompt: str, replies: tuple[str, ...], answer: int) -> list[tup
     """Play the episode, and split it where the origin of the tokens changes.
 
     Args:
-        prompt: text of the prompt.
         replies: replies of the policy. A call ends with its bracket.
-        answer: right answer.
 
     Returns:
         (letter of `Trajectory.provenance`, text, tokens) of each part.

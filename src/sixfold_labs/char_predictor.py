@@ -65,7 +65,6 @@ def char_predictor(*, prompt: str, temperature: float) -> Outcome:
 
     Args:
         prompt: text before it.
-        temperature: sampling temperature.
     """
     distribution = tempered(predict(TEXT, prompt.lower()), temperature)
     ranked = sorted(distribution.items(), key=lambda item: (-item[1], item[0]))[:TOP]

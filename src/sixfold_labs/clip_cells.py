@@ -53,7 +53,6 @@ def clip_cells(*, chosen: str, eps: float, source: str) -> Outcome:
     """The clipped objective in the chosen cell, and a table of all six.
 
     Args:
-        chosen: name of a cell.
         eps: half-width of the clip band.
         source: "formula" or "library".
     """

@@ -86,7 +86,6 @@ def sync_size(*, billions: float, copies: int, bandwidth: float, step: float) ->
     """Size of a weight sync in bfloat16.
 
     Args:
-        billions: parameters, in billions.
         copies: engines that receive all weights.
         bandwidth: bandwidth of the sender, in GB/s.
         step: seconds of a step without sync.

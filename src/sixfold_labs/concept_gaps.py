@@ -31,7 +31,6 @@ def concept_gaps(*, concept: str, read: int) -> Outcome:
     """Describe one concept.
 
     Args:
-        concept: key of CONCEPTS.
         read: last chapter of the course that has been read.
     """
     found = CONCEPTS[concept]

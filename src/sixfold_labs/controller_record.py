@@ -17,8 +17,6 @@ class StepRecord:
 
     Attributes:
         phases: names of the phases, in order.
-        rewards: reward of each trajectory.
-        advantages: advantage of each trajectory.
         batch: rows and columns of the batch.
     """
 

@@ -11,7 +11,6 @@ def seed_control(of: str, *, sweep: tuple[int, ...] | None = None) -> Control:
     """Seed of the random numbers.
 
     Args:
-        of: what is random, for the help.
         sweep: values that the HTML page shows. None: a grid over the range.
     """
     return Control("seed", 0, f"seed of {of}", low=0, high=9999, sweep=sweep)
@@ -22,7 +21,6 @@ def source_control(formula: str, library: str) -> Control:
 
     Args:
         formula: what computes with "formula", for the help.
-        library: what computes with "library".
     """
     about = f"{FORMULA}: {formula}; {LIBRARY}: {library}"
     return Control("source", FORMULA, about, choices=(FORMULA, LIBRARY), sweep=())

@@ -51,7 +51,6 @@ def modelled(changes: Changes, seed: int) -> Run:
     """The model of the published effects.
 
     Args:
-        changes: changes of DAPO that are on.
         seed: decides which steps have a gradient without dynamic sampling.
     """
     draw = random.Random(seed)
@@ -64,12 +63,7 @@ def modelled(changes: Changes, seed: int) -> Run:
 
 
 def trained(changes: Changes, seed: int) -> Run:
-    """A small policy trained with the library's parts.
-
-    Args:
-        changes: changes of DAPO that are on.
-        seed: seed of the samples.
-    """
+    """A small policy trained with the library's parts."""
     from .dapo_training import train
 
     done = train(changes, seed)
@@ -93,7 +87,6 @@ def dapo_ablation(
         dynamic_sampling: replace degenerate groups.
         token_level: average the loss over tokens, not over sequences.
         overlong_penalty: soft penalty for overlong responses.
-        seed: seed of the samples.
         source: "formula" for the model, "library" to train a small policy.
     """
     changes = Changes(clip_higher, dynamic_sampling, token_level, overlong_penalty)

@@ -94,7 +94,6 @@ def update(logits: Tensor, group: Group, changes: Changes, updates: int) -> Tens
 
     Args:
         logits: [TOKENS] logits at sampling.
-        group: the samples.
         changes: changes of DAPO that are on. Without any, the loss is GRPO's.
         updates: number of gradient steps.
     """
@@ -116,12 +115,7 @@ def update(logits: Tensor, group: Group, changes: Changes, updates: int) -> Tens
 
 
 def train(changes: Changes, seed: int) -> Training:
-    """Train for `STEPS` steps, one prompt per step.
-
-    Args:
-        changes: changes of DAPO that are on.
-        seed: seed of the samples.
-    """
+    """Train for `STEPS` steps, one prompt per step."""
     draw = torch.Generator().manual_seed(seed)
     logits = torch.zeros(PROMPTS, TOKENS, dtype=torch.float64)
     logits[:, 0] = CONTINUE

@@ -52,10 +52,7 @@ def decode_step(batch: int, length: int, temperature: float, on: Techniques) -> 
     """Time one decode step: max(weight reads + KV reads, arithmetic).
 
     Args:
-        batch: sequences in the batch.
         length: tokens of context per sequence.
-        temperature: sampling temperature.
-        on: techniques in use.
     """
     streams = batch * (1.0 if on.continuous else STATIC_OCCUPANCY)
     kv_gb = streams * length * KV_MB_PER_TOKEN / 1024
@@ -80,13 +77,7 @@ def decode_scheduling(
     """Throughput of decoding a 7B model on one GPU.
 
     Args:
-        batch: sequences in the batch.
         length: tokens of context per sequence.
-        temperature: sampling temperature.
-        continuous: continuous batching.
-        prefix: prefix caching.
-        chunked: chunked prefill.
-        speculative: speculative decoding.
     """
     on = Techniques(continuous, prefix, chunked, speculative)
     step = decode_step(batch, length, temperature, on)

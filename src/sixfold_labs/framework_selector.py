@@ -28,7 +28,6 @@ def architecture(billions: float, output: str, environment: str, staleness: str)
     """Placement of the roles: "colocated", "disaggregated" or "async".
 
     Args:
-        billions: parameters, in billions.
         output: kind of completions.
         environment: "slow" if checks or tools take seconds.
         staleness: whether samples of older weights are acceptable.
@@ -43,8 +42,6 @@ def framework(placement: str, billions: float, backend: str) -> str:
     """Open-source framework that is built for this placement.
 
     Args:
-        placement: placement of the roles.
-        billions: parameters, in billions.
         backend: engine or trainer that must be used, or "any".
     """
     if backend == "megatron":
@@ -62,7 +59,6 @@ def framework_selector(
     """Select a framework.
 
     Args:
-        billions: parameters, in billions.
         output: kind of completions.
         environment: speed of checks and tools.
         staleness: whether samples of older weights are acceptable.

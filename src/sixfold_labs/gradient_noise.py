@@ -77,7 +77,6 @@ def gradient_noise(*, k: int, estimates: int, seed: int, source: str) -> Outcome
     Args:
         k: samples per estimate.
         estimates: number of estimates.
-        seed: seed of the samples.
         source: "formula" or "library".
     """
     draw, estimate = random.Random(seed), estimator(source)

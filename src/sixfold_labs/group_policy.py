@@ -27,7 +27,6 @@ def update(
         p: probability of a correct answer.
         rewards: 0 or 1 per sample of the group.
         beta: KL weight.
-        advantages: computes A.
     """
     if degenerate(rewards):
         return p
@@ -47,7 +46,6 @@ def group_policy(*, k: int, beta: float, steps: int, seed: int, source: str) -> 
         k: samples per group (K).
         beta: KL weight.
         steps: number of groups.
-        seed: seed of the samples.
         source: what computes the advantages: "formula" or "library".
     """
     draw = random.Random(seed)

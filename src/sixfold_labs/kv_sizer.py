@@ -43,7 +43,6 @@ def kv_sizer(*, batch: int, length: int, grouped: bool, model: str) -> Outcome:
         batch: concurrent sequences.
         length: tokens per sequence.
         grouped: 8 key-value heads instead of one per query head.
-        model: name of the model.
     """
     sizes = MODELS[model]
     per_token = kv_bytes_per_token(

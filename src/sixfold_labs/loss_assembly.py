@@ -97,7 +97,6 @@ def loss_assembly(
         spread: new log-probs are old ones plus a uniform number in [-spread, spread].
         show_old: show the column of log-probs at sampling.
         show_ref: show the column of log-probs under the reference.
-        show_advantage: show the column of advantages.
         seed: seed of the new log-probs.
         source: "formula" or "library".
     """

@@ -21,8 +21,6 @@ def targets(prompt: str, response: str, masked: bool) -> list[str | int]:
     trained, so only the P - 1 positions before it are ignored.
 
     Args:
-        prompt: P characters.
-        response: R characters.
         masked: ignore the targets that belong to the prompt.
 
     Returns:
@@ -34,12 +32,7 @@ def targets(prompt: str, response: str, masked: bool) -> list[str | int]:
 
 
 def loss_mask(*, word: str, mask_prompt: bool) -> Outcome:
-    """Targets of one example.
-
-    Args:
-        word: word to reverse.
-        mask_prompt: ignore the prompt.
-    """
+    """Targets of one example."""
     prompt, response = example(word)
     wanted = targets(prompt, response, mask_prompt)
     trained = [i for i, target in enumerate(wanted) if target != IGNORED]

@@ -55,11 +55,9 @@ def memory_envelope(
     """Memory per GPU.
 
     Args:
-        billions: parameters, in billions.
         length: tokens per sequence.
         batch: sequences per GPU.
         gpus: GPUs that share the training state.
-        checkpointing: activation checkpointing.
     """
     hidden, layers = typical_shape(billions)
     activations = activation_bytes(

@@ -30,7 +30,6 @@ def ipo_loss(h: float, beta: float, scale: str) -> float:
     (h - 1/(2 beta))^2 instead.
 
     Args:
-        h: margin.
         beta: KL weight.
         scale: "log-ratio" for the published loss, "margin" for the other one.
     """

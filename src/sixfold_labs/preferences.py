@@ -48,8 +48,6 @@ def library_loss(name: str, beta: float, margin: float) -> tuple[float, float]:
     """Loss of a pair and minus its gradient in the margin, by a loss of sixfold.preference.
 
     Args:
-        name: name of the loss.
-        beta: its beta.
         margin: log-ratio of the better completion minus that of the worse one.
     """
     import torch

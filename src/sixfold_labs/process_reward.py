@@ -77,7 +77,6 @@ def process_reward(
         n: sampled chains per task (N).
         beam: partial chains that the beam search keeps.
         trials: number of tasks.
-        seed: seed of the samples.
         source: "formula" or "library".
     """
     if source == LIBRARY:

@@ -48,7 +48,6 @@ class Policy:
 
     Attributes:
         right: whether each step is right, by its token.
-        rewards: its noisy reward.
     """
 
     def __init__(self, draw: random.Random, p_good: float) -> None:

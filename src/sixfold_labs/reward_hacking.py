@@ -21,9 +21,7 @@ def train(rho: float, steps: int, seed: int) -> tuple[list[float], list[tuple[fl
     """Train by REINFORCE on correct + rho * phrase.
 
     Args:
-        rho: bonus for the phrase.
         steps: number of samples.
-        seed: seed of the samples.
 
     Returns:
         (logits, averages of training reward and correctness after each step).
@@ -48,9 +46,7 @@ def reward_hacking(*, rho: float, steps: int, seed: int) -> Outcome:
     """Train a policy whose reward has a bonus for a phrase.
 
     Args:
-        rho: bonus for the phrase.
         steps: number of samples.
-        seed: seed of the samples.
     """
     logits, averages = train(rho, steps, seed)
     solve, phrase = policy = softmax(logits)

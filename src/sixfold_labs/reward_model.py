@@ -68,7 +68,6 @@ def reward_model(*, eta: float, steps: int, seed: int, source: str) -> Outcome:
     Args:
         eta: learning rate.
         steps: number of pairs.
-        seed: seed of the pairs and their labels.
         source: "formula" or "library".
     """
     scores, losses, agreed = fit(eta, steps, seed, source)

@@ -25,8 +25,6 @@ def rollouts(*, k: int, temperature: float, seed: int) -> Outcome:
 
     Args:
         k: samples of the prompt.
-        temperature: sampling temperature.
-        seed: seed of the samples.
     """
     draw = random.Random(seed)
     right = digit_probability(temperature)

@@ -88,7 +88,6 @@ def paper_family(*, reward: str, policy: str, baseline: str, turns: str) -> Outc
     Args:
         reward: where rewards come from.
         policy: "on" or "off": whether the current policy samples.
-        baseline: baseline of the advantage.
         turns: "single" or "multi".
     """
     warning = ""

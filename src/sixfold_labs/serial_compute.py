@@ -35,7 +35,6 @@ def direct_accuracy(k: int, layers: int) -> float:
 
     Args:
         k: numbers in the sum.
-        layers: layers of the model.
     """
     points = [_logit(p) for p in DIRECT_ACCURACY]
     place = k - 2 - (layers - MEASURED_LAYERS)

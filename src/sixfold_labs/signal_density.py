@@ -32,7 +32,6 @@ def curated(rates: list[float], curation: float) -> list[float]:
     """Pass rates that curation keeps: |p - 0.5| < 0.5 - 0.45 * curation.
 
     Args:
-        rates: pass rates.
         curation: strength of curation, in [0, 1]. 0 keeps all.
     """
     return [p for p in rates if abs(p - 0.5) < 0.5 - 0.45 * curation]

@@ -22,9 +22,7 @@ def reinforce(logits: list[float], policy: list[float], action: int, step: float
     """Logits after one step of REINFORCE (Williams, 1992): theta + step * grad log pi(action).
 
     Args:
-        logits: logits theta of the actions.
         policy: their probabilities.
-        action: the sampled action.
         step: learning rate times reward.
     """
     return [theta + step * g for theta, g in zip(logits, score(policy, action), strict=True)]

@@ -39,7 +39,6 @@ def dynamic_k(decoded: Sequence[float], rewards: Sequence[int], keep: int) -> Ke
 
     Args:
         decoded: length of every sample.
-        rewards: reward of every sample.
         keep: samples to keep, at least 2.
     """
     order = sorted(range(len(decoded)), key=decoded.__getitem__)
@@ -110,11 +109,9 @@ def straggler(
     Args:
         k: samples that run together (K).
         mean: mean length, in tokens.
-        variation: coefficient of variation of the lengths.
         cap: truncate at the 95th percentile.
         early_stop: dynamic K: keep the first three quarters that finish and abort the rest.
         packing: train on packed sequences instead of padded ones.
-        seed: seed of the lengths and rewards.
         source: "formula" or "library": which implementation of dynamic K decides.
     """
     draw = random.Random(seed)

@@ -44,7 +44,6 @@ def small_gpt_parameters(
     Args:
         vocabulary: number of tokens V.
         positions: longest sequence T, in tokens.
-        layers: blocks L.
         hidden: width d of the residual stream.
     """
     return ParameterCount(

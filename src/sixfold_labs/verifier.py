@@ -21,12 +21,7 @@ def last_integer(response: str) -> str | None:
 
 
 def verifier(*, response: str, answer: int) -> Outcome:
-    """Score one response.
-
-    Args:
-        response: text of the response.
-        answer: right answer.
-    """
+    """Score one response."""
     found = integers(response)
     extracted = last_integer(response)
     reward = int(extracted == str(answer))

@@ -40,7 +40,6 @@ def modelled_phases(
     hold for four. Its results are those of `devices=16` here.
 
     Args:
-        billions: parameters in billions.
         prompts: prompts per step.
         samples: samples per prompt.
         length: mean length of completions, in tokens.
@@ -68,7 +67,6 @@ def wall_clock(*, billions: float, k: int, length: int, topology: str, calibrati
     """Time a step.
 
     Args:
-        billions: parameters, in billions.
         k: samples per prompt (K).
         length: mean completion length, in tokens.
         topology: "colocated", "disaggregated" or "async".

@@ -34,7 +34,6 @@ def weight_sync(
     """Time a weight sync in bfloat16, then apply the optimisations.
 
     Args:
-        billions: parameters, in billions.
         ranks: ranks of the trainer, which shard the weights.
         network: bandwidth to the engines, in GB/s.
         step: seconds of a step without sync.

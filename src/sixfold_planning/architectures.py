@@ -23,7 +23,6 @@ class Architecture:
     """Sizes of a decoder-only transformer.
 
     Attributes:
-        name: name of the model.
         params_b: parameters in 1e9, embeddings included.
         active_b: parameters in 1e9 that one token uses, embeddings included.
         layers: number of layers.

@@ -18,7 +18,6 @@ class AsyncBenefit:
         verdict: "yes", "marginal" or "no".
         low: smallest usual speed-up over a synchronous step.
         high: largest usual speed-up. None: no usual limit.
-        reason: one sentence.
     """
 
     verdict: str

@@ -12,8 +12,6 @@ class Split:
     """Devices of two pools that work at the same time.
 
     Attributes:
-        rollout: devices that sample.
-        trainer: devices that train.
         rollout_seconds: time to sample one batch.
         trainer_seconds: time to train on one batch.
     """

@@ -15,11 +15,7 @@ from .measured_rates import CostTable
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of repeated measurements of one thing.
-
-    Attributes:
-        seconds: of each repetition.
-    """
+    """Seconds of repeated measurements of one thing."""
 
     seconds: tuple[float, ...]
 

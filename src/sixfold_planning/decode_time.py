@@ -29,7 +29,6 @@ class Sampler:
     """Devices that sample.
 
     Attributes:
-        device: the accelerator.
         devices: number of devices.
         tensor: devices per replica.
         weight_bytes: bytes per weight: 2 for bf16, 1 for fp8.

@@ -28,8 +28,6 @@ def attention_flops_per_token(
     training. Megatron-LM halves causal attention; some published MFU figures do not.
 
     Args:
-        layers: layers with attention.
-        heads: query heads.
         key_dim: numbers per key of one head.
         value_dim: numbers per value of one head.
         length: tokens per sequence.

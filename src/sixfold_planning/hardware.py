@@ -23,9 +23,7 @@ class Accelerator:
     """One device and its connections.
 
     Attributes:
-        name: name in the table.
         memory_gb: memory, in 1e9 bytes.
-        bandwidth_gb_s: bandwidth of that memory.
         peak_tflops: dense peak by dtype: bf16, fp8, int8, fp32.
         link_gb_s: bandwidth to the other devices of a node, one direction.
         network_gb_s: bandwidth to other nodes, one direction.
@@ -107,7 +105,6 @@ def read_device(table: dict[str, Any], name: str, where: str) -> dict[str, Any]:
 
     Args:
         table: the keys of `REQUIRED`, some of `OPTIONAL`, and the table `peak_tflops`.
-        name: name of the device.
         where: file, for the message.
 
     Raises:

@@ -123,8 +123,6 @@ class EngineCases:
     """Cases on the engine of one model. Every case has an engine of its own.
 
     Args:
-        model: the model.
-        device: where it is.
         autocast: dtype of matrix products. None: float32.
     """
 
@@ -226,8 +224,6 @@ class TrainerCases:
     """Cases on the trainer and the reference of one model.
 
     Args:
-        model: the model, which is trained.
-        device: where it is.
         autocast: dtype of matrix products. None: float32.
     """
 

@@ -129,7 +129,6 @@ class MeasuredRates:
     Attributes:
         dtype: of matrix products and KV cache: fp32 or bf16.
         decode: decode steps of the engine, by number of sequences.
-        prefill: prompts in the engine.
         score: forward passes of the reference.
         train: forward and backward passes of the trainer.
         kv_byte_s: seconds per byte of keys and values that a decode step reads.

@@ -13,8 +13,6 @@ class TrainingState:
     Attributes:
         weights: the copy that forward and backward passes read.
         master: a float32 copy that the optimizer updates. 0 if it updates `weights`.
-        gradients: accumulated gradients.
-        moments: both moments of Adam.
     """
 
     weights: float
@@ -107,7 +105,6 @@ def layer_activation_bytes(
         length: tokens s per sequence.
         sequences: sequences b in a micro-batch.
         hidden: width h of the residual stream.
-        heads: attention heads a.
         tensor: tensor-parallel ranks t.
         sequence_parallel: norms and dropouts are also split over the tensor ranks.
         recompute: "none"; "selective" recomputes attention scores, as a fused attention kernel
@@ -125,7 +122,6 @@ def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, width: int)
     """Bytes of the keys and values of one token: `2 * layers * kv_heads * head_dim * width`.
 
     Args:
-        layers: layers with attention.
         kv_heads: key-value heads. Fewer than query heads with grouped-query attention.
         head_dim: numbers per head.
         width: bytes per number: 2 for bfloat16, 1 for FP8 and int8 (without scales).

@@ -31,7 +31,6 @@ class Inputs:
         title: name of the recipe or model, for the heading.
         plan: the resolved recipe, with the model's sizes.
         arch: sizes of the model for the arithmetic of time.
-        work: work of one step.
         sizes_from: where the sizes of the model come from.
         assumed: assumptions that follow from no setting, one sentence each.
         rates: pass rates of the tasks that the recipe's profile has. Empty: it names none.
@@ -53,7 +52,6 @@ def planned_inputs(
 
     Args:
         title: name of the recipe or model.
-        recipe: the recipe.
         arch: sizes of the model. None: those of its config.json, or of the table of public models.
         mean_tokens: mean length of completions. None: that of the recipe's profile of pass rates
             (`data.curriculum.profile`), or half of the bound.

@@ -29,8 +29,6 @@ class TopologyPlan:
 
     Attributes:
         name: "colocated", "disaggregated" or "async".
-        sampling_devices: devices that sample.
-        training_devices: devices that train. Colocated: the same devices.
         engine_devices: devices per replica of the sampler (tensor parallelism).
         phases: seconds of each phase.
         step: duration of a step and idle times.
@@ -72,7 +70,6 @@ def learning_seconds(
     the policy's size and is trained as often.
 
     Args:
-        devices: devices that train.
         layout: how they split the model. None: they only shard it.
     """
     layout = layout or Layout(devices, 1, 1, 1)
@@ -103,7 +100,6 @@ def weight_sync(
     """Seconds of each operation that brings the trainer's bf16 weights to other devices.
 
     Args:
-        trainer_ranks: devices of the trainer, which shard the weights.
         devices: devices of trainer and sampler together: they decide between link and network.
         sent_width: bytes per parameter after the cast.
     """
@@ -250,7 +246,6 @@ def planned_topology(
     """Predict a step on given devices.
 
     Args:
-        sampling: devices that sample.
         training: devices that train. Colocated: the same ones.
         topology: "colocated", "disaggregated" or "async".
         engine_devices: devices per replica of the sampler, 1 for a run of Sixfold: each of its
@@ -285,7 +280,6 @@ def training_utilisation(
 
     Args:
         seconds: predicted duration of training.
-        devices: devices that train.
     """
     attention = attention_flops_per_token(
         layers=arch.softmax_layers,

@@ -39,7 +39,6 @@ class PoolFit:
         activations: trainer: activations of a micro-batch.
         reference: weights of the reference model, which is on the trainer's devices.
         logits: logits of a micro-batch and their gradient.
-        engine_weights: weights of the sampler.
         room: bytes of a device that may be filled.
         cached: tokens of the KV caches that one step needs at the same time.
         cache_room: tokens that fit in all KV caches together.
@@ -82,7 +81,6 @@ def pool_fit(
     """Memory per device of a topology with two pools.
 
     Args:
-        plan: the topology.
         chunk: tokens whose logits exist at once. 0: all of a micro-batch.
     """
     parameters, tokens = arch.params_b * 1e9, max(1, round(work.packed))
@@ -232,8 +230,6 @@ def bytes_per_device(
     All models have the same size and are sharded evenly over the devices of their pool.
 
     Args:
-        copies: copies of the weights.
-        parameters: parameters of one copy.
         devices: pool -> devices that shard a copy. For an engine with replicas, the devices of one
             replica.
     """

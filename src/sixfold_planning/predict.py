@@ -73,7 +73,6 @@ def known_devices(device: str, ranks: int) -> tuple[Cluster, bool]:
 
     Args:
         device: "cpu", "cuda" or "cuda:N".
-        ranks: processes of the run.
 
     Raises:
         UserError: if the device was not measured and is not in the table. The message says how to

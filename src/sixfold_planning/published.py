@@ -455,7 +455,6 @@ def training_gib(
         tokens: tokens per micro-batch.
         in_flight: micro-batches whose activations the first pipeline stage holds.
         recompute: none, selective or full.
-        adapters: train adapters only.
         offloaded: the kept inputs of layers go to host memory.
         chunked_head: logits are never held for all tokens at once.
     """

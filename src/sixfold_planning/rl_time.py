@@ -22,9 +22,7 @@ class RlStep:
         topology: COLOCATED, ONE_STEP_OFF or ASYNC.
         sampler: devices that sample.
         layout: how the trainer splits the model.
-        engine: the trainer.
         sequences: trajectories per step.
-        lengths: of sampling.
         trained: mean tokens per trajectory that the trainer sees.
         packed: tokens per micro-batch.
         reference: score a reference model.

@@ -74,7 +74,6 @@ class DecodeStep:
     Attributes:
         memory_seconds: time to read weights and KV cache.
         compute_seconds: time of the matrix products.
-        sequences: sequences in the batch.
     """
 
     memory_seconds: float
@@ -107,7 +106,6 @@ def decode_step(
     Args:
         weight_bytes: bytes of weights that the step reads. See `expert_share` for experts.
         active_parameters: parameters that one token passes through.
-        sequences: sequences in the batch.
         context: mean tokens in the cache per sequence.
         kv_bytes_per_token: bytes of keys and values per token.
         flops_per_second: peak of the device.

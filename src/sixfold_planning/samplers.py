@@ -54,7 +54,6 @@ def fastest_sampler(
     divide the devices.
 
     Args:
-        devices: devices that sample.
         topology: "colocated", "disaggregated" or "async".
 
     Raises:

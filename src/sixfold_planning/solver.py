@@ -74,7 +74,6 @@ class Need:
 
     Attributes:
         size: bytes at the peak.
-        parts: what is on the device then.
         tokens: of the KV cache. 0: there is none.
         running: sequences that fit in it.
     """
@@ -90,7 +89,6 @@ class Candidate:
     """Settings with which a run may fit.
 
     Attributes:
-        topology: the topology.
         split: who trains and who samples.
         settings: recipe lines that differ from the recipe.
         trainer: memory of a device that trains.
@@ -141,10 +139,6 @@ class Candidate:
 
 class Search:
     """Candidates for a recipe on given devices.
-
-    Args:
-        inputs: the question.
-        cluster: the devices.
 
     Raises:
         UserError: for TPUs, prompts without a bound, or models of unknown size.
@@ -250,7 +244,6 @@ class Search:
         Of a split that cannot fit, there is only the one that takes least memory.
 
         Args:
-            topology: the topology.
             ahead: sample a step ahead.
             resorts: last resorts that all of them have.
         """

@@ -52,7 +52,6 @@ class StepTime:
     """Duration of a step and idle time of the two pools of devices.
 
     Attributes:
-        seconds: duration of one step.
         sampling: seconds in which the pool with the engine works, without sync.
         training: seconds in which the pool with the trainer works, without sync.
         sync: seconds in which both pools wait for new weights. 0 if sync is hidden.

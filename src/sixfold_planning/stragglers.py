@@ -24,7 +24,6 @@ def lognormal_lengths(draw: Random, samples: int, mean: float, variation: float)
         draw: source of the random numbers.
         samples: number of lengths.
         mean: mean length, in tokens or seconds.
-        variation: coefficient of variation.
     """
     sigma = lognormal_sigma(variation)
     mu = math.log(mean) - sigma**2 / 2
@@ -39,7 +38,6 @@ def expected_longest(mean: float, *, variation: float, samples: int) -> float:
 
     Args:
         mean: mean length, in tokens or seconds.
-        variation: coefficient of variation of the lengths.
         samples: number of samples K.
     """
     sigma = lognormal_sigma(variation)

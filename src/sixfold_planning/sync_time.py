@@ -49,7 +49,6 @@ def sync_operations(
 
     Args:
         parameters: number of parameters.
-        links: bandwidths.
         trainer_ranks: ranks that shard the weights. 1: nothing to gather.
         trained_width: bytes per parameter in the trainer, such as 2.
         sent_width: bytes per parameter in the engine, such as 1 for FP8.
@@ -116,8 +115,6 @@ class SyncVolume:
     """Bytes that a weight sync sends, and the time to send them.
 
     Attributes:
-        model_bytes: one copy of the weights.
-        sent_bytes: all copies.
         seconds: time to send all copies one after the other.
         tax: `seconds` divided by the duration of a step.
         verdict: "broadcast" (tax up to 0.25): a plain broadcast will do; "bucket" (up to 1): send

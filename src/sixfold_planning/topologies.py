@@ -16,9 +16,6 @@ class Split:
     """Trainer ranks and samplers of equal machines.
 
     Attributes:
-        nodes: machines.
-        ranks: trainer ranks of a machine, with one device each.
-        samplers: samplers of a machine.
         tensor: devices of a sampler. 0: it uses that of a rank.
     """
 
@@ -53,7 +50,6 @@ class Topology:
     """One way to place samplers.
 
     Attributes:
-        name: short name.
         engine: OWN, PROCESS or VLLM.
         settings: recipe lines of a split.
         ranks: smallest and largest number of trainer ranks.
@@ -76,8 +72,6 @@ class Topology:
         """Splits with as many samplers as have room.
 
         Args:
-            nodes: machines.
-            devices: devices of a machine.
             heads: attention heads of the model, which the devices of a sampler divide.
         """
         if self.engine == OWN:

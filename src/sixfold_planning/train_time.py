@@ -19,10 +19,8 @@ class Layout:
     """How a trainer splits a model over its devices.
 
     Attributes:
-        devices: devices of the trainer.
         tensor: tensor-parallel degree.
         context: context-parallel degree.
-        pipeline: pipeline stages.
     """
 
     devices: float
@@ -46,7 +44,6 @@ class Pass:
 
     Attributes:
         products: matrix products: forward, recomputed, gradients of inputs and of weights.
-        attention: attention kernels.
         reduces: gradients of all weights are summed over the replicas.
     """
 

@@ -10,7 +10,6 @@ class ApiError(Exception):
     """Error answer to a client.
 
     Args:
-        status: HTTP status.
         message: text for the user.
         param: field of the request that is wrong, if any.
         code: machine-readable name of the error.

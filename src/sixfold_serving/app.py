@@ -67,8 +67,6 @@ class Served:
     """The served model and the server's settings.
 
     Args:
-        name: the model's name in requests.
-        engine: the engine's thread.
         renderer: shows tokens in answers. Used only by the event loop's thread.
         encoders: renderers for short and for long prompts, used by other threads.
         grammars: compiles grammars for constrained decoding.
@@ -79,7 +77,6 @@ class Served:
         hosts: allowed names in the Host header, or None to allow all.
         adapters: names of the LoRA adapters. A request may use one as its model.
         read_weights: loads the weights at a path. None: weights cannot be changed.
-        stop_strings: the model's stop strings, for all completions.
         turn_ends: stop strings for chats, if the chat template marks turns with plain text.
         recorder: records completions; None for no record.
         sessions: sessions, if the server records completions; otherwise None.
@@ -337,7 +334,6 @@ class Endpoints:
 
         Args:
             kind: prefix of its id.
-            ask: the request.
             session: name of its session, or "".
         """
         self._check_model(ask.model)
@@ -433,10 +429,7 @@ class Endpoints:
         """Answer of a search.
 
         Args:
-            request: the HTTP request.
             exchange: the request with its job, which is not submitted: the search submits its own.
-            reply: form of the answer.
-            form: how to search.
             task: the prompt as the reward model reads it.
         """
         job = exchange.job
@@ -473,9 +466,7 @@ class JobStream(StreamingResponse):
     """Server-sent events of a job. The job is aborted when the sending ends for any reason.
 
     Args:
-        events: the events as text.
         exchange: the request that is answered.
-        engine: the engine's thread.
     """
 
     def __init__(

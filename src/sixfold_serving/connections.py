@@ -97,9 +97,6 @@ class Interruptible:
 
     It is for a server that does not handle signals itself. uvicorn treats every exception of an
     application as a failed request, even KeyboardInterrupt, so the signal would be lost.
-
-    Args:
-        app: the application.
     """
 
     def __init__(self, app: ASGIApp) -> None:

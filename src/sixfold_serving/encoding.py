@@ -21,7 +21,6 @@ class PromptEncoder:
     """Encodes prompts, one short and one long prompt at a time.
 
     Args:
-        short: renderer for short prompts.
         long: renderer for prompts of at least LONG_TEXT characters.
         limits: limits that prompts are checked against.
     """
@@ -58,12 +57,7 @@ class PromptEncoder:
         return tokens
 
     async def _run(self, encode: Callable[[Renderer], list[int]], characters: int) -> list[int]:
-        """Encode in another thread, after the prompts that are already waiting.
-
-        Args:
-            encode: converts the prompt.
-            characters: length of the prompt.
-        """
+        """Encode in another thread, after the prompts that are already waiting."""
         renderer, limiter = self._lanes[characters >= LONG_TEXT]
         try:
             return await run_sync(encode, renderer, limiter=limiter)

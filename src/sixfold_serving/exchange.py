@@ -23,7 +23,6 @@ class Exchange:
     """One request.
 
     Attributes:
-        id: id of the answer.
         job: job for the engine's thread, which puts the deltas into the inbox.
         inbox: deltas, or the error that ended the job.
         created: creation time, in seconds since the epoch.
@@ -52,7 +51,6 @@ class Exchange:
         """Id of a tool call: nine characters, because some chat templates require this length.
 
         Args:
-            choice: index of the choice.
             number: index of the call in the choice.
         """
         return blake2b(f"{self.id}/{choice}/{number}".encode()).hexdigest()[:9]

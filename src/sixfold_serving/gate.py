@@ -17,7 +17,6 @@ class Gate:
     """Refuses requests with a foreign Host header or a wrong API key, and counts all answers.
 
     Args:
-        app: the application.
         paths: the application's paths. Other paths are counted together: otherwise each would be a
             separate time series in the metrics.
         key: the API key, or "" for none.

@@ -44,9 +44,6 @@ DESCRIPTIONS = {
 class Metrics(Collector):
     """Counts answers by path and status. The engine's numbers are those of its last step.
 
-    Args:
-        engine: the engine.
-
     Attributes:
         answers: (path, status) -> number of answers.
         seconds: total time from request to last token, over all answered generations.

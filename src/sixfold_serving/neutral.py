@@ -73,7 +73,6 @@ def without_neutral(
     """The fields of a body that the endpoint must read. Fields that are null count as absent.
 
     Args:
-        body: the request.
         known: the fields of the endpoint. They are always returned, unless they are null or
             `EMPTY`.
         neutral: field -> accepted values, for fields that the endpoint does not have.

@@ -59,10 +59,8 @@ class Recorder:
         """Append a completion as a trajectory.
 
         Args:
-            task_id: task id of the trajectory.
             asked: further fields of the line.
             choice: index of the choice in its request.
-            sequence: the sequence, which has ended.
             text: the text that the client receives.
             reason: why it ended.
 
@@ -94,7 +92,6 @@ class Recorder:
         """Append one line.
 
         Args:
-            trajectory: the exchange.
             asked: further fields of the line.
 
         Raises:
@@ -108,8 +105,6 @@ class Recorder:
         """Append the reward of a session. Any thread may call this.
 
         Args:
-            session: name of the session.
-            value: its reward.
             parts: named components of the reward.
 
         Raises:
@@ -181,7 +176,6 @@ def _joined(earlier: Trajectory, later: Trajectory, suffix: str) -> Trajectory:
 
     Args:
         earlier: the first request.
-        later: the request that continues it.
         suffix: provenance of the tokens between the two replies.
     """
     start, stop = len(earlier.tokens), later.prompt_length

@@ -26,8 +26,6 @@ class Reply:
     """Base class of all answer formats. It counts the sampled tokens.
 
     Args:
-        exchange: the request that is answered.
-        ask: its body.
         renderer: shows tokens as text.
 
     Attributes:
@@ -143,8 +141,6 @@ class TextReply(Reply):
     """Answer of /v1/completions. With `echo`, a choice begins with its prompt.
 
     Args:
-        exchange: the request that is answered.
-        ask: its body.
         renderer: shows tokens as text.
         echoed: the prompts as texts; empty without `echo`.
     """

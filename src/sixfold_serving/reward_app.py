@@ -84,7 +84,6 @@ class ServedReward:
     """The served reward model and the server's settings.
 
     Attributes:
-        name: the model's name in requests.
         scorer: scores completions. One request at a time.
         identity: hash of the model's folder.
         key: the API key, or "" for none.
@@ -246,7 +245,6 @@ class RewardEndpoints:
         Args:
             field: name of the texts in the request.
             texts: prompts with their completions.
-            prompts: the prompts.
 
         Raises:
             ApiError: if the model needs to know where the completion begins, or there is none.

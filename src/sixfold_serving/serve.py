@@ -147,7 +147,6 @@ def uvicorn_config(app: ASGIApp, grace: int) -> uvicorn.Config:
     """Configure uvicorn.
 
     Args:
-        app: what is served.
         grace: seconds that running requests get to finish when the server is stopped.
     """
     return uvicorn.Config(

@@ -52,9 +52,6 @@ class SessionTurn:
     """A request of a session.
 
     Args:
-        sessions: the sessions of the server.
-        name: name of the session.
-        conversations: conversations of the session.
         prompt: the prompt that the policy continues.
     """
 
@@ -79,7 +76,6 @@ class SessionTurn:
         """Write the reply to its conversation.
 
         Args:
-            sequence: the finished sequence.
             text: the reply as text, before the stop string that ended it.
             message: the reply as the client gets it. None for plain text.
         """
@@ -148,9 +144,6 @@ class Sessions:
         """Begin a turn of a chat.
 
         Args:
-            name: name of the session.
-            ask: the request.
-            messages: the conversation.
             tools: descriptions of functions.
 
         Raises:
@@ -163,8 +156,6 @@ class Sessions:
         """Begin a turn of plain text.
 
         Args:
-            name: name of the session.
-            ask: the request.
             given: text or token ids to continue.
 
         Raises:
@@ -179,10 +170,6 @@ class Sessions:
 
     def reward(self, name: str, ask: RewardAsk) -> None:
         """Record the reward of a session and end the session.
-
-        Args:
-            name: name of the session.
-            ask: the reward.
 
         Raises:
             ApiError: the session has no request or no reply, or already has a reward, or the record

@@ -52,7 +52,6 @@ class Composed:
     """The algorithm of a method, as the training loop calls it.
 
     Attributes:
-        method: the resolved method.
         horizon: longest completion that the run allows, in tokens.
         part_weights: weight of each named reward in the sum, for a method that reads the rewards
             one by one. A name that is missing weighs 1.
@@ -283,7 +282,6 @@ def _per_minibatch(weigh: Callable[[Tensor], Tensor], batch: Batch, mask: Tensor
 
     Args:
         weigh: row numbers -> their weights.
-        batch: the step's batch.
         mask: [B, T], for the shape of the result.
     """
     number = filled(batch.minibatch, "minibatch")

@@ -42,9 +42,7 @@ class Step(NamedTuple):
     """Inputs of an advantage function.
 
     Attributes:
-        batch: the step's batch.
         rewards: [B, T], shaped, with any KL subtracted.
-        method: the method.
         part_weights: weight of each named reward in the sum; 1 for a name that is missing.
     """
 
@@ -121,8 +119,6 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
     """Rewards with the method's length rewards added. A failed check stays NaN.
 
     Args:
-        batch: the step's batch.
-        method: the method.
         horizon: largest number of sampled tokens that the run allows.
 
     Returns:

@@ -31,8 +31,6 @@ class Checkpoint:
     """A verified checkpoint.
 
     Attributes:
-        path: directory of the checkpoint.
-        step: step of its stage.
         payload: tensors and state of the run's components.
     """
 
@@ -64,7 +62,6 @@ def save_checkpoint(
 
     Args:
         checkpoints: directory of the run's checkpoints. Created if absent.
-        step: step of the stage.
         write_model: writes the model and its tokenizer into the given directory.
         model_bytes: approximate size of the model on disk, in bytes.
         payload: tensors and state of the run's components.

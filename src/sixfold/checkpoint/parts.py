@@ -42,8 +42,6 @@ class Parts:
     """Writes this rank's part of one checkpoint.
 
     Args:
-        path: path of the checkpoint.
-        ranks: the ranks of the run.
         seconds: longest wait of rank 0 for the parts of the other ranks.
         adapter: prefix of the tensors that rank 0 writes elsewhere. Empty: there are none, and the
             ranks write the policy's weights.

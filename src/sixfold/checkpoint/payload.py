@@ -38,7 +38,6 @@ class Payload:
 
     Attributes:
         tensors: tensors of all components, named COMPONENT/NAME.
-        components: JSON state of each component.
         inputs: JSON form of settings, tasks and the like, compared at a resume.
     """
 

@@ -47,14 +47,11 @@ class Saver:
 
     Args:
         checkpoints: directory of the checkpoints. The caller must hold the run's lock.
-        ranks: the ranks of the run.
         settings: the recipe's [checkpoint] section.
-        inputs: inputs of the run as JSON.
         best: steps whose checkpoints are kept besides the newest.
         warn: receives a line about a failed save if training goes on.
 
     Attributes:
-        checkpoints: directory of the checkpoints.
         failed: number of saves that have failed in this process.
     """
 
@@ -94,9 +91,7 @@ class Saver:
         """Publish a checkpoint with the current tensors, and delete those that are not kept.
 
         Args:
-            stage: stage that the checkpoint belongs to.
             policy: supplies model and tokenizer, which are saved for from_pretrained.
-            registry: components whose tensors are saved.
             states: state of these components when their tensors last changed.
             required: True: finish the save before returning, and raise its error. False: the save
                 may run in the background. If the disk refuses it, this is a warning, until
@@ -192,9 +187,6 @@ class Saver:
         It uses the given tensors, and copies of everything else that may change meanwhile.
 
         Args:
-            stage: stage that the checkpoint belongs to.
-            step: step of the stage.
-            policy: writes the model.
             every: tensors of the components, and the policy's weights with the prefix `_MODEL`.
                 With several ranks, only those that this rank writes.
             nbytes: size of all tensors.

@@ -29,7 +29,6 @@ class RunState:
         ema: moving average of the reward. None before the first step.
         tokens_total: sampled tokens.
         seconds: wall time of all processes of the run so far.
-        sft_steps: SFT steps done.
         warming_up: True while the SFT stage is unfinished.
         unlogged: metrics of the last step, if the run stopped before they were written. A resume
             completes and writes them.
@@ -64,6 +63,5 @@ def with_progress(state: RunState, others: Registry) -> dict[str, Checkpointable
 
     Args:
         state: progress of the run.
-        others: components of the stage.
     """
     return {PROGRESS: WithoutTensors(state), **others}

@@ -46,7 +46,6 @@ class ErrorBudget:
 
         Args:
             count: number of checks.
-            line: how they failed, on one line.
 
         Raises:
             RewardBudgetExceeded: if too many checks have failed.

@@ -38,8 +38,6 @@ class OutcomeCache:
 
         Args:
             version: name and version of the reward.
-            task: the task.
-            completion: text of the completion.
             run: checks the completion.
         """
         key = self._key(version, task, completion)

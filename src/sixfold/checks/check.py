@@ -16,8 +16,6 @@ class Check(NamedTuple):
     """One call of one reward.
 
     Attributes:
-        reward: index of the reward.
-        task: the task.
         completions: a single text, or all completions of a group for a TRL function.
         sampled: values that the function may ask for by parameter name.
         others: results of the other rewards, for each completion of a group.
@@ -34,7 +32,6 @@ class RewardInfo(NamedTuple):
     """Description of a reward that is loaded, in this process or another one.
 
     Attributes:
-        name: name of the function.
         form: how it is called, see `callables.Form`.
         runs_async: True for an async function.
         version: version of a reward whose outcomes may be reused (`versions`). "" for others.
@@ -63,7 +60,6 @@ class Outcome(NamedTuple):
         values: one number or grade per completion. None: the reward does not apply. Empty if the
             check failed.
         error: error on one line, or None.
-        seconds: duration.
         cause: why the check failed.
         cached: whether the outcome is that of an earlier check.
     """

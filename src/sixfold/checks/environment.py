@@ -147,7 +147,6 @@ class Environment:
         """Fill `trajectory.reward` of every trajectory that has none, and wait for it.
 
         Args:
-            groups: trajectories by task.
             error_budget: replaces the environment's error budget.
 
         Raises:

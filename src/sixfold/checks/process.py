@@ -52,8 +52,6 @@ class WorkerProcess:
         output: as in `Child`.
 
     Attributes:
-        child: the process.
-        concurrent: as given.
         deadline: time by which the next message must arrive, a time.monotonic() value in seconds.
         ready: whether it has loaded the rewards.
         pending: jobs without an answer, by ticket, in the order in which they were sent.

@@ -59,12 +59,7 @@ class CheckQueue(ABC):
 
     @abstractmethod
     def on_worker_death(self, worker: WorkerProcess, failure: Outcome) -> None:
-        """Handle the pending checks of a process that has ended.
-
-        Args:
-            worker: the process.
-            failure: outcome of the check that is to blame.
-        """
+        """Handle the pending checks of a process that has ended."""
 
     def _take(self, most: int) -> list[Job]:
         """Remove up to `most` checks from the front. Cancelled checks are dropped."""

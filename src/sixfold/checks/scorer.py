@@ -35,7 +35,6 @@ class CheckedReward(ABC):
 
     Attributes:
         label: name by which it is logged.
-        weight: its weight in the sum.
         cache: outcomes of rewards that are marked with `cached`.
     """
 
@@ -104,7 +103,6 @@ class LocalReward(CheckedReward):
     """A function that is called in this process.
 
     Attributes:
-        function: the function.
         timeout_s: seconds per check, if it is async.
         prints: gets what it prints. None: it goes to the terminal.
     """
@@ -168,7 +166,6 @@ def combined(results: Sequence[tuple[str, float, Result]], rule: SolvedRule) -> 
     Args:
         results: (name, weight, result) of each reward, in the order in which values are added. A
             float sum depends on it.
-        rule: when a trajectory counts as solved.
     """
     parts: dict[str, float] = {}
     weights: dict[str, float] = {}
@@ -244,7 +241,6 @@ class StepScorer:
     """Scorer of one step (`base.Scorer`).
 
     Args:
-        rewards: the rewards.
         rule: when a completion counts as solved.
         expected: number of trajectories of the step.
         share: share of the checks that may fail.

@@ -22,7 +22,6 @@ def token_steps(
 
     Args:
         steps: (number of characters of `text` up to the end of the step, reward).
-        text: the completion, as the reward read it.
         trajectory: the completion. It must have one reply.
         decode: text of sampled tokens.
         opened: start of `text` that was not sampled.

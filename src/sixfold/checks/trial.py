@@ -19,7 +19,6 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswe
     no answer.
 
     Args:
-        environment: environment whose rewards are tried.
         tasks: training tasks; the first ones are used.
         make: makes a trajectory that no model sampled.
 

@@ -206,8 +206,6 @@ async def run_async_check(function: RewardFunction, check: Check, timeout_s: flo
     """Call an async reward. An exception or a time-out becomes the outcome's error.
 
     Args:
-        function: the reward.
-        check: its arguments.
         timeout_s: time limit in seconds. Then the reward is cancelled. Its end is not awaited,
             because it may ignore the cancellation. A reward that keeps the limit itself is not
             cancelled.

@@ -38,8 +38,6 @@ class ActorCritic:
     which its values were computed.
 
     Args:
-        actor: trainer of the policy.
-        critic: the critic.
         objective: gives the critic's weights and loss.
         warmup_steps: steps at the start in which only the critic learns. The critic counts them,
             and its checkpoint holds the count.

@@ -36,7 +36,6 @@ class Critic:
     Args:
         policy: the policy. It supplies the architecture and the initial body weights, or the hidden
             states that a head reads.
-        config: critic settings.
         trainer: settings of the policy's trainer.
         scoring: temperature, chunk size and precision.
         total_steps: length of the learning-rate schedule, in updates.
@@ -105,7 +104,6 @@ class Critic:
         gradient norm.
 
         Args:
-            batch: batch with weights, values and returns.
             loss: takes values [B, T] where a policy's loss takes log-probs.
 
         Returns:

@@ -87,8 +87,6 @@ def make_value_root(
     """The value model that `critic.body` names, as a root.
 
     Args:
-        policy: the policy.
-        body: "own" or "policy".
         whole: the policy in one piece, if `policy` is sharded.
         lora: the policy's adapter. "own" copies it. None: all weights of the policy are trained.
 

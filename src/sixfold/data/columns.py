@@ -46,7 +46,6 @@ def paths(fields: Mapping[str, Any], prefix: str = "", depth: int = 3) -> Iterat
     """Column names and dotted paths that `lookup` accepts, for hints in error messages.
 
     Args:
-        fields: column name to value.
         prefix: put before every name.
         depth: maximum number of names in a path.
     """

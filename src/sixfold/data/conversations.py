@@ -73,7 +73,6 @@ def load_conversations(data: DataConfig, *, seed: int, form: Form, chat: bool) -
         data: the recipe's [data] section. `answer_field` or `trace_field` names the completion if
             the prompt has the column `prompt_field`.
         seed: draws the held-out conversations and, with a limit, the rows.
-        form: form of the rows.
         chat: whether the model has a chat template. Without one, Alpaca rows get Alpaca's prompt.
 
     Raises:
@@ -151,7 +150,6 @@ def conversation(
     """The conversation of a row, without its id.
 
     Args:
-        row: the row.
         data: the recipe's [data] section.
         form: form of the row, and `columns` its columns, from `recognise_conversation`.
         columns: see `form`.

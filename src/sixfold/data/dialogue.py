@@ -27,7 +27,6 @@ def own_reply(text: str, stripped: bool) -> str:
     """A reply after "Assistant:", without the empty turn of Human at which a dialogue was cut.
 
     Args:
-        text: the reply.
         stripped: remove white space around it. Otherwise the space after "Assistant:" stays, with
             which a policy continues the text of the dialogue.
     """

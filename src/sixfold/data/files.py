@@ -90,9 +90,7 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
     """The rows of a file, in file order.
 
     Args:
-        path: file of one of FILE_TYPES.
         limit: number of rows to draw from the whole file by `seed`. 0: all.
-        seed: seed of the draw.
 
     Raises:
         UserError: names the line (and column) of the mistake.
@@ -106,7 +104,6 @@ def unread_rows(path: Path, longest: int = 0) -> Iterator[Unread]:
     Only a .json file is in memory as a whole.
 
     Args:
-        path: file of one of FILE_TYPES.
         longest: maximum bytes of a line of JSON. A longer one is malformed, and is not in memory.
             0: no maximum.
 
@@ -185,7 +182,6 @@ def draw(items: Iterable[T], limit: int, seed: int) -> list[T]:
     Args:
         items: read once; only `limit` of them are held in memory.
         limit: number of items to draw. 0: all.
-        seed: seed of the draw.
     """
     if not limit:
         return list(items)
@@ -206,9 +202,7 @@ def drawn_again(items: Callable[[], Iterator[T]], limit: int, seed: int) -> Iter
     A row of Parquet that is not read yet holds a thousand others.
 
     Args:
-        items: begins to read them.
         limit: number of items to draw. 0: all.
-        seed: seed of the draw.
     """
     if not limit:
         return items()
@@ -364,7 +358,6 @@ def unread_table(
     """The rows of an Arrow table or record batch, none of which is read yet.
 
     Args:
-        table: the rows.
         place: makes the place of a row, from `name` and its number, counted from 1.
         name: name of the file or split.
         numbers: gives the number of each row, counted from 0.

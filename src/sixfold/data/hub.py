@@ -31,7 +31,6 @@ def read_dataset(
     Args:
         data: names the source: a folder (written by `save_to_disk`, or with data files) or a hub
             id.
-        splits: names of the splits.
         seed: draws the rows of `data.split` if `data.limit` is set.
 
     Returns:

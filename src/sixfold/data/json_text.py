@@ -25,7 +25,6 @@ def parse_json(where: str, text: str, hint: str = "") -> Any:
 
     Args:
         where: file and line, for error messages.
-        text: one JSON value.
         hint: appended to the position in a syntax error, such as " (file truncated?)".
 
     Raises:

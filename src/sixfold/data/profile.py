@@ -212,7 +212,6 @@ class Measured:
     """What a profile says about the tasks of a run as a whole.
 
     Args:
-        rates: pass rate of each task.
         prompt_tokens: mean tokens of a prompt.
         completion_tokens: mean sampled tokens of a rollout.
     """
@@ -245,9 +244,6 @@ class ProfileFile:
     Args:
         path: the file. Made if missing, with its folder.
         key: what the figures depend on.
-
-    Attributes:
-        profile: what the file holds.
 
     Raises:
         UserError: the file has another key, or cannot be read or written.

@@ -42,7 +42,6 @@ def read_conversations(
         rows: rows of one file or split.
         data: names the column. If it has the default name and is absent, the columns `messages`,
             `conversations` and `prompt` are tried.
-        name: name of the split.
 
     Returns:
         The rows, and notes for the user.

@@ -135,14 +135,7 @@ def _blank(answer: Any) -> bool:
 
 
 def require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[str] = ()) -> None:
-    """Raise UserError if a row lacks a column.
-
-    Args:
-        rows: the rows.
-        setting: setting that names the column.
-        field: the column.
-        rewards: rewards that need it.
-    """
+    """Raise UserError if a row lacks a column."""
     missing = [row for row in rows if lookup(row.fields, field) is MISSING]
     if not missing:
         return
@@ -210,7 +203,6 @@ def row_id(row: Row, field: str) -> str:
     """The row's id, or an empty string if it has none.
 
     Args:
-        row: the row.
         field: `data.id_field`.
 
     Raises:
@@ -338,8 +330,6 @@ def check_ids(tasks: Sequence[Task], rows: Sequence[Row], field: str) -> None:
     """Raise UserError if two tasks have the same id.
 
     Args:
-        tasks: tasks of one split.
-        rows: the row of each task.
         field: `data.id_field`.
     """
     seen: dict[str, str] = {}

@@ -34,7 +34,6 @@ class Found:
     """Tasks read from one source, or from all.
 
     Args:
-        train: training tasks.
         heldout: tasks of splits that are named as held out.
         notes: messages for the user.
         commit: commit of a hub dataset.

@@ -41,7 +41,6 @@ class TaskSet:
     Otherwise ids stay unchanged.
 
     Args:
-        train: training tasks.
         heldout: held-out tasks.
         notes: messages for the user, one line each, such as dropped rows.
         weights: relative share of each step's prompts by `Task.source`. Empty: all tasks are drawn
@@ -96,9 +95,7 @@ def drawn_tasks(tasks: Sequence[T], count: int, seed: int) -> list[T]:
     depend on the order of the list, and a larger count draws the same tasks and more.
 
     Args:
-        tasks: tasks to draw from.
         count: number of tasks. 0: all, in their order.
-        seed: seed of the draw.
     """
     if not count:
         return list(tasks)

@@ -27,7 +27,6 @@ class LoadedAdapter:
     """An adapter whose weights are ready to use.
 
     Attributes:
-        name: name that requests use.
         number: prefix cache space of the adapter, from 1. Numbers are never reused, so a name can
             be loaded again with other weights.
         layers: layer name -> (down [rank, in], up [out, rank]), with the rank padded.

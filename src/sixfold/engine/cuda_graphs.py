@@ -90,7 +90,6 @@ class DecodeGraphs:
         """Create an empty set of graphs.
 
         Args:
-            device: device of the model.
             cache: KV cache of the model.
             stats: counters to update.
             may_fail: if a capture fails, warn and stop using graphs. Otherwise the error is raised.

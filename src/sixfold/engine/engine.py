@@ -51,7 +51,6 @@ class Engine:
     tokens.
 
     Args:
-        model: the model to run.
         kv_tokens: tokens of running sequences that the KV cache holds.
         block_size: tokens per block.
         max_running: maximum number of sequences decoded together.
@@ -145,7 +144,6 @@ class Engine:
         Args:
             key: task name, which enters the sampling noise.
             prompt: token ids, at least one.
-            params: sampling parameters.
             samples: sample indices to draw.
             priority: larger values are served first.
             adapter: name of a loaded adapter. None: the default adapter, if there is one.
@@ -358,7 +356,6 @@ class Engine:
         """Abort samples of a request and free their blocks immediately.
 
         Args:
-            request: the request.
             samples: sample indices; None for all.
 
         Returns:

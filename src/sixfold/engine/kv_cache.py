@@ -201,7 +201,6 @@ class DecodeLayout:
     """Layout of B decode rows: the newest token of each sequence, or any tokens of any sequences.
 
     Attributes:
-        cache: the KV cache.
         slots: [B] cache slot that each token is written to.
         table: [B, M] block table of each row, padded with the scratch block. Attention is
             M * block_size keys wide.
@@ -223,7 +222,6 @@ class DecodeLayout:
             q: [1, H, B, D] queries.
             k: [1, H_kv, B, D] keys.
             v: [1, H_kv, B, D] values.
-            kernel: parameters of the attention layer.
 
         Returns:
             [1, B, H, D].
@@ -245,7 +243,6 @@ class DecodeLayout:
             q: queries; every layer's queries have the same shape and dtype.
             k: keys, likewise.
             v: values, likewise.
-            layers: parameters of each attention layer.
 
         Returns:
             None if `attend` would not call a compiled function, or if a layer has sinks.
@@ -325,7 +322,6 @@ class PrefillLayout:
     have the same bits whether its prompt is computed whole, in pieces, or after a cached prefix.
 
     Attributes:
-        cache: the KV cache.
         slots: [N] cache slot that each token is written to.
         by_row: makes the layout with one decode row per token, for the CPU kernels.
         tiles: makes the tiles, for attention in PyTorch. Their shape does not depend on the piece
@@ -345,7 +341,6 @@ class PrefillLayout:
             q: [1, H, N, D] queries.
             k: [1, H_kv, N, D] keys.
             v: [1, H_kv, N, D_v] values.
-            kernel: parameters of the attention layer.
 
         Returns:
             [1, N, H, D_v].

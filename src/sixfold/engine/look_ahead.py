@@ -11,7 +11,6 @@ def look_ahead(scheduler: Scheduler, sequences: list[Sequence], wanted: list[int
 
     Args:
         scheduler: owner of the block manager.
-        sequences: running sequences.
         wanted: number of tokens after the newest one of each sequence.
 
     Returns:

@@ -53,8 +53,6 @@ class ModelRunner:
     """Runs one model over one KV cache. Owns the cache.
 
     Args:
-        model: the model to run.
-        cache: its KV cache.
         autocast: dtype of the forward pass under autocast. None: the dtype of the weights.
         adapted: True if the requests' adapters belong to this model. False for a draft model.
     """
@@ -184,7 +182,6 @@ class ModelRunner:
             slots: [N + short] cache slot of each token.
             positions: [N + short] position of each token; 0 in padding.
             places: [N] the positions without padding, on the host.
-            tables: block table of each prompt.
             owner: [N] index of the prompt that each token belongs to.
             short: padding rows at the end.
         """
@@ -257,7 +254,6 @@ class ModelRunner:
         """Compute the newest token of every sequence.
 
         Args:
-            batch: B sequences.
             revision: changes whenever a block table changes.
             at_least: minimum number of rows to compute.
 
@@ -323,7 +319,6 @@ class ModelRunner:
         A row attends to all earlier positions, including those that the same forward pass writes.
 
         Args:
-            tables: block table of each sequence.
             owner: [N] index of the sequence that each row belongs to.
             tokens: [N] token ids.
             positions: [N] position of each token in its sequence.
@@ -347,7 +342,6 @@ class ModelRunner:
             tokens: [N] token ids.
             positions: [N] position of each token in its sequence.
             table: [rows, M] block table of each token's sequence; rows from N on are padding.
-            owners: adapter of each row.
             batch: key that stays equal while the same sequences decode. Each row then belongs to a
                 different sequence. None: several rows may belong to one sequence.
 

@@ -19,7 +19,6 @@ class NGramIndex:
     grows.
 
     Args:
-        sizes: values of n.
         start: only n-grams that end after this many tokens are indexed.
     """
 

@@ -54,8 +54,6 @@ def uniforms(
     Position 0 is the task's first sampled token.
 
     Args:
-        seed: sampling seed.
-        task: task name.
         sample: sample index, or a list of S indices.
         positions: number of positions.
         purpose: name of an independent stream, at most 16 bytes. The empty name is for drawing

@@ -25,7 +25,6 @@ def penalise(
 
     Args:
         logits: [B, V] float32.
-        params: sampling parameters of each row.
         history: tokens of each row so far, including the prompt.
 
     Returns:

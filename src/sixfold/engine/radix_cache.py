@@ -35,7 +35,6 @@ class _Node:
 
     Attributes:
         keys: tokens of each block on the edge.
-        blocks: blocks on the edge.
         parent: parent node; None for a root.
         touched: time of last use.
         children: child nodes by the first key of their edges.

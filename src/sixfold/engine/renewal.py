@@ -17,7 +17,6 @@ class Renewal:
     """Tickets whose blocks hold keys and values of older weights.
 
     Attributes:
-        scheduler: the engine's scheduler.
         enabled: False: keys and values of older weights are kept.
     """
 

@@ -48,10 +48,6 @@ class RecordedModel:
     """A model whose forward passes record the chosen experts in the KV cache.
 
     CUDA graphs are not used: a replayed graph would not run the Python code that records.
-
-    Args:
-        model: a model with expert layers.
-        routers: the routers of the model.
     """
 
     def __init__(self, model: LanguageModel, routers: WatchedRouters) -> None:
@@ -137,7 +133,6 @@ def with_routes(cache: KVCache, ended: list[Sequence]) -> list[Sequence]:
     """Fill in `Sequence.routes` if the cache records experts. Returns the sequences.
 
     Args:
-        cache: the KV cache.
         ended: sequences that have ended, but still hold their blocks.
     """
     if cache.routes is not None:

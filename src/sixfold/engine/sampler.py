@@ -51,7 +51,6 @@ def sample(
 
     Args:
         logits: [B, V] float32.
-        params: sampling parameters of each row.
         noise: [B] in [0, 1).
         history: tokens of each row so far.
 
@@ -143,7 +142,6 @@ def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor
 
     Args:
         logp: [B, V] log-probs.
-        params: sampling parameters of each row.
         noise: [B] in [0, 1).
 
     Returns:
@@ -186,7 +184,6 @@ def likeliest(
 
     Args:
         logits: [B, V] float32.
-        params: sampling parameters of each row.
         history: tokens of each row so far.
         tokens: [B] tokens drawn by `sample`.
         logps: [B] their log-probs. They are used for the drawn tokens, instead of computing them

@@ -58,7 +58,6 @@ class ScheduledStep:
         starting: sequences that sample their first token in this step.
         tickets: ticket of each starting sequence.
         resuming: preempted sequences that decode again from the next step on.
-        decoding: running sequences to decode.
         revision: the scheduler's revision, see `Scheduler`.
     """
 
@@ -91,10 +90,8 @@ class Scheduler:
     """Queue and running sequences. Assigns blocks through the block manager and the prefix cache.
 
     Args:
-        blocks: block manager of the KV cache.
         max_running: maximum number of running sequences.
         prefill_tokens: prompt tokens per step.
-        cache: prefix cache.
         continuous: start samples as soon as there is room; otherwise only between batches.
         chunked: compute long prompts in pieces, in the same step as decoding.
         preempt: admit without reserving the worst case, and preempt when blocks run out.
@@ -204,7 +201,6 @@ class Scheduler:
         """Abort samples of a request and free their blocks immediately.
 
         Args:
-            request: the request.
             samples: sample indices; None for all.
 
         Returns:
@@ -417,7 +413,6 @@ class Scheduler:
         """Set the ticket's block table to `shared` plus new blocks.
 
         Args:
-            ticket: whose table to set.
             shared: cached blocks to share.
             stop: number of tokens that the table must hold.
             tail: block to copy into the first new block, or None.

@@ -100,8 +100,6 @@ def _read(logits: Tensor, following: list[int], params: SamplingParams, score: P
     Args:
         logits: [N, V].
         following: the token after each row: N tokens, or N - 1 at the end of the prompt.
-        params: sampling parameters.
-        score: score to extend.
     """
     if not following:
         return

@@ -50,7 +50,6 @@ class Request:
     Attributes:
         key: task name, which enters the sampling noise.
         prompt: token ids.
-        params: sampling parameters.
         samples: sample indices that have not started.
         priority: larger values go first.
         arrival: index in the order of arrival.
@@ -106,11 +105,6 @@ class Sequence:
     """One sample of a request: the prompt and the completion so far.
 
     Attributes:
-        request: the request.
-        sample: sample index.
-        noise: sampling noise of each completion position.
-        tokens: prompt and completion.
-        blocks: block table.
         started: start time in seconds (`time.perf_counter`).
         reused: prompt tokens that were not computed for this sequence.
         logp: log-prob of each completion token.
@@ -121,7 +115,6 @@ class Sequence:
             not recorded.
         finish_reason: None while the sequence runs.
         seconds: time from start to end.
-        limit: the request's limit.
         stops: the request's stop tokens.
     """
 
@@ -177,7 +170,6 @@ class Ticket:
     started. The ticket of a preempted sequence holds all its tokens but the newest.
 
     Attributes:
-        request: the request.
         tokens: tokens to compute.
         sequence: the preempted sequence, or None for the ticket of a request.
         blocks: block table of the tokens computed so far.
@@ -216,8 +208,6 @@ class Chunk:
     """Positions [start, stop) of a ticket's tokens, to be computed in this step.
 
     Attributes:
-        ticket: the ticket.
-        blocks: its block table.
         start: first position to compute.
         stop: position after the last one to compute.
         known: positions below this are cached and must not be written again. A fully cached prompt

@@ -71,7 +71,6 @@ class Run:
     The engine cuts the run at a stop token.
 
     Attributes:
-        sequence: the sequence.
         tokens: accepted tokens, then one token drawn by the model.
         logps: log-prob of each token under the distribution that the model samples from.
         kept: ids and probability mass that truncation kept for each token; empty without
@@ -133,7 +132,6 @@ class Speculator:
         proposer: proposes tokens.
         k: maximum number of tokens proposed per sequence and step.
         scheduler: allocates blocks for proposed tokens.
-        runner: runs the model that checks them.
         stats: counters to update.
     """
 
@@ -245,9 +243,6 @@ def make_speculator(
     """Create the speculator of an engine.
 
     Args:
-        speculation: settings.
-        scheduler: the engine's scheduler.
-        runner: the engine's model runner.
         autocast: dtype of the draft model's forward pass, or None for the dtype of its weights.
 
     Raises:

@@ -23,7 +23,6 @@ class EngineStats:
         aborted: sequences that the caller aborted, whether they had started or not.
         peak_blocks: largest number of KV cache blocks held by requests.
         peak_waiting: largest number of requests and preempted sequences in the queue.
-        graph_captures: captured CUDA graphs.
         graph_replays: decode forward passes that replayed a CUDA graph.
         eager_decodes: decode forward passes without a replay while CUDA graphs are on.
         proposed_tokens: speculative tokens that were proposed and verified.
@@ -79,7 +78,6 @@ class Usage:
 
     Attributes:
         waiting: requests and preempted sequences in the queue.
-        running: running sequences.
         used: blocks held by requests.
         idle: blocks held only by the prefix cache. They are freed when room is needed.
         free: remaining blocks.

@@ -18,7 +18,6 @@ class TritonDecodeLayout:
     tokens.
 
     Attributes:
-        cache: the KV cache.
         slots: [B] cache slot that each token is written to.
         table: [B, M] block table of each row.
         positions: [B] position of each token in its sequence.
@@ -41,7 +40,6 @@ class TritonDecodeLayout:
             q: [1, H, B, D] queries.
             k: [1, H_kv, B, D] keys.
             v: [1, H_kv, B, D_v] values.
-            kernel: parameters of the attention layer.
 
         Returns:
             [1, B, H, D_v].

@@ -66,7 +66,6 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
 
     Args:
         logits: [B, V], already divided by the temperature.
-        params: sampling parameters of each row.
 
     Returns:
         The kept tokens of the rows that truncate.
@@ -106,7 +105,6 @@ def _count(best: Tensor, limits: Limits, vocabulary: int) -> Tensor:
     Args:
         best: [R, W] the largest probabilities in decreasing order.
         limits: truncation parameters.
-        vocabulary: V.
     """
     total = best.cumsum(-1)
     before = total.roll(1, -1)  # mass of all more probable tokens

@@ -76,7 +76,6 @@ def stage(name: Stage, size: int = 0) -> Iterator[None]:
     """Context of one stage. It is measured if it runs inside `record_stages`.
 
     Args:
-        name: the stage.
         size: bytes that the stage makes or moves, if they are known before. Otherwise call
             `count_bytes` later.
     """

@@ -36,7 +36,6 @@ class Write:
 
     Attributes:
         name: the first given name of the tensor.
-        target: the module's tensor.
         given: the new tensors by name.
     """
 

@@ -35,7 +35,6 @@ def arithmetic_tasks(
         count: number of tasks.
         terms: numbers per sum.
         digits: maximum digits per number.
-        seed: random seed.
         trace: form of the worked solutions. The sums do not depend on it.
 
     Raises:
@@ -50,7 +49,6 @@ def shared_counts(count: int, possible: Sequence[int]) -> list[int]:
     """Divide `count` as evenly as possible.
 
     Args:
-        count: the whole.
         possible: largest value of each part, in ascending order. The last gets what is left.
     """
     shares: list[int] = []

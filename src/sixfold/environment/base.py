@@ -61,7 +61,6 @@ class Scorer(Protocol):
 
         Args:
             trajectory: gets a `Reward` without a value.
-            line: the error, on one line.
 
         Raises:
             RewardBudgetExceeded: if too many checks of the step have failed.

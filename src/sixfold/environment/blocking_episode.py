@@ -21,9 +21,6 @@ class BlockingEpisode:
     """An episode of a class with ordinary methods. It is made, and plays, in its own thread.
 
     A call that hangs blocks only this thread. Its time limit ends the episode.
-
-    Args:
-        make: makes the object.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:

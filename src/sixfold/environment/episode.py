@@ -52,7 +52,6 @@ class End:
     Attributes:
         reward: final reward, to which the rewards of the turns are added. A `Grade` also says why.
             None: the run's reward functions score the finished trajectory.
-        outcome: how the episode ended.
         events: facts to record.
         tool_errors: number of calls in the last reply that failed.
         later: computes the reward if it is not known yet, for example because it compares the

@@ -69,7 +69,6 @@ def check_episode(make: Any, where: str) -> None:
     """Check a class of episodes, or a function that makes one, without calling it.
 
     Args:
-        make: the class or function.
         where: how the user gave it, for messages.
 
     Raises:

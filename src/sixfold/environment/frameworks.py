@@ -48,8 +48,6 @@ def trl_arguments(
 
     Args:
         function: the reward. Only arguments that it takes by name or by `**kwargs` are passed.
-        completions: completions of one task.
-        task: the task.
         sampled: token ids, finish reasons and the rendered prompt.
         logged: filled with the values that the function logs under each name by `log_metric`.
 
@@ -164,10 +162,8 @@ def openrlhf_arguments(function: Callable[..., Any], text: str, task: Task, prom
     """Arguments for OpenRLHF's `reward_func`, which gets one completion at a time.
 
     Args:
-        function: the reward.
         text: the completion with its special tokens.
         task: the task. Its answer is the label, or "" if it has none.
-        prompt: the prompt as the model read it.
     """
     label = "" if task.answer is None else task.answer
     positions = [

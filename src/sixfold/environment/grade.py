@@ -183,7 +183,6 @@ def reward_given(given: Reward | Grade | float, where: str) -> Reward:
     """The reward that an environment gives, with all of its numbers as finite floats.
 
     Args:
-        given: the reward.
         where: name of a plain number in messages.
 
     Raises:

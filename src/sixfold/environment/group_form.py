@@ -99,9 +99,6 @@ def win_rate(compare: Compare) -> Callable[[Sequence[Member], Task], Any]:
     both orders, because judges prefer one position. An async `compare` runs for all pairs
     concurrently. A group of one completion has no value.
 
-    Args:
-        compare: compares two completions.
-
     Returns:
         A reward function, async if `compare` is.
     """
@@ -135,7 +132,6 @@ def _pieces(text: str, numbers: dict[tuple[str, ...], int]) -> frozenset[int]:
     """Runs of WORDS_PER_PIECE words and signs in a text, without regard to case.
 
     Args:
-        text: the text.
         numbers: number of each run. New runs are added. Sets of numbers are faster than of tuples.
     """
     words = re.findall(r"\w+|[^\w\s]", text.casefold())

@@ -67,7 +67,6 @@ class Named:
     """A kind of object that recipes name.
 
     Attributes:
-        noun: name of the kind, for messages.
         member: kind of the object after the colon, for messages.
         built_in: built-in name -> `module:object`.
     """

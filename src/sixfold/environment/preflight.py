@@ -52,7 +52,6 @@ class Baseline(NamedTuple):
     """Mean reward of uninformed answers.
 
     Attributes:
-        random: mean reward of random text.
         constant: mean reward of `answer`.
         answer: the answer of CONSTANTS with the highest mean reward.
     """
@@ -117,7 +116,6 @@ def expected_refill(degenerate: float, max_rounds: int) -> tuple[float, float]:
     pass rate would be lower.
 
     Args:
-        degenerate: probability q.
         max_rounds: maximum rounds R.
 
     Returns:
@@ -139,7 +137,6 @@ def baseline_scores(
 
     Args:
         score: fills in rewards, as `Environment.score` does. A failed check counts as 0.
-        tasks: tasks to answer.
         make: makes a trajectory that no model sampled.
 
     Raises:
@@ -179,7 +176,6 @@ def made_up_answers(
     Args:
         encode_prompt: token ids of a task's prompt, for rewards that read them.
         encode: text to token ids.
-        decode: the reverse.
         end: token ids that end a turn.
         longest: most tokens of a completion.
     """

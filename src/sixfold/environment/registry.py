@@ -56,7 +56,6 @@ class EpisodeRow:
     Attributes:
         spec: the class as `module:class`.
         copyable: False if two copies of an episode would act on the same thing.
-        version: as of a reward.
         step_rewards: whether it rewards replies or steps before the end. None: not known.
     """
 
@@ -75,7 +74,6 @@ class LibraryRow:
         tasks: function as `module:function` of (NAME, data settings, seed) that makes training
             tasks, held-out tasks and notes. "": the library has no tasks.
         takes_tools: whether its episodes may call the tools of a recipe.
-        step_rewards: as of an environment.
     """
 
     spec: str

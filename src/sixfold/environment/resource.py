@@ -34,12 +34,7 @@ class Resource(Started, Protocol):
         """
 
     def keep(self, run: Path, rank: int) -> None:
-        """Read what an earlier process of this run kept, and keep more there.
-
-        Args:
-            run: folder of the run.
-            rank: this process.
-        """
+        """Read what an earlier process of this run kept, and keep more there."""
 
     def reuse(self, run: Path) -> None:
         """Read what a run has kept, and keep nothing."""

@@ -42,8 +42,6 @@ class RewardFunction:
     """A reward function with its name. Calling the object scores one completion.
 
     Attributes:
-        name: its name in logs.
-        function: the function.
         row: what its registration says about it.
         started: what it asks, which its environment starts and ends. None: nothing.
     """
@@ -100,8 +98,6 @@ class RewardFunction:
         """The rewards of completions of one task.
 
         Args:
-            completions: texts to score.
-            task: their task.
             sampled: values that the function may ask for by parameter name.
             others: results of the other rewards, for f(group, task).
 

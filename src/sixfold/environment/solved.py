@@ -69,7 +69,6 @@ class SolvedRule:
         """True if `score` reaches full marks.
 
         Args:
-            score: the score.
             parts: value of each reward that applies. The others do not count in full marks.
         """
         applying = sum(weight for name, weight in self.weights.items() if name in parts)
@@ -168,7 +167,6 @@ def reward_labels(names: Sequence[str], specs: Sequence[str]) -> list[str]:
     """Distinct labels of rewards. Rewards with the same name get their spec, or a number.
 
     Args:
-        names: name of each reward function.
         specs: `environment.rewards`; empty strings for functions given from Python.
     """
     return [

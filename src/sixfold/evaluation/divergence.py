@@ -46,7 +46,6 @@ class Divergence:
     """Remembers the best evaluation, and the mean rewards of the steps before it.
 
     Attributes:
-        step: step of the best evaluation.
         values: share of samples solved, for each task of that evaluation.
         before: mean rewards of the last WINDOW steps up to it.
         evaluations: number of evaluations so far.
@@ -94,7 +93,6 @@ class Divergence:
         test must reach a level of LEVEL / (n (n + 1)).
 
         Args:
-            step: step of the evaluation.
             values: share of samples solved of each task, in the same order every time.
 
         Returns:

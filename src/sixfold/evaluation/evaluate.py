@@ -26,7 +26,6 @@ class Evaluation:
     """Scored groups of held-out tasks.
 
     Attributes:
-        groups: the groups.
         strict: the same groups, scored by the verifier `eval.strict`. Empty: there is none.
     """
 
@@ -188,10 +187,6 @@ def evaluate(
 
     Args:
         rollout: plays episodes; it decides samples per task and temperature.
-        environment: scores them as they end.
-        tasks: held-out tasks.
-        seed: seed of the sampling.
-        loop: event loop of the run.
         strict: scores the finished trajectories once more, by a verifier that training never uses.
     """
     scorer = environment.scorer(len(tasks) * rollout.samples)

@@ -53,7 +53,6 @@ def task_values(tasks: Sequence[Task], found: Mapping[str, Any]) -> dict[str, fl
 
     Args:
         tasks: the held-out tasks, in the order of the evaluation.
-        found: the record of the evaluation.
     """
     values: dict[str, float] = {}
     seen: Counter[str] = Counter()

@@ -61,11 +61,6 @@ def write_results(
 ) -> Path:
     """Write the completions of each checkpoint and, last, results.json.
 
-    Args:
-        folder: an existing folder.
-        results: content of results.json.
-        groups: scored groups of each checkpoint.
-
     Returns:
         Path of results.json.
     """

@@ -26,7 +26,6 @@ class ScoredComparison:
     Attributes:
         id: id of the row. In the subset Ties it is `ref:N` or `tied:N`.
         subset: part of the benchmark, or "".
-        scores: score of each completion.
         grades: grade of each. Completions with the largest one are right; there are two or more
             different ones.
     """
@@ -155,7 +154,6 @@ class SubsetFigures:
     """Figures of the comparisons of one subset, or of all.
 
     Attributes:
-        comparisons: their number.
         accuracy: share of pairs in the right order, averaged over comparisons.
         best_of: share of comparisons whose highest score has a right completion.
         ties: figures of the subset Ties. None for others.
@@ -188,7 +186,6 @@ class ComparisonFigures:
     """Figures of a reward model.
 
     Attributes:
-        every: figures of all comparisons.
         subsets: those of each named subset, in order of their names.
     """
 

@@ -49,7 +49,6 @@ def masked_attention(
         q: [B, H, Q, D] queries.
         k: [B, H_kv, S, D] keys. H is a multiple of H_kv.
         v: [B, H_kv, S, D] values.
-        kernel: parameters of the layer.
         mask: boolean, True = visible, broadcast to [B, 1, Q, S]. None: no mask.
         causal: query i sees keys 0..i. Needs Q == S.
 
@@ -123,7 +122,6 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) ->
         q: [B, H, L, D] queries.
         k: [B, H_kv, L, D] keys.
         v: [B, H_kv, L, D] values.
-        kernel: parameters of the layer.
 
     Returns:
         [B, H, L, D].

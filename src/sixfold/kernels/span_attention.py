@@ -41,7 +41,6 @@ class Spans:
     i.
 
     Args:
-        lengths: (Q, S) of each span.
         queries: [spans + 1] int32 offset of each span's first query; the last entry is the number
             of queries.
         keys: [spans + 1] int32 offset of each span's first key; the last entry is the number of

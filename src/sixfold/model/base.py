@@ -27,7 +27,6 @@ class Layout(Protocol):
             q: queries [1, heads, N, D].
             k: keys [1, kv_heads, N, D].
             v: values [1, kv_heads, N, D].
-            kernel: parameters of the attention layer.
 
         Returns:
             Output [1, N, heads, D].
@@ -97,7 +96,6 @@ class WatchedRouters(Protocol):
     """The routers of a mixture of experts.
 
     Attributes:
-        names: names of the router modules.
         experts: experts per layer.
         top_k: experts per token and layer.
     """
@@ -211,7 +209,6 @@ class LanguageModel(Body, Protocol):
         """This model on a copy of its weights in `dtype`, for use under autocast.
 
         Args:
-            dtype: autocast's dtype.
             build: as in `body`.
         """
         ...

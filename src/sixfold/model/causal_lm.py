@@ -98,7 +98,6 @@ class CausalLM:
         """Body and head on a copy of the weights in autocast's dtype. Built once per dtype.
 
         Args:
-            dtype: autocast's dtype.
             build: compiles a C file. None: use no CPU kernels.
 
         Returns:
@@ -180,7 +179,6 @@ class Segments:
             q: queries [1, heads, N, D].
             k: keys [1, kv_heads, N, D].
             v: values [1, kv_heads, N, D].
-            kernel: parameters of the attention layer.
 
         Returns:
             Output [1, N, heads, D].

@@ -40,7 +40,6 @@ def prepare_device(device: str, precision: str | None = None) -> None:
     """Set PyTorch's options for a GPU. Does nothing for the CPU.
 
     Args:
-        device: device of the models.
         precision: precision of forward passes. With "bfloat16", matrix products that remain in
             float32 may use TF32, whose 10 mantissa bits exceed bfloat16's 7. With "float32" they
             keep all 23 bits. None: do not change the setting.

@@ -19,7 +19,6 @@ class Architecture:
     """What a process needs to build a model with the same parameters.
 
     Attributes:
-        name: class name of the model.
         config: its configuration in Hugging Face format.
         parameters: names of its parameters, in order.
     """

@@ -117,10 +117,8 @@ class Routers:
         """Run one router.
 
         Args:
-            index: index of the router.
             record: receives logits and choices of the router.
             given: as in `watch`.
-            forward: the router's own forward pass.
             inputs: arguments of the forward pass.
             named: named arguments of the forward pass.
 
@@ -298,8 +296,6 @@ def _probe(model: PreTrainedModel, names: tuple[str, ...], at: int) -> Routers |
     """Run the model once, and describe its routers from what they return.
 
     Args:
-        model: the model.
-        names: names of the router modules.
         at: index of the logits in the output of a router.
 
     Returns:

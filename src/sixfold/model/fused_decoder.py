@@ -212,7 +212,6 @@ class FusedDecoder:
         Args:
             rows: embedded tokens and work buffers.
             positions: position of each token in its sequence, [N].
-            layout: computes the attention.
             table: cosines and sines of the rotary embedding, [P, D / 2] each.
             additions: added to the outputs of linear layers.
 
@@ -341,7 +340,6 @@ def fused_decoder(
     Supported modules have the common transformer architecture and float32 weights on the CPU.
 
     Args:
-        model: body and head of the module.
         kernels: compiled CPU kernels.
         half: compute products in bfloat16. The probe that decides whether the kernels support the
             module still runs in float32.

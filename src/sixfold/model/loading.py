@@ -61,7 +61,6 @@ class Policy:
         context: longest sequence in tokens.
         stop_token_ids: ids of the tokens that end a completion.
         vocabulary_hash: `vocabulary_hash` of the tokenizer.
-        stop_strings: stop strings of a completion.
         hub_commits: hub id -> loaded commit; empty for a folder.
         notes: messages about the model for the user.
         own_ends: ends of a completion before the recipe changed them; None if unknown.
@@ -93,7 +92,6 @@ class Policy:
             config: settings of the adapter. If its `path` is the folder of a saved adapter, the
                 saved weights are loaded.
             origin: where the model was loaded from.
-            seed: seed of a new adapter.
 
         Raises:
             UserError: as `add_lora`.
@@ -136,7 +134,6 @@ class Policy:
         `AutoModelForCausalLM.from_pretrained(folder)` loads it.
 
         Args:
-            folder: an existing folder.
             weights: tensors to write, by the names in `weights()`. None: the current weights.
         """
         if self.lora:
@@ -172,9 +169,7 @@ def load_policy(
     trains an adapter, only the base is loaded; `Policy.with_lora` adds the adapter.
 
     Args:
-        config: model settings of the recipe.
         seed: seed of the weights, for a model made from scratch.
-        device: device of the model.
         setting: name of the setting that holds the path, for error messages.
         dtype: dtype of the weights. Training needs float32.
         texts: training documents, for a model made from scratch whose tokenizer is trained.
@@ -456,8 +451,6 @@ def check_vocabulary(
     <|endoftext|>.
 
     Args:
-        model: has the embeddings.
-        tokenizer: has the vocabulary.
         where: start of the error message.
     """
     embedding: Any = model.get_input_embeddings()
@@ -480,7 +473,6 @@ def check_ends(model: PreTrainedModel, ends: TurnEnd, where: str) -> None:
     """Raise UserError for an end token that the model does not have.
 
     Args:
-        model: has the embeddings.
         ends: its end tokens.
         where: start of the error message.
     """

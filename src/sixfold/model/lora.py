@@ -134,8 +134,6 @@ def make_adapter(
     """Make an adapter for `model` from the contents of PEFT's files.
 
     Args:
-        model: the base model.
-        config: contents of adapter_config.json.
         tensors: weights by their names in adapter_model.safetensors.
         where: start of the error messages, for example "adapter 'PATH'".
 
@@ -243,8 +241,6 @@ def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:
     do not count as linear layers.
 
     Args:
-        model: the model.
-        name: name of the layer.
         layer: the layer.
     """
     return (
@@ -260,8 +256,6 @@ def linear_sizes(
     """Sizes (inputs, outputs) of a layer.
 
     Args:
-        model: the model.
-        name: name of the layer.
         layer: the layer.
         where: start of the error message: the setting or the adapter.
 

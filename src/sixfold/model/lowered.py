@@ -38,10 +38,8 @@ class LoweredBody:
         """Build the twin; the copies are made by the first `ready`.
 
         Args:
-            model: body and head of the module.
             make: wraps the twin in the class of `model`.
             probe: runs body and head once on a few tokens and returns the logits.
-            dtype: autocast's dtype.
         """
         module = model.module
         self._model = model
@@ -124,9 +122,7 @@ def _lowered_slots(module: nn.Module, twin: nn.Module, reads: _Reads) -> Iterato
     """Replace each weight that autocast casts with an empty parameter of the lower dtype.
 
     Args:
-        module: the original.
         twin: its parameters are replaced.
-        reads: records which weights autocast casts.
 
     Yields:
         One slot per replaced parameter.

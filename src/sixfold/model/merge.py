@@ -19,7 +19,6 @@ class MergedWeights(Mapping[str, Tensor]):
 
     Args:
         base: the model without the adapter. Its weights are not changed.
-        adapter: the adapter.
     """
 
     def __init__(self, base: PreTrainedModel, adapter: LoraAdapter) -> None:

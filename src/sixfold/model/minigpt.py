@@ -72,7 +72,6 @@ def eager_attention(
     """Causal attention in plain PyTorch: softmax(q k^T scaling) v.
 
     Args:
-        module: the attention layer.
         query: [B, H, T, D].
         key: [B, H, S, D]. The queries are those of the last T of the S positions.
         value: [B, H, S, D].

@@ -77,7 +77,6 @@ def from_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch
     Args:
         codes: as returned by `to_nf4`.
         scales: as returned by `to_nf4`.
-        shape: shape of the matrix.
         dtype: bfloat16, or a dtype that contains its numbers.
     """
     values = torch.tensor(VALUES, device=codes.device)

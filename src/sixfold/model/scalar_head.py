@@ -40,8 +40,6 @@ def with_scalar_head(
     attention function.
 
     Args:
-        policy: the causal LM.
-        reading: which class.
         refusal: what is refused if there is no such class, and the remedy, around "{}" for why.
         same_body: the body is that of the policy itself, not a copy.
 

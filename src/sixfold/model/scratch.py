@@ -68,7 +68,6 @@ def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokeni
     """Byte-level BPE tokenizer. The same texts in any order give the same tokenizer.
 
     Args:
-        texts: texts to train on.
         vocabulary: number of tokens: the special tokens, 256 bytes, and merges.
 
     Raises:
@@ -98,7 +97,6 @@ def scratch_tokenizer(
     """The tokenizer that the settings ask for.
 
     Args:
-        sizes: settings of the model.
         texts: training documents, on which a trained tokenizer is trained. None: there are none.
 
     Raises:
@@ -133,8 +131,6 @@ def scratch_model(
     """A model with random float32 weights, and its tokenizer.
 
     Args:
-        sizes: settings of the model.
-        seed: seed of the weights.
         texts: as for `scratch_tokenizer`.
 
     Raises:

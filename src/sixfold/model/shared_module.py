@@ -15,7 +15,6 @@ def shared_copy(module: M, apart: Set[int] = frozenset()) -> M:
     """Copy a module, but share its parameters, buffers and configs with the copy.
 
     Args:
-        module: the original.
         apart: ids (`id(parameter)`) of parameters to copy instead of share.
     """
     shared: list[object] = [*module.parameters(), *module.buffers()]

@@ -56,7 +56,6 @@ class Context:
     """Longest supported sequence.
 
     Attributes:
-        tokens: its length.
         note: why it is shorter than the model's configuration says; empty if it is not.
     """
 

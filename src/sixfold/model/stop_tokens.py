@@ -50,7 +50,6 @@ def recipe_turn_end(
     """Ends of a completion according to the settings `rollout.stop_tokens` and `rollout.stop`.
 
     Args:
-        own: ends of the model.
         tokenizer: looks up the token ids.
         tokens: `rollout.stop_tokens`, spelled as in the vocabulary. `auto` stands for `own`,
             including its strings.

@@ -48,7 +48,6 @@ class TrainedLora:
         layers: name of a linear module -> PEFT's module that replaces it in `model`.
         config: the recipe's settings of the adapter.
         origin: where the base was loaded from.
-        peft_config: PEFT's settings.
     """
 
     model: PreTrainedModel
@@ -101,7 +100,6 @@ class TrainedLora:
         """Write the adapter in PEFT's format, and `base.json`.
 
         Args:
-            folder: an existing folder.
             weights: tensors to write, by the names in `weights()`. None: the current weights.
             changes: PEFT settings that replace those of the adapter of a causal LM.
         """
@@ -148,9 +146,7 @@ def add_lora(
 
     Args:
         model: the model without an adapter. It is frozen and becomes the base.
-        config: settings of the adapter.
         origin: where the model was loaded from.
-        seed: seed of a new adapter's weights.
         path: folder of a saved adapter, whose weights are loaded. Any other path is ignored.
 
     Raises:

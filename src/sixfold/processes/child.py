@@ -135,7 +135,6 @@ class Child:
         """Send a request. If the process has died, the next read reports it, not this call.
 
         Args:
-            body: the request.
             timeout_s: maximum seconds in which the process reads nothing. None: no limit.
 
         Raises:
@@ -149,7 +148,6 @@ class Child:
         """Send as much of a request as is possible without waiting.
 
         Args:
-            body: the request.
             answers: number of answers that the program gives to the request. 0: it may send notes.
 
         Returns:

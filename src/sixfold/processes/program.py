@@ -57,10 +57,6 @@ class Requests:
 
     A request may be read before earlier ones have all their answers. Another thread may then give
     the answers, but only one thread at a time.
-
-    Args:
-        requests: descriptor of the requests.
-        replies: descriptor for the replies.
     """
 
     def __init__(self, requests: int, replies: int) -> None:
@@ -186,8 +182,6 @@ def _supervise(child: int, requests: int, parent: int) -> NoReturn:
     `requests` or has ended. Signal handlers and timers of the program have no effect here.
 
     Args:
-        child: pid of the program.
-        requests: the end of the pipe that the program reads.
         parent: pid of the process that started this one.
     """
     wake, waker = os.pipe()

@@ -61,7 +61,6 @@ def base_of(path: str, setting: str) -> Base:
     moved as a whole still finds its base.
 
     Args:
-        path: the adapter's folder.
         setting: name of the setting that holds the path, for error messages.
 
     Raises:

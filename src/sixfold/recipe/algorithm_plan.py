@@ -77,7 +77,6 @@ def check_algorithm(recipe: Recipe, row: Method, *, own_reward: bool = False) ->
 
     Args:
         recipe: the whole run.
-        row: its method.
         own_reward: True if a function given from Python replaces the recipe's rewards.
 
     Raises:
@@ -308,7 +307,6 @@ def _check_correction(row: Method, *, same_weights: bool) -> None:
     """Refuse a correction of samples that come from the trainer's own weights.
 
     Args:
-        row: the method.
         same_weights: engine and trainer compute with the same weights in float32.
     """
     rule = (

@@ -168,7 +168,6 @@ def _check_graphs(engine: EngineConfig, rollout: RolloutConfig, routing: str, lo
     """Refuse CUDA graphs where every decode step would run without them.
 
     Args:
-        engine: settings of the engine.
         rollout: says who samples.
         routing: `moe.routing`.
         lora: rank of an adapter that the engine adds. 0: there is none.
@@ -528,7 +527,6 @@ def _check_reference(reference: ReferenceConfig, rank: int, precision: str) -> N
     """Refuse settings that save the memory of a reference, where they do not.
 
     Args:
-        reference: settings of the reference.
         rank: rank of a LoRA adapter. 0: there is none.
         precision: dtype of the forward passes.
     """

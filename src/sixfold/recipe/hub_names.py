@@ -68,7 +68,6 @@ def not_found(name: str, kind: Kind) -> str:
 
     Args:
         name: path or hub id, as the user wrote it.
-        kind: what it stands for.
 
     Returns:
         Text that can follow "model.path = 'NAME': ". Empty if the hub may have it.

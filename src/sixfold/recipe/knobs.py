@@ -27,8 +27,6 @@ class Knob:
     """One setting, as `--help` shows it.
 
     Attributes:
-        key: dotted key.
-        default: default value.
         description: one line for `--help`.
         accepts: description of the valid values.
         kind: JSON type of the value.

@@ -22,8 +22,6 @@ class Together:
 
     Attributes:
         settings: the settings, in the order in which they were found.
-        plan: the plan with these settings.
-        memory: its memory.
     """
 
     settings: Settings
@@ -76,7 +74,6 @@ def _shape_of(policy: ModelConfig, path: str, setting: str) -> ModelShape:
     Args:
         policy: settings of the policy, which hold for the other model too.
         path: path or hub id of the model.
-        setting: setting that names it.
 
     Raises:
         UserError: if there is no such model.
@@ -89,7 +86,6 @@ def what_helps(plan: Plan, memory: MemoryPlan, ranks: int = 0) -> list[tuple[str
 
     Args:
         plan: the resolved recipe.
-        memory: its memory.
         ranks: processes of the run. 0: as many as it has.
     """
     ranks = ranks or ranks_of(plan.recipe.placement)
@@ -234,7 +230,6 @@ def _doubled_experts(parallel: ParallelConfig, experts: int, ranks: int) -> int 
     """Twice the size of an expert group. None if the run cannot have such groups.
 
     Args:
-        parallel: the groups that the run has.
         experts: experts per layer of the policy. 0: there are none.
         ranks: processes that torchrun starts.
     """

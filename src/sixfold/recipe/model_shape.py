@@ -32,7 +32,6 @@ class ModelShape:
         parameters: number of parameters, tied weights counted once.
         context: longest sequence, in tokens.
         cached: what the KV cache keeps of one token, if `size` is not known.
-        size: sizes of the parts.
         unknown: why `size` is not known.
     """
 

@@ -32,9 +32,6 @@ class Plan:
     A value that is not known until the model is loaded is None.
 
     Attributes:
-        recipe: the recipe.
-        algorithm: the resolved method.
-        model: sizes of the model.
         trajectories: trajectories per step.
         longest_tokens: longest prompt and completion together, in tokens.
         max_prompt_tokens: longest prompt: the tokens that the completion leaves.
@@ -68,7 +65,6 @@ def make_plan(recipe: Recipe, *, own_reward: bool = False) -> Plan:
     """Resolve a recipe.
 
     Args:
-        recipe: the recipe.
         own_reward: True if a function given from Python replaces its rewards.
 
     Raises:

@@ -12,7 +12,6 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
 
     Args:
         recipe: the whole run.
-        method: method of the run.
         ranks: processes that torchrun or Ray starts.
 
     Raises:

@@ -192,8 +192,6 @@ def _stage(
 
     Args:
         asked: values of the recipe's file by section.
-        kind: kind of the stage.
-        name: name of the stage.
         for_all: values of flags for all stages.
         own: values of this stage's table and flags.
         earlier: the stages before this one.

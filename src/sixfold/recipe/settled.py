@@ -31,7 +31,6 @@ def settled(
     Args:
         asked: values of the file by section. Changed in place.
         given: values by dotted key that take precedence, such as those of flags.
-        where: name of the file.
         place: says where a key of the file was written.
         given_at: says where a key of `given` was written.
 

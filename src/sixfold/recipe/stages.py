@@ -231,7 +231,6 @@ class Table:
 
     Attributes:
         kind: a name of `kind_names`.
-        name: name of the stage.
         settings: by dotted key.
     """
 
@@ -289,7 +288,6 @@ class StagedRecipe:
         """The recipe by which the model of a stage is evaluated.
 
         Args:
-            name: name of the stage.
             where: the recipe or the run, for messages.
             artifacts: path of the artifact of each stage, by name.
 
@@ -349,7 +347,6 @@ def reads_tasks(reads: Reads, data: DataConfig, form: str) -> bool:
     """True if a stage's [data] holds tasks, which can be sampled.
 
     Args:
-        reads: what its kind reads.
         data: [data] of the stage.
         form: its `sft.form`.
     """
@@ -369,7 +366,6 @@ def dataset_settings(source: str, form: str) -> dict[str, Any]:
 
     Args:
         source: the .jsonl file.
-        form: form of its prompts.
     """
     return {
         "source": source,

@@ -66,7 +66,6 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
     """Like `load_recipe`, for TOML text in memory.
 
     Args:
-        text: the TOML text.
         where: name of the text in error messages.
         flags: command-line flags, which take precedence over the text.
 

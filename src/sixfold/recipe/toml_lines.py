@@ -19,7 +19,6 @@ class TomlText:
     """Says where the keys of a TOML text were written.
 
     Args:
-        text: the text.
         where: name of the text in messages.
     """
 
@@ -84,9 +83,7 @@ def syntax_error(text: str, where: str, error: ValueError | RecursionError) -> s
     A duplicate key is shown with both lines, an unquoted word with the missing quotes.
 
     Args:
-        text: the TOML text.
         where: name of the file.
-        error: error that tomllib raised.
     """
     if isinstance(error, RecursionError):
         return f"{where} is nested too deeply for a recipe"

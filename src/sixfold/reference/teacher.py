@@ -19,7 +19,6 @@ def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
 
     Args:
         path: a folder or a hub id.
-        policy: the policy to be taught.
         longest: length in tokens of the longest sequence to score.
 
     Raises:

@@ -34,12 +34,8 @@ class Setup:
     """The model to build, and how it scores.
 
     Attributes:
-        architecture: that of the parent's model.
         weights: file descriptor of the shared tensors.
         places: their locations in it.
-        device: device of the model.
-        threads: CPU threads.
-        temperature: sampling temperature.
         chunk: positions per chunk of logits.
         autocast: name of a dtype. Empty: the dtype of the weights.
         max_tokens: maximum tokens per micro-batch.

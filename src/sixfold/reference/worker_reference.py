@@ -49,11 +49,9 @@ class WorkerReference(FrozenWeights):
     float32).
 
     Args:
-        policy: the model to copy.
         scoring: sampling temperature, chunk size and precision.
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
-        threads: CPU threads of the process.
         silence_s: longest wait for the scores of one batch, or for the start of the process.
     """
 

@@ -20,7 +20,6 @@ def adapter_of(run: Path, recipe: Mapping[str, Any]) -> str:
     """The adapter that a run trains, in words. Empty if the run trains all weights.
 
     Args:
-        run: the run's folder.
         recipe: its recipe, parsed. A part that is not of the expected type is left out.
     """
     lora = _section(_section(recipe, "model"), "lora")
@@ -67,11 +66,7 @@ def parameters_of(file: Path) -> int | None:
 
 
 def base_parameters(adapter: Path) -> int | None:
-    """Parameters of the base of an adapter. None if the base is not in a folder of this machine.
-
-    Args:
-        adapter: folder of the adapter.
-    """
+    """Parameters of the base of an adapter. None if the base is not in a folder of this machine."""
     try:
         folder = Path(base_of(str(adapter), "the adapter").path).expanduser()
     except UserError:

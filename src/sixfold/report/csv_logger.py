@@ -29,7 +29,6 @@ class CsvLogger:
     number that was not finite (null in JSON). Floats read back bit for bit.
 
     Args:
-        path: the CSV file.
         records: metrics.jsonl, to which each step must be written before it is logged here.
     """
 

@@ -22,7 +22,6 @@ class Move:
 
     Attributes:
         step: step after which it moved.
-        task: its id.
         change: the buckets, such as "train to easy".
         rate: its pass rate then, which gives old samples less weight.
         history: samples solved since each decision, such as "step 10: 3 of 8".

@@ -42,10 +42,7 @@ class Symptom:
     """A symptom of faulty data.
 
     Attributes:
-        name: short name.
         looks_like: what is seen.
-        stage: stage of curation that is at fault.
-        remedy: what to do.
         find: function of the records that returns the evidence, or "" if there is none.
     """
 

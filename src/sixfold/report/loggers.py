@@ -42,7 +42,6 @@ class JsonlLogger:
     Opening the file removes a line that a crash left incomplete.
 
     Args:
-        path: the file.
         warn: receives a line about what another program did to the file (`AppendedFile`).
     """
 
@@ -232,8 +231,6 @@ class TrackedRun:
 
     Attributes:
         id: unique to the run folder. A resumed run keeps it.
-        project: project that groups runs.
-        name: displayed name.
         entity: user or team. Empty: the tracker's default.
     """
 

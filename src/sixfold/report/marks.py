@@ -34,9 +34,7 @@ class Dot:
     """Mark of a completion in the report.
 
     Attributes:
-        mark: the mark.
         symbol: the character that shows it.
-        reward: the reward in words.
     """
 
     mark: Mark

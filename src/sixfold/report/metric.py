@@ -18,10 +18,7 @@ class Metric:
     Attributes:
         key: name. A key that ends in `*` is a family: the run supplies the rest of the name, such
             as a reward part.
-        unit: unit of the value.
-        meaning: what it is.
         formula: how it is computed.
-        is_list: whether the value is a list.
         timed: whether it depends on time or load without being a duration or speed.
         timed_with: setting with which it does. "": none.
     """

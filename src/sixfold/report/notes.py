@@ -32,7 +32,6 @@ class Notes:
     """Shows notes and stores them. The file is written as a whole, so deleting it loses none.
 
     Args:
-        folder: the run's folder.
         show: prints a line on the screen.
     """
 

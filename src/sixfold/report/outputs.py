@@ -26,9 +26,6 @@ class Loggers:
     recipe names them.
 
     Args:
-        log: names the loggers.
-        name: name of the run.
-        run: folder of the run.
         settings: the recipe's settings, for trackers.
         first_step: first step of this process.
         warn: receives a line about what another program did to metrics.jsonl.

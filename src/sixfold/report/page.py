@@ -21,9 +21,7 @@ def render_page(template: str, package: str = "sixfold.report", **values: object
     """The text of a template with `values` filled in.
 
     Args:
-        template: name of the template.
         package: package whose folder `templates` has it. It may extend those of `sixfold.report`.
-        values: what it uses.
 
     Raises:
         jinja2.UndefinedError: if the template uses a value that is not given.

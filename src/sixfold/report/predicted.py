@@ -94,9 +94,6 @@ class Comparison:
 def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What a comparison needs of one step: seconds by phase, and lengths in tokens.
 
-    Args:
-        metrics: metrics of the step.
-
     Returns:
         The same keys for every step. A length is NaN if it was not logged, a phase if none of its
         parts was.
@@ -122,7 +119,6 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
     """Compare a prediction with steps of the run.
 
     Args:
-        prediction: prediction of the run.
         steps: `step_figures` of at least one step.
     """
     means = {key: fmean(step[key] for step in steps) for key in ("prompt", "mean", "longest")}
@@ -147,8 +143,6 @@ def alarm_line(phase: Phase, comparison: Comparison, steps: int) -> str:
     """The alarm about a phase that deviates: how much, for which lengths, and what to look at.
 
     Args:
-        phase: the phase.
-        comparison: the comparison in which it deviates.
         steps: number of steps that were compared.
     """
     remedy = _SLOWER[phase.name] if phase.measured > phase.predicted else _FASTER

@@ -66,8 +66,6 @@ class Predictor(Protocol):
         """Predict the steps of a run, and store the prediction or why there is none.
 
         Args:
-            folder: folder of the run.
-            recipe: the resolved recipe.
             device: "cpu", "cuda" or "cuda:N".
             ranks: processes of the run, each with a device of its own unless it is the CPU.
             step: steps done so far.

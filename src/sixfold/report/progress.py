@@ -139,7 +139,6 @@ class Progress:
 
         Args:
             stage: name of the stage, as in `stage`.
-            rows: the figures.
         """
         title = f"Before and after {stage}"
         table = Table("", "before", "after", title=title, title_justify="left")

@@ -34,7 +34,6 @@ def read_step(path: Path, tasks: Mapping[str, Task]) -> RecordedStep:
     """Read the groups of a step from its dump.
 
     Args:
-        path: dump of the step.
         tasks: training tasks by id.
 
     Raises:
@@ -81,12 +80,7 @@ def _groups(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[st
 
 
 def replayable(recorded: set[int], checkpoints: Sequence[int]) -> list[int]:
-    """Steps that can be replayed: all steps from a checkpoint to them are recorded.
-
-    Args:
-        recorded: recorded steps.
-        checkpoints: steps of the checkpoints.
-    """
+    """Steps that can be replayed: all steps from a checkpoint to them are recorded."""
     steps = set()
     for start in checkpoints:
         step = start + 1

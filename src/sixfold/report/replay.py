@@ -32,8 +32,6 @@ class Line:
     """One number of a step.
 
     Attributes:
-        what: name of the number.
-        recorded: value in the record.
         recomputed: value computed now.
         difference: largest absolute difference. None if one side has no number.
         verdict: result of the comparison.
@@ -51,10 +49,8 @@ class Sample:
     """A trajectory whose reward, advantage or episode differs.
 
     Attributes:
-        task_id: id of its task.
         sample: index of the sample, or "greedy".
         what: what differs: "reward", "advantage", or a description of how the episode differs.
-        recorded: value in the record.
         recomputed: value computed now.
         note: parts of the reward that differ, or an error.
     """
@@ -82,7 +78,6 @@ def compare_columns(what: str, recorded: Sequence[Number], recomputed: Sequence[
     """Compare a number of each trajectory. The line has the means and the largest difference.
 
     Args:
-        what: name of the number.
         recorded: values in the record, one per trajectory.
         recomputed: values computed now, in the same order.
     """
@@ -104,7 +99,6 @@ def compare_metrics(
     """Compare metrics, one line each. For a list of numbers the line has the largest difference.
 
     Args:
-        recorded: metrics in the record.
         recomputed: metrics computed now.
         keys: metrics to compare. They must be in `recomputed`.
     """

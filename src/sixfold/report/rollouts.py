@@ -49,7 +49,6 @@ def write_rollouts(
 
     Args:
         path: `RunFolder.rollout_file(step)`. Its folder is created if another program deleted it.
-        groups: the step's trajectories.
         advantages: one per trajectory, in the shape of `groups`.
         decode: text of one token id. With it each line has `pieces`, the texts of its tokens.
         trained_version: version of the weights that the step began to train.

@@ -46,17 +46,12 @@ class RunRecord:
     """Contents of a run's folder.
 
     Attributes:
-        path: the folder.
         recipe_text: the recipe as written.
-        recipe: the recipe parsed.
         metrics: records of the RL steps.
         warm_up: records of the SFT steps.
-        summary: summary.json.
-        environment: environment.json.
         before: held-out samples before training.
         after: held-out samples after training.
         dumps: (step, records) of some dumped steps.
-        notes: notes of the run.
         curriculum: decisions of the curriculum. Empty for a run without one.
         prediction: predicted durations. The reason as text if nothing was predicted. None without
             prediction.json.
@@ -188,7 +183,6 @@ def read_run(path: Path, *, dumps: bool = True) -> RunRecord:
     """Read a run for its report.
 
     Args:
-        path: folder of the run.
         dumps: read trajectories too.
 
     Raises:

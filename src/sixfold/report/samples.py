@@ -16,9 +16,7 @@ class Sample:
     """One completion of a held-out prompt.
 
     Attributes:
-        prompt: the prompt as text.
         answer: the reference answer as text.
-        completion: the completion as text.
         reward: None if the check failed.
         solved: see `environment.solved`.
         verdict: how its check ended. None if it was not recorded.
@@ -36,7 +34,6 @@ def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample])
     """Write `RunFolder.samples` atomically.
 
     Args:
-        path: the file.
         before: samples before training.
         after: samples after training.
     """

@@ -36,7 +36,6 @@ class StageTable:
     """A table with a row for each stage.
 
     Attributes:
-        title: what it shows.
         columns: names of the columns. The first has the stages.
         rows: cells as text.
     """
@@ -51,8 +50,6 @@ class StageView:
     """A stage on the page.
 
     Attributes:
-        name: name of the stage.
-        anchor: place of the stage on the page.
         link: its own report, relative to the page.
         curves: charts of what it learned.
         notes: its warnings, and the result of its pre-flight.
@@ -174,9 +171,7 @@ def _shares(
     """Table of shares by name.
 
     Args:
-        title: what it shows.
         key: where a row of the stage table has the shares. Rows of earlier releases have none.
-        rows: rows of the stage table.
         below: further rows: what they show, and their texts by name.
         missing: text for a name that a row has not.
     """

@@ -33,7 +33,6 @@ class Line:
         label: name in the legend.
         points: (step, value); a value of None is a gap.
         colour: index of the CSS class.
-        thin: draw a thin line.
         dots: draw a dot at every point.
         band: (step, low, high) of the band around the curve.
     """
@@ -86,8 +85,6 @@ def line_chart(
     """An SVG with one curve per line.
 
     Args:
-        lines: curves to draw.
-        show: formats a value.
         limits: limits of the value axis. None: fit to the data.
         log: use a logarithmic value axis. Values below 1e-100 become gaps.
     """

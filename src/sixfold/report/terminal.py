@@ -46,7 +46,6 @@ class Screen:
     """Prints rows to a file, which may be a terminal.
 
     Args:
-        file: where to print.
         colour: write escape sequences for colours.
     """
 
@@ -96,7 +95,6 @@ def trajectory_rows(record: Record, why: str, *, tokens: bool) -> Iterator[Rende
     """Rows for one trajectory.
 
     Args:
-        record: record of a dump.
         why: reason why it is shown, or "".
         tokens: list the tokens one by one, with log-prob, advantage and version.
     """

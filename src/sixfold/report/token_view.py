@@ -52,7 +52,6 @@ class PartView:
 
     Attributes:
         label: "turn 2", or "environment". Empty in a trajectory of one reply without events.
-        about: facts about the reply.
         tokens: its tokens.
         more: number of tokens that are not shown.
         events: tool calls and other events after the reply.
@@ -70,7 +69,6 @@ class SampleView:
     """One completion.
 
     Attributes:
-        dot: its mark.
         about: sample number, reward, verdict, advantage, length, finish reason, turns, tool calls,
             parts of the reward.
         error: error of its check, or the detail of its verdict. Empty if there is none.
@@ -90,8 +88,6 @@ class GroupView:
     """One task and its completions.
 
     Attributes:
-        dots: marks of all completions.
-        prompt: start of the prompt.
         about: task, reference answer, source.
         tokens: tokens of the prompt.
         more: number of prompt tokens that are not shown.
@@ -124,7 +120,6 @@ def trajectories(step: int, records: Sequence[Record], first_open: bool = False)
 
     Args:
         step: number of the step.
-        records: records of the step's dump.
         first_open: whether the first group is shown open.
     """
     groups: dict[str, list[Record]] = {}

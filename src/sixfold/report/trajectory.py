@@ -32,7 +32,6 @@ class Token:
     """One token.
 
     Attributes:
-        index: index in the trajectory.
         id: token id.
         text: text of the token. None if the dump has none.
         origin: letter of its provenance.
@@ -66,7 +65,6 @@ class Event:
 
     Attributes:
         label: "tool call", or the kind of the event.
-        text: fields of the event.
         failed: True for a failed tool call.
     """
 
@@ -260,7 +258,6 @@ def _event(given: Mapping[str, Any], shown: str = "") -> Event:
     """An event as text.
 
     Args:
-        given: the event of a record.
         shown: text that is shown after it. A result in this text is not repeated.
     """
     if given.get("kind") != "tool_call":

@@ -32,10 +32,8 @@ class Example:
     """A completion with a verdict.
 
     Attributes:
-        verdict: the verdict.
         about: step, task and sample.
         why: detail of the verdict, or the error of the check.
-        text: end of the completion.
     """
 
     verdict: str

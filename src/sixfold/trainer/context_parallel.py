@@ -114,11 +114,7 @@ class _Places:
 
 
 class ContextGroup:
-    """The context group of this rank.
-
-    Args:
-        group: the ranks of the group.
-    """
+    """The context group of this rank."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -225,7 +221,6 @@ class DividedRow:
     Attributes:
         part: row with this rank's tokens and scores. It has no segments. Its `row`, `column`,
             `slot` and `members` are those of the whole row.
-        group: the context group.
         scored: indices of this rank's scores among the S scores of the row.
         slots: [S] place of each score in the stacked scores of all ranks.
         most: places of a rank.
@@ -277,7 +272,6 @@ class GatheredAttention:
     Attributes:
         spans: this rank's queries, and the keys that they see.
         keys: place of each of these keys in the stacked keys of all ranks.
-        group: the context group.
         count: positions of this rank whose keys the group needs. 0 for a rank without positions.
         most: places of a rank.
     """

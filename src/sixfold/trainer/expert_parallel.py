@@ -38,7 +38,6 @@ class ExpertMesh(NamedTuple):
     """Meshes of the ranks that share experts.
 
     Attributes:
-        group: the expert group of this rank.
         data: the ranks with the same experts as this rank. [shards] or [replicas, shards].
         alone: this rank. transformers asks for the ranks that compute the same tokens.
     """
@@ -54,7 +53,6 @@ def expert_mesh(ranks: int, replicas: int, device: str, experts: int) -> ExpertM
     Args:
         ranks: number of ranks.
         replicas: copies of the sharded model.
-        device: type of the devices.
         experts: ranks per expert group. `replicas * experts` must divide the number of ranks.
     """
     names = ("shard",) if replicas == 1 else ("replicate", "shard")
@@ -73,7 +71,6 @@ def divide_experts(model: nn.Module, mesh: ExpertMesh) -> list[nn.Module]:
 
     Args:
         model: the model, with equal weights on all ranks.
-        mesh: the ranks.
 
     Returns:
         The modules with the experts of this rank. Empty if the model has none that can be divided.
@@ -92,11 +89,6 @@ def divide_experts(model: nn.Module, mesh: ExpertMesh) -> list[nn.Module]:
 
 def check_experts(model: PreTrainedModel, experts: int, ranks: int) -> None:
     """Check that an expert group can divide the experts of a model.
-
-    Args:
-        model: the model.
-        experts: ranks of an expert group.
-        ranks: ranks of one copy of the model.
 
     Raises:
         UserError: if transformers cannot divide the experts of this architecture, or if the size of

@@ -42,7 +42,6 @@ def fused_scores(
     """Log-prob and entropy of each target token.
 
     Args:
-        head: the output head.
         hidden: [S, hidden] hidden states.
         target: [S] token ids.
         settings: temperature, chunk size and precision.

@@ -15,7 +15,6 @@ class HeadSettings:
 
     Attributes:
         finish: the architecture's scaling and soft cap.
-        temperature: sampling temperature.
         chunk: positions per chunk.
         product: dtype of the factors of the matrix product. None: that of the weights.
         entropy_gradient: whether entropies carry gradients.

@@ -24,11 +24,7 @@ from .stacking import stack_rows
 
 
 class HeadShare:
-    """One rank's share of the positions of a head.
-
-    Args:
-        group: the tensor group.
-    """
+    """One rank's share of the positions of a head."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -36,11 +32,7 @@ class HeadShare:
         self.ranks = dist.get_world_size(group)
 
     def positions(self, count: int) -> slice:
-        """Positions that this rank scores. May be empty.
-
-        Args:
-            count: positions of the row.
-        """
+        """Positions that this rank scores. May be empty."""
         most = self.most(count)
         return slice(min(self.rank * most, count), min((self.rank + 1) * most, count))
 
@@ -53,7 +45,6 @@ class HeadShare:
 
         Args:
             hidden: [S, hidden], equal on all ranks of the group.
-            row: the packed row.
         """
         count = len(row.target)
         own, kept = self.positions(count), None

@@ -68,13 +68,11 @@ class LeanAdamW(torch.optim.Optimizer):
     It is that of the part which this rank holds, if the parameter is sharded.
 
     Args:
-        parameters: parameters to train.
         form: what is stored, and where.
         seed: seed of stochastic rounding. The noise depends on it, the step and the parameter.
         lr: learning rate.
         betas: decay of the two moments.
         eps: epsilon of the denominator.
-        weight_decay: decoupled weight decay.
     """
 
     def __init__(
@@ -166,7 +164,6 @@ class LeanAdamW(torch.optim.Optimizer):
 
         Args:
             weight: [N] weights of one slice.
-            dtype: dtype of the parameter.
             step: updates before this one.
             index: number of the parameter.
             at: the slice.

@@ -29,7 +29,6 @@ class Learned:
         metrics: metrics of the loss, and of the log-probs if the scores are log-probs.
         learning_rate: rate of the last update.
         grad_norm: norm before clipping, averaged over updates. None if there was no update to make.
-        updates: updates made.
         tokens: tokens computed.
         microbatches: backward passes.
         skipped: updates that were not made.
@@ -92,7 +91,6 @@ class Read:
 
     Attributes:
         bad_rows: rows of the micro-batches whose loss is not finite.
-        norm: gradient norm.
         metrics: sums, and means over the scored tokens.
         tokens: tokens computed.
         microbatches: micro-batches with rows.
@@ -131,7 +129,6 @@ class UpdateTotals:
 
     Attributes:
         tokens: tokens computed.
-        rows: rows of each micro-batch.
         losses: loss of each micro-batch.
         sums: by metric name, one number per micro-batch, to be added.
         means: by metric name, one number per micro-batch, to be averaged over scored tokens.
@@ -165,8 +162,6 @@ class UpdateTotals:
         """Add a micro-batch.
 
         Args:
-            scores: its scores.
-            output: its loss and the loss's metrics.
             at: (row, column) of every scored token in its [B, T] tables.
             old_logp: [B, T].
         """
@@ -188,7 +183,6 @@ class UpdateTotals:
 
         Args:
             norm: gradient norm, equal on all ranks.
-            ranks: the ranks whose numbers are added.
         """
         named = [
             (kind, name, len(values))

@@ -45,7 +45,6 @@ class Scoring:
     """Settings of the computation of log-probs.
 
     Attributes:
-        temperature: sampling temperature.
         chunk: positions per chunk.
         autocast: precision of the model body. None: the dtype of the weights.
         entropy_gradient: whether entropies carry gradients, as an entropy bonus needs.
@@ -84,7 +83,6 @@ def score_chunk(
         model: supplies the output head.
         hidden: [C, hidden] hidden states.
         target: [C] token ids.
-        temperature: sampling temperature.
         entropy_gradient: whether the entropy carries gradients.
         kept: [C] token sets after truncation. The log-prob is then logit(target) - logsumexp over
             the kept logits. The gradient flows through the kept logits and is 0 for the others.
@@ -205,7 +203,6 @@ class PolicyRoot(nn.Module):
     called outside `forward`: `states` by a value head on the policy, `count` by `prepare`.
 
     Args:
-        model: the causal LM.
         routing: watches the routers of a mixture of experts. None: there is nothing to watch.
 
     Attributes:
@@ -414,8 +411,6 @@ def score_batch(
     """Log-probs of a whole batch under a model of this process, without gradient.
 
     Args:
-        model: model to score with.
-        batch: batch to score.
         scoring: temperature, chunk size and precision.
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
@@ -440,8 +435,6 @@ def score_tables(
     Every rank scores its share of the rows and gets the complete tables.
 
     Args:
-        root: root to score with.
-        batch: batch to score.
         scoring: temperature, chunk size and precision.
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.

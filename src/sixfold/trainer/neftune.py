@@ -20,8 +20,6 @@ class EmbeddingNoise:
     depends on (seed, step, row of the batch) alone, and not on packing.
 
     Args:
-        alpha: scale of the noise.
-        seed: seed of the run.
         step: number of the step.
     """
 

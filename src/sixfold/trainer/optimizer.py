@@ -31,8 +31,6 @@ def make_optimizer(
     micro-batches would be rounded away.
 
     Args:
-        model: module to train.
-        config: trainer settings.
         seed: seed of stochastic rounding.
 
     Raises:
@@ -118,7 +116,6 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor
     """Scale gradients in place, so that their norm is at most `most`.
 
     Args:
-        parameters: parameters with their gradients.
         most: largest norm.
         norm: the norm, as `gradient_norm` returned it.
     """
@@ -162,7 +159,6 @@ def learning_rate(config: TrainerConfig, step: int, total: int) -> float:
     The schedule is constant, or a linear or cosine decay to 0 at the last step.
 
     Args:
-        config: trainer settings.
         step: optimizer step, starting at 0.
         total: number of optimizer steps.
     """

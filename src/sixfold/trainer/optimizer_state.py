@@ -58,8 +58,6 @@ def load_optimizer_tensors(
     """Inverse of `optimizer_tensors`, bit for bit.
 
     Args:
-        optimizer: optimizer to restore.
-        model: model with the optimizer's parameters.
         tensors: state to copy, as `optimizer_tensors` returned it.
 
     Raises:

@@ -77,8 +77,6 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
     for the attention plan.
 
     Args:
-        batch: the batch.
-        rows: rows of the batch to pack.
         share_prefix: whether trajectories of one group with the same prompt share one copy of it.
     """
     host, device = batch.at_host(), batch.tokens.device
@@ -127,8 +125,6 @@ def _sampled_experts(
 
     Args:
         routes: record of each row of the batch, or None for a row without one.
-        layout: the packed row.
-        device: device of the result.
     """
     known = {b: r for b, _ in layout.runs if routes and (r := routes[b]) is not None}
     if not known:
@@ -261,8 +257,6 @@ def microbatches(
     micro-batch.
 
     Args:
-        batch: the batch.
-        rows: rows of the batch to split.
         max_tokens: maximum computed tokens per micro-batch.
         share_prefix: whether a shared prompt counts only once per micro-batch.
 

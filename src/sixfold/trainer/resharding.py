@@ -43,8 +43,6 @@ def split(box: Box, dim: int, parts: int) -> list[Box]:
     """Divide a box along a dimension, as `torch.chunk` does. The last parts may be empty.
 
     Args:
-        box: the box.
-        dim: the dimension.
         parts: number of parts.
     """
     start, stop = box[dim]
@@ -81,13 +79,7 @@ def extent(box: Box) -> tuple[int, ...]:
 
 
 class Move(NamedTuple):
-    """Values that one rank sends to another, or keeps.
-
-    Attributes:
-        source: rank that has the values.
-        target: rank that needs the values.
-        box: indices of the values.
-    """
+    """Values that one rank sends to another, or keeps."""
 
     source: int
     target: int
@@ -126,8 +118,6 @@ def reshard(own: Tensor, source: Layout, target: Layout) -> Tensor:
 
     Args:
         own: values of this rank's box in `source`.
-        source: the layout of the tensor.
-        target: the new layout.
 
     Returns:
         Values of this rank's box in `target`.

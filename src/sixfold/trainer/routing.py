@@ -60,7 +60,6 @@ class Routing:
     """Watches the routers of the trained model, and computes the balance loss.
 
     Args:
-        routers: the routers of the model.
         coefficient: weight of the balance loss; 0 for none.
         replay: whether tokens are computed by the experts that computed them at sampling.
 
@@ -183,7 +182,6 @@ def expert_counts(choices: Tensor, weight: Tensor, experts: int) -> Tensor:
     Args:
         choices: [N, L, k] experts of each token.
         weight: [N] number of times that each token counts.
-        experts: E.
     """
     count, layers, top_k = choices.shape
     flat = choices.transpose(0, 1).reshape(layers, -1)

@@ -65,7 +65,6 @@ def continuation_mask(before: int, length: int, window: int | None, device: torc
         before: number of keys before the first query.
         length: number of queries.
         window: a query sees only its last `window` keys. None: all keys.
-        device: device of the mask.
     """
     query = torch.arange(before, before + length, device=device)[:, None]
     key = torch.arange(before + length, device=device)
@@ -93,7 +92,6 @@ class Single:
             q: queries of each segment, [1, H, length, D], by segment start.
             k: keys, by segment start.
             v: values, by segment start.
-            kernel: parameters of the attention layer.
 
         Returns:
             [length, H, D].
@@ -118,7 +116,6 @@ class Bucket:
     """C short segments, padded to L queries and S keys each.
 
     Attributes:
-        segments: the segments.
         queries: [C * L] rows of the queries to gather.
         keys: [C * S] rows of the keys to gather.
         query_at: [C, L] query positions. Padded queries are at 0: they see the first key, so that
@@ -140,7 +137,6 @@ class Bucket:
             q: [C * L, H, D] the gathered queries.
             k: [C * S, H_kv, D] the gathered keys.
             v: [C * S, H_kv, D] the gathered values.
-            kernel: parameters of the attention layer.
 
         Returns:
             [C * L, H, D], segment after segment.
@@ -165,7 +161,6 @@ class AttentionPlan:
     """Calls for all segments of a row, and the order of their outputs.
 
     Attributes:
-        singles: calls of one segment.
         buckets: calls of several segments. Their outputs follow those of `singles`.
         starts: start of each piece of the row, in row order. Each segment of `singles`, and the
             prefix of each, is a piece.

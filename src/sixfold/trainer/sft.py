@@ -16,7 +16,6 @@ def example(task: Task, prompt: list[int], solution: list[int]) -> Group:
     """A worked solution as a trajectory whose completion is scored.
 
     Args:
-        task: the task.
         prompt: token ids of the prompt.
         solution: token ids of the solution. The caller appends the end-of-sequence token.
 

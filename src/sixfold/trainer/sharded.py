@@ -87,9 +87,7 @@ def rank_mesh(
     """Make the meshes of a run. Ranks with consecutive numbers form a group.
 
     Args:
-        ranks: the ranks.
         replicas: copies of the sharded model.
-        device: type of the devices.
         tensor: ranks per tensor group. `replicas * tensor` must divide the number of ranks.
         experts: ranks per expert group. `replicas * experts` must divide the number of ranks.
     """
@@ -111,7 +109,6 @@ class Shards:
 
     Attributes:
         root: the policy's body and head.
-        mesh: mesh of the ranks.
         ranks: the ranks that share the rows: one of those that compute the same rows.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
     """
@@ -125,7 +122,6 @@ class Shards:
         """Shard another root, such as a frozen reference or a critic, in the same way.
 
         Args:
-            root: the root.
             kept_whole: frozen parameters that every rank keeps in full.
         """
         shard_root(root, self.mesh, self.autocast, kept_whole)
@@ -143,7 +139,6 @@ def shard_policy(
 
     Args:
         root: body and head, with the same weights on all ranks.
-        ranks: the ranks.
         parallel: settings that decide how the ranks share the model.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
         kept_whole: frozen parameters that every rank keeps in full.
@@ -174,7 +169,6 @@ def check_context(context: int, tensor: int, ranks: int) -> None:
     """Check the size of a context group.
 
     Args:
-        context: ranks of a context group.
         tensor: ranks of a tensor group. It divides `ranks`.
         ranks: ranks of one copy of the model.
 
@@ -257,7 +251,6 @@ def whole_at(tensor: Tensor, rank: int) -> Tensor | None:
 
     Args:
         tensor: a sharded tensor, or one that is equal on all ranks.
-        rank: rank that gets the whole tensor.
 
     Returns:
         The whole tensor on that rank, None on the others.

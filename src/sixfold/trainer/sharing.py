@@ -29,7 +29,6 @@ def plan_updates(
     So ranks agree on the number of backward passes.
 
     Args:
-        batch: the batch.
         weighs: for each row, whether it has a nonzero weight. A unit is computed if any of its rows
             has one.
         minibatch: number of each row's mini-batch (`batch.minibatch`, on the host).
@@ -58,11 +57,8 @@ def own_microbatches(
     """Micro-batches of this rank. With several ranks, all ranks have the same number.
 
     Args:
-        batch: the batch, equal on all ranks.
-        rows: rows of the batch to compute.
         max_tokens: maximum computed tokens per micro-batch.
         share_prefix: whether a shared prompt counts only once per micro-batch.
-        ranks: the ranks.
 
     Returns:
         Rows of each micro-batch. Empty micro-batches have no rows.
@@ -82,7 +78,6 @@ def shares(batch: Batch, rows: Sequence[int], share_prefix: bool, size: int) -> 
     tokens so far.
 
     Args:
-        batch: the batch.
         rows: rows of the batch to share out.
         share_prefix: whether a shared prompt is computed only once.
         size: number of ranks.

@@ -42,7 +42,6 @@ class NormLevel:
     Attributes:
         seen: number of norms seen.
         mean: moving average.
-        variance: moving variance.
     """
 
     seen: int = 0
@@ -137,7 +136,6 @@ def named_rows(sizes: Mapping[int, float], names: Sequence[str]) -> str:
     """Text that names the rows with the largest contributions, each with its share.
 
     Args:
-        sizes: contribution of each row.
         names: name of each row of the batch; may be empty.
     """
     total = math.fsum(size for size in sizes.values() if math.isfinite(size))

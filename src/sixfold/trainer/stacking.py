@@ -13,7 +13,6 @@ def stack_rows(own: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
     Args:
         own: [n, ...] rows of this rank, n <= most.
         most: places of each rank, equal on all ranks.
-        group: the ranks.
     """
     padded = own.new_zeros(most, *own.shape[1:])
     padded[: len(own)] = own
@@ -28,7 +27,6 @@ def sum_rows(every: Tensor, most: int, group: dist.ProcessGroup) -> Tensor:
     Args:
         every: [ranks * most, ...] a summand of the rows of all ranks, as `stack_rows` orders them.
         most: places of each rank.
-        group: the ranks.
     """
     summands = torch.empty_like(every)
     dist.all_to_all_single(summands, every, group=group)

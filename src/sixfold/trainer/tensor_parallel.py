@@ -83,7 +83,6 @@ def divide_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 
     Args:
         model: the model, with equal weights on all ranks.
-        mesh: the ranks of the group.
     """
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     for layer in decoder_layers(model):
@@ -96,11 +95,6 @@ def divide_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def check_divisible(model: PreTrainedModel, tensor: int, ranks: int) -> None:
     """Check that a tensor group can divide the layers of a model.
-
-    Args:
-        model: the model.
-        tensor: ranks of a tensor group.
-        ranks: ranks of one copy of the model.
 
     Raises:
         UserError: if the architecture is not supported, or if the size of the group does not divide

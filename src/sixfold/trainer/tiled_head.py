@@ -40,7 +40,6 @@ def tile_kernels(
     gradients of entropies. It does not help if the vocabulary fits in one tile.
 
     Args:
-        head: the output head.
         settings: temperature, precision and soft cap.
         kept: token sets after truncation, or None.
     """
@@ -131,7 +130,6 @@ def _sum_of(
 
     Args:
         parameter: the parameter, or None.
-        needed: whether the parameter needs a gradient.
         direct: sum in the parameter's `.grad`. Backward then returns None.
     """
     if parameter is None or not needed:

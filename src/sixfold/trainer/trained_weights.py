@@ -13,11 +13,7 @@ from .sharded import place
 
 
 class TrainedWeights:
-    """Checkpointable form of the parameters that require gradients.
-
-    Args:
-        module: the module.
-    """
+    """Checkpointable form of the parameters that require gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

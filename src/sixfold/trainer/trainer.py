@@ -55,7 +55,6 @@ class Trainer:
 
     Args:
         root: model to train. Its forward pass gives the scores that losses read.
-        config: trainer settings.
         scoring: temperature, chunk size and precision of the forward pass.
         total_steps: length of the learning-rate schedule, in updates.
         epochs: passes over each batch.

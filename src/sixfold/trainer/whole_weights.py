@@ -28,9 +28,6 @@ class WholeWeights(Mapping[str, Tensor]):
 
     Every rank must read the same names in the same order. The last bucket is kept, so reading the
     weights in the order of their names gathers each bucket once.
-
-    Args:
-        module: the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -85,7 +82,6 @@ def pack(parts: Sequence[Tensor], shapes: Sequence[torch.Size], ranks: int) -> T
 
     Args:
         parts: this rank's rows of each tensor. The last ranks may have fewer rows, or none.
-        shapes: shapes of the whole tensors.
         ranks: number of ranks.
 
     Returns:
@@ -103,7 +99,6 @@ def unpack(received: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
     Args:
         received: [ranks, length] buffers that `pack` has made.
-        shapes: shapes of the whole tensors.
     """
     found = []
     for shape, (start, stop) in zip(shapes, pairwise(_edges(shapes, len(received))), strict=True):

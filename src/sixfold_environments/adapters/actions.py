@@ -43,12 +43,7 @@ def malformed_answer(error: MalformedAction, expected: Any) -> Observation:
 
 @dataclass(frozen=True)
 class Adapted:
-    """Maker of episodes that knows the hints which they give (`WritesErrors`).
-
-    Attributes:
-        make: makes an episode.
-        own_errors: the hints.
-    """
+    """Maker of episodes that knows the hints which they give (`WritesErrors`)."""
 
     make: MakeEpisode
     own_errors: Sequence[str]
@@ -84,7 +79,6 @@ def chosen(text: str, names: Mapping[Any, str], numbers: Sequence[int]) -> Any:
 
     Args:
         text: the text. If it has a tag, only the last one is read.
-        names: names of actions, by action.
         numbers: actions that are whole numbers. Empty: numbers in the text mean nothing.
 
     Raises:
@@ -113,7 +107,6 @@ class Actions:
 
     Attributes:
         kind: "Text", "Discrete", "Box", "MultiBinary" or "MultiDiscrete".
-        space: the action space.
         names: names of discrete actions, by number. May be empty.
     """
 
@@ -167,7 +160,6 @@ def actions_of(env: Any, where: str) -> Actions:
     """Reader of an environment's actions.
 
     Args:
-        env: the environment.
         where: name of the environment in messages.
 
     Raises:

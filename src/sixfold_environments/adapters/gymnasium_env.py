@@ -121,7 +121,6 @@ class GymnasiumEpisode:
     "ended", `truncated` with "turns". A reply without a legal action gets a hint and no step.
 
     Args:
-        game: the environment.
         task: its column `seed` seeds the environment.
     """
 

@@ -46,8 +46,6 @@ class World:
 
     Attributes:
         where: its name in messages.
-        actions: schema of its actions.
-        session: opens a session.
         seeded: False if its class has a `reset` without a seed.
         validate: makes an action from its fields, or raises MalformedAction.
     """
@@ -68,7 +66,6 @@ class OpenEnvEpisode:
     """One episode. The reward of a step is the reward of the turn. `done` ends the episode.
 
     Args:
-        world: the environment.
         task: its column `seed` seeds the environment.
     """
 
@@ -139,7 +136,6 @@ def openenv_notes(text: str, seed: int) -> list[str]:
 
     Args:
         text: the environment, as for `openenv_episode`.
-        seed: the run's seed.
     """
     world = _world(text)
     first = seed * SEEDS_PER_RUN

@@ -51,7 +51,6 @@ class Local:
     """A session of a class. Its calls run in one thread.
 
     Args:
-        make: makes the environment.
         validate: makes an action from its fields. Raises MalformedAction.
     """
 

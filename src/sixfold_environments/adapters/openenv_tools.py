@@ -32,7 +32,6 @@ class ToolWorld(ToolEpisode):
 
     Args:
         where: name of the environment in messages.
-        session: a new session.
         task: its column `seed` seeds the environment.
     """
 

@@ -15,7 +15,6 @@ def seed_task(where: str, seed: int, observation: str) -> Task:
 
     Args:
         where: name of the environment.
-        seed: the seed.
         observation: the first observation, which becomes the prompt.
 
     Raises:

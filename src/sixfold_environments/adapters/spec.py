@@ -20,8 +20,6 @@ class Spec:
 
     Attributes:
         module: module or file that defines or registers the environment. "" if none is given.
-        name: name of the environment.
-        arguments: arguments of its constructor.
     """
 
     module: str

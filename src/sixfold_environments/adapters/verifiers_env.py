@@ -104,7 +104,6 @@ class Classic:
 
     Attributes:
         where: its name in messages.
-        env: the environment.
         client: class of clients that request replies from a `Talk`.
         samples: unfinished samples of each task, by task id.
     """

@@ -42,7 +42,6 @@ class Right:
     """A task with its right answer.
 
     Attributes:
-        task: the task.
         answer: the final answer alone; "" if the task has only a worked solution.
         text: the text that should earn full marks.
     """
@@ -85,8 +84,6 @@ def other_answer(task: Task, tasks: Sequence[Task], number: int) -> str | None:
     """An answer of another task that is wrong for this task. None if there is none.
 
     Args:
-        task: the task.
-        tasks: tasks to take an answer from.
         number: index in `tasks` after which the search begins.
     """
     own = answer_of(task)

@@ -45,7 +45,6 @@ def audit_environment(
 
     Args:
         trials: scores texts.
-        tasks: all tasks.
         drawn: tasks on which texts are tried. Not empty.
         key: key of a task. Tasks with equal keys have the same prompt.
         timeout_s: time limit of a reward's check, in seconds.

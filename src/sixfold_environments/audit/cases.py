@@ -41,8 +41,6 @@ class CaseVerdict:
     Attributes:
         verdict: in the same terms as the expected one: a reward, "reward 0", or another sentence.
         outcome: verdict of the check, such as "wrong_answer", or "".
-        detail: one line.
-        seconds: duration.
     """
 
     verdict: float | str

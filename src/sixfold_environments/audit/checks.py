@@ -43,7 +43,6 @@ class Rights(NamedTuple):
     """The right answers of the tasks.
 
     Attributes:
-        found: tasks with their right answers.
         form: the form of a final answer, one of FORMS.
     """
 
@@ -160,7 +159,6 @@ def check_strict(trials: Trials, strict: Trials, rights: Rights) -> Finding:
     """Check that the stricter held-out verifier accepts the texts that earn training rewards.
 
     Args:
-        trials: scores texts with the training rewards.
         strict: scores texts with `eval.strict`.
         rights: right answers. They are tried unchanged, paraphrased and in other forms.
     """
@@ -273,12 +271,7 @@ def check_throughput(
 
 
 def check_duplicates(tasks: Sequence[Task], key: Callable[[Task], object]) -> Finding:
-    """Check that no prompt occurs twice, or with different answers.
-
-    Args:
-        tasks: all tasks.
-        key: key of a task. Tasks with equal keys have the same prompt.
-    """
+    """Check that no prompt occurs twice, or with different answers."""
     groups: dict[object, list[Task]] = {}
     for task in tasks:
         groups.setdefault(key(task), []).append(task)

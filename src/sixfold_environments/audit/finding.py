@@ -14,7 +14,6 @@ class Finding:
     """Result of one check.
 
     Attributes:
-        check: name of the check.
         level: "failure" if the environment is not fit for training, "warning" if the user should
             look at it, "skipped" if the check does not apply.
         result: one line with the figures.

@@ -48,8 +48,6 @@ def cost_finding(settings: JudgeSettings, rewards: Sequence[str], tasks: Sequenc
     """Estimate the cost of the audit before the judge is called.
 
     Args:
-        settings: settings of the judge.
-        rewards: names of the rewards that are audited.
         tasks: tasks on which texts are tried.
     """
     few = tasks[:EXPLOIT_TASKS]

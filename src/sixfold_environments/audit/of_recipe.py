@@ -38,7 +38,6 @@ def findings_of_recipe(
     """Look for faults of a recipe's environment.
 
     Args:
-        recipe: the recipe.
         tried: number of tasks on which texts are tried.
         step_s: seconds of a training step. None: those of the recipe's run, if it exists.
         model: checkpoint, run or model whose pass rate is measured, or "".
@@ -86,10 +85,7 @@ def _findings_of_texts(
     """Findings of the rewards that score a text alone.
 
     Args:
-        recipe: the recipe.
         step_s: seconds of a training step. None: those of the recipe's run, if it exists.
-        tasks: all tasks.
-        drawn: tasks on which texts are tried.
         judge: the recipe's judge, or None.
         opened: closes the environments.
     """
@@ -130,7 +126,6 @@ def open_trials(
         evaluation: says what counts as solved.
         tasks: tasks that the environment checks before they are played.
         judge: the recipe's judge, or None.
-        opened: closes the environment.
 
     Raises:
         UserError: the environment cannot be used, or refuses a task.

@@ -98,8 +98,6 @@ def process_finding(
     """Report of the rewards with and without tricks.
 
     Args:
-        name: the reward.
-        plain: reward of each solution.
         tricked: for each trick the rewards of solutions without and with it.
     """
     check = "process reward"

@@ -43,8 +43,6 @@ async def judge_program(candidate: Candidate, program: Program, seconds: float) 
     """Run assert tests against a candidate.
 
     Args:
-        candidate: the program of the model.
-        program: the tests.
         seconds: wall limit of all runs of the candidate and of the tests together.
     """
     used = 0.0

@@ -51,8 +51,6 @@ class Answers:
 
     Attributes:
         answers: one per case.
-        seconds: duration.
-        isolation: level of the sandbox.
         failure: "compile_error" or "infrastructure_error" if no case could run.
         detail: one line about that failure.
     """
@@ -69,10 +67,8 @@ class Candidate:
     """A program with its language and limits.
 
     Attributes:
-        code: source of the program.
         language: how it is compiled and run.
         sandbox: where it runs.
-        limits: limits of one run.
         prefix: Python source that runs before `code`.
         binary: the compiled program, if the language needs one.
     """

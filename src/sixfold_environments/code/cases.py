@@ -27,8 +27,6 @@ class CaseResult(NamedTuple):
     Attributes:
         verdict: how the check ended.
         value: the reward, or None if the check failed.
-        seconds: duration.
-        detail: one line.
     """
 
     verdict: Verdict
@@ -47,7 +45,6 @@ async def run_case(case: Mapping[str, Any], sandbox: Sandbox) -> CaseResult:
 
     Args:
         case: an object of such a file.
-        sandbox: sandbox for its program.
     """
     start = time.monotonic()
     try:

@@ -148,8 +148,6 @@ def same_text(expected: str, found: str, tolerance: float | None = None) -> bool
     """True if the output of a program is the expected one.
 
     Args:
-        expected: the expected output.
-        found: the output.
         tolerance: largest difference of two numbers, as in `Rules`. None: exact.
     """
     wanted, given = _lines(expected), _lines(found)

@@ -50,7 +50,6 @@ class CodeRow:
     """A row of a code benchmark.
 
     Attributes:
-        prompt: what the policy reads.
         tests: tests of the task, as the column `tests`.
         identity: unique id within the benchmark.
         solution: reference solution, or None.
@@ -69,7 +68,6 @@ class Format:
     """A published form of rows.
 
     Attributes:
-        columns: columns by which it is recognised.
         read: converts a row. Exceptions of a malformed row become TestsError in `read_row`.
     """
 

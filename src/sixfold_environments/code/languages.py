@@ -32,7 +32,6 @@ class Language:
     """How programs of a language run in the sandbox.
 
     Attributes:
-        name: the language.
         source: file name of the source.
         tool: program that must be installed, or "".
         package: system package with the tool, for messages.

@@ -34,7 +34,6 @@ class ReportingFile:
         """True if an assert reported the expected value.
 
         Args:
-            key: id of the assert.
             value: JSON of `wire`.
         """
         kind, expected = self.expected.get(key, ("", None))
@@ -47,7 +46,6 @@ def reporting(source: str, flipped: frozenset[int]) -> ReportingFile:
     """Rewrite a test file.
 
     Args:
-        source: Python source.
         flipped: numbers of asserts whose truth is negated.
 
     Raises:

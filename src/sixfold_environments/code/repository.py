@@ -123,9 +123,6 @@ async def check_patch(
 
     Args:
         patch: patch in git's unified format.
-        tests: tests of the repository.
-        sandbox: sandbox for the tests.
-        limits: limits of all tests together.
     """
     try:
         files = await asyncio.to_thread(apply_patch, tests.files, patch)

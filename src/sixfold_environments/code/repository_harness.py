@@ -27,11 +27,7 @@ RESULT = 3
 
 
 class Reports:
-    """Writes reports of the test that runs.
-
-    Attributes:
-        test: name of that test.
-    """
+    """Writes reports of the test that runs."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce

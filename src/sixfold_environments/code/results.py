@@ -14,7 +14,6 @@ class Judged(NamedTuple):
 
     Attributes:
         verdict: "passed", or why not.
-        detail: one line.
     """
 
     verdict: Verdict

@@ -32,8 +32,6 @@ def benchmark_rows(
     Args:
         rows: rows of one file or split.
         data: names the columns and the format, and says what happens to a row without tests.
-        rewards: names of the rewards.
-        name: name of the split.
 
     Returns:
         The rows, and a note if rows are left out.

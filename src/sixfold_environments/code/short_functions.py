@@ -30,7 +30,6 @@ class _Part:
     """One part of a function.
 
     Attributes:
-        words: description.
         code: Python expression of x, k, and {n}, a constant of the task.
         value: its value, as a function of (x, k, n).
     """
@@ -47,7 +46,6 @@ class _Summary:
     Attributes:
         words: description, with {each} for the numbers.
         code: Python expression of {each}, a generator expression.
-        value: its value, as a function of the numbers.
     """
 
     words: str
@@ -99,9 +97,7 @@ class ShortFunction:
     Attributes:
         kept: condition, with `limit` as its constant.
         computed: value of each number, with `constant` as its constant.
-        returned: summary of the values.
         limit: constant of the condition.
-        constant: constant of the computed value.
     """
 
     kept: _Part

@@ -82,8 +82,6 @@ class FunctionCase:
     """A call and the value that it must return.
 
     Attributes:
-        call: the call.
-        expected: the value.
         also: other values that are right.
     """
 
@@ -118,7 +116,6 @@ class Tests:
         kind: "function", "stdin" or "assert".
         cases: all cases, the public ones first.
         public: number of public cases.
-        language: language of the candidate.
         tolerance: largest difference of two numbers, as in `compare.Rules`. None: exact.
         time_limit_s: seconds for all cases together. None: the default limit.
         memory_mb: memory limit. None: the default limit.

@@ -27,7 +27,6 @@ class TestNames:
 
     Args:
         files: path to text of the repository, after the test patch.
-        test_patch: the patch.
     """
 
     __test__ = False

@@ -64,7 +64,6 @@ class CodeVerifier:
     """Checks programs in a sandbox.
 
     Args:
-        sandbox: sandbox for the programs.
         limits: limits of a program on all cases of a task together. Those of the task override
             them.
     """
@@ -85,7 +84,6 @@ class CodeVerifier:
 
         Args:
             completion: text of the policy.
-            tests: tests of the task.
             fraction: True: the value is the share of hidden cases that pass. False: 1 if all pass,
                 else 0.
             longest_s: upper bound of the time limit, also of the task's own. None: no bound.
@@ -107,7 +105,6 @@ class CodeVerifier:
 
         Args:
             patch: patch in git's unified format.
-            tests: tests of the repository.
             longest_s: upper bound of the time limit, also of the task's own. None: no bound.
         """
         limits = self._limits_of(tests.time_limit_s, tests.memory_mb, longest_s)
@@ -117,8 +114,6 @@ class CodeVerifier:
         """Verdicts on a program.
 
         Args:
-            code: source of the program.
-            tests: tests of the task.
             longest_s: upper bound of the time limit, also of the task's own. None: no bound.
         """
         language = LANGUAGES[tests.language]

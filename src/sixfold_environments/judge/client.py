@@ -38,7 +38,6 @@ class JudgeReply(NamedTuple):
     """A reply of the judge.
 
     Attributes:
-        content: its text.
         prompt_tokens: number of prompt tokens. None if the endpoint does not report it.
         completion_tokens: number of reply tokens. None if the endpoint does not report it.
         complete: False if the reply reached its token limit.
@@ -69,7 +68,6 @@ class JudgeClient:
     """Sends requests for one model to one endpoint.
 
     Args:
-        settings: endpoint, model and limits.
         base_url: returns the base URL. It may wait until a local model is loaded.
 
     Attributes:
@@ -106,8 +104,6 @@ class JudgeClient:
         """Send a conversation and return the judge's reply.
 
         Args:
-            messages: the conversation.
-            schema: JSON schema of the reply.
             sending: called right before the first request is sent, when a slot is free. If it
                 raises an exception, nothing is sent.
 
@@ -242,7 +238,6 @@ def _simpler(dialect: Dialect, reply: Reply, auto: bool) -> Dialect | None:
 
     Args:
         dialect: dialect of the refused request.
-        reply: the refusal.
         auto: whether the response_format may change.
     """
     if reply.status not in UNSUPPORTED:

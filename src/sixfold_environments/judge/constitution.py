@@ -77,11 +77,6 @@ async def principle_verdicts(
     """Ask whether an answer follows each principle.
 
     Args:
-        judge: the judge.
-        prompt: template of the question.
-        principles: the principles.
-        task: task of the answer.
-        answer: the answer.
         together: ask about all principles in one question.
 
     Returns:

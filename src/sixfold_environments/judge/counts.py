@@ -16,10 +16,8 @@ class Moments:
     Attributes:
         n: number of pairs.
         x: sum of the first values.
-        y: sum of the second values.
         xx: sum of squares of the first values.
         yy: sum of squares of the second values.
-        xy: sum of products.
     """
 
     n: float = 0.0
@@ -103,7 +101,6 @@ class Meter:
     """Counts of a judge, and sums for the correlation of its verdicts with length.
 
     Attributes:
-        counts: the counts.
         lengths: sums over (characters of a completion, its value).
     """
 

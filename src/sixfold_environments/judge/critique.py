@@ -23,12 +23,7 @@ from .prompts import Field, Question, choice, template
 
 
 class Draft(NamedTuple):
-    """An answer that may need a revision.
-
-    Attributes:
-        task: its task.
-        text: the answer.
-    """
+    """An answer that may need a revision."""
 
     task: Task
     text: str
@@ -53,9 +48,7 @@ async def preference_pairs(
     """Criticise each draft by each principle, and revise those that violate it.
 
     Args:
-        judge: criticises, revises and checks.
         drafts: answers, such as samples of the policy.
-        principles: the principles.
 
     Raises:
         BudgetSpent: if the judge's budget is used up. Its answers so far are stored.

@@ -197,7 +197,6 @@ def shown(text: str, limit: int) -> str:
     control tokens of chat templates.
 
     Args:
-        text: the text.
         limit: maximum characters. The middle of a longer text is replaced by a note.
     """
     if len(text) > limit:

@@ -17,12 +17,7 @@ PROMPT_TOKENS = 150
 
 
 def questions_per_text(settings: JudgeSettings, rewards: Sequence[str]) -> int:
-    """Number of questions about one completion.
-
-    Args:
-        settings: settings of the judge.
-        rewards: names of rewards.
-    """
+    """Number of questions about one completion."""
     rubric, constitution = settings.rubric, settings.constitution
     each = {
         "judge_rubric": 1 if rubric.together else len(rubric.criteria),
@@ -38,7 +33,6 @@ def estimate_cost(settings: JudgeSettings, tasks: Sequence[Task], questions: int
 
     Args:
         settings: prices, and the maximum length of a reply.
-        tasks: tasks of the questions.
         questions: number of questions.
     """
     shown = [estimated_tokens(task.prompt_text) * 2 for task in tasks]

@@ -58,12 +58,7 @@ def family_of(model: str) -> str:
 
 
 def same_family(judge: str, policy: str) -> str:
-    """A warning if judge and policy belong to the same family, otherwise "".
-
-    Args:
-        judge: label of the judge's family.
-        policy: label of the policy's family.
-    """
+    """A warning if judge and policy belong to the same family, otherwise ""."""
     if not judge or judge.casefold() != policy.casefold():
         return ""
     return (

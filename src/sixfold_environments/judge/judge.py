@@ -43,7 +43,6 @@ class Judge:
         share: part of the budgets that this process may use.
 
     Attributes:
-        settings: as given.
         spending: cost so far.
         counts: counts since the last `take`.
         lengths: length and value of each judged completion since the last `take`.
@@ -82,7 +81,6 @@ class Judge:
         """Read the answers in a folder, and write new ones there.
 
         Args:
-            folder: folder of the answers. It is created.
             name: file of this process.
         """
         self.spending.spent += self._store.keep_in(folder, name)
@@ -114,7 +112,6 @@ class Judge:
 
         Args:
             text: answer part of the completion.
-            task: its task.
             known: texts of the criteria or principles.
 
         Returns:
@@ -133,9 +130,7 @@ class Judge:
         """Grade of a judged completion. It is counted in `judge/length_corr`.
 
         Args:
-            value: the reward.
             text: answer part of the completion.
-            reason: the judge's reasons.
         """
         self.lengths.add(float(len(text)), value)
         passed = value >= self.settings.solved_at - 1e-9

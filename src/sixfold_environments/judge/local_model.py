@@ -23,7 +23,6 @@ class LocalModel:
 
     Args:
         model: a run, a checkpoint, a model folder or a hub id.
-        device: device of the model.
     """
 
     def __init__(self, model: str, device: str) -> None:

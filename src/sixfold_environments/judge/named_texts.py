@@ -15,7 +15,6 @@ class NamedText(NamedTuple):
     Attributes:
         name: its key in the judge's reply.
         text: what it requires of an answer.
-        weight: its weight in the reward.
     """
 
     name: str
@@ -27,8 +26,6 @@ def named_texts(given: Any, what: str, source: str) -> list[NamedText]:
     """Parse criteria or principles. The second one gets the name "principle_2" if it has none.
 
     Args:
-        given: a list of texts.
-        what: "criterion" or "principle".
         source: where they come from, for messages.
 
     Raises:

@@ -35,7 +35,6 @@ class Pair(NamedTuple):
         a: index of the first completion.
         b: index of the second completion.
         share: 1 if `a` is better, 0 if `b` is better, 0.5 for a tie. None if the judge failed.
-        reason: the judge's reasons.
     """
 
     a: int
@@ -101,7 +100,6 @@ def chosen_pairs(
     same number of comparisons; an odd `opponents` is rounded up.
 
     Args:
-        indices: indices of the completions.
         opponents: comparisons per completion. 0: with all others.
         rng: draws the order on the circle.
     """
@@ -127,7 +125,6 @@ def length_correction(
     longer completions is removed, not one for shorter completions.
 
     Args:
-        rates: win rate of each completion.
         lengths: characters of each completion.
         strength: from 0 (no correction) to 1 (the whole slope is removed).
     """

@@ -39,11 +39,8 @@ class Template:
     """A prompt with placeholders.
 
     Attributes:
-        text: the prompt, with placeholders in braces.
         source: its file, for messages. "" for a built-in template.
         setting: setting that names the file.
-        fields: allowed placeholders.
-        needed: required placeholders.
 
     Raises:
         UserError: for an unknown, malformed or missing placeholder.
@@ -104,12 +101,7 @@ def template(form: str, file: str) -> Template:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of the judge's reply.
-
-    Attributes:
-        meaning: description for the judge.
-        schema: JSON schema of the value.
-    """
+    """One field of the judge's reply."""
 
     meaning: str
     schema: Mapping[str, Any]
@@ -120,7 +112,6 @@ class Question:
     """One question to the judge. Each request draws a new nonce for it.
 
     Attributes:
-        template: the prompt.
         texts: values of placeholders for trusted texts, such as criteria.
         data: values of placeholders for untrusted texts, already cleaned. They are put between
             marks.

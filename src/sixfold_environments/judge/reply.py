@@ -28,8 +28,6 @@ def read_reply(content: str, question: Question, nonce: str) -> dict[str, Any]:
     not: otherwise an object that the judge only quotes could be taken for its verdict.
 
     Args:
-        content: text of the reply.
-        question: the question.
         nonce: number that the reply must repeat.
 
     Returns:

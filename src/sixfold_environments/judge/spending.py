@@ -66,9 +66,6 @@ class Spending:
     def reserve(self, prompt: str) -> Cost:
         """Reserve the maximum cost of a request: the estimated prompt and the longest reply.
 
-        Args:
-            prompt: text of the prompt.
-
         Raises:
             BudgetSpent: if the request would exceed a budget, or an earlier request was refused.
         """

@@ -34,9 +34,7 @@ class AnswerStore:
         """Record an answered request.
 
         Args:
-            key: key of the question.
             answer: fields of the reply. None if it could not be read.
-            cost: cost of the request.
         """
         record: dict[str, Any] = {
             "key": key,
@@ -57,7 +55,6 @@ class AnswerStore:
         """Read the answers of all processes of a run.
 
         Args:
-            folder: folder with the files of answers.
             name: file of this process, or "".
 
         Returns:

@@ -366,7 +366,6 @@ def same_matrix(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bo
     """True if two matrices have the same shape and equal entries. None unless both are matrices.
 
     Args:
-        answer: normalised answer.
         gold: normalised reference answer.
         equal: tells whether two entries are equal.
     """

@@ -33,7 +33,6 @@ class Choice(NamedTuple):
     """An option.
 
     Attributes:
-        letter: letter of the option.
         text: text beside the letter, often empty.
     """
 
@@ -66,7 +65,6 @@ def same_choice(answer: str, gold: str, prompt: str) -> bool | None:
     the question if these give the text of the option.
 
     Args:
-        answer: normalised answer.
         gold: normalised reference answer.
         prompt: text of the question.
     """

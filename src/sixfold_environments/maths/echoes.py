@@ -25,9 +25,7 @@ def echoes(answer: str, gold: str, prompt: str) -> bool:
     it states.
 
     Args:
-        answer: normalised answer.
         gold: normalised reference answer.
-        prompt: text of the question.
     """
     if not prompt or _WORKED_OUT.fullmatch(answer):
         return False

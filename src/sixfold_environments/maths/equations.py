@@ -26,7 +26,6 @@ class Stated(NamedTuple):
 
     Attributes:
         name: what has the value, such as `x` or `f(2)`. Empty for an equation between numbers.
-        value: the value, as text.
         others: members without a name that must equal the value: `6/2` in `x = 6/2 = 3`.
     """
 

@@ -40,7 +40,6 @@ class Policy:
     """What counts as a final answer.
 
     Attributes:
-        box_required: only a box has an answer.
         one_answer: all boxes must have the same content, and the last one must close.
         ascii_digits: digits of other scripts, such as the Arabic ones, are refused.
     """

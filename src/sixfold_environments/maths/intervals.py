@@ -97,7 +97,6 @@ def same_region(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bo
     another number of bare intervals also give None: they may overlap.
 
     Args:
-        answer: normalised answer.
         gold: normalised reference answer.
         equal: tells whether two endpoints are equal.
     """

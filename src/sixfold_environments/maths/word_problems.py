@@ -91,10 +91,8 @@ def word_problem_tasks(
 
     Args:
         count: number of tasks.
-        steps: changes of each problem.
         digits: maximum digits of a number in the text. A result may have one more.
         asides: sentences of each problem that do not matter.
-        seed: random seed.
         exact: raise an error if fewer than `count` problems are found. Otherwise return those.
 
     Raises:

@@ -38,9 +38,6 @@ class CellError(Exception):
 class LauncherProcess:
     """Handle on the process that starts cells.
 
-    Args:
-        setup: how cells are started.
-
     Raises:
         CellError: if the process does not start.
     """
@@ -101,7 +98,6 @@ class Cell:
         scratch_mb: size of its scratch folder, in MiB.
 
     Attributes:
-        scratch_mb: as given.
         theirs: descriptors for the launcher. They are closed when it has them.
     """
 
@@ -161,7 +157,6 @@ class Cell:
         """Run a job. The cell must be ready, and is of no use afterwards.
 
         Args:
-            job: the program.
             python: run a Python file in the interpreter that waits in the cell.
             isolation: level in force, for the answer.
 

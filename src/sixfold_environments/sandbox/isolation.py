@@ -31,7 +31,6 @@ class Missing:
     """A feature that the machine lacks.
 
     Attributes:
-        feature: its name.
         remedy: how to get it.
         detail: what the attempt to use it said.
     """
@@ -48,7 +47,6 @@ class Isolation:
     Attributes:
         level: strongest level that works.
         setup: how cells are started.
-        layers: what is in force.
         missing: what is not.
     """
 

@@ -50,8 +50,6 @@ class Job:
             file, relative to the scratch folder.
         files: name -> content of files in the scratch folder. All are executable. Names may contain
             folders.
-        stdin: standard input.
-        limits: limits of the job.
     """
 
     argv: tuple[str, ...]

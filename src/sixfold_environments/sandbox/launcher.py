@@ -53,10 +53,8 @@ class Cell:
 
     Attributes:
         pid: its first process: bubblewrap, or the keeper of a cell without namespaces.
-        life: socket to the owner.
         watch: limits of the job. None before it begins.
         why: limit that was exceeded.
-        killed_at: time of the kill.
         kept: True if a keeper ends its processes.
     """
 
@@ -131,7 +129,6 @@ class Launcher:
     """All cells of an owner.
 
     Args:
-        requests: socket of the requests.
         setup: how cells are started.
     """
 

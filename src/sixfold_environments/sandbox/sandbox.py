@@ -32,9 +32,6 @@ class Sandbox:
         scratch_mb: size of the scratch folder in waiting cells. A job with another size starts a
             cell of its own.
 
-    Attributes:
-        isolation: level in force.
-
     Raises:
         UserError: if the machine cannot give the level.
     """

@@ -25,7 +25,6 @@ class Finding:
     Attributes:
         layer: what was tried.
         holds: whether the sandbox held.
-        text: what happened.
     """
 
     layer: str
@@ -42,7 +41,6 @@ class _Probe:
         program: Python source. It prints nothing if the layer holds, else what it could do.
         expected: verdict if the layer holds.
         text: what the layer does.
-        limits: limits of the job.
     """
 
     layer: str

@@ -14,9 +14,7 @@ class Streams:
     """Pipes in the running event loop.
 
     Args:
-        outputs: descriptors to read.
         stdin: descriptor to write.
-        content: what to write.
         most: maximum bytes of all outputs together.
         overflow: called once when there is more.
 

@@ -100,7 +100,6 @@ class Database:
         connection: an open connection in autocommit mode. `close` closes it.
         writable: whether statements may insert, update and delete rows. They never change the
             schema.
-        limits: limits of each statement.
     """
 
     def __init__(
@@ -130,8 +129,6 @@ class Database:
 
         Args:
             script: trusted SQL that creates and fills the tables.
-            writable: as in the constructor.
-            limits: limits of each statement.
         """
         connection = _in_memory()
         connection.executescript(script)

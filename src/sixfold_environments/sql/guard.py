@@ -71,7 +71,6 @@ class Guard:
         """SQLite's authoriser.
 
         Args:
-            action: code of the action.
             first: depends on the action, such as the name of a table.
             second: depends on the action, such as the name of a function.
             where: database and trigger.

@@ -129,7 +129,6 @@ def tokens(text: str, every: bool = False) -> list[Token]:
     """Words, numbers and signs of a text from `normalise_spelling`.
 
     Args:
-        text: the text.
         every: signs that often decorate count too: pictures, and "!" at the end of a sentence.
     """
     found: list[Token] = []

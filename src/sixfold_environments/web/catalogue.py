@@ -22,10 +22,6 @@ class Product:
 
     Attributes:
         number: number in the shop, starting at 1.
-        kind: one of KINDS.
-        make: material, one of MAKES.
-        price: price of one piece.
-        colours: available colours.
     """
 
     number: int

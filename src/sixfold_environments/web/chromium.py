@@ -51,11 +51,7 @@ INSTALL = (
 
 
 class ChromiumBrowser:
-    """A tab of Chromium.
-
-    Args:
-        site: the site.
-    """
+    """A tab of Chromium."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -36,7 +36,6 @@ class Element:
 
     Attributes:
         tag: name in lower case.
-        attributes: attributes as in the HTML.
         children: child nodes in order.
         parent: None for the root.
         value: live value of an input or a textarea.
@@ -145,7 +144,6 @@ class Document:
     """A page as the browser holds it.
 
     Attributes:
-        url: address.
         root: the `html` element.
         status: HTTP status of the response.
         number: number of the page in the episode. It changes with every navigation.

@@ -28,9 +28,6 @@ class WebShop(ToolEpisode):
 
     Args:
         task: a task of `data.source = "web_shop"`.
-
-    Attributes:
-        settings: web settings of the run.
     """
 
     settings = WebSettings()

@@ -291,7 +291,6 @@ class Submission:
         method: "GET" or "POST".
         address: target, relative to the page.
         kind: content type of the body, or "".
-        body: body of the request.
     """
 
     method: str
@@ -304,8 +303,6 @@ def submission(document: Document, form: Element, submitter: Element | None) -> 
     """Build the request that submits a form. None for `method=dialog`.
 
     Args:
-        document: the page.
-        form: the form.
         submitter: button that was pressed, or None.
     """
 

@@ -40,11 +40,7 @@ SHEETS = 8
 
 
 class HtmlBrowser:
-    """Browser without scripts.
-
-    Args:
-        site: the site.
-    """
+    """Browser without scripts."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -39,7 +39,6 @@ def parse_page(html: str, sheets: Sequence[str] = ()) -> Element:
     """Parse a page. The result has the initial state of its forms and the visibility.
 
     Args:
-        html: text of the page.
         sheets: texts of its linked style sheets.
 
     Raises:

@@ -104,7 +104,6 @@ class Names:
     """Accessible names of the elements of one page.
 
     Attributes:
-        document: the page.
         ids: elements by their id.
         labels: labels of each field, in document order.
     """
@@ -144,7 +143,6 @@ class Names:
         """Name of an element, for itself or as the target of `aria-labelledby`.
 
         Args:
-            element: the element.
             seen: elements whose names are being computed.
             referenced: the element is a target of `aria-labelledby`, which is then not followed.
         """
@@ -191,7 +189,6 @@ class Names:
         """Text of an element's content, as part of a name.
 
         Args:
-            element: the element.
             seen: elements whose names are being computed. A field does not name itself.
         """
         parts: list[str] = []

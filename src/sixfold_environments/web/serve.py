@@ -29,9 +29,6 @@ class SiteServer:
     A browser may open the port, or use it as its proxy. As a proxy it answers only for the site's
     own origin, so no request of a page leaves this machine.
 
-    Args:
-        site: the site.
-
     Attributes:
         fault: the error if the site could not be reached, else None.
     """

@@ -39,7 +39,6 @@ class Session:
     """Numbers the elements of a page, checks actions and renders observations.
 
     Args:
-        browser: the tab.
         characters: maximum number of characters of a page that are shown at once.
     """
 

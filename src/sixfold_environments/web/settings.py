@@ -17,7 +17,6 @@ class WebSettings:
     """Settings of `environment.web`.
 
     Attributes:
-        browser: "html" or "chromium".
         page_characters: maximum number of characters of a page that are shown at once.
         answer_s: time limit of a response of the site, in seconds.
         site: the user's own site: `module:object` or `path.py:object` of a WSGI application, or an

@@ -43,8 +43,6 @@ class Order:
 
     Attributes:
         lines: lines of the cart, in the order in which they were added.
-        name: name of the recipient.
-        gift: whether the order is a gift.
     """
 
     lines: tuple[Line, ...]
@@ -57,7 +55,6 @@ class Answer:
     """A response of the shop.
 
     Attributes:
-        status: HTTP status.
         page: HTML of the page, or "" for a redirect.
         location: target of a redirect, or "".
     """
@@ -72,7 +69,6 @@ class Visitor:
     """State of one visitor.
 
     Attributes:
-        cart: lines of the cart.
         orders: numbers of the visitor's orders, starting at 1.
     """
 
@@ -91,7 +87,6 @@ class Shop:
     """A shop with its own catalogue, carts and orders.
 
     Args:
-        seed: seed of the catalogue.
         cart: initial cart of every visitor.
     """
 

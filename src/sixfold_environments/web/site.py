@@ -60,7 +60,6 @@ class Request:
         method: such as "GET".
         url: absolute address.
         headers: headers by lower-case name.
-        body: body of the request.
     """
 
     method: str
@@ -79,9 +78,7 @@ class Response:
     """A response of a site.
 
     Attributes:
-        status: HTTP status.
         headers: (lower-case name, value).
-        body: body of the response.
     """
 
     status: int
@@ -118,7 +115,6 @@ class Site:
     Args:
         origin: scheme, host and port of its addresses.
         answer: sends a request to the site.
-        limits: limits of a request.
         quick: True if the site answers at once. Requests then run without a thread.
     """
 

@@ -44,7 +44,6 @@ def apply_styles(
 
     Args:
         source: Lexbor node of the root, which matches selectors.
-        root: root of the page.
         elements: elements by the id of their Lexbor nodes.
         sheets: texts of linked style sheets.
     """

@@ -41,10 +41,8 @@ class _Drawn:
     """Content of one task.
 
     Attributes:
-        words: prompt.
         wanted: goal state, as for `goal_met`.
         calls: actions that solve the task.
-        cart: initial cart.
     """
 
     words: str
@@ -98,7 +96,6 @@ def shop_calls(count: int, *, seed: int) -> list[tuple[Task, list[Call]]]:
 
     Args:
         count: number of tasks. Each has its own shop.
-        seed: random seed.
 
     Raises:
         UserError: if fewer than `count` tasks exist.

@@ -36,7 +36,6 @@ class Tree:
     """What the policy sees of a page.
 
     Attributes:
-        lines: lines of the observation.
         controls: elements that actions can target. The first one has the number 1.
     """
 
@@ -70,9 +69,6 @@ class _Walk:
     """A walk over a page in document order.
 
     Attributes:
-        names: names of the page's elements.
-        lines: finished lines.
-        controls: elements with a number.
         text: parts of the unfinished line of text.
         first_heading: name of the first heading.
         silent: elements inside labels of visible fields. Their text appears as the field's name.

@@ -36,7 +36,6 @@ class Visit:
     """Argument of a goal function: the state at the end of an episode.
 
     Attributes:
-        task: the task.
         site: the WSGI application, or the address of the site.
         cookies: cookies of the episode's browser, by name.
     """
@@ -55,12 +54,6 @@ class Web(ToolEpisode):
     The task's column `start` is the path of the first page (default `/`). The column `goal` names
     one of `environment.web.goals`. It may be missing if there is only one goal. The reward is the
     value of the goal function for the final state.
-
-    Args:
-        task: the task.
-
-    Attributes:
-        settings: web settings of the run.
 
     Raises:
         ValueError: if the task does not name a goal of the run.

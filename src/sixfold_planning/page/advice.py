@@ -124,7 +124,6 @@ def group_rows(inputs: Inputs, rates: Sequence[float], variation: float) -> Rows
     """Groups without a gradient, shared prompts, and the wait for the longest sample.
 
     Args:
-        inputs: the plan.
         rates: pass rates of tasks, or one for all.
         variation: coefficient of variation of the lengths in a group.
     """

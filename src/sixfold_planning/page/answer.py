@@ -26,10 +26,7 @@ class Answer:
     """Predictions for one model, workload and set of devices.
 
     Attributes:
-        inputs: the question.
-        cluster: the devices.
         found: seconds of a step by topology.
-        memory: memory of one device that has all roles.
         fits: all roles fit on one set of devices. None: not known.
         pools: memory per device of two pools. Empty for one device.
         pools_fit: both pools fit. None: not known.

@@ -24,7 +24,6 @@ def print_text(text: str, first: str = "", rest: str = "") -> None:
     """Print a paragraph, wrapped.
 
     Args:
-        text: the paragraph.
         first: indentation of its first line.
         rest: indentation of the others.
     """

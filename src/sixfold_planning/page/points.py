@@ -141,7 +141,6 @@ class Outcome:
     """One published value and its prediction.
 
     Attributes:
-        point: the row.
         quantity: column of the value; "" for a row with neither a number nor a prediction.
         published: the value; NaN if there is none, or if it is not a number.
         predicted: None if it is not predictable.
@@ -171,9 +170,7 @@ class Errors:
     """Absolute relative errors of a group of outcomes.
 
     Attributes:
-        name: what the group holds.
         count: number of predicted values.
-        median: their median.
         p90: the smallest error that at least 90 % of them do not exceed.
     """
 

@@ -31,7 +31,6 @@ class PlanQuestion:
     Attributes:
         target: recipe or model, as for `read_inputs`.
         flags: settings that change the recipe.
-        cluster: the devices.
         hardware: file that describes the device, or "".
         mean_tokens: mean length of completions. None: half of the bound.
         pass_rate: share of correct samples. None: as for `rates_of`.

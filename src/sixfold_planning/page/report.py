@@ -53,7 +53,6 @@ def plan_report(
         pass_rate: share of correct samples. None: that of the recipe's profile, or 0.5.
         variation: coefficient of variation of the lengths in a group.
         simulation: what to simulate. None: nothing.
-        as_json: print the numbers as one JSON object.
 
     Returns:
         The exit code: 0 if Sixfold runs this, else another one of `EXIT_CODES`.

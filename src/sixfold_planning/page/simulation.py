@@ -73,7 +73,6 @@ class SimulationRequest:
     """What `--simulate` and its options ask for.
 
     Attributes:
-        steps: steps to simulate.
         staleness: bound of the staleness of the async topology, in weight versions.
         seed: seed of the random numbers.
         recorded: groups of an earlier run. None: log-normal lengths and a pass rate.

@@ -34,7 +34,6 @@ def solve_report(
         target: recipe or model, as for `read_inputs`.
         settings: flags that change the recipe.
         mean_tokens: mean length of completions. None: half of the bound.
-        as_json: print one JSON object.
 
     Returns:
         The exit code: 0 if there are such lines, else 1.

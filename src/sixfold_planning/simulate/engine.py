@@ -173,10 +173,6 @@ class SamplerPool:
     def dispatch(self, now: float, version: int) -> list[int]:
         """Start queued samples, each on the engine with the fewest sequences.
 
-        Args:
-            now: the time.
-            version: version of the engines' weights.
-
         Returns:
             Engines that have started samples.
         """

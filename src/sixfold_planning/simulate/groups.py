@@ -80,9 +80,7 @@ def truncated_mean(mean: float, sigma: float, longest: float) -> float:
     `mean * N(d - s) + longest * (1 - N(d))` with `d = (ln(longest / mean) + s^2 / 2) / s`.
 
     Args:
-        mean: mean of X.
         sigma: standard deviation s of ln X. Above 0.
-        longest: the bound.
     """
     normal = NormalDist()
     reach = (math.log(longest / mean) + sigma**2 / 2) / sigma
@@ -107,9 +105,6 @@ class RecordedGroups:
 
     A group of fewer samples than recorded is a random subset, without replacement. Its share of
     groups with equal rewards is then unbiased.
-
-    Args:
-        groups: at least one.
     """
 
     def __init__(self, groups: Sequence[RecordedGroup]) -> None:

@@ -34,7 +34,6 @@ def step_record(batch: list[GroupRun], version: int) -> StepRecord:
     """Describe a batch.
 
     Args:
-        batch: groups, all of which have started.
         version: version of the weights that the batch trains.
     """
     lengths = [length for group in batch for length in group.lengths]
@@ -124,8 +123,6 @@ class Outcome:
 
     Attributes:
         shares: use of the devices in the measured steps.
-        total_seconds: duration of all steps.
-        records: the measured steps.
         groups: groups of the whole simulation whose samples all ended.
         equal: share of these groups with equal rewards.
         failures: failures of devices in the whole simulation.

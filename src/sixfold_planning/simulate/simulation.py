@@ -31,11 +31,6 @@ class Simulation:
 
     Weights arrive while engines decode in the async topology. A weight sync then hides behind
     sampling and training, but the next one cannot start before it ends.
-
-    Args:
-        timing: durations.
-        groups: source of the groups.
-        settings: what is simulated.
     """
 
     def __init__(self, timing: Timing, groups: Groups, settings: Settings) -> None:

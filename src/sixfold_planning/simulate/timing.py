@@ -27,8 +27,6 @@ class Timing:
     """Durations of one topology.
 
     Attributes:
-        sampling_devices: devices that sample.
-        training_devices: devices that train. Colocated: the same ones.
         replicas: engines that sample.
         slots: sequences that an engine runs at once. Others wait.
         stride: most tokens that are decoded before a decoding step is timed again.
@@ -64,9 +62,6 @@ def planned_timing(
 
     An asynchronous engine computes prompts beside decoding, as in `steady_seconds`, and runs at
     most `LARGEST_BATCH` sequences. The KV cache limits the sequences in every topology.
-
-    Args:
-        plan: topology and devices.
     """
     sampler = Sampler(device, plan.sampling_devices, plan.engine_devices, 2.0)
     lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens)

@@ -96,7 +96,6 @@ def task_record(task: Task, answers: bool = True) -> dict[str, Any]:
     """A task as JSON.
 
     Args:
-        task: the task.
         answers: include the answer and the columns.
     """
     record = {"id": task.id, "prompt": task.prompt, "source": task.source}

@@ -159,11 +159,7 @@ class _Turn:
     """One request for a reply.
 
     Attributes:
-        endpoint: has the generator.
-        session: session of the request.
-        ask: the body of the request.
         prompt: the prompt that the policy continues.
-        params: sampling parameters.
         done: True once the reply was written to the session, or the request was given up.
     """
 
@@ -356,11 +352,6 @@ class _Handlers:
     def _turn(self, session: Session, ask: Ask, make: Callable[[], Prompt]) -> _Turn:
         """Begin a turn of the policy.
 
-        Args:
-            session: the session.
-            ask: the request.
-            make: makes the prompt.
-
         Raises:
             ApiError: the request is wrong, or a limit of the episode is reached.
         """
@@ -400,12 +391,7 @@ async def _answer(request: Request, turn: _Turn, reply: Reply) -> Response:
 
 
 class _TurnStream(StreamingResponse):
-    """Server-sent events of a turn. Sampling is cancelled if the events cannot be sent any more.
-
-    Args:
-        turn: the turn.
-        reply: formats the events.
-    """
+    """Server-sent events of a turn. Sampling is cancelled if the events cannot be sent any more."""
 
     def __init__(self, turn: _Turn, reply: Reply) -> None:
         super().__init__(

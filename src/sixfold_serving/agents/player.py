@@ -31,7 +31,6 @@ class _Ended:
     """How an agent has ended.
 
     Attributes:
-        given: the value that it returned.
         fault: its failure, or None.
     """
 
@@ -44,7 +43,6 @@ class AgentPlayer:
 
     Args:
         player: has the generator, renderer, limits and stop strings.
-        runner: runs the agent.
         vocabulary: number of token ids.
         concurrency: maximum number of agents that run at the same time.
         timeout_s: time limit for an agent, in seconds. Time in which it waits for replies does not
@@ -148,7 +146,6 @@ def _played(session: Session, prompt: Sequence[int], ended: _Ended) -> Played:
     """The episode of a session that has ended.
 
     Args:
-        session: the session.
         prompt: token ids of the task's prompt.
         ended: how the agent has ended.
     """
@@ -193,7 +190,6 @@ def _unfinished(session: Session, unscored: bool) -> EnvironmentFault | None:
     """Fault of an agent that ended by itself but left no episode that can be scored, or None.
 
     Args:
-        session: its session.
         unscored: True if the agent gave neither a reward nor a text.
     """
     if not session.conversations.played and session.limit:
@@ -216,7 +212,6 @@ def make_agent(config: AgentConfig, player: Player, vocabulary: int) -> AgentPla
     """Make the player for the recipe's agent.
 
     Args:
-        config: settings of the agent.
         player: samples with the run's generator.
         vocabulary: number of token ids.
 

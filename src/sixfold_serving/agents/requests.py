@@ -41,7 +41,6 @@ class Settings:
         """Check a request before its prompt is made.
 
         Args:
-            ask: the request.
             own: the recipe's parameters.
 
         Raises:
@@ -55,8 +54,6 @@ class Settings:
         """Sampling parameters of one request.
 
         Args:
-            ask: the request.
-            own: the recipe's parameters.
             room: maximum number of tokens that fit after the prompt.
         """
         longest = min(own.max_tokens, room, ask.token_limit or own.max_tokens)

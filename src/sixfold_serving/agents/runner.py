@@ -14,7 +14,6 @@ class Runner(Protocol):
         """Run the agent for one episode until it ends. Cancelling the call ends the agent.
 
         Args:
-            task: the task.
             address: address of the session: the base URL without "/v1".
 
         Returns:

@@ -27,13 +27,11 @@ class Session:
     """Requests of one episode.
 
     Attributes:
-        task: the task.
         sample: index of the sample within the task.
         params: sampling parameters of each reply.
         limits: maximum length of a sequence and maximum number of replies.
         renderer: converts messages to tokens.
         id: random id of the session, part of its base URL.
-        conversations: the conversations of the session.
         reward: the posted reward, or None.
         limit: the limit that the last request exceeded, so that it was refused, or None.
         left: True if the client of the last request disconnected before its reply.
@@ -99,7 +97,6 @@ class Session:
         """Set the reward of the session.
 
         Args:
-            value: the reward.
             parts: named components, which are only logged.
 
         Raises:

@@ -32,11 +32,9 @@ class ToolEpisode:
     `observation.ErrorKind`.
 
     Args:
-        task: the task.
         functions: further tools, besides the methods and those of the run.
 
     Attributes:
-        task: the task.
         setup: tools and limits of the run. The run sets it before `start`.
         not_copied: why two copies of an episode cannot both go on, for a message. "": they can.
     """
@@ -244,12 +242,7 @@ def own_tools(episode: ToolEpisode | type[ToolEpisode]) -> list[Tool]:
 
 @dataclass(frozen=True)
 class Equipped:
-    """Makes episodes. Episodes with tools get the setup of the run.
-
-    Attributes:
-        make: makes an episode.
-        setup: tools and limits of the run.
-    """
+    """Makes episodes. Episodes with tools get the setup of the run."""
 
     make: MakeEpisode
     setup: ToolSetup

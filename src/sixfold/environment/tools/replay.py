@@ -28,8 +28,6 @@ class Recorded:
     Attributes:
         result: result of the tool as text.
         error: kind of the error, or "".
-        message: message of the error.
-        seconds: duration of the call.
     """
 
     result: str = ""
@@ -43,9 +41,7 @@ class CallKey:
     """What the outcome of a call depends on.
 
     Attributes:
-        tool: name of the tool.
         arguments: the arguments as canonical JSON.
-        version: version of the tool.
         task: id of the task, for a stateful tool.
         before: digest of the earlier calls of the episode, for a stateful tool.
     """
@@ -100,10 +96,6 @@ class Recorder:
 
     async def outcome(self, key: CallKey, run: Callable[[], Awaitable[Recorded]]) -> Recorded:
         """The recorded outcome of a call. Without a record: run the call and record its outcome.
-
-        Args:
-            key: identifies the call.
-            run: runs the call.
 
         Raises:
             ToolsFailed: a replay has no record of the call, or a record is damaged.

@@ -94,8 +94,6 @@ class Call:
     """One call of a tool.
 
     Args:
-        tool: the tool.
-        values: the arguments.
         slots: bound on concurrent calls.
 
     Attributes:

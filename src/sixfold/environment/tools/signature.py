@@ -43,7 +43,6 @@ class Signature:
 
     Args:
         function: the function. Every parameter needs an annotation.
-        name: name of the tool, for messages.
         is_method: True if the first parameter is the object, and not an argument.
 
     Attributes:
@@ -129,9 +128,7 @@ class Signature:
         """Refuse a default that the schema shows to the policy, but does not allow.
 
         Args:
-            name: the parameter.
             model: the model of this parameter alone.
-            shown: its JSON schema.
         """
         if "default" not in shown:
             return

@@ -11,7 +11,6 @@ def worked_call(name: str, arguments: Mapping[str, Any]) -> str:
     """Text of a reply that calls a tool, in the format of Hermes and of models made from scratch.
 
     Args:
-        name: name of the tool.
         arguments: the arguments. They must have a JSON form.
     """
     call = {"name": name, "arguments": dict(arguments)}

@@ -219,7 +219,6 @@ def decode_attention(
         table: [B, M] block table of each query.
         positions: [B] position of each query.
         units: result of `units_of` or `units_of_prompts`.
-        kernel: parameters of the layer.
         scales: scales of int8 pools, [H_kv, blocks, block_size, 1] each; None for other pools.
 
     Returns:

@@ -29,9 +29,6 @@ def explain(
     """The whole plan as text, followed by the settings that differ from their defaults.
 
     Args:
-        plan: the plan.
-        staged: the recipe that the stage is from.
-        stage: the stage whose plan it is, if it is one.
         measured: what stored pass rates say, if the recipe names some.
     """
     stated = facts(plan)

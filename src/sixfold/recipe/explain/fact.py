@@ -12,8 +12,6 @@ class Fact:
     """One line of the plan.
 
     Attributes:
-        topic: what the line is about.
-        says: the statement.
         why: settings or rule behind it. Empty if the statement needs no reason.
     """
 

@@ -223,10 +223,7 @@ def measured_facts(
     """What stored pass rates say about the groups of a step.
 
     Args:
-        plan: the plan.
-        rates: pass rate of each measured task.
         completion_tokens: mean tokens of its completions.
-        source: the file that has them.
     """
     rollout, rounds = plan.recipe.rollout, plan.algorithm.dynamic_sampling
     samples, per_step = rollout.samples_per_prompt, rollout.prompts_per_step

@@ -31,8 +31,6 @@ def overview(
     """One block per stage, in their order.
 
     Args:
-        staged: the recipe.
-        plans: the plan of each stage by its name.
         where: the recipe as the user named it.
         times: time of each stage in the run of the recipe, as far as there is one.
     """

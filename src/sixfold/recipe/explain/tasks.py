@@ -121,7 +121,6 @@ def eval_facts(plan: Plan, data: DataConfig) -> list[Fact]:
     """Facts about the held-out evaluation.
 
     Args:
-        plan: the plan.
         data: [data] with the held-out tasks.
     """
     settings = plan.recipe.eval
