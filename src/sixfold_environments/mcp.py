@@ -362,11 +362,7 @@ def _is_no_unreadable_line(record: logging.LogRecord) -> bool:
 
 
 def mcp_tool(listed: Listed, function: Any) -> Tool:
-    """A tool of a server.
-
-    Args:
-        function: async function that calls it.
-    """
+    """A tool of a server."""
     return Tool(
         function,
         name=listed.name,

@@ -100,9 +100,6 @@ def convert(
 ) -> Conversion:
     """Convert a method, and with a recipe also its other settings.
 
-    Args:
-        recipe: every value of the recipe by its key.
-
     Raises:
         KeyError: for an unknown framework.
     """

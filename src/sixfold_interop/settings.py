@@ -102,7 +102,6 @@ def theirs(known: Table, recipe: Mapping[str, Any], critic: bool) -> dict[str, A
     """Settings of a framework that a recipe has too, by the framework's names.
 
     Args:
-        recipe: every value of the recipe by its key.
         critic: whether the method has a critic.
     """
     found = {}
@@ -152,7 +151,6 @@ def left_over(
     """A note with the settings of a recipe that have no counterpart, if there are any.
 
     Args:
-        recipe: every value of the recipe by its key.
         kind: kind of the stage whose recipe it is. None: a recipe without stages.
     """
     plain = flat(Recipe())

@@ -16,7 +16,6 @@ def read(given: Mapping[str, Any], processes: int) -> Run:
     """Read hydra overrides of verl.trainer.main_ppo.
 
     Args:
-        given: values by key.
         processes: not used: verl's sizes count prompts.
     """
     given = {key.lstrip("+"): value for key, value in given.items()}

@@ -70,16 +70,7 @@ def async_timeline(
     source: str,
     seed: int,
 ) -> Outcome:
-    """Time a topology.
-
-    Args:
-        topology: "colocated", "disaggregated" or "async".
-        rollout: seconds of rollout per step.
-        train: seconds of training per step.
-        sync: seconds of weight sync per step.
-        staleness: weight versions between sampling and training. Async only.
-        source: "formula", or "library" to train a small policy.
-    """
+    """Time a topology."""
     times = phases(rollout, train, sync)
     steps = {name: step_time(times, topology=name, sync_hidden=False) for name in TOPOLOGIES}
     step = steps[topology]

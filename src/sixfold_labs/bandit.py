@@ -15,12 +15,7 @@ BEST = REWARDS.index(max(REWARDS))
 
 
 def bandit(*, eta: float, steps: int, seed: int) -> Outcome:
-    """Train a softmax policy by REINFORCE without a baseline.
-
-    Args:
-        eta: learning rate.
-        steps: number of sampled arms.
-    """
+    """Train a softmax policy by REINFORCE without a baseline."""
     draw = random.Random(seed)
     logits = [0.0] * len(ARMS)
     policy = softmax(logits)

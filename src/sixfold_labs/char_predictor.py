@@ -61,11 +61,7 @@ def entropy(distribution: Distribution) -> float:
 
 
 def char_predictor(*, prompt: str, temperature: float) -> Outcome:
-    """Predict the next character.
-
-    Args:
-        prompt: text before it.
-    """
+    """Predict the next character."""
     distribution = tempered(predict(TEXT, prompt.lower()), temperature)
     ranked = sorted(distribution.items(), key=lambda item: (-item[1], item[0]))[:TOP]
     nats = entropy(distribution)

@@ -50,12 +50,7 @@ def gradient_flows(ratio: float, advantage: float, eps: float) -> bool:
 
 
 def clip_cells(*, chosen: str, eps: float, source: str) -> Outcome:
-    """The clipped objective in the chosen cell, and a table of all six.
-
-    Args:
-        eps: half-width of the clip band.
-        source: "formula" or "library".
-    """
+    """The clipped objective in the chosen cell, and a table of all six."""
     cells = {name: cell(*point, eps) for name, point in CELLS.items()}
     if source == "library":
         cells = {

@@ -16,15 +16,7 @@ FIXES = {
 def step_triage(
     *, rollout: float, verifier: float, train: float, sync: float, overlap: float
 ) -> Outcome:
-    """Find what limits a step.
-
-    Args:
-        rollout: seconds of rollout.
-        verifier: seconds of reward checks.
-        train: seconds of training.
-        sync: seconds of weight sync.
-        overlap: share of the sync that is hidden, percent.
-    """
+    """Find what limits a step."""
     visible = sync * (1 - overlap / 100)
     sampling = rollout + verifier
     whole = sampling + train + sync
@@ -83,13 +75,7 @@ STEP_TRIAGE = Lab(
 
 
 def sync_size(*, billions: float, copies: int, bandwidth: float, step: float) -> Outcome:
-    """Size of a weight sync in bfloat16.
-
-    Args:
-        copies: engines that receive all weights.
-        bandwidth: bandwidth of the sender, in GB/s.
-        step: seconds of a step without sync.
-    """
+    """Size of a weight sync in bfloat16."""
     volume = sync_volume(
         billions * 1e9, width=2, copies=copies, bytes_per_second=bandwidth * 1e9, step_seconds=step
     )
@@ -171,15 +157,7 @@ def async_seconds(gen: float, tail: float, env: float, train: float, lag: int) -
 
 
 def async_planner(*, gen: float, tail: float, env: float, train: float, lag: int) -> Outcome:
-    """Compare synchronous and asynchronous training.
-
-    Args:
-        gen: seconds of generation at the mean length.
-        tail: longest divided by mean length.
-        env: seconds of the environment.
-        train: seconds of training.
-        lag: most weight versions between sampling and training.
-    """
+    """Compare synchronous and asynchronous training."""
     whole = synchronous_seconds(gen, tail, env, train)
     concurrent = async_seconds(gen, tail, env, train, lag)
     speedup = whole / concurrent

@@ -28,11 +28,7 @@ def missing_chapters(concept: Mapping[str, Any], read: int) -> list[str]:
 
 
 def concept_gaps(*, concept: str, read: int) -> Outcome:
-    """Describe one concept.
-
-    Args:
-        read: last chapter of the course that has been read.
-    """
+    """Describe one concept."""
     found = CONCEPTS[concept]
     missing = missing_chapters(found, read)
     rows = [[key, each["force"], each["after"], each["effort"]] for key, each in CONCEPTS.items()]

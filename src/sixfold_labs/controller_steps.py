@@ -22,13 +22,7 @@ def recorded_step(responses: tuple[str, ...]) -> StepRecord:
 
 
 def controller_steps(*, clicks: int, equal_rewards: bool, source: str) -> Outcome:
-    """State of the loop after a number of phases.
-
-    Args:
-        clicks: phases done, over several steps. 0: the loop has not started.
-        equal_rewards: sample three wrong responses instead of one right and two wrong.
-        source: "formula", or "library" to run the real controller.
-    """
+    """State of the loop after a number of phases."""
     responses = EQUAL if equal_rewards else MIXED
     if source == "library":
         from .controller_roles import controller_step

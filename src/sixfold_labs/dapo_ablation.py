@@ -80,15 +80,7 @@ def dapo_ablation(
     seed: int,
     source: str,
 ) -> Outcome:
-    """Train for 200 steps with the chosen changes.
-
-    Args:
-        clip_higher: clip at 1 - 0.2 and 1 + 0.28 instead of 1 +- 0.2.
-        dynamic_sampling: replace degenerate groups.
-        token_level: average the loss over tokens, not over sequences.
-        overlong_penalty: soft penalty for overlong responses.
-        source: "formula" for the model, "library" to train a small policy.
-    """
+    """Train for 200 steps with the chosen changes."""
     changes = Changes(clip_higher, dynamic_sampling, token_level, overlong_penalty)
     run = (modelled if source == "formula" else trained)(changes, seed)
     average = 0.0

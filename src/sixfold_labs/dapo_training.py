@@ -70,7 +70,6 @@ def sample(logp: Tensor, right: int, draw: torch.Generator) -> Group:
     Args:
         logp: [TOKENS] log-probabilities of the policy.
         right: token of the right answer.
-        draw: random numbers.
     """
     tokens = torch.multinomial(logp.exp(), SAMPLES * LONGEST, replacement=True, generator=draw)
     tokens = tokens.view(SAMPLES, LONGEST)

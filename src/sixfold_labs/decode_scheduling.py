@@ -74,11 +74,7 @@ def decode_scheduling(
     chunked: bool,
     speculative: bool,
 ) -> Outcome:
-    """Throughput of decoding a 7B model on one GPU.
-
-    Args:
-        length: tokens of context per sequence.
-    """
+    """Throughput of decoding a 7B model on one GPU."""
     on = Techniques(continuous, prefix, chunked, speculative)
     step = decode_step(batch, length, temperature, on)
     off = decode_step(batch, length, temperature, Techniques(False, False, False, False))

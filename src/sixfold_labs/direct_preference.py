@@ -34,8 +34,6 @@ def train_policy(
     """Run SGD on the DPO loss with a uniform reference, one pair per step.
 
     Args:
-        beta: KL weight.
-        eta: learning rate.
         steps: number of pairs.
         seed: seed of the pairs and their labels.
         source: "formula" or "library".
@@ -58,15 +56,7 @@ def train_policy(
 
 
 def dpo_policy(*, beta: float, eta: float, steps: int, seed: int, source: str) -> Outcome:
-    """Train a softmax policy over four responses by DPO.
-
-    Args:
-        beta: KL weight.
-        eta: learning rate.
-        steps: number of pairs.
-        seed: seed of the pairs and their labels.
-        source: "formula" or "library".
-    """
+    """Train a softmax policy over four responses by DPO."""
     logits, best = train_policy(beta, eta, steps, seed, source)
     policy = softmax(logits)
     log_policy = [math.log(max(p, 1e-300)) for p in policy]
@@ -135,12 +125,6 @@ def dpo_margin(*, beta: float, eta: float, steps: int, source: str) -> Outcome:
 
     The gradient of the loss is -beta * sigmoid(-margin) for the chosen response and the opposite
     for the rejected one.
-
-    Args:
-        beta: KL weight.
-        eta: learning rate.
-        steps: number of updates.
-        source: "formula" or "library".
     """
     loss = logistic(source)
     chosen = rejected = 0.0  # log-ratios to the reference

@@ -56,14 +56,7 @@ def framework(placement: str, billions: float, backend: str) -> str:
 def framework_selector(
     *, billions: float, output: str, environment: str, staleness: str, backend: str
 ) -> Outcome:
-    """Select a framework.
-
-    Args:
-        output: kind of completions.
-        environment: speed of checks and tools.
-        staleness: whether samples of older weights are acceptable.
-        backend: engine or trainer that must be used, or "any".
-    """
+    """Select a framework."""
     placement = architecture(billions, output, environment, staleness)
     waiting = environment == "slow" and placement != "async"
     risk = "slow checks: both pools wait for the last one" if waiting else RISK[placement]

@@ -72,13 +72,7 @@ def estimator(source: str) -> Estimate:
 
 
 def gradient_noise(*, k: int, estimates: int, seed: int, source: str) -> Outcome:
-    """Estimate the gradient many times from K samples each.
-
-    Args:
-        k: samples per estimate.
-        estimates: number of estimates.
-        source: "formula" or "library".
-    """
+    """Estimate the gradient many times from K samples each."""
     draw, estimate = random.Random(seed), estimator(source)
     exact = expected_gradient()
     found: list[Vector] = []

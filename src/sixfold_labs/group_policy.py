@@ -40,14 +40,7 @@ def kl(p: float) -> float:
 
 
 def group_policy(*, k: int, beta: float, steps: int, seed: int, source: str) -> Outcome:
-    """Train the probability of a correct answer by GRPO.
-
-    Args:
-        k: samples per group (K).
-        beta: KL weight.
-        steps: number of groups.
-        source: what computes the advantages: "formula" or "library".
-    """
+    """Train the probability of a correct answer by GRPO."""
     draw = random.Random(seed)
     _, advantages, _ = functions(source)
     p = average = REFERENCE

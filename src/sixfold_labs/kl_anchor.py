@@ -23,13 +23,7 @@ def reward_slope(theta: float) -> float:
 
 
 def kl_anchor(*, beta: float, eta: float, steps: int) -> Outcome:
-    """Gradient ascent on reward(theta) - beta theta^2.
-
-    Args:
-        beta: weight of the KL term.
-        eta: learning rate.
-        steps: number of updates.
-    """
+    """Gradient ascent on reward(theta) - beta theta^2."""
     theta = START
     rewards: list[tuple[float, float | None]] = []
     divergences: list[tuple[float, float | None]] = []

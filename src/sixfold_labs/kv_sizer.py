@@ -37,13 +37,7 @@ def bottleneck(kv: float, weights: float) -> str:
 
 
 def kv_sizer(*, batch: int, length: int, grouped: bool, model: str) -> Outcome:
-    """Size the KV cache.
-
-    Args:
-        batch: concurrent sequences.
-        length: tokens per sequence.
-        grouped: 8 key-value heads instead of one per query head.
-    """
+    """Size the KV cache."""
     sizes = MODELS[model]
     per_token = kv_bytes_per_token(
         layers=sizes.layers,

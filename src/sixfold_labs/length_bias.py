@@ -45,13 +45,7 @@ def library_per_token(short: int, long: int) -> PerToken:
 
 
 def length_bias(*, short: int, long: int, source: str) -> Outcome:
-    """Gradient per token of two responses with equal advantage.
-
-    Args:
-        short: tokens of the short response.
-        long: tokens of the long response.
-        source: "formula" or "library".
-    """
+    """Gradient per token of two responses with equal advantage."""
     found = (library_per_token if source == "library" else per_token)(short, long)
     ratios = {name: b / a for name, (a, b) in found.items()}
     return Outcome(

@@ -89,17 +89,7 @@ def loss_assembly(
     seed: int,
     source: str,
 ) -> Outcome:
-    """Clipped surrogate plus KL, averaged over the tokens of the mask.
-
-    Args:
-        eps: half-width of the clip band.
-        beta: weight of the KL term.
-        spread: new log-probs are old ones plus a uniform number in [-spread, spread].
-        show_old: show the column of log-probs at sampling.
-        show_ref: show the column of log-probs under the reference.
-        seed: seed of the new log-probs.
-        source: "formula" or "library".
-    """
+    """Clipped surrogate plus KL, averaged over the tokens of the mask."""
     draw = random.Random(seed)
     new = [token.old + draw.uniform(-spread, spread) * token.mask for token in BATCH]
     found = (

@@ -52,13 +52,7 @@ def typical_shape(billions: float) -> tuple[int, int]:
 def memory_envelope(
     *, billions: float, length: int, batch: int, gpus: int, checkpointing: bool
 ) -> Outcome:
-    """Memory per GPU.
-
-    Args:
-        length: tokens per sequence.
-        batch: sequences per GPU.
-        gpus: GPUs that share the training state.
-    """
+    """Memory per GPU."""
     hidden, layers = typical_shape(billions)
     activations = activation_bytes(
         layers=layers, hidden=hidden, length=length, sequences=batch, width=WIDTH

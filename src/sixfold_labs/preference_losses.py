@@ -30,20 +30,13 @@ def ipo_loss(h: float, beta: float, scale: str) -> float:
     (h - 1/(2 beta))^2 instead.
 
     Args:
-        beta: KL weight.
         scale: "log-ratio" for the published loss, "margin" for the other one.
     """
     return ((h if scale == "margin" else h / beta) - 1 / (2 * beta)) ** 2
 
 
 def preference_losses(*, beta: float, scale: str, source: str) -> Outcome:
-    """Loss curves of DPO and IPO.
-
-    Args:
-        beta: KL weight.
-        scale: what IPO compares with 1/(2 beta): "margin" or "log-ratio".
-        source: "formula" or "library".
-    """
+    """Loss curves of DPO and IPO."""
 
     def dpo(h: float) -> float:
         return dpo_loss(h) if source == "formula" else logistic(source)(h)[0]

@@ -70,15 +70,7 @@ def compared(
 def process_reward(
     *, p_good: float, n: int, beam: int, trials: int, seed: int, source: str
 ) -> Outcome:
-    """Compare four ways to choose an answer.
-
-    Args:
-        p_good: probability that a step is correct.
-        n: sampled chains per task (N).
-        beam: partial chains that the beam search keeps.
-        trials: number of tasks.
-        source: "formula" or "library".
-    """
+    """Compare four ways to choose an answer."""
     if source == LIBRARY:
         from .process_search import searched
 

@@ -43,11 +43,7 @@ def train(rho: float, steps: int, seed: int) -> tuple[list[float], list[tuple[fl
 
 
 def reward_hacking(*, rho: float, steps: int, seed: int) -> Outcome:
-    """Train a policy whose reward has a bonus for a phrase.
-
-    Args:
-        steps: number of samples.
-    """
+    """Train a policy whose reward has a bonus for a phrase."""
     logits, averages = train(rho, steps, seed)
     solve, phrase = policy = softmax(logits)
     held_out = solve * CORRECT[0] + phrase * CORRECT[1]

@@ -37,7 +37,6 @@ def fit(
     """Run SGD on -log sigmoid(r_w - r_l), one pair per step.
 
     Args:
-        eta: learning rate.
         steps: number of pairs.
         seed: seed of the pairs and their labels.
         source: "formula" or "library".
@@ -63,13 +62,7 @@ def fit(
 
 
 def reward_model(*, eta: float, steps: int, seed: int, source: str) -> Outcome:
-    """Fit a reward model to pairs with sampled labels.
-
-    Args:
-        eta: learning rate.
-        steps: number of pairs.
-        source: "formula" or "library".
-    """
+    """Fit a reward model to pairs with sampled labels."""
     scores, losses, agreed = fit(eta, steps, seed, source)
     learned, true = centred(scores), centred(list(TRUE_SCORES))
     shares = list(itertools.accumulate(agreed))

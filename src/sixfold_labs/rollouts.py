@@ -21,11 +21,7 @@ def digit_probability(temperature: float) -> float:
 
 
 def rollouts(*, k: int, temperature: float, seed: int) -> Outcome:
-    """Sample K responses and score them.
-
-    Args:
-        k: samples of the prompt.
-    """
+    """Sample K responses and score them."""
     draw = random.Random(seed)
     right = digit_probability(temperature)
     responses = ["".join(_digit(draw, right, digit) for digit in ANSWER) + "#" for _ in range(k)]

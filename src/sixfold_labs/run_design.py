@@ -11,13 +11,7 @@ TEXTS = tomllib.loads((resources.files("sixfold_labs") / "run_design.toml").read
 
 
 def three_forces(*, signal: float, bias_tolerance: float, gpus: int) -> Outcome:
-    """Choose reward, algorithm, topology and recipe.
-
-    Args:
-        signal: share of tasks that a program can verify, percent.
-        bias_tolerance: bias of the estimator that is acceptable, 0 to 100.
-        gpus: number of GPUs.
-    """
+    """Choose reward, algorithm, topology and recipe."""
     chosen = {
         "reward": "verifier" if signal >= 70 else "mixed" if signal >= 30 else "reward-model",
         "algorithm": _algorithm(signal, bias_tolerance, gpus),
@@ -84,11 +78,6 @@ def paper_family(*, reward: str, policy: str, baseline: str, turns: str) -> Outc
 
     Preference pairs: DPO and its variants. Off-policy with a reward model: RAFT, ReST. Off-policy
     otherwise: SFT on kept samples, or DPO. On-policy: by the baseline.
-
-    Args:
-        reward: where rewards come from.
-        policy: "on" or "off": whether the current policy samples.
-        turns: "single" or "multi".
     """
     warning = ""
     if reward == "preference":

@@ -49,12 +49,7 @@ def written_accuracy(k: int) -> float:
 
 
 def serial_compute(*, layers: int, k: int) -> Outcome:
-    """Compare a direct answer with written intermediate results.
-
-    Args:
-        layers: layers of the model (L).
-        k: numbers in the sum (K).
-    """
+    """Compare a direct answer with written intermediate results."""
     tokens = written_tokens(k)
     sizes = range(2, MOST_SUMMANDS + 1)
     direct = [(n, direct_accuracy(n, layers)) for n in sizes]

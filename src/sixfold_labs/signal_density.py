@@ -50,13 +50,7 @@ def estimated_signal(pass_rate: float, samples: int) -> float:
 
 
 def signal_density(*, policy: float, curation: float, k: int) -> Outcome:
-    """Signal of a pool of prompts for one policy.
-
-    Args:
-        policy: strength of the policy, in percent.
-        curation: strength of curation, in percent.
-        k: samples per prompt (K).
-    """
+    """Signal of a pool of prompts for one policy."""
     kept = curated(pass_rates(policy / 100), curation / 100)
     pool = pool_signal(kept, k)
     counts = [sum(min(int(p * BINS), BINS - 1) == b for p in kept) for b in range(BINS)]

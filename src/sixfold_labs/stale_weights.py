@@ -46,13 +46,7 @@ def reward(theta: float) -> float:
 
 
 def stale_weights(*, sync_every: int, steps: int, source: str) -> Outcome:
-    """Train one parameter and copy it to the sampler every `sync_every` steps.
-
-    Args:
-        sync_every: steps between two weight syncs.
-        steps: number of training steps.
-        source: "formula" or "library".
-    """
+    """Train one parameter and copy it to the sampler every `sync_every` steps."""
     clipped = clip_rule(source)
     trainer = sampler = average = last = 0.0
     lost = 0

@@ -104,16 +104,7 @@ def straggler(
     seed: int,
     source: str,
 ) -> Outcome:
-    """Sample the lengths of one rollout.
-
-    Args:
-        k: samples that run together (K).
-        mean: mean length, in tokens.
-        cap: truncate at the 95th percentile.
-        early_stop: dynamic K: keep the first three quarters that finish and abort the rest.
-        packing: train on packed sequences instead of padded ones.
-        source: "formula" or "library": which implementation of dynamic K decides.
-    """
+    """Sample the lengths of one rollout."""
     draw = random.Random(seed)
     whole = lognormal_lengths(draw, k, mean, variation)
     rewards = [draw.randrange(2) for _ in range(k)]

@@ -60,15 +60,7 @@ def optimised(base: Mapping[str, float], on: Mapping[str, bool]) -> dict[str, fl
 
 
 def time_budget(*, rollout: float, train: float, ref: float, sync: float, **on: bool) -> Outcome:
-    """Apply optimisations to the time budget of a step.
-
-    Args:
-        rollout: share of rollout, percent.
-        train: share of training, percent.
-        ref: share of the reference, percent.
-        sync: share of weight sync, percent.
-        **on: one switch per optimisation.
-    """
+    """Apply optimisations to the time budget of a step."""
     base = base_budget(rollout, train, ref, sync)
     after = optimised(base, on)
     total, largest = sum(after.values()), max(after, key=after.__getitem__)

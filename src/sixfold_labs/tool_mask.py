@@ -52,12 +52,7 @@ def parts_of_episode(source: str) -> list[tuple[str, str, int]]:
 
 
 def tool_mask(*, mask: bool, source: str) -> Outcome:
-    """Count the tokens that enter the loss.
-
-    Args:
-        mask: leave out the tokens of the tool.
-        source: "formula", or "library" to play the episode with the real calculator.
-    """
+    """Count the tokens that enter the loss."""
     parts = parts_of_episode(source)
     tokens = {name: sum(n for at, _, n in parts if at == name) for name in NAMES}
     trained = {SAMPLED} if mask else {SAMPLED, OBSERVATION}

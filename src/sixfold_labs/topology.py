@@ -38,13 +38,7 @@ def timeline(topology: str, step: StepTime, times: PhaseSeconds) -> Timeline:
 
 
 def topology(*, rollout: float, train: float, sync: float) -> Outcome:
-    """Compare the topologies.
-
-    Args:
-        rollout: seconds of rollout per step.
-        train: seconds of training per step.
-        sync: seconds of weight sync per step.
-    """
+    """Compare the topologies."""
     times = phases(rollout, train, sync)
     steps = {name: step_time(times, topology=name, sync_hidden=True) for name in TOPOLOGIES}
     hourly = [steps[name].steps_per_hour for name in TOPOLOGIES]

@@ -63,16 +63,7 @@ def fitting_heads(width: int, heads: int) -> int:
 def transformer_shapes(
     *, batch: int, length: int, width: int, heads: int, layers: int, vocabulary: int
 ) -> Outcome:
-    """Shapes of the tensors of one forward pass.
-
-    Args:
-        batch: sequences B.
-        length: tokens per sequence T.
-        width: model width d.
-        heads: attention heads h. Lowered to a divisor of d.
-        layers: number of blocks L.
-        vocabulary: number of tokens V.
-    """
+    """Shapes of the tensors of one forward pass."""
     used = fitting_heads(width, heads)
     b, t, d, k = batch, length, width, width // used
     count = small_gpt_parameters(vocabulary=vocabulary, positions=t, layers=layers, hidden=d)

@@ -64,14 +64,7 @@ def utilisation(phases: PhaseSeconds, step: StepTime, topology: str) -> float:
 
 
 def wall_clock(*, billions: float, k: int, length: int, topology: str, calibration: str) -> Outcome:
-    """Time a step.
-
-    Args:
-        k: samples per prompt (K).
-        length: mean completion length, in tokens.
-        topology: "colocated", "disaggregated" or "async".
-        calibration: "corrected" or "published".
-    """
+    """Time a step."""
     phases = modelled_phases(
         billions, prompts=PROMPTS, samples=k, length=length, devices=DEVICES[calibration]
     )

@@ -31,18 +31,7 @@ def weight_sync(
     zero_copy: bool,
     overlap: bool,
 ) -> Outcome:
-    """Time a weight sync in bfloat16, then apply the optimisations.
-
-    Args:
-        ranks: ranks of the trainer, which shard the weights.
-        network: bandwidth to the engines, in GB/s.
-        step: seconds of a step without sync.
-        tree: broadcast over a tree.
-        buckets: send many tensors at once.
-        fp8: send FP8 instead of bfloat16.
-        zero_copy: receive into the engine's weights.
-        overlap: load during the next prefill.
-    """
+    """Time a weight sync in bfloat16, then apply the optimisations."""
     seconds = sync_operations(
         billions * 1e9,
         links=SyncLinks(gather=NVLINK, network=network * 1e9, reshard=network * 1e9, memory=MEMORY),

@@ -23,7 +23,6 @@ class HeadKernel:
 
     Attributes:
         name: "logits", "log-softmax", "logits again", "gradient of logits" or "backward products".
-        flops: floating-point operations.
         moved: bytes between device memory and chip, each operand once.
     """
 
@@ -88,7 +87,6 @@ class HeadTime:
     """Time of the output head by the roofline.
 
     Attributes:
-        flops: floating-point operations.
         moved: bytes between device memory and chip.
         seconds: sum over the kernels, each limited by compute or by memory.
         memory_seconds: part of `seconds` in kernels that memory bandwidth limits.

@@ -31,7 +31,6 @@ class TopologyPlan:
         name: "colocated", "disaggregated" or "async".
         engine_devices: devices per replica of the sampler (tensor parallelism).
         phases: seconds of each phase.
-        step: duration of a step and idle times.
     """
 
     name: str
@@ -276,11 +275,7 @@ def planned_topology(
 def training_utilisation(
     arch: Architecture, device: Accelerator, work: Workload, *, seconds: float, devices: int
 ) -> float:
-    """Share of the peak that the useful FLOPs of training reach (MFU).
-
-    Args:
-        seconds: predicted duration of training.
-    """
+    """Share of the peak that the useful FLOPs of training reach (MFU)."""
     attention = attention_flops_per_token(
         layers=arch.softmax_layers,
         heads=arch.heads,

@@ -73,7 +73,6 @@ class DecodeStep:
 
     Attributes:
         memory_seconds: time to read weights and KV cache.
-        compute_seconds: time of the matrix products.
     """
 
     memory_seconds: float

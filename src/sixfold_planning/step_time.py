@@ -118,6 +118,5 @@ def useful_tokens_per_second(
         samples: samples K per prompt.
         mean_length: mean length L of completions, in tokens.
         keep_rate: share of sampled tokens that reach the loss, 0 to 1.
-        seconds: duration of a step.
     """
     return prompts * samples * mean_length * keep_rate / seconds

@@ -463,11 +463,7 @@ class Endpoints:
 
 
 class JobStream(StreamingResponse):
-    """Server-sent events of a job. The job is aborted when the sending ends for any reason.
-
-    Args:
-        exchange: the request that is answered.
-    """
+    """Server-sent events of a job. The job is aborted when the sending ends for any reason."""
 
     def __init__(
         self, events: AsyncIterator[str], exchange: Exchange, engine: EngineThread

@@ -22,7 +22,6 @@ class PromptEncoder:
 
     Args:
         long: renderer for prompts of at least LONG_TEXT characters.
-        limits: limits that prompts are checked against.
     """
 
     def __init__(self, short: Renderer, long: Renderer, limits: Limits) -> None:

@@ -22,7 +22,6 @@ class ResponsesReply(Reply):
     Items are numbered in the order in which they begin.
 
     Args:
-        ask: the equivalent chat request.
         renderer: shows tokens as text.
         asked: the body of the request.
     """

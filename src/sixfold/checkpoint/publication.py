@@ -130,7 +130,6 @@ def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
     for its own checkpoints. They are not deleted: the user may still recover data from them.
 
     Args:
-        checkpoints: directory of the run's checkpoints.
         last: checkpoint from which the run resumes. None: all are renamed.
     """
     moved = []
@@ -162,7 +161,6 @@ def clean(checkpoints: Path, spared: Path | None = None) -> list[Path]:
     Only temporary names of this module are touched. The caller must hold the run's lock.
 
     Args:
-        checkpoints: directory of the run's checkpoints.
         spared: folder that is still in use, and stays.
     """
     leftovers = [

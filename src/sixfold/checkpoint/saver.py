@@ -189,7 +189,6 @@ class Saver:
         Args:
             every: tensors of the components, and the policy's weights with the prefix `_MODEL`.
                 With several ranks, only those that this rank writes.
-            nbytes: size of all tensors.
             states: JSON state of the components.
             parts: writes the share of this rank. None: there is one rank.
         """

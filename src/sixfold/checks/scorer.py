@@ -241,7 +241,6 @@ class StepScorer:
     """Scorer of one step (`base.Scorer`).
 
     Args:
-        rule: when a completion counts as solved.
         expected: number of trajectories of the step.
         share: share of the checks that may fail.
         shown: converts token ids to text, for the rendered prompt and for rewards of other

@@ -52,7 +52,6 @@ def chat_messages(where: str, value: Sequence[Any]) -> list[Message]:
     Fields of a message that are null are left out.
 
     Args:
-        where: place for error messages.
         value: objects with "role" and "content", or with "from" and "value". Content is text, or a
             list of text parts.
 

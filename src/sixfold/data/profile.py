@@ -150,9 +150,6 @@ class TaskProfile:
 class Profile:
     """Pass rates of tasks under one model. Empty at first.
 
-    Args:
-        key: what the figures depend on.
-
     Attributes:
         tasks: what is known, by `task_key`, in the order of the first measurements.
     """
@@ -243,7 +240,6 @@ class ProfileFile:
 
     Args:
         path: the file. Made if missing, with its folder.
-        key: what the figures depend on.
 
     Raises:
         UserError: the file has another key, or cannot be read or written.

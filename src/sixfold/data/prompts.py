@@ -39,7 +39,6 @@ def read_conversations(
     """Convert the conversations of rows, and take the replies at their end out of the prompts.
 
     Args:
-        rows: rows of one file or split.
         data: names the column. If it has the default name and is absent, the columns `messages`,
             `conversations` and `prompt` are tried.
 

@@ -52,7 +52,6 @@ def rows_to_tasks(
     """The tasks of `rows`, and notes for the user.
 
     Args:
-        rows: rows of one file or split.
         data: names the columns.
         name: name of the split. A row without an id gets `name` and its position as id.
         rewards: names of the rewards, which decide the required fields.

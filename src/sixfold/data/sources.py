@@ -35,7 +35,6 @@ class Found:
 
     Args:
         heldout: tasks of splits that are named as held out.
-        notes: messages for the user.
         commit: commit of a hub dataset.
     """
 

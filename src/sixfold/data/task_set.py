@@ -41,7 +41,6 @@ class TaskSet:
     Otherwise ids stay unchanged.
 
     Args:
-        heldout: held-out tasks.
         notes: messages for the user, one line each, such as dropped rows.
         weights: relative share of each step's prompts by `Task.source`. Empty: all tasks are drawn
             alike.

@@ -44,7 +44,6 @@ class TextSet:
     """Documents to train on, and documents that are never trained on.
 
     Args:
-        heldout: held-out documents.
         notes: messages for the user, one line each, such as dropped documents.
         hub_commits: commit of each hub dataset by its id.
     """

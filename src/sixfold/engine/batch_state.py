@@ -24,7 +24,6 @@ class BatchState:
     """A batch of B sequences. No other code may append tokens to them while the batch is in use.
 
     Attributes:
-        params: sampling parameters of each sequence.
         tokens: the sequences' own token lists, not copies.
         newest: [B] newest token of each sequence.
         lengths: [B] number of tokens of each sequence, including the prompt.

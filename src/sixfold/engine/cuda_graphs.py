@@ -60,7 +60,6 @@ class CUDACapture:
         """Capture one graph.
 
         Args:
-            run: the forward pass to capture.
             beside: graph whose memory pool is shared, or None.
 
         Returns:
@@ -90,8 +89,6 @@ class DecodeGraphs:
         """Create an empty set of graphs.
 
         Args:
-            cache: KV cache of the model.
-            stats: counters to update.
             may_fail: if a capture fails, warn and stop using graphs. Otherwise the error is raised.
         """
         self.failure = ""

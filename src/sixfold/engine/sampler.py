@@ -120,7 +120,6 @@ def distribution(
 
     Args:
         logits: [B, V] float32.
-        params: sampling parameters of each row.
         history: tokens of each row so far.
 
     Returns:

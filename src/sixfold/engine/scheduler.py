@@ -96,7 +96,6 @@ class Scheduler:
         chunked: compute long prompts in pieces, in the same step as decoding.
         preempt: admit without reserving the worst case, and preempt when blocks run out.
         host: blocks of preempted sequences in host memory. Zero slots disable swapping.
-        stats: counters to update.
 
     `revision` changes whenever a block table changes, or a sequence grows by more than one token.
     """

@@ -52,7 +52,6 @@ class Request:
         prompt: token ids.
         samples: sample indices that have not started.
         priority: larger values go first.
-        arrival: index in the order of arrival.
         count: number of samples.
         unfinished: number of samples that have not ended.
         claimed: True if the prompt's blocks are part of the reservation.

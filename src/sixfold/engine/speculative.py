@@ -132,7 +132,6 @@ class Speculator:
         proposer: proposes tokens.
         k: maximum number of tokens proposed per sequence and step.
         scheduler: allocates blocks for proposed tokens.
-        stats: counters to update.
     """
 
     def __init__(

@@ -104,7 +104,6 @@ def _count(best: Tensor, limits: Limits, vocabulary: int) -> Tensor:
 
     Args:
         best: [R, W] the largest probabilities in decreasing order.
-        limits: truncation parameters.
     """
     total = best.cumsum(-1)
     before = total.roll(1, -1)  # mass of all more probable tokens

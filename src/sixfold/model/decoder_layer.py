@@ -36,7 +36,6 @@ class Linear:
 
     Attributes:
         parts: parameter dictionary of each layer.
-        paths: name of each layer in the model.
         packed: packed copy of the layers' weights, made at the first use.
         half: pack the weights in bfloat16.
     """

@@ -23,7 +23,6 @@ class GraphFingerprint:
     """Fingerprint of one module, for checking whether a captured graph is still valid.
 
     Args:
-        module: the module whose forward pass is captured.
         forward: runs the module once on a few tokens, to detect reads by the host. It is called at
             construction and again whenever a submodule was replaced.
     """

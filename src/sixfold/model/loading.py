@@ -56,7 +56,6 @@ class Policy:
     """A model with its tokenizer.
 
     Attributes:
-        model: the causal LM.
         tokenizer: its tokenizer, with the chat template that the recipe chose.
         context: longest sequence in tokens.
         stop_token_ids: ids of the tokens that end a completion.
@@ -110,7 +109,6 @@ class Policy:
         Args:
             tokens: end tokens, spelled as in the vocabulary. `auto` stands for the policy's own
                 ends, including its stop strings.
-            strings: further stop strings.
             own: replaces the policy's own ends. Needed for a run's checkpoint, whose ends include
                 those that the recipe added.
 

@@ -46,7 +46,6 @@ class TrainedLora:
         model: the module that contains the adapter. Only the adapter requires gradients.
         base: the module without the adapter. All its parameters are shared with `model`.
         layers: name of a linear module -> PEFT's module that replaces it in `model`.
-        config: the recipe's settings of the adapter.
         origin: where the base was loaded from.
     """
 

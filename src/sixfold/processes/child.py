@@ -65,7 +65,6 @@ class Child:
     Args:
         target: module of Sixfold, or path of a file, that defines `serve(requests: Requests)`.
         python: interpreter for a file. None: this interpreter, with the same import path.
-        environment: environment variables to set.
         descriptors: file descriptors that the program inherits under the same numbers.
         keeps_output: keep standard output and error for `last_words`, off the terminal.
         output: descriptor for standard output and error. None: those of this process.

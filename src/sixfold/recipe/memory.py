@@ -43,7 +43,6 @@ def memory_of(plan: Plan, ranks: int = 0) -> MemoryPlan | None:
     """Memory of the plan. None if the model's sizes are not known.
 
     Args:
-        plan: the resolved recipe.
         ranks: processes of the run. 0: as many as it has.
     """
     policy, speculation, draft = plan.recipe.model, plan.recipe.engine.speculation, None
@@ -73,7 +72,6 @@ def _shape_of(policy: ModelConfig, path: str, setting: str) -> ModelShape:
 
     Args:
         policy: settings of the policy, which hold for the other model too.
-        path: path or hub id of the model.
 
     Raises:
         UserError: if there is no such model.
@@ -85,7 +83,6 @@ def what_helps(plan: Plan, memory: MemoryPlan, ranks: int = 0) -> list[tuple[str
     """(setting, saved bytes) pairs, with the largest saving first. Each setting is tried alone.
 
     Args:
-        plan: the resolved recipe.
         ranks: processes of the run. 0: as many as it has.
     """
     ranks = ranks or ranks_of(plan.recipe.placement)
@@ -106,7 +103,6 @@ def saving_path(plan: Plan, ranks: int) -> list[Together]:
     Each takes the setting with the largest saving that is left. Empty: the memory is not known.
 
     Args:
-        plan: the resolved recipe.
         ranks: processes that torchrun starts.
     """
     memory = memory_of(plan, ranks)
@@ -175,7 +171,6 @@ def _changes(recipe: Recipe, experts: int, ranks: int) -> Iterator[Settings]:
     """Settings that may save memory.
 
     Args:
-        recipe: the whole run.
         experts: experts per layer of the policy. 0: there are none.
         ranks: processes that torchrun starts.
     """

@@ -107,11 +107,9 @@ def check_sampled(
     """Refuse samples that cannot be compared, before anything is sampled.
 
     Args:
-        sample: settings of the stage that samples.
         rewards: its rewards. Solved completions may differ in one of several, in one that is no
             verifier, and below the full reward of a verifier.
         solved_at: reward from which they count as solved.
-        comparisons: settings of the stage that compares.
 
     Raises:
         UserError: names the setting and the remedy.

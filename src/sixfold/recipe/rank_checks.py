@@ -11,7 +11,6 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
     """Check that the ranks support a recipe.
 
     Args:
-        recipe: the whole run.
         ranks: processes that torchrun or Ray starts.
 
     Raises:
@@ -52,9 +51,6 @@ def check_ranks(recipe: Recipe, method: Method, ranks: int) -> None:
 
 def _refused_by_groups(recipe: Recipe) -> dict[str, dict[str, bool]]:
     """Settings that groups of ranks do not support, and whether this recipe has them.
-
-    Args:
-        recipe: the whole run.
 
     Returns:
         One table for each setting of `parallel` that makes groups.

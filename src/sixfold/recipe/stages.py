@@ -231,7 +231,6 @@ class Table:
 
     Attributes:
         kind: a name of `kind_names`.
-        settings: by dotted key.
     """
 
     kind: str

@@ -16,11 +16,7 @@ _BARE_WORD = re.compile(r"\s*([A-Za-z./~][^\"'#,\[\]{}]*?)\s*(#.*)?$")
 
 
 class TomlText:
-    """Says where the keys of a TOML text were written.
-
-    Args:
-        where: name of the text in messages.
-    """
+    """Says where the keys of a TOML text were written."""
 
     def __init__(self, text: str, where: str) -> None:
         self.where = where
@@ -81,9 +77,6 @@ def syntax_error(text: str, where: str, error: ValueError | RecursionError) -> s
     """Describe in one line the error that tomllib raised on `text`.
 
     A duplicate key is shown with both lines, an unquoted word with the missing quotes.
-
-    Args:
-        where: name of the file.
     """
     if isinstance(error, RecursionError):
         return f"{where} is nested too deeply for a recipe"

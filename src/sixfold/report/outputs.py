@@ -26,7 +26,6 @@ class Loggers:
     recipe names them.
 
     Args:
-        settings: the recipe's settings, for trackers.
         first_step: first step of this process.
         warn: receives a line about what another program did to metrics.jsonl.
     """

@@ -32,9 +32,7 @@ class Line:
     """One number of a step.
 
     Attributes:
-        recomputed: value computed now.
         difference: largest absolute difference. None if one side has no number.
-        verdict: result of the comparison.
     """
 
     what: str
@@ -51,7 +49,6 @@ class Sample:
     Attributes:
         sample: index of the sample, or "greedy".
         what: what differs: "reward", "advantage", or a description of how the episode differs.
-        recomputed: value computed now.
         note: parts of the reward that differ, or an error.
     """
 
@@ -99,7 +96,6 @@ def compare_metrics(
     """Compare metrics, one line each. For a list of numbers the line has the largest difference.
 
     Args:
-        recomputed: metrics computed now.
         keys: metrics to compare. They must be in `recomputed`.
     """
     lines = []

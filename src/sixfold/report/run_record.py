@@ -47,7 +47,6 @@ class RunRecord:
 
     Attributes:
         recipe_text: the recipe as written.
-        metrics: records of the RL steps.
         warm_up: records of the SFT steps.
         before: held-out samples before training.
         after: held-out samples after training.

@@ -16,7 +16,6 @@ class Sample:
     """One completion of a held-out prompt.
 
     Attributes:
-        answer: the reference answer as text.
         reward: None if the check failed.
         solved: see `environment.solved`.
         verdict: how its check ended. None if it was not recorded.

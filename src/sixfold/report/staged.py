@@ -37,7 +37,6 @@ class StageTable:
 
     Attributes:
         columns: names of the columns. The first has the stages.
-        rows: cells as text.
     """
 
     title: str

@@ -182,9 +182,6 @@ class _Sums:
     Args:
         hidden: [S, H] hidden states.
         table: supplies the head's weight and its dtype.
-        for_hidden: whether the hidden states need a gradient.
-        for_weight: whether the weight needs a gradient.
-        for_bias: whether the bias needs a gradient.
     """
 
     def __init__(

@@ -17,7 +17,6 @@ class HeadSettings:
         finish: the architecture's scaling and soft cap.
         chunk: positions per chunk.
         product: dtype of the factors of the matrix product. None: that of the weights.
-        entropy_gradient: whether entropies carry gradients.
         direct: whether the backward pass may add the gradient of the weight to its `.grad` itself,
             instead of returning it to autograd.
     """

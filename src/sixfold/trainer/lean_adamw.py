@@ -70,9 +70,7 @@ class LeanAdamW(torch.optim.Optimizer):
     Args:
         form: what is stored, and where.
         seed: seed of stochastic rounding. The noise depends on it, the step and the parameter.
-        lr: learning rate.
         betas: decay of the two moments.
-        eps: epsilon of the denominator.
     """
 
     def __init__(

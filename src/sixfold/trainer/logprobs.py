@@ -83,7 +83,6 @@ def score_chunk(
         model: supplies the output head.
         hidden: [C, hidden] hidden states.
         target: [C] token ids.
-        entropy_gradient: whether the entropy carries gradients.
         kept: [C] token sets after truncation. The log-prob is then logit(target) - logsumexp over
             the kept logits. The gradient flows through the kept logits and is 0 for the others.
 
@@ -351,7 +350,6 @@ class ScalarRoot(nn.Module):
     """A head with one output, on the hidden states at row.reads.
 
     Args:
-        model: module with the parameters to train.
         head: the head, whose parameters are a part of `model`.
         states: hidden states [S, hidden] at row.reads.
         language: frozen model whose language head reads the same hidden states in training. None:

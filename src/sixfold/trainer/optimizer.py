@@ -30,9 +30,6 @@ def make_optimizer(
     Gradients of bfloat16 parameters are summed in float32. In bfloat16, the gradients of later
     micro-batches would be rounded away.
 
-    Args:
-        seed: seed of stochastic rounding.
-
     Raises:
         UserError: if several ranks or this release of PyTorch do not support the settings.
     """

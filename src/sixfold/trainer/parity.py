@@ -74,8 +74,6 @@ def parity_limits(precision: Precision, device: str, outside: bool) -> ParityLim
     """Parity limits of a run.
 
     Args:
-        precision: precision of the forward passes.
-        device: type of the model's device.
         outside: True if another program samples, with its own kernels.
     """
     if precision == "bfloat16":

@@ -108,7 +108,6 @@ class Shards:
     """A root that is sharded over the ranks.
 
     Attributes:
-        root: the policy's body and head.
         ranks: the ranks that share the rows: one of those that compute the same rows.
         autocast: precision of the body's forward pass. None: the dtype of the weights.
     """

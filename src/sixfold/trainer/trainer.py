@@ -63,7 +63,6 @@ class Trainer:
         mismatch_limit: largest mean log-prob difference to the engine on fresh tokens, in nats,
             with which an update is made.
         ranks: the ranks that train the model together. With several, it is sharded.
-        seed: seed of stochastic rounding.
     """
 
     def __init__(

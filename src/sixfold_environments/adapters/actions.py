@@ -159,9 +159,6 @@ class Actions:
 def actions_of(env: Any, where: str) -> Actions:
     """Reader of an environment's actions.
 
-    Args:
-        where: name of the environment in messages.
-
     Raises:
         UserError: its action space has no text form.
     """

@@ -36,7 +36,6 @@ class Game:
 
     Attributes:
         text: its name, as the user wrote it after `gymnasium:`.
-        spec: the parsed name.
         maker: class or function that makes it. None: `gymnasium.make` makes it by its id.
     """
 

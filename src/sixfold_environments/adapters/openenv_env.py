@@ -45,7 +45,6 @@ class World:
     """An OpenEnv environment: a server, or a class in this process.
 
     Attributes:
-        where: its name in messages.
         seeded: False if its class has a `reset` without a seed.
         validate: makes an action from its fields, or raises MalformedAction.
     """

@@ -14,7 +14,6 @@ def seed_task(where: str, seed: int, observation: str) -> Task:
     """The task of one seed.
 
     Args:
-        where: name of the environment.
         observation: the first observation, which becomes the prompt.
 
     Raises:

@@ -33,7 +33,6 @@ def parse_spec(kind: str, text: str) -> Spec:
     The value of an argument is read as JSON, or else as text.
 
     Args:
-        kind: the library, for messages.
         text: the text after `KIND:` in `environment.episode` or `data.source`.
 
     Raises:

@@ -103,7 +103,6 @@ class Classic:
     """An environment of the classic library.
 
     Attributes:
-        where: its name in messages.
         client: class of clients that request replies from a `Talk`.
         samples: unfinished samples of each task, by task id.
     """
@@ -137,11 +136,7 @@ class Classic:
         return Driven(play, left)
 
     async def score(self, states: Sequence[Any]) -> list[Reward]:
-        """Rewards of finished rollouts of one task, by the environment's rubric.
-
-        Args:
-            states: their states in the library.
-        """
+        """Rewards of finished rollouts of one task, by the environment's rubric."""
         rubric = self.env.rubric
         with _reward_errors() as failed:
             if rubric.has_group_rewards:

@@ -44,14 +44,12 @@ def audit_environment(
     """Run the checks in order, and yield each finding as soon as its check has ended.
 
     Args:
-        trials: scores texts.
         drawn: tasks on which texts are tried. Not empty.
         key: key of a task. Tasks with equal keys have the same prompt.
         timeout_s: time limit of a reward's check, in seconds.
         workers: number of reward processes.
         per_step: completions per training step.
         step_s: seconds of a training step, or None if unknown.
-        seed: seed of the random texts.
         strict: scores texts with a stricter verifier, or None.
         attacks: further texts that must earn no reward.
     """

@@ -183,7 +183,6 @@ def exploit_finding(exploits: Sequence[Exploit], tried: int, tasks: Sequence[Tas
     Args:
         exploits: texts that earn something, the best first.
         tried: number of texts that were scored.
-        tasks: tasks on which they were tried.
     """
     lines = tuple(
         f"{exploit.earned:.0%} of full marks, {exploit.solved} of {len(tasks)} tasks solved:"
@@ -238,7 +237,6 @@ def check_throughput(
     """Check that the rewards of a step are computed in less time than the step takes.
 
     Args:
-        trials: scores texts.
         rights: right answers, whose checks take longest.
         workers: number of reward processes.
         per_step: completions per training step.

@@ -45,11 +45,7 @@ PAIRWISE = "judge_pairwise"
 
 
 def cost_finding(settings: JudgeSettings, rewards: Sequence[str], tasks: Sequence[Task]) -> Finding:
-    """Estimate the cost of the audit before the judge is called.
-
-    Args:
-        tasks: tasks on which texts are tried.
-    """
+    """Estimate the cost of the audit before the judge is called."""
     few = tasks[:EXPLOIT_TASKS]
     tried = len(uninformed_texts(few, [FORMS[0]], 0)) + len(INJECTIONS)
     texts = len(tasks) * TEXTS_PER_TASK + len(few) * tried

@@ -20,7 +20,6 @@ def check_pass_rates(recipe: Recipe, model: str) -> Finding:
     """Share of the sampled completions that solve their task, and how it varies.
 
     Args:
-        recipe: sets tasks, sampling and rewards.
         model: checkpoint, run or model.
 
     Raises:

@@ -68,9 +68,6 @@ class RepositoryTests:
 def read_repository_tests(value: Mapping[str, Any]) -> RepositoryTests:
     """Read the tests of a repository from a column of a data row.
 
-    Args:
-        value: an object as described above.
-
     Raises:
         TestsError: if it is malformed.
     """

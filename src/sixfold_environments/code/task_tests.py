@@ -160,9 +160,6 @@ def tests_object(value: Any) -> Mapping[str, Any]:
 def read_tests(value: Mapping[str, Any]) -> Tests:
     """Read the tests of a program from a column of a data row.
 
-    Args:
-        value: an object as described above.
-
     Raises:
         TestsError: if the tests are missing or malformed.
     """

@@ -237,7 +237,6 @@ def _simpler(dialect: Dialect, reply: Reply, auto: bool) -> Dialect | None:
     """The next dialect to try after a refusal. None if no other dialect may help.
 
     Args:
-        dialect: dialect of the refused request.
         auto: whether the response_format may change.
     """
     if reply.status not in UNSUPPORTED:

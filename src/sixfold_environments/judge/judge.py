@@ -39,7 +39,6 @@ class Judge:
     """A judging model with its cache, budget and counts. Use it in one event loop at a time.
 
     Args:
-        settings: the model, its endpoint and its limits.
         share: part of the budgets that this process may use.
 
     Attributes:

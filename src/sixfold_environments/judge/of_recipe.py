@@ -64,7 +64,6 @@ def recipe_judge(recipe: Recipe, ranks: int) -> RecipeJudge:
     """The judge of a recipe.
 
     Args:
-        recipe: the whole run.
         ranks: number of processes that share its budgets.
 
     Raises:

@@ -16,7 +16,6 @@ def sampled_drafts(recipe: Recipe, model: str, count: int) -> list[Draft]:
     """Sample one completion per task.
 
     Args:
-        recipe: defines the tasks and the sampling parameters.
         model: checkpoint, run or model. "": the recipe's model.
         count: number of training tasks.
 

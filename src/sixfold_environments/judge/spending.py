@@ -52,7 +52,6 @@ class Spending:
     """Cost of a run so far, and the reserved cost of running requests.
 
     Attributes:
-        settings: prices and budgets.
         share: part of the budgets that this process may use: 1 / number of ranks.
         spent: cost of answered requests, including those before a resume.
     """

@@ -367,7 +367,6 @@ def same_matrix(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bo
 
     Args:
         gold: normalised reference answer.
-        equal: tells whether two entries are equal.
     """
     left, right = _rows(answer), _rows(gold)
     if left is None or right is None:

@@ -53,7 +53,6 @@ def variables(setup: Setup, prefix: str, scratch: str) -> dict[str, str]:
     """Environment variables of a job.
 
     Args:
-        setup: what works on this machine.
         prefix: Python installation, as the job sees it.
         scratch: the working directory, as the job sees it.
     """
@@ -84,7 +83,6 @@ def cell_command(
     """bubblewrap with the agent.
 
     Args:
-        setup: what works on this machine.
         control: descriptor of the agent's socket.
         result: descriptor of the pipe for results.
         seccomp: descriptor of the filter. None: there is none for this machine.

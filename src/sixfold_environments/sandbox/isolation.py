@@ -31,7 +31,6 @@ class Missing:
     """A feature that the machine lacks.
 
     Attributes:
-        remedy: how to get it.
         detail: what the attempt to use it said.
     """
 
@@ -45,7 +44,6 @@ class Isolation:
     """What a machine gives.
 
     Attributes:
-        level: strongest level that works.
         setup: how cells are started.
         missing: what is not.
     """

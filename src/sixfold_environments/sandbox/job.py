@@ -77,8 +77,6 @@ class Ended:
         stdout: standard output, possibly cut at a limit.
         stderr: standard error, possibly cut at a limit.
         seconds: wall time of the program.
-        isolation: level of isolation in force.
-        detail: one line for people.
         result: what was written to descriptor 3, a pipe to the trusted side.
     """
 

@@ -126,11 +126,7 @@ class Cell:
 
 
 class Launcher:
-    """All cells of an owner.
-
-    Args:
-        setup: how cells are started.
-    """
+    """All cells of an owner."""
 
     def __init__(self, requests: socket.socket, setup: Setup) -> None:
         self._requests = requests

@@ -14,7 +14,6 @@ class Streams:
     """Pipes in the running event loop.
 
     Args:
-        stdin: descriptor to write.
         most: maximum bytes of all outputs together.
         overflow: called once when there is more.
 

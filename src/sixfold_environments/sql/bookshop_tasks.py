@@ -157,7 +157,6 @@ def bookshop_tasks(count: int, *, seed: int) -> list[Task]:
 
     Args:
         count: number of tasks.
-        seed: random seed of the shops and the jobs.
     """
     tasks: dict[str, Task] = {}
     number = 0

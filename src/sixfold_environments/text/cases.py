@@ -43,8 +43,6 @@ class TextCase:
     """Checks of one case.
 
     Attributes:
-        reward: name of a built-in reward.
-        task: the task with its reference answer.
         completions: one text, or the two texts of a pairwise case.
     """
 

@@ -12,11 +12,7 @@ class BrowserFault(Exception):
 
 
 class ActionError(ValueError):
-    """Raised for an action that is not possible. The policy reads the message.
-
-    Attributes:
-        kind: the reason in one word.
-    """
+    """Raised for an action that is not possible. The policy reads the message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

@@ -43,7 +43,6 @@ class Element:
         selected: live state of an option.
         display: False if the style is `display: none`.
         visible: False if the style is `visibility: hidden`. Descendants may be visible.
-        key: identifier of the element in the backend.
     """
 
     tag: str

@@ -35,7 +35,6 @@ class SharedMemory:
     It depends on neither the accelerator nor the mean length.
 
     Attributes:
-        plan: the resolved recipe.
         ranks: number of devices.
     """
 

@@ -74,7 +74,6 @@ class SimulationRequest:
 
     Attributes:
         staleness: bound of the staleness of the async topology, in weight versions.
-        seed: seed of the random numbers.
         recorded: groups of an earlier run. None: log-normal lengths and a pass rate.
         device_hours: mean time between failures of one device, in hours. None: none fails.
         restart_seconds: duration of a restart after a failure.
@@ -138,7 +137,6 @@ class SimulationResult:
     """Results of the simulations of one page.
 
     Attributes:
-        request: what was simulated.
         groups: source of lengths and rewards.
         topologies: by name, with the recipe's samples per prompt.
         by_samples: samples per prompt -> topologies.

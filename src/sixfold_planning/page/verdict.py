@@ -44,11 +44,7 @@ class Verdict:
 
 
 def verdict_of(inputs: Inputs, cluster: Cluster, shared: SharedMemory) -> Verdict:
-    """Judge a plan by what devices and ranks support, and by its memory.
-
-    Args:
-        shared: memory of these devices with all roles on them.
-    """
+    """Judge a plan by what devices and ranks support, and by its memory."""
     plan, memory = inputs.plan, shared.memory
     try:
         check_ranks(plan.recipe, plan.algorithm, cluster.count)

@@ -92,7 +92,6 @@ class Shares:
     """Use of the devices in the measured steps.
 
     Attributes:
-        seconds: duration of these steps.
         sampling: share of the sampling devices' time in which their engine has sequences.
         training: share of the training devices' time in which they train.
         idle: share of all device time with nothing to do, not even a weight sync.
@@ -122,7 +121,6 @@ class Outcome:
     """Result of a simulation. The first steps, which fill the pipeline, are not measured.
 
     Attributes:
-        shares: use of the devices in the measured steps.
         groups: groups of the whole simulation whose samples all ended.
         equal: share of these groups with equal rewards.
         failures: failures of devices in the whole simulation.

@@ -69,7 +69,6 @@ class Settings:
         attempts: dynamic sampling: how often a place of the batch is sampled at most until the
             rewards of its group differ. 1: off.
         failures: failures of devices. None: none fails.
-        seed: seed of all random numbers.
     """
 
     topology: str

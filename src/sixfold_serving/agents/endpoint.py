@@ -65,7 +65,6 @@ class Endpoint:
     """Serves the sessions of agents. The server starts when the first session is opened.
 
     Args:
-        generator: samples the replies.
         renderer: converts messages to tokens, and tokens to text.
         stops: stop strings in addition to those of a request.
         limits: limits that requests are checked against.
@@ -271,7 +270,6 @@ class _Handlers:
     """Handlers of the routes.
 
     Args:
-        endpoint: samples replies.
         sessions: open sessions by id.
     """
 

@@ -27,11 +27,7 @@ _SAMPLING = (
 
 
 class Settings:
-    """Converts requests to sampling parameters. Warns once about each setting without effect.
-
-    Args:
-        limits: limits that requests are checked against.
-    """
+    """Converts requests to sampling parameters. Warns once about each setting without effect."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

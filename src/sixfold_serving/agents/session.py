@@ -28,7 +28,6 @@ class Session:
 
     Attributes:
         sample: index of the sample within the task.
-        params: sampling parameters of each reply.
         limits: maximum length of a sequence and maximum number of replies.
         renderer: converts messages to tokens.
         id: random id of the session, part of its base URL.
