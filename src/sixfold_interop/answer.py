@@ -19,8 +19,6 @@ class Sizes(NamedTuple):
     """Sizes of a step.
 
     Attributes:
-        prompts: prompts per step.
-        samples: samples per prompt.
         horizon: longest completion, in tokens.
     """
 

@@ -373,7 +373,6 @@ def read(given: Mapping[str, Any], processes: int, entry: str = "") -> Run:
     """Read the arguments of GRPOConfig or RLOOConfig, with those of TRL's scripts.
 
     Args:
-        given: the arguments by name.
         entry: one of `ENTRIES`. Empty: told by the arguments.
     """
     entry = entry or ("RLOOConfig" if "normalize_advantages" in given else "GRPOConfig")

@@ -148,8 +148,6 @@ def async_seconds(gen: float, tail: float, env: float, train: float, lag: int) -
     Args:
         gen: seconds of generation at the mean length.
         tail: longest divided by mean length.
-        env: seconds of the environment.
-        train: seconds of training.
         lag: most weight versions between sampling and training.
     """
     sampling = gen * (1 + 0.22 * (tail - 1)) + 0.45 * env

@@ -123,11 +123,7 @@ class NoSync:
 
 
 def controller_step(responses: tuple[str, ...]) -> StepRecord:
-    """One step of the controller with GRPO of the library.
-
-    Args:
-        responses: one response per sample.
-    """
+    """One step of the controller with GRPO of the library."""
     phases: list[str] = []
     batches: list[Batch] = []
     loop = EventLoop()

@@ -79,7 +79,6 @@ class Rewards(StepScorer):
     """Rewards of the steps of a policy, or one of the whole chain.
 
     Args:
-        policy: has written the steps.
         draw: draws the noise of rewards of whole chains. None: rewards of steps.
     """
 

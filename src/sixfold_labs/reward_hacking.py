@@ -20,9 +20,6 @@ BREAK_EVEN = CORRECT[0] - CORRECT[1]
 def train(rho: float, steps: int, seed: int) -> tuple[list[float], list[tuple[float, float]]]:
     """Train by REINFORCE on correct + rho * phrase.
 
-    Args:
-        steps: number of samples.
-
     Returns:
         (logits, averages of training reward and correctness after each step).
     """

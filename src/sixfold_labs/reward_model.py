@@ -37,7 +37,6 @@ def fit(
     """Run SGD on -log sigmoid(r_w - r_l), one pair per step.
 
     Args:
-        steps: number of pairs.
         seed: seed of the pairs and their labels.
         source: "formula" or "library".
 

@@ -40,8 +40,6 @@ def modelled_phases(
     hold for four. Its results are those of `devices=16` here.
 
     Args:
-        prompts: prompts per step.
-        samples: samples per prompt.
         length: mean length of completions, in tokens.
         devices: H100 in each pool.
     """

@@ -29,7 +29,6 @@ class Sampler:
     """Devices that sample.
 
     Attributes:
-        devices: number of devices.
         tensor: devices per replica.
         weight_bytes: bytes per weight: 2 for bf16, 1 for fp8.
         running: most sequences that a replica decodes together, if memory has room for them.

@@ -68,11 +68,6 @@ def idle_band(*, rollout: float, trainer: float, sync: float) -> float:
     """Seconds per step in which one of two pools waits: `|rollout - trainer| + sync`.
 
     This is the most that async training can remove from a disaggregated step.
-
-    Args:
-        rollout: seconds of sampling.
-        trainer: seconds of training.
-        sync: seconds of weight sync.
     """
     return abs(rollout - trainer) + sync
 

@@ -48,9 +48,6 @@ def call_counts(arch: Architecture, size: CallSize, work: Pass) -> tuple[float, 
 
     "Numbers" are the values that norms, activations, rotary embeddings and the softmax over the
     vocabulary compute. In a training pass they count once per pass over the products, as layers do.
-
-    Args:
-        size: tokens of the call.
     """
     head = arch.vocab * arch.hidden
     products = (arch.matmul_params - head) * size.tokens + head * size.predicted
@@ -72,9 +69,6 @@ class CostTable:
 
     Attributes:
         tokens: numbers of tokens that were measured, ascending.
-        call_s: seconds per call, for each of them.
-        layer_s: seconds per layer.
-        flop_s: seconds per FLOP.
         number_s: seconds per number, see `call_counts`.
     """
 

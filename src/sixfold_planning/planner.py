@@ -30,7 +30,6 @@ class TopologyPlan:
     Attributes:
         name: "colocated", "disaggregated" or "async".
         engine_devices: devices per replica of the sampler (tensor parallelism).
-        phases: seconds of each phase.
     """
 
     name: str

@@ -22,7 +22,6 @@ class RlStep:
         topology: COLOCATED, ONE_STEP_OFF or ASYNC.
         sampler: devices that sample.
         layout: how the trainer splits the model.
-        sequences: trajectories per step.
         trained: mean tokens per trajectory that the trainer sees.
         packed: tokens per micro-batch.
         reference: score a reference model.

@@ -93,8 +93,6 @@ class Candidate:
         settings: recipe lines that differ from the recipe.
         trainer: memory of a device that trains.
         sampler: memory of a device that samples. Colocated: the same.
-        phases: seconds of each phase.
-        step: seconds of a step.
         ahead: a step is sampled while the one before it is trained.
         excess: bytes that a device lacks. 0 or less: it fits.
         resorts: number of last resorts among the lines.

@@ -14,8 +14,6 @@ class Workload:
     """Work of one step.
 
     Attributes:
-        prompts: prompts per step.
-        samples: samples per prompt.
         prompt_tokens: mean length of a prompt.
         mean_tokens: mean length of a completion.
         longest_tokens: bound of the length of a completion.

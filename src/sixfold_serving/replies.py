@@ -203,7 +203,6 @@ class TextReply(Reply):
         overwrites the others.
 
         Args:
-            token: the sampled token.
             logp: its log-prob, or None for the first token of a prompt.
             top: likeliest tokens at this position, id -> log-prob.
         """

@@ -59,9 +59,5 @@ class RunState:
 
 
 def with_progress(state: RunState, others: Registry) -> dict[str, Checkpointable]:
-    """Registry of a run: its progress and the other components.
-
-    Args:
-        state: progress of the run.
-    """
+    """Registry of a run: its progress and the other components."""
     return {PROGRESS: WithoutTensors(state), **others}

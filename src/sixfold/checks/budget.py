@@ -44,9 +44,6 @@ class ErrorBudget:
     def spend(self, count: int, line: str) -> None:
         """Count failed checks.
 
-        Args:
-            count: number of checks.
-
         Raises:
             RewardBudgetExceeded: if too many checks have failed.
         """

@@ -72,11 +72,7 @@ class CheckQueue(ABC):
 
 
 class SerialQueue(CheckQueue):
-    """Checks that run one after another. The first pending one is to blame if a process ends.
-
-    Args:
-        processes: number of processes.
-    """
+    """Checks that run one after another. The first pending one is to blame if a process ends."""
 
     def __init__(self, processes: int) -> None:
         super().__init__()

@@ -24,7 +24,6 @@ class Sampled(NamedTuple):
             several turns, that of the last reply; error if the environment failed.
         completion_ids: token ids of each completion. With several turns: all tokens after the
             prompt, as in TRL, so observations are included.
-        prompt_ids: token ids of the prompt.
         rendered_prompt: the prompt as the model read it, special tokens included.
         version: newest version of the weights that sampled them: the number of updates.
     """

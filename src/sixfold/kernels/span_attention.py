@@ -117,7 +117,6 @@ def choose_kernel(
     """Choose the fastest kernel that computes this attention and its gradient.
 
     Args:
-        kernels: available kernels.
         dtype: dtype of q, k and v.
         head_size: size of keys or values, whichever is larger.
         window: the layer's window, or None.

@@ -44,7 +44,6 @@ class FusedDecoder:
 
     Args:
         model: the module, whose submodules have passed `has_decoder_parts`.
-        kernels: compiled CPU kernels.
     """
 
     def __init__(self, model: ModuleBody, kernels: BodyKernels) -> None:
@@ -340,7 +339,6 @@ def fused_decoder(
     Supported modules have the common transformer architecture and float32 weights on the CPU.
 
     Args:
-        kernels: compiled CPU kernels.
         half: compute products in bfloat16. The probe that decides whether the kernels support the
             module still runs in float32.
     """

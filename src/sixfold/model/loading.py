@@ -471,7 +471,6 @@ def check_ends(model: PreTrainedModel, ends: TurnEnd, where: str) -> None:
     """Raise UserError for an end token that the model does not have.
 
     Args:
-        ends: its end tokens.
         where: start of the error message.
     """
     embedding: Any = model.get_input_embeddings()

@@ -239,9 +239,6 @@ def takes_adapter(model: PreTrainedModel, name: str, layer: nn.Module) -> bool:
 
     The routers of some models are subclasses of a linear layer, but return several tensors. They
     do not count as linear layers.
-
-    Args:
-        layer: the layer.
     """
     return (
         type(layer).forward in (nn.Linear.forward, Conv1D.forward, Nf4Linear.forward)
@@ -256,7 +253,6 @@ def linear_sizes(
     """Sizes (inputs, outputs) of a layer.
 
     Args:
-        layer: the layer.
         where: start of the error message: the setting or the adapter.
 
     Raises:

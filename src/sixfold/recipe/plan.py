@@ -32,7 +32,6 @@ class Plan:
     A value that is not known until the model is loaded is None.
 
     Attributes:
-        trajectories: trajectories per step.
         longest_tokens: longest prompt and completion together, in tokens.
         max_prompt_tokens: longest prompt: the tokens that the completion leaves.
         microbatches: maximum number per step.

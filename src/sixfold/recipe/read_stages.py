@@ -194,7 +194,6 @@ def _stage(
         asked: values of the recipe's file by section.
         for_all: values of flags for all stages.
         own: values of this stage's table and flags.
-        earlier: the stages before this one.
         file: says where keys of the recipe were written.
         place: says where keys of the stage were written.
     """

@@ -69,7 +69,6 @@ class FrozenReference(FrozenWeights):
             copied, reset nor saved here. None: `model` has parameters of its own only.
         offload: keep the weights in host memory, except while the model scores.
         root: root on `model` that is sharded over the ranks. None: there is one rank.
-        ranks: the ranks that share the scoring.
     """
 
     scorer = None

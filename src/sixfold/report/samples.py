@@ -30,12 +30,7 @@ class Sample:
 
 
 def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
-    """Write `RunFolder.samples` atomically.
-
-    Args:
-        before: samples before training.
-        after: samples after training.
-    """
+    """Write `RunFolder.samples` atomically."""
     record = {
         "before": [asdict(sample) for sample in before],
         "after": [asdict(sample) for sample in after],

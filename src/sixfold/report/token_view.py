@@ -89,9 +89,7 @@ class GroupView:
 
     Attributes:
         about: task, reference answer, source.
-        tokens: tokens of the prompt.
         more: number of prompt tokens that are not shown.
-        samples: the first completions.
         hidden: number of completions that are not shown.
         is_open: whether the group is shown open.
     """
@@ -119,7 +117,6 @@ def trajectories(step: int, records: Sequence[Record], first_open: bool = False)
     """The groups of a step with the widest spread of rewards.
 
     Args:
-        step: number of the step.
         first_open: whether the first group is shown open.
     """
     groups: dict[str, list[Record]] = {}

@@ -32,7 +32,6 @@ class Token:
     """One token.
 
     Attributes:
-        id: token id.
         text: text of the token. None if the dump has none.
         origin: letter of its provenance.
         logp: log-prob at sampling. None if the token was not sampled, or if it was not finite.

@@ -198,7 +198,6 @@ class _Sums:
         """Add the share of a chunk.
 
         Args:
-            at: positions of the chunk.
             grad: [C, V] gradient of the logits.
         """
         table, x = self._table, self._table.factor(self._states[at])

@@ -164,7 +164,6 @@ class LeanAdamW(torch.optim.Optimizer):
             weight: [N] weights of one slice.
             step: updates before this one.
             index: number of the parameter.
-            at: the slice.
         """
         if dtype != torch.bfloat16 or self.form.master:
             return weight.to(dtype)

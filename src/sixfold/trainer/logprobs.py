@@ -172,7 +172,6 @@ class Root(Protocol):
         Args:
             rows: functions that make the micro-batches of this rank. All ranks have equally many.
             scoring: temperature, chunk size and precision.
-            ranks: the ranks that share the update.
         """
         ...
 

@@ -46,7 +46,6 @@ class PackedRow:
             in a shared prompt.
         experts: [N, layers, k] experts that computed each token at sampling, int16. OWN for tokens
             without a record. None if no token has one.
-        segments: segments of the row, in row order.
         host_reads: [S] copy of `reads` on the host.
     """
 

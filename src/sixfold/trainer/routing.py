@@ -92,7 +92,6 @@ class Routing:
         Args:
             rows: functions that make the micro-batches of this rank.
             run: forward pass of one micro-batch, which returns the report of the routers.
-            ranks: the ranks that share the update.
         """
         self._update = None
         if self.coefficient == 0 or (len(rows) == 1 and ranks.size == 1):

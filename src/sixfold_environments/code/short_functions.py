@@ -144,7 +144,6 @@ def function_tasks(count: int, *, parts: int = 0, seed: int) -> list[Task]:
     """Make tasks of different functions. The same arguments give the same list.
 
     Args:
-        count: number of tasks.
         parts: parts of each function: 1 (what is returned) to 3. 0: any number of them.
         seed: random seed of the functions and of their tests.
 

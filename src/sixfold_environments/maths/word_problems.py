@@ -90,7 +90,6 @@ def word_problem_tasks(
     """Make different word problems. The same arguments give the same list.
 
     Args:
-        count: number of tasks.
         digits: maximum digits of a number in the text. A result may have one more.
         asides: sentences of each problem that do not matter.
         exact: raise an error if fewer than `count` problems are found. Otherwise return those.

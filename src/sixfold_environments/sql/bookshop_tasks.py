@@ -153,11 +153,7 @@ for names, and changes. Questions for names are listed twice: a small model lear
 
 
 def bookshop_tasks(count: int, *, seed: int) -> list[Task]:
-    """Make tasks, each with its own shop. The same arguments give the same list.
-
-    Args:
-        count: number of tasks.
-    """
+    """Make tasks, each with its own shop. The same arguments give the same list."""
     tasks: dict[str, Task] = {}
     number = 0
     while len(tasks) < count:

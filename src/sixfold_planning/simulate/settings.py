@@ -61,8 +61,6 @@ class Settings:
 
     Attributes:
         topology: "colocated", "disaggregated" or "async".
-        prompts: prompts per step.
-        samples: samples per prompt.
         steps: steps to measure, after those that fill the pipeline.
         staleness: async only: most weight versions between the first token of a sample and the
             weights that it trains.

@@ -26,13 +26,7 @@ _DOWNLOAD = "get it, without the weights: hf download {name} config.json"
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of this machine.
-
-    Attributes:
-        index: number of the GPU.
-        free: free bytes.
-        total: bytes in total.
-    """
+    """A GPU of this machine."""
 
     index: int
     free: int
