@@ -198,11 +198,7 @@ class McpServer:
             ) from error
 
     async def _again(self, ended: _Connection) -> _Connection:
-        """Start the server again, unless another call has done so.
-
-        Raises:
-            ToolsFailed: the server has ended too often, or does not start.
-        """
+        """Start the server again, unless another call has done so."""
         assert self._restarting is not None
         async with self._restarting:
             if self._connection is ended:

@@ -128,11 +128,7 @@ def import_settings(
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of TRL without numbers that are null, which stand for defaults.
-
-    Raises:
-        UserError: if a value that sizes are computed from is no number.
-    """
+    """Settings of TRL without numbers that are null, which stand for defaults."""
     found = dict(given)
     for name in _NUMBERS & given.keys():
         value = given[name]

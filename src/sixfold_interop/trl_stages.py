@@ -277,11 +277,7 @@ def _named_losses(
 
 
 def _listed(given: Mapping[str, Any], key: str, *types: type) -> list[Any]:
-    """A list that may be given as its only element.
-
-    Raises:
-        UserError: if an element is of another type.
-    """
+    """A list that may be given as its only element."""
     value = given.get(key)
     found = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(one, bool) or not isinstance(one, types) for one in found):

@@ -24,14 +24,9 @@ is another device, such as an A100 with 40 GB or an H100 NVL with 94 GB.
 
 
 def write(folder: Path, recipe: Recipe, *, device: str, ranks: int, step: int) -> Prediction | None:
-    """Predict the steps of a run, and store the prediction or why there is none.
+    """As `Predictor.write`.
 
     A resume on the same device with the same settings writes the same files.
-
-    Args:
-        device: "cpu", "cuda" or "cuda:N".
-        ranks: processes of the run, each with a device of its own unless it is the CPU.
-        step: steps done so far.
     """
     earlier = _earlier(folder)
     try:

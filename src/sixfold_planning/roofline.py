@@ -15,29 +15,6 @@ def knee(*, flops_per_second: float, bytes_per_second: float) -> float:
     return flops_per_second / bytes_per_second
 
 
-@dataclass(frozen=True)
-class Regime:
-    """What limits a computation.
-
-    Attributes:
-        limit: "memory", "compute" or "network".
-        flops_per_second: FLOPs per second that the roofline allows. 0 if the network is the limit.
-        share_of_peak: `flops_per_second` divided by the peak.
-    """
-
-    limit: str
-    flops_per_second: float
-    share_of_peak: float
-
-
-def regime(intensity: float, *, flops_per_second: float, bytes_per_second: float) -> Regime:
-    """Limit of a computation with `intensity` FLOPs per byte between device memory and chip."""
-    limit = knee(flops_per_second=flops_per_second, bytes_per_second=bytes_per_second)
-    reached = min(flops_per_second, intensity * bytes_per_second)
-    kind = "memory" if intensity < limit else "compute"
-    return Regime(kind, reached, reached / flops_per_second)
-
-
 INTENSITY = {"decode": 1.0, "reference": 3.0, "prefill": 125.0, "trainer": 400.0}
 """Typical arithmetic intensity of each role, in FLOPs per byte.
 
@@ -49,13 +26,12 @@ limited by compute. Weight sync moves bytes over the network and is not on the r
 ROLES = (*INTENSITY, "sync")
 
 
-def role_regime(role: str, *, flops_per_second: float, bytes_per_second: float) -> Regime:
-    """Limit of one of `ROLES` with its typical intensity."""
+def role_limit(role: str, *, flops_per_second: float, bytes_per_second: float) -> str:
+    """What limits one of `ROLES` at its typical intensity: "memory", "compute" or "network"."""
     if role == "sync":
-        return Regime("network", 0.0, 0.0)
-    return regime(
-        INTENSITY[role], flops_per_second=flops_per_second, bytes_per_second=bytes_per_second
-    )
+        return "network"
+    limit = knee(flops_per_second=flops_per_second, bytes_per_second=bytes_per_second)
+    return "memory" if INTENSITY[role] < limit else "compute"
 
 
 def prefill_knee(*, flops_per_second: float, bytes_per_second: float, width: float) -> float:

@@ -141,11 +141,7 @@ PARSER = VerbParser("plan", TEXT, Options)
 
 
 def _simulation(given: Options) -> SimulationRequest | None:
-    """What the options of the simulation ask for. None without `--simulate`.
-
-    Raises:
-        UserError: if options do not go together, or the run has no rollouts.
-    """
+    """What the options of the simulation ask for. None without `--simulate`."""
     if given.simulate is None:
         for name in ("run", "staleness", "mtbf", "restart", "seed"):
             if getattr(given, name) is not None:
@@ -168,11 +164,7 @@ def _simulation(given: Options) -> SimulationRequest | None:
 
 
 def _devices(gpus: str | None, hardware: str | None) -> tuple[Cluster, str]:
-    """The devices that the options name, and the hardware file that describes them, or "".
-
-    Raises:
-        UserError: if a name is unknown, a file is wrong, or this machine was not measured.
-    """
+    """The devices that the options name, and the hardware file that describes them, or ""."""
     from .hardware import parse_cluster
     from .hardware_file import measured_hardware, measured_path, read_hardware
 
@@ -190,11 +182,7 @@ def _devices(gpus: str | None, hardware: str | None) -> tuple[Cluster, str]:
 
 
 def _measure(given: Options) -> int:
-    """Measure this machine.
-
-    Raises:
-        UserError: if other options are given.
-    """
+    """Measure this machine."""
     if not given.measure:
         raise UserError("sixfold plan: --out belongs to a measurement: add --measure")
     _refuse_others(
@@ -216,9 +204,6 @@ def _refuse_others(given: Options, taken: Sequence[str], rule: str) -> None:
     Args:
         taken: names of the options that this form takes.
         rule: what this form does and takes, for the message.
-
-    Raises:
-        UserError: if another option or a setting was given.
     """
     others = [one for one in fields(given) if one.name not in taken]
     asked = [one.name for one in others if getattr(given, one.name) != one.default]

@@ -208,11 +208,7 @@ class RewardEndpoints:
             )
 
     async def _scored(self, work: Callable[[], torch.Tensor]) -> list[float]:
-        """Rewards, computed in a thread, one request after the other.
-
-        Raises:
-            ApiError: 400 for texts that cannot be scored, 422 if a reward is not finite.
-        """
+        """Rewards, computed in a thread, one request after the other."""
         try:
             found = list((await run_sync(work, limiter=self._one)).tolist())
         except UserError as error:

@@ -231,12 +231,7 @@ def _scorer(options: ServeOptions) -> OutcomeScorer | ProcessScorer | None:
 
 
 def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
-    """Weights of a run, a checkpoint or a model folder.
-
-    Raises:
-        UserError: if it contains no model, or a model with another vocabulary. The message is sent
-            to a client, so it reveals nothing about the folder's content. Details go to the log.
-    """
+    """Weights of a run, a checkpoint or a model folder."""
     try:
         there = Path(path).is_dir()
     except (OSError, ValueError):  # the name is too long or contains a zero byte

@@ -239,11 +239,7 @@ class Sessions:
             )
 
     def _make_room(self) -> None:
-        """If there are too many sessions, remove the oldest one without a request in progress.
-
-        Raises:
-            ApiError: all sessions have requests in progress.
-        """
+        """If there are too many sessions, remove the oldest one without a request in progress."""
         if len(self._open) < MAX_SESSIONS:
             return
         idle = (

@@ -20,8 +20,7 @@ from sixfold_planning.roofline import (
     expert_share,
     knee,
     prefill_knee,
-    regime,
-    role_regime,
+    role_limit,
 )
 
 H100 = {"flops_per_second": 989e12, "bytes_per_second": 3.35e12}
@@ -91,28 +90,18 @@ def test_knee_of_an_h100() -> None:
 )
 def test_limit_of_each_role(role: str, limit: str) -> None:
     """L22a: intensities of about 1, 3, 100 to 150 and 400 against a knee of 295."""
-    assert role_regime(role, **H100).limit == limit
+    assert role_limit(role, **H100) == limit
 
 
 def test_compute_is_the_limit_at_the_knee() -> None:
-    found = regime(10, flops_per_second=100, bytes_per_second=10)
-    assert (found.limit, found.share_of_peak) == ("compute", 1)
+    at_the_knee = {"flops_per_second": 400.0, "bytes_per_second": 1.0}
+    assert role_limit("trainer", **at_the_knee) == "compute"
 
 
 def test_intensities() -> None:
     """L22a: decode 1, reference 3, prefill 100 to 150, trainer 400; sync has none."""
     assert (INTENSITY["decode"], INTENSITY["reference"], INTENSITY["trainer"]) == (1, 3, 400)
     assert INTENSITY["prefill"] == (100 + 150) / 2
-    assert role_regime("sync", **H100).share_of_peak == 0
-
-
-@pytest.mark.parametrize(
-    ("intensity", "share"), [(1, 1 / 295.22), (100, 0.339), (150, 0.508), (400, 1)]
-)
-def test_share_of_peak(intensity: float, share: float) -> None:
-    found = regime(intensity, **H100)
-    assert found.share_of_peak == pytest.approx(share, rel=0.01)
-    assert found.flops_per_second == pytest.approx(share * 989e12, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -186,11 +186,7 @@ def _holds(folder: object, model: object) -> bool:
 
 
 def _kind(folder: Path, setting: str) -> tuple[bool, bool]:
-    """Two answers: the folder is a run, and the folder is a checkpoint.
-
-    Raises:
-        UserError: if the name is not a valid path.
-    """
+    """Two answers: the folder is a run, and the folder is a checkpoint."""
     try:
         return (folder / "recipe.toml").is_file(), (folder / MANIFEST).is_file()
     except (OSError, ValueError) as error:  # too long, or with a zero byte

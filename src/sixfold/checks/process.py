@@ -185,12 +185,7 @@ def _info(reward: Any) -> RewardInfo:
 
 
 def _outcome(reply: dict[str, Any], job: Job) -> Outcome:
-    """Outcome in a reply.
-
-    Raises:
-        ChildEnded: if the reply is about another check, or has neither one value per completion nor
-            an error.
-    """
+    """Outcome in a reply."""
     match reply:
         case {
             "check": job.ticket,
@@ -207,11 +202,7 @@ def _outcome(reply: dict[str, Any], job: Job) -> Outcome:
 
 
 def _value(value: Any) -> float | Grade | None:
-    """One value of a reply.
-
-    Raises:
-        ChildEnded: if it is neither null, nor a finite number, nor a grade.
-    """
+    """One value of a reply."""
     number = value
     if isinstance(value, dict):
         try:

@@ -337,11 +337,7 @@ class WorkerPool:
                 self._replace(worker, f"timeout after {self._timeout_s:g} s", "timeout")
 
     def _replace(self, worker: WorkerProcess, reason: str, cause: Cause = "died") -> None:
-        """End a process and start another. Its running check fails for `reason`.
-
-        Raises:
-            UserError: if the process had not loaded the rewards.
-        """
+        """End a process and start another. Its running check fails for `reason`."""
         self._end(worker)
         if not worker.ready:
             raise UserError(

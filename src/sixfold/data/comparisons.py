@@ -160,11 +160,7 @@ def _convert(
 
 
 def _refused(row: Row, reason: NoPair, data: DataConfig) -> Kind:
-    """The kind of a row that is left out.
-
-    Raises:
-        UserError: such rows must not be left out.
-    """
+    """The kind of a row that is left out."""
     if data.unanswered == "error" and reason.kind != "tie":
         raise UserError(
             f"{row.where}: {reason}. Correct the row, or leave such rows out by data.unanswered ="
@@ -395,11 +391,7 @@ def _distinct(comparison: Comparison) -> Comparison:
 
 
 def _compared(whole: Comparison, config: ComparisonsConfig, unpaired: bool) -> Comparison:
-    """The completions of a comparison that are trained on.
-
-    Raises:
-        NoPair: no two different ones have different grades.
-    """
+    """The completions of a comparison that are trained on."""
     if unpaired:
         return whole
     if len(set(whole.grades)) < 2:

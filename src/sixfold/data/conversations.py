@@ -274,12 +274,7 @@ def _chat(row: Row, columns: Sequence[str], values: Sequence[Any], data: DataCon
 
 
 def _until_last_reply(row: Row, messages: list[Message]) -> list[Message]:
-    """The messages up to the last trained reply. No reply reads those after it.
-
-    Raises:
-        UserError: the order of roles or a weight is wrong.
-        NoReply: no reply is trained.
-    """
+    """The messages up to the last trained reply. No reply reads those after it."""
     for message in messages:
         if message.get("weight", 1) not in (0, 1):
             raise UserError(

@@ -120,11 +120,7 @@ _Reader = Callable[[Row, DataConfig], Iterator[_Solution]]
 
 
 def _form(row: Row, data: DataConfig) -> tuple[tuple[str, ...], _Reader]:
-    """Columns and reader of the form of a split, judged by its first row.
-
-    Raises:
-        UserError: it has none of the forms.
-    """
+    """Columns and reader of the form of a split, judged by its first row."""
     known: dict[tuple[str, ...], _Reader] = {
         (_prompt_column(row, data), "completions", "labels"): _stepwise,
         ("question.problem", "label.steps"): _prm800k,

@@ -353,14 +353,9 @@ class Engine:
         self.scheduler.retire(with_routes(self.runner.cache, [sequence]))
 
     def abort(self, request: Request, samples: Container[int] | None = None) -> list[Sequence]:
-        """Abort samples of a request and free their blocks immediately.
+        """Abort samples as `Scheduler.abort` does.
 
-        Args:
-            samples: sample indices; None for all.
-
-        Returns:
-            The aborted sequences that had started, with the tokens sampled so far and finish reason
-            "aborted".
+        Returned sequences have the tokens sampled so far and finish reason "aborted".
         """
         begun = self.scheduler.abort(request, samples)
         for sequence in begun:

@@ -218,13 +218,7 @@ class DecodeLayout:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each row's own sequence.
 
-        Args:
-            q: [1, H, B, D] queries.
-            k: [1, H_kv, B, D] keys.
-            v: [1, H_kv, B, D] values.
-
-        Returns:
-            [1, B, H, D].
+        Shapes are those of `Layout.attend`, with one token per row: N = B.
         """
         kernels = self.cache.kernels(q, k, v)
         if kernels is None:
@@ -337,13 +331,7 @@ class PrefillLayout:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend causally within each sequence.
 
-        Args:
-            q: [1, H, N, D] queries.
-            k: [1, H_kv, N, D] keys.
-            v: [1, H_kv, N, D_v] values.
-
-        Returns:
-            [1, N, H, D_v].
+        Shapes are those of `Layout.attend`; values may have another size D_v.
         """
         if self.cache.kernels(q, k, v) is not None:
             return self.by_row().attend(q, k, v, kernel)

@@ -33,16 +33,8 @@ class TritonDecodeLayout:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each row's own sequence.
 
-        Values shorter than keys (latent attention) are zero-padded, because the kernels use one
-        size.
-
-        Args:
-            q: [1, H, B, D] queries.
-            k: [1, H_kv, B, D] keys.
-            v: [1, H_kv, B, D_v] values.
-
-        Returns:
-            [1, B, H, D_v].
+        Shapes are those of `DecodeLayout.attend`. Values shorter than keys (latent attention) are
+        zero-padded, because the kernels use one size.
 
         Raises:
             ValueError: if values are longer than keys.

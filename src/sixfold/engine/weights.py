@@ -244,11 +244,7 @@ def _check(write: Write, source: Tensor, storages: set[int]) -> None:
 
 
 def _check_apart(plan: list[Write]) -> None:
-    """Check that targets do not overlap: writing one would change another.
-
-    Raises:
-        ValueError: if two targets overlap in memory.
-    """
+    """Check that targets do not overlap: writing one would change another."""
     spans = sorted(
         (t.data_ptr(), t.data_ptr() + t.nbytes, write.name)
         for write in plan

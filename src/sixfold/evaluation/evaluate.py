@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from ..checks.environment import Environment
 from ..environment.base import EnvironmentRole
@@ -72,8 +72,8 @@ class Evaluation:
         """
         found: dict[str, list[float]] = {}
         for group, values in zip(self.groups, self.values, strict=True):
-            found.setdefault(group.task.source, []).append(_mean(values))
-        shares = {name: _mean(of) for name, of in sorted(found.items()) if len(of) >= SOURCE_TASKS}
+            found.setdefault(group.task.source, []).append(fmean(values))
+        shares = {name: fmean(of) for name, of in sorted(found.items()) if len(of) >= SOURCE_TASKS}
         return shares if len(found) > 1 else {}
 
     @property
@@ -101,7 +101,7 @@ class Evaluation:
         """Mean of each reward by name, before its weight, over the samples that have it."""
         rewards = [r for of_task in self._rewards() for r in of_task]
         names = sorted({name for r in rewards for name in r.parts})
-        return {name: _mean([r.parts[name] for r in rewards if name in r.parts]) for name in names}
+        return {name: fmean([r.parts[name] for r in rewards if name in r.parts]) for name in names}
 
     @property
     def errors(self) -> int:
@@ -169,7 +169,7 @@ class Evaluation:
         ]
         if not pairs:
             return None, None
-        return _mean([usual for usual, _ in pairs]), _mean([strict for _, strict in pairs])
+        return fmean([usual for usual, _ in pairs]), fmean([strict for _, strict in pairs])
 
     def _rewards(self) -> list[list[Reward]]:
         return [[t.reward for t in g.trajectories if t.reward] for g in self.groups]
@@ -208,7 +208,3 @@ def _solved_by_task(groups: Sequence[Group]) -> list[list[float]]:
 def _interval(samples: Sequence[Sequence[float]]) -> Interval | None:
     known = [task for task in samples if task]
     return task_interval(known) if known else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from ..errors import UserError
@@ -130,16 +131,12 @@ def ties_figures(rows: Sequence[ScoredComparison]) -> TiesFigures:
             " (data.limit = 0, data.heldout = 0)"
         )
     return TiesFigures(
-        _mean([row.gap > 0 for row in tied.values()]),
-        _mean([row.gap > 0 for row in ref.values()]),
-        _mean([spread < gap for spread, gap, _ in both]),
-        _mean([spread < min(gap, hard) for spread, gap, hard in both]),
-        _mean([_margin(min(gap, hard), spread) for spread, gap, hard in both]),
+        fmean([row.gap > 0 for row in tied.values()]),
+        fmean([row.gap > 0 for row in ref.values()]),
+        fmean([spread < gap for spread, gap, _ in both]),
+        fmean([spread < min(gap, hard) for spread, gap, hard in both]),
+        fmean([_margin(min(gap, hard), spread) for spread, gap, hard in both]),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _margin(gap: float, spread: float) -> float:
@@ -196,7 +193,7 @@ class ComparisonFigures:
     def score(self) -> float | None:
         """Score of RewardBench 2: the mean over its subsets. None without a subset Ties."""
         subsets = self.subsets.values()
-        return _mean([s.score for s in subsets]) if any(s.ties for s in subsets) else None
+        return fmean([s.score for s in subsets]) if any(s.ties for s in subsets) else None
 
 
 def comparison_figures(rows: Sequence[ScoredComparison]) -> ComparisonFigures:

@@ -173,16 +173,7 @@ class Segments:
     layers: list[int] = field(default_factory=list)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Causal attention within each span.
-
-        Args:
-            q: queries [1, heads, N, D].
-            k: keys [1, kv_heads, N, D].
-            v: values [1, kv_heads, N, D].
-
-        Returns:
-            Output [1, N, heads, D].
-        """
+        """Causal attention within each span. Shapes are those of `Layout.attend`."""
         self.layers.append(kernel.layer)
         out = [
             causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel)

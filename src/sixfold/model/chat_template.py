@@ -134,9 +134,6 @@ def _choose(own: Any, choice: str) -> str | dict[str, str] | None:
     Args:
         own: the tokenizer's template: a text, a dictionary of named texts, or None.
         choice: `model.chat_template`.
-
-    Raises:
-        UserError: there are several templates and no default, or a file cannot be read.
     """
     if choice == "none":
         return None

@@ -216,11 +216,7 @@ _PARTS = {"m": "magnitude_vector"}
 
 
 def _check_side(what: str, given: Tensor | None, shape: list[int]) -> None:
-    """Check one tensor of an adapter.
-
-    Raises:
-        UserError: it is missing, has another shape, or has values that are not finite.
-    """
+    """Check one tensor of an adapter."""
     if given is None:
         raise UserError(f"{what} is missing. Restore the folder, or save the adapter again")
     if list(given.shape) != shape:

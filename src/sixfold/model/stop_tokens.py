@@ -104,11 +104,7 @@ def _samples(settings: GenerationConfig) -> bool:
 
 
 def _token_ids(ids: object) -> list[int]:
-    """The ids as a list, for one id, several or None.
-
-    Raises:
-        UserError: if they are not ids of tokens.
-    """
+    """The ids as a list, for one id, several or None."""
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     tokens = [one for one in listed if type(one) is int and one >= 0]
     if len(tokens) < len(listed):

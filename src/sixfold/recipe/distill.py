@@ -52,13 +52,14 @@ def distill_stages(
             " folder, a hub id or 'stage:NAME'"
         )
     answers = f"{name}-answers"
-    student = _without(own, (*_ANSWERS, TEACHER))
+    student = without_sections(own, (*_ANSWERS, TEACHER))
     student |= {key: own[key] for key in _BOTH if key in own}
     return [
-        ("sample", answers, {**_without(own, (*_STUDENT, TEACHER)), **teacher}),
+        ("sample", answers, {**without_sections(own, (*_STUDENT, TEACHER)), **teacher}),
         ("sft", name, {**student, "data.source": f"stage:{answers}"}),
     ]
 
 
-def _without(own: Mapping[str, Any], sections: tuple[str, ...]) -> dict[str, Any]:
+def without_sections(own: Mapping[str, Any], sections: tuple[str, ...]) -> dict[str, Any]:
+    """The settings, by dotted key, that stand in other sections."""
     return {key: value for key, value in own.items() if key.partition(".")[0] not in sections}

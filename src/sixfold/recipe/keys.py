@@ -72,11 +72,7 @@ def _value_for_section(key: str, value: Any) -> str:
 
 
 def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]) -> None:
-    """Check that each item of a list of tables is a table with known names.
-
-    Raises:
-        UserError: if it is not.
-    """
+    """Check that each item of a list of tables is a table with known names."""
     for number, table in enumerate(tables, start=1):
         if not isinstance(table, dict):
             raise UserError(

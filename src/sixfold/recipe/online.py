@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
+from .distill import without_sections
 
 ONLINE = "online"
 ROUNDS = "rounds"
@@ -44,8 +45,8 @@ def online_stages(
     for key in ("sample.keep", "sample.draw"):
         if key in own:
             raise UserError(f"{where}: {key} is set by the rounds of kind online. Remove it")
-    sampled = _without(own, (*_TRAINS, ROUNDS))
-    trained = _without(own, ("sample", "data", ROUNDS))
+    sampled = without_sections(own, (*_TRAINS, ROUNDS))
+    trained = without_sections(own, ("sample", "data", ROUNDS))
     trained |= {key: own[key] for key in _BOTH if key in own}
     found: list[tuple[str, str, dict[str, Any]]] = []
     for number in range(1, rounds + 1):
@@ -59,7 +60,3 @@ def online_stages(
             for part in (sampled, trained)
         )
     return found
-
-
-def _without(own: Mapping[str, Any], sections: tuple[str, ...]) -> dict[str, Any]:
-    return {key: value for key, value in own.items() if key.partition(".")[0] not in sections}

@@ -292,11 +292,7 @@ def _check_rows(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
 
 
 def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
-    """Refuse the name of an earlier reward model without `stage:` before it.
-
-    Raises:
-        UserError: says how to name it.
-    """
+    """Refuse the name of an earlier reward model without `stage:` before it."""
     made = {other.name for other in earlier if other.row.makes == "reward_model"}
     for reward in stage.recipe.environment.rewards:
         if reward in REWARDS:  # the name of a function
@@ -310,11 +306,7 @@ def _check_named_models(stage: Stage, earlier: Sequence[Stage], where: str) -> N
 
 
 def _check_reward_model(kind: str, lora: LoraConfig, where: str) -> None:
-    """Refuse settings that no reward model can have.
-
-    Raises:
-        UserError: names the setting and the remedy.
-    """
+    """Refuse settings that no reward model can have."""
     if lora.rank and kind == "prm":
         raise UserError(
             f"{where}: a process reward model has no adapter: all of its weights are trained. Set"
@@ -352,11 +344,7 @@ def _whole_tables(own: Mapping[str, Any], earlier: Sequence[Stage], where: str) 
 
 
 def _length(kind: Kind, settings: Mapping[str, Any], where: str) -> tuple[int, int]:
-    """Steps and epochs of a stage. One of them is 0, and both are if its data decides.
-
-    Raises:
-        UserError: if it would do nothing, or if both are given.
-    """
+    """Steps and epochs of a stage. One of them is 0, and both are if its data decides."""
     steps, epochs = (settings[key] if key else 0 for key in (kind.steps, kind.epochs))
     if steps and epochs:
         raise UserError(
@@ -386,11 +374,7 @@ def _loads_sampled(sampled: Stage, where: str) -> dict[str, Any]:
 
 
 def _sampled_columns(own: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Settings of [comparisons] for the dataset of a stage: no column of the recipe's is left.
-
-    Raises:
-        UserError: if the stage itself names a column.
-    """
+    """Settings of [comparisons] for the dataset of a stage: no column of the recipe's is left."""
     found = {f"comparisons.{name}": "" for name in READ_BY if name.endswith("_field")}
     found = {key: knobs()[key].default for key in found}
     for key, default in found.items():
@@ -403,11 +387,7 @@ def _sampled_columns(own: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _form(sampled: Stage, where: str) -> str:
-    """Form of the prompts that a stage has sampled.
-
-    Raises:
-        UserError: if they have several, which no setting can name.
-    """
+    """Form of the prompts that a stage has sampled."""
     data = sampled.recipe.data
     forms = {
         "continued" if source.prefill or (source.prefill is None and data.prefill) else form

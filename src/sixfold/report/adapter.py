@@ -22,7 +22,7 @@ def adapter_of(run: Path, recipe: Mapping[str, Any]) -> str:
     Args:
         recipe: its recipe, parsed. A part that is not of the expected type is left out.
     """
-    lora = _section(_section(recipe, "model"), "lora")
+    lora = table(table(recipe, "model"), "lora")
     rank = lora.get("rank")
     if not (isinstance(rank, int) and rank > 0):
         return ""
@@ -75,6 +75,7 @@ def base_parameters(adapter: Path) -> int | None:
     return sum(filter(None, counts)) if all(counts) else None
 
 
-def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a record. Empty if it is missing or no table."""
     value = record.get(name)
     return value if isinstance(value, Mapping) else {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeGuard
 
-from .adapter import adapter_of
+from .adapter import adapter_of, table
 from .notes import Note
 from .numbers import clock, number, p_value, percent, percent_range, points
 from .run_record import Interval, RunRecord
@@ -72,10 +72,10 @@ def header(run: RunRecord) -> Header:
     A fact that is not recorded is left out.
     """
     found = {
-        "model": _model(_section(run.recipe, "model")),
+        "model": _model(table(run.recipe, "model")),
         "adapter": adapter_of(run.path, run.recipe),
-        "task": _task(_section(run.recipe, "data")),
-        "algorithm": _text(_section(run.recipe, "algorithm").get("name")),
+        "task": _task(table(run.recipe, "data")),
+        "algorithm": _text(table(run.recipe, "algorithm").get("name")),
         "started": _text(run.environment.get("started"))[:16].replace("T", " "),
         "ended": _how_it_ended(run),
     }
@@ -106,7 +106,7 @@ def warnings(run: RunRecord) -> list[ShownNote]:
     The summary of an earlier release may have a warning that is not in the notes.
     """
     notes = [note for note in run.notes if note.warning]
-    warning = _section(run.summary, "preflight").get("warning")
+    warning = table(run.summary, "preflight").get("warning")
     if isinstance(warning, str) and warning and not any(warning in note.text for note in notes):
         notes.insert(0, Note(0, f"pre-flight: {warning}", True))
     return _merge(notes)
@@ -120,7 +120,7 @@ def other_notes(run: RunRecord) -> list[ShownNote]:
 def _model(section: Mapping[str, Any]) -> str:
     if path := _text(section.get("path")):
         return path
-    scratch = _section(section, "scratch")
+    scratch = table(section, "scratch")
     if not scratch:
         return ""
     sizes = f"{scratch.get('layers', '?')} layers, hidden size {scratch.get('hidden_size', '?')}"
@@ -150,7 +150,7 @@ def _how_it_ended(run: RunRecord) -> str:
 
 def _difference(run: RunRecord) -> Tile | None:
     """Paired difference of the held-out tasks solved, after minus before."""
-    found = _section(run.summary, "heldout_difference")
+    found = table(run.summary, "heldout_difference")
     mean, ends, p = found.get("mean"), found.get("interval"), found.get("p_value")
     if not (_is_number(mean) and _is_number(p) and isinstance(ends, list) and len(ends) == 2):
         return None
@@ -163,7 +163,7 @@ def _difference(run: RunRecord) -> Tile | None:
 
 def _best(run: RunRecord) -> Tile | None:
     """Tile of the checkpoint with the best held-out accuracy. None without one."""
-    found = _section(run.summary, "best_checkpoint")
+    found = table(run.summary, "best_checkpoint")
     accuracy, path = found.get("heldout/accuracy"), _text(found.get("checkpoint"))
     if not (_is_number(accuracy) and path):
         return None
@@ -205,8 +205,8 @@ def _progress(run: RunRecord) -> list[Tile]:
 
 
 def _version(run: RunRecord) -> list[Tile]:
-    release = _section(run.environment, "packages").get("sixfold")
-    release = release or _section(run.summary, "versions").get("sixfold")
+    release = table(run.environment, "packages").get("sixfold")
+    release = release or table(run.summary, "versions").get("sixfold")
     revision = _text(run.environment.get("git_revision"))
     short = revision[:9] + ("-dirty" if revision.endswith("-dirty") else "")
     if not (release or short):
@@ -240,11 +240,6 @@ def _ends(interval: Interval | None) -> str:
 
 def _steps_planned(run: RunRecord) -> str:
     return "?" if run.steps_planned is None else str(run.steps_planned)
-
-
-def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: object) -> str:

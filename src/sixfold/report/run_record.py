@@ -216,11 +216,7 @@ def read_run(path: Path, *, dumps: bool = True) -> RunRecord:
 
 
 def _decisions(path: Path) -> list[dict[str, Any]]:
-    """Decisions of a curriculum. A line that is cut ends them.
-
-    Raises:
-        UserError: if a line is not a decision.
-    """
+    """Decisions of a curriculum. A line that is cut ends them."""
     lines = []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     for number, text in enumerate(whole.splitlines(), 1):

@@ -151,11 +151,7 @@ def _reason_against(model: PreTrainedModel) -> str:
 
 
 def _apply(model: PreTrainedModel, mesh: ExpertMesh, plan: dict[str, str]) -> None:
-    """Divide the parameters of a plan, and let its modules exchange tokens.
-
-    Raises:
-        UserError: if this release of transformers cannot do so.
-    """
+    """Divide the parameters of a plan, and let its modules exchange tokens."""
     try:
         from transformers.distributed.expert_parallel import apply_expert_parallelism
     except ImportError as error:

@@ -121,11 +121,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor
 
 
 def _accumulate_in_float32(parameters: Sequence[nn.Parameter]) -> None:
-    """Make the gradients of lower-precision parameters float32.
-
-    Raises:
-        UserError: if this release of PyTorch cannot do so.
-    """
+    """Make the gradients of lower-precision parameters float32."""
     lower = [p for p in parameters if p.dtype != torch.float32]
     if lower and "grad_dtype" not in vars(torch._C.TensorBase):
         raise UserError(

@@ -117,11 +117,7 @@ def _type(field: Mapping[str, Any]) -> str:
 
 
 def _option(name: str, given: Any, options: list[Any]) -> Any:
-    """The listed value that is given. Capitals do not matter.
-
-    Raises:
-        MalformedAction: it is not one of the listed values.
-    """
+    """The listed value that is given. Capitals do not matter."""
     same = [one for one in options if one == given and type(one) is type(given)]
     same = same or [one for one in options if str(one).casefold() == str(given).casefold()]
     if len(same) != 1 and not (given is None and not same):

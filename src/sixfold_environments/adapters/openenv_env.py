@@ -193,9 +193,6 @@ def _action_class(kind: Any, where: str) -> Any:
 
     If that is a base class without fields, it is the only class of the environment's module that
     extends it.
-
-    Raises:
-        UserError: there is no such class, or the module has several.
     """
     step = getattr(kind, "step", None)
     try:

@@ -127,9 +127,6 @@ def _seen(given: Any, result: Any = None) -> Seen:
     Args:
         given: a pydantic model, or for a server a dictionary.
         result: has `reward` and `done`. None: the observation has them.
-
-    Raises:
-        TypeError: it is not an observation of OpenEnv.
     """
     if result is None and not isinstance(given, BaseModel):  # the StepResult of the library
         given, result = getattr(given, "observation", given), given

@@ -96,11 +96,7 @@ class ToolWorld(ToolEpisode):
 
 
 def _result(seen: Seen) -> Any:
-    """The result of a call.
-
-    Raises:
-        ToolError: the call failed.
-    """
+    """The result of a call."""
     if "result" not in seen.fields:  # the environment answered with an observation of its own
         return seen.text
     if error := seen.fields.get("error"):

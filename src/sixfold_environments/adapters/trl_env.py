@@ -230,11 +230,7 @@ def _bind(signature: inspect.Signature, given: Mapping[str, Any], what: str, tas
 
 
 def _check_environment(factory: Factory, where: str) -> inspect.Signature:
-    """Make one environment, as TRL does, and check its methods. Returns the signature of `reset`.
-
-    Raises:
-        UserError: it cannot be made, has no `reset`, or has a method without a schema.
-    """
+    """Make one environment, as TRL does, and check it. Returns the signature of `reset`."""
     with loading(f"{where} cannot be made without arguments"):
         environment = factory()
     if not callable(getattr(type(environment), "reset", None)):

@@ -257,11 +257,7 @@ def _loader(spec: Spec, where: str) -> Any:
 
 
 def _library() -> None:
-    """Check that a version of the library with classic environments is installed.
-
-    Raises:
-        UserError: it is not installed, or its version has no classic environments.
-    """
+    """Check that a version of the library with classic environments is installed."""
     try:
         import verifiers
     except ImportError as error:

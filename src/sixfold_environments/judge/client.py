@@ -133,11 +133,7 @@ class JudgeClient:
                 ) from error
 
     async def _answered(self, base: str, body: bytes) -> Reply:
-        """Send a request, with retries while the endpoint fails.
-
-        Raises:
-            JudgeFailed: if all attempts fail.
-        """
+        """Send a request, with retries while the endpoint fails."""
         url = f"{base}/chat/completions"
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -205,11 +201,7 @@ class JudgeClient:
 
 
 def _said(body: bytes) -> JudgeReply:
-    """Parse the body of an answer.
-
-    Raises:
-        JudgeFailed: if the body is not a chat completion.
-    """
+    """Parse the body of an answer."""
     try:
         answer = json.loads(body)
         choice = answer["choices"][0]

@@ -75,11 +75,7 @@ class LocalModel:
             url.set_exception(error)
 
     def _address(self, child: Child) -> str:
-        """Wait for the answer of the child.
-
-        Raises:
-            UserError: if the model cannot be loaded.
-        """
+        """Wait for the answer of the child."""
         try:
             answer = json.loads(child.receive(START_S))
             problem = answer.get("fatal", "")

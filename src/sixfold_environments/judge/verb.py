@@ -109,11 +109,7 @@ def _summary(made: Pairs, drafts: int, principles: int) -> str:
 
 
 def _principles(file: Path) -> list[NamedText]:
-    """Read the principles in a file.
-
-    Raises:
-        UserError: if the file cannot be read or has no principles.
-    """
+    """Read the principles in a file."""
     source = f"--principles {file}"
     lines = [line.strip() for line in _text(file, source).splitlines()]
     given = [line for line in lines if line and not line.startswith("#")]
@@ -124,11 +120,7 @@ def _principles(file: Path) -> list[NamedText]:
 
 
 def _read_drafts(file: Path) -> list[Draft]:
-    """Read prompts and completions in a file of JSON lines.
-
-    Raises:
-        UserError: if the file cannot be read, or a line does not have the right form.
-    """
+    """Read prompts and completions in a file of JSON lines."""
     lines = _text(file, f"--drafts {file}").splitlines()
     drafts = [_draft(file, n, line) for n, line in enumerate(lines, 1) if line.strip()]
     if not drafts:

@@ -98,12 +98,7 @@ def _call(value: Any) -> tuple[str, dict[str, Any]]:
 def _with_defaults(
     call: tuple[str, dict[str, Any]], schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, dict[str, Any]]:
-    """The call with the defaults of its schema.
-
-    Raises:
-        BadCall: if the tool or an argument does not exist, or if an argument is missing or has the
-            wrong type.
-    """
+    """The call with the defaults of its schema."""
     name, arguments = call
     if not schemas:
         return call

@@ -186,11 +186,7 @@ class Session:
 
 
 def _check_text(field: Element, text: str) -> str:
-    """Check a text and convert it to the form that a field accepts.
-
-    Raises:
-        ActionError: if the field does not accept the text.
-    """
+    """Check a text and convert it to the form that a field accepts."""
     role = role_of(field)
     typed = field.tag == "textarea" or (field.tag == "input" and field.kind in (*TYPED, "range"))
     if not typed:
@@ -213,11 +209,7 @@ def _check_text(field: Element, text: str) -> str:
 
 
 def _option(field: Element, wanted: str) -> Element:
-    """Find the option with a text or value.
-
-    Raises:
-        ActionError: if no option matches, or if all matching options are disabled.
-    """
+    """Find the option with a text or value."""
     options = [o for o in options_of(field) if o.display]
     plain = wanted.strip()
     found = [o for o in options if option_label(o) == plain] or [

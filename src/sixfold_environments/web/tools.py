@@ -98,12 +98,7 @@ class BrowserTools:
         return await self._act(self._session.more())
 
     async def _act(self, acting: Awaitable[str]) -> str:
-        """Run an action and return what the policy sees.
-
-        Raises:
-            ToolError: if the action is not possible.
-            ToolsFailed: if the browser or the site fails, which is not the fault of the policy.
-        """
+        """Run an action and return what the policy sees."""
         try:
             return await acting
         except ActionError as error:

@@ -20,7 +20,7 @@ from ..head_time import head_kernels, head_time
 from ..memory import chunked_logits_bytes, whole_logits_peak
 from ..planned_work import Inputs
 from ..planner import Comparison, TopologyPlan, planned_topology, training_utilisation, weight_sync
-from ..roofline import ROLES, decode_step, prefill_knee, role_regime
+from ..roofline import ROLES, decode_step, prefill_knee, role_limit
 from ..step_time import trainer_utilisation
 from ..stragglers import compare_longest
 from ..sync_time import OPTIMISATIONS, cumulative_sync_seconds, sync_volume
@@ -35,7 +35,7 @@ def limit_rows(inputs: Inputs, cluster: Cluster, plan: TopologyPlan) -> Rows:
     arch, device, work = inputs.arch, cluster.device, inputs.work
     peak, bandwidth = device.peak("bf16"), device.bandwidth_gb_s * 1e9
     limits = [
-        f"{role} by {role_regime(role, flops_per_second=peak, bytes_per_second=bandwidth).limit}"
+        f"{role} by {role_limit(role, flops_per_second=peak, bytes_per_second=bandwidth)}"
         for role in ROLES
     ]
     sampler = Sampler(device, plan.sampling_devices, plan.engine_devices, 2.0)

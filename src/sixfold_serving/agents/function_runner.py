@@ -124,11 +124,7 @@ class FunctionRunner:
             self._fail(f"the process of the function {error}")
 
     def _deliver(self, answer: object) -> None:
-        """Deliver one reply.
-
-        Raises:
-            ValueError: if it is malformed: the function can write to the pipe of its process.
-        """
+        """Deliver one reply."""
         match answer:
             case {"fatal": str(text)}:  # of a process that replaces a dead one
                 self._fail(text)

@@ -99,9 +99,6 @@ def _check_parts(result: Any) -> None:
     """Refuse what would take for ever, or would break the conversion.
 
     An iterator may have no end, and a second reader would find it empty.
-
-    Raises:
-        ToolError: the result is one, has one in it, is nested too deep or has too many values.
     """
     rest, parts = [(result, 0)], 0
     while rest:

@@ -162,11 +162,7 @@ class Recorder:
 
     @staticmethod
     def _put(path: Path, record: dict[str, Any]) -> None:
-        """Write a record atomically.
-
-        Raises:
-            ToolsFailed: the disk refuses it.
-        """
+        """Write a record atomically."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")

@@ -10,7 +10,7 @@ computed in `recipe/plan.py` and printed by `sixfold explain`.
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
 from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
-from .base import NAME, PATTERNS, Section, device_name
+from .base import NAME, PATTERNS, device_name
 from .comparisons import ComparisonsConfig
 from .data import ArithmeticConfig, CurriculumConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
@@ -18,8 +18,8 @@ from .environment import AgentConfig, EnvironmentConfig
 from .model import ALL_LINEAR, LoraConfig, ModelConfig, ScratchConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
-from .placement import LocalPlacement, Placement, ProcessPlacement, RayPlacement, SamplersApart
-from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
+from .placement import Placement, ProcessPlacement, RayPlacement, SamplersApart
+from .preemption import Preemption
 from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .prm import PrmConfig, ProcessScoringConfig
@@ -33,66 +33,3 @@ from .sample import MixConfig, SampleConfig
 from .speculation import DraftSpeculation, NgramSpeculation, NoSpeculation, Speculation
 from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig
-
-__all__ = [
-    "ALL_LINEAR",
-    "NAME",
-    "PATTERNS",
-    "AgentConfig",
-    "AlgorithmConfig",
-    "ArithmeticConfig",
-    "Backend",
-    "CheckpointConfig",
-    "ComparisonsConfig",
-    "CopySyncConfig",
-    "CriticConfig",
-    "CurriculumConfig",
-    "DataConfig",
-    "DraftSpeculation",
-    "EngineBackend",
-    "EngineConfig",
-    "EnvironmentConfig",
-    "EvalConfig",
-    "GymConfig",
-    "LocalPlacement",
-    "LogConfig",
-    "LoraConfig",
-    "MixConfig",
-    "ModelConfig",
-    "MoeConfig",
-    "NgramSpeculation",
-    "NoPreemption",
-    "NoSpeculation",
-    "ParallelConfig",
-    "Placement",
-    "Preemption",
-    "PreferenceConfig",
-    "PretrainConfig",
-    "PrmConfig",
-    "ProcessPlacement",
-    "ProcessScoringConfig",
-    "RayPlacement",
-    "Recipe",
-    "RecomputePreemption",
-    "ReferenceConfig",
-    "ReplayConfig",
-    "RewardModelConfig",
-    "RewardScoringConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "SampleConfig",
-    "SamplersApart",
-    "ScratchConfig",
-    "Section",
-    "SftConfig",
-    "SglangBackend",
-    "SharedSyncConfig",
-    "SixfoldBackend",
-    "SourceConfig",
-    "Speculation",
-    "SwapPreemption",
-    "SyncConfig",
-    "TrainerConfig",
-    "VllmBackend",
-    "device_name",
-]
