@@ -79,7 +79,7 @@ def import_settings(
         trainer: trainer of TRL, by the name of its command. Empty: that which has such settings.
 
     Raises:
-        UserError: if they may be those of several trainers, or a number is none.
+        UserError: if several trainers may have these settings, or a value is not a number.
     """
     if framework == "trl":
         given = _checked(given)

@@ -316,7 +316,7 @@ def _is_blank(value: Any) -> bool:
 
 
 def _dialogue(row: Row, text: str, chat: bool) -> tuple[Prompt | None, str]:
-    """The prompt and the reply of a dialogue written as text. No prompt if it is none."""
+    """Prompt and reply of a dialogue written as text. Without a dialogue: None, and the text."""
     found = split_dialogue(text)
     if not found:
         return None, text

@@ -215,7 +215,7 @@ def logged_means(logged: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
 
 def _finite(value: Any) -> float | None:
-    """A value as a finite number, or None if it is none."""
+    """A value as a finite number. None if it is not a number, or not finite."""
     try:
         found = number(_only(value))
     except (TypeError, ValueError):

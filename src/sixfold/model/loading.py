@@ -274,8 +274,8 @@ def _generation_settings(path: str, revision: str) -> GenerationConfig:
 def _refusals(failure: str, path: str) -> Iterator[None]:
     """Turn the errors of libraries that read a model's files into a UserError "FAILURE (reason)".
 
-    They raise errors of every kind for values that they do not expect. Used-up memory is no such
-    error.
+    They raise errors of every kind for values that they do not expect. Errors for lack of memory
+    stay as they are.
     """
     try:
         yield

@@ -82,7 +82,7 @@ class RewardDrift:
             self.observe(record)
 
     def _rewards(self) -> list[str]:
-        """Names of the rewards. Figures beside a reward, such as `prm.steps`, are none."""
+        """Names of the rewards, without figures beside a reward such as `prm.steps`."""
         names = self._means.keys()
         return [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
 

@@ -172,7 +172,7 @@ def _shares(
     Args:
         key: where a row of the stage table has the shares. Rows of earlier releases have none.
         below: further rows: what they show, and their texts by name.
-        missing: text for a name that a row has not.
+        missing: text for a name that a row lacks.
     """
     measured = [(str(row["stage"]), row[key]) for row in rows if row.get(key)]
     names = list(dict.fromkeys(name for _, shares in measured for name in shares))

@@ -130,7 +130,7 @@ class ContextGroup:
     def divide(self, row: PackedRow) -> DividedRow:
         """Divide the positions of a row over the group. Every rank finds the same division.
 
-        A rank without positions computes position 0 again. Its result is read by nobody.
+        A rank without positions computes position 0 again, and nobody reads its result.
         """
         owner = assign_positions(key_counts(row.segments), self.ranks)
         places = _Places(owner, self.ranks)

@@ -105,11 +105,22 @@ def check_reference(trials: Trials, rights: Rights, tasks: Sequence[Task]) -> Fi
 def check_paraphrases(trials: Trials, rights: Rights) -> Finding:
     """Check that the same answer with other words around it earns full marks."""
     answers = [(right.task, text) for right in rights.found for text in paraphrases(right)]
-    return _must_solve(
-        trials,
+    if not answers:
+        return Finding("paraphrase", "skipped", "replies of an episode cannot be paraphrased")
+    refused = [
+        f"{task.id}: {_in_words(reward)}; tried {_short(text)}"
+        for (task, text), reward in zip(answers, trials.rewards(answers), strict=True)
+        if not reward.solved
+    ]
+    share = len(refused) / len(answers)
+    return Finding(
         "paraphrase",
-        answers,
-        "the verifier refuses right answers: look at how it finds the answer in a text",
+        _level(share),
+        f"{1 - share:.1%} of {len(answers)} accepted",
+        tuple(refused[:SHOWN]),
+        "the verifier refuses right answers: look at how it finds the answer in a text"
+        if refused
+        else "",
     )
 
 
@@ -125,11 +136,20 @@ def check_distractors(trials: Trials, rights: Rights) -> Finding:
         else:
             others = [r.text for r in rights.found if r.text != right.text]
             answers += [(right.task, others[i % len(others)])] if others else []
-    return _must_not_solve(
-        trials,
+    if not answers:
+        return Finding("distractor", "skipped", "no wrong answers can be derived from the tasks")
+    accepted = [
+        f"{task.id}: accepted {_short(text)}; the answer is {_short(answer_of(task))}"
+        for (task, text), paid in zip(answers, trials.solved(answers), strict=True)
+        if paid
+    ]
+    share = len(accepted) / len(answers)
+    return Finding(
         "distractor",
-        answers,
-        "the verifier accepts wrong answers: training would teach them",
+        _level(share),
+        f"{share:.1%} of {len(answers)} wrong answers accepted",
+        tuple(accepted[:SHOWN]),
+        "the verifier accepts wrong answers: training would teach them" if accepted else "",
     )
 
 
@@ -324,38 +344,6 @@ def _variants(rights: Rights) -> Iterator[tuple[str, list[tuple[Task, Answer]]]]
         ]
         if made:
             yield name, made
-
-
-def _must_solve(
-    trials: Trials, name: str, answers: Sequence[tuple[Task, Answer]], remedy: str
-) -> Finding:
-    if not answers:
-        return Finding(name, "skipped", "replies of an episode cannot be paraphrased")
-    rewards = trials.rewards(answers)
-    wrong = [
-        f"{task.id}: {_in_words(reward)}; tried {_short(text)}"
-        for (task, text), reward in zip(answers, rewards, strict=True)
-        if not reward.solved
-    ]
-    share = len(wrong) / len(answers)
-    text = f"{1 - share:.1%} of {len(answers)} accepted"
-    return Finding(name, _level(share), text, tuple(wrong[:SHOWN]), remedy if wrong else "")
-
-
-def _must_not_solve(
-    trials: Trials, name: str, answers: Sequence[tuple[Task, Answer]], remedy: str
-) -> Finding:
-    if not answers:
-        return Finding(name, "skipped", "no wrong answers can be derived from the tasks")
-    solved = trials.solved(answers)
-    wrong = [
-        f"{task.id}: accepted {_short(text)}; the answer is {_short(answer_of(task))}"
-        for (task, text), paid in zip(answers, solved, strict=True)
-        if paid
-    ]
-    share = len(wrong) / len(answers)
-    text = f"{share:.1%} of {len(answers)} wrong answers accepted"
-    return Finding(name, _level(share), text, tuple(wrong[:SHOWN]), remedy if wrong else "")
 
 
 def _level(share: float) -> Level:

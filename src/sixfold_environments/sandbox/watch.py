@@ -81,7 +81,7 @@ class Watch:
         """Whether the job's memory is above its limit.
 
         Processes are read one after the other, so a fork or an exit in between makes shared pages
-        count more than once. So every one of a few readings has to say it.
+        count more than once. So several readings must all be above the limit.
         """
         limit = self._limits["memory_bytes"]
         return all(self._memory(proc, self._pids(proc)) > limit for _ in range(_READINGS))

@@ -96,7 +96,7 @@ def result_text(result: Any) -> str:
 
 
 def _check_parts(result: Any) -> None:
-    """Refuse what would take for ever, or would break the conversion.
+    """Refuse a result that the conversion cannot finish, or that would break it.
 
     An iterator may have no end, and a second reader would find it empty.
     """
