@@ -45,7 +45,6 @@ class Metrics(Collector):
     """Counts answers by path and status. The engine's numbers are those of its last step.
 
     Attributes:
-        answers: (path, status) -> number of answers.
         seconds: total time from request to last token, over all answered generations.
         generations: number of answered generations.
     """

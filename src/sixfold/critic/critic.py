@@ -36,7 +36,6 @@ class Critic:
     Args:
         policy: the policy. It supplies the architecture and the initial body weights, or the hidden
             states that a head reads.
-        trainer: settings of the policy's trainer.
         scoring: temperature, chunk size and precision.
         total_steps: length of the learning-rate schedule, in updates.
         epochs: passes over each batch.

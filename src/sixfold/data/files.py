@@ -359,7 +359,6 @@ def unread_table(
 
     Args:
         place: makes the place of a row, from `name` and its number, counted from 1.
-        name: name of the file or split.
         numbers: gives the number of each row, counted from 0.
     """
     rows = _ArrowRows(table)

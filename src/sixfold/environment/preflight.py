@@ -115,9 +115,6 @@ def expected_refill(degenerate: float, max_rounds: int) -> tuple[float, float]:
     q^R. Tasks differ: q is the mean over tasks of `degenerate_probability`. The value at the mean
     pass rate would be lower.
 
-    Args:
-        max_rounds: maximum rounds R.
-
     Returns:
         (extra groups sampled per group kept, share of slots never filled).
     """

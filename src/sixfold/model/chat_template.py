@@ -56,7 +56,6 @@ def render(
         messages: role and content of each turn.
         tools: descriptions of functions that the model may call.
         generation: add the start of the assistant's next turn.
-        arguments: variables of the template.
 
     Raises:
         TemplateRefusal: the template raised an error on these messages.

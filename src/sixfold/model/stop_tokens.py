@@ -78,7 +78,6 @@ def save_turn_end(
 
     Args:
         settings: changed in place. None: nothing happens.
-        ends: end tokens and stop strings of completions.
         tokenizer: has the chat template.
     """
     if settings is None:

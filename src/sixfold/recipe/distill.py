@@ -32,7 +32,6 @@ def distill_stages(
     The recipe's [model] is the student. The teacher takes no setting from it.
 
     Args:
-        name: name of the stage, which the student's gets.
         own: settings of its table and flags, with those of the teacher as `teacher.KEY`.
         where: place of the table, for messages.
 

@@ -201,11 +201,7 @@ class Stage:
         ]
 
     def bound(self, artifacts: Mapping[str, str]) -> Recipe:
-        """The recipe with paths in place of stage names.
-
-        Args:
-            artifacts: path of the artifact of each earlier stage, by name.
-        """
+        """The recipe with paths in place of stage names."""
 
         def path(text: str) -> str:
             name = text.removeprefix(REFERENCE)

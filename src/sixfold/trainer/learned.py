@@ -215,7 +215,6 @@ class UpdateTotals:
 
         Args:
             version: current weight version. Tokens that it sampled are fresh.
-            ranks: the ranks whose tokens count.
         """
         found = self.scores, self.old_logp, self.entropies
         columns = [torch.cat(x) if x else torch.zeros(0) for x in found]

@@ -435,7 +435,6 @@ def score_tables(
         scoring: temperature, chunk size and precision.
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
-        ranks: the ranks that share the work.
 
     Returns:
         (scores, entropies), each [B, T], 0 where mask is False. Entropies are 0 if the root gives

@@ -34,7 +34,6 @@ def plan_updates(
         minibatch: number of each row's mini-batch (`batch.minibatch`, on the host).
         max_tokens: maximum computed tokens per micro-batch.
         share_prefix: whether a shared prompt counts only once per micro-batch.
-        ranks: the ranks that share the work.
 
     Returns:
         Micro-batches of each update, in mini-batch order. Empty mini-batches are omitted.

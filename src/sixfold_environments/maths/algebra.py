@@ -81,7 +81,6 @@ def equal_by_algebra(answer: str, gold: str, budget: Budget | None = None) -> bo
     makes the CAS fail.
 
     Args:
-        gold: normalised reference answer.
         budget: CPU time left for this check. None: a new budget.
 
     Raises:

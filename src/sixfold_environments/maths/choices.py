@@ -66,7 +66,6 @@ def same_choice(answer: str, gold: str, prompt: str) -> bool | None:
 
     Args:
         gold: normalised reference answer.
-        prompt: text of the question.
     """
     wanted = choice(gold)
     given = choice(answer) if wanted else None

@@ -42,7 +42,6 @@ def stated_value(text: str, prompt: str = "") -> Stated | None:
 
     Args:
         text: normalised answer.
-        prompt: normalised text of the question.
     """
     members = [member.strip() for member in split_at(text, "=")]
     if not 2 <= len(members) <= MAX_MEMBERS or not all(members) or _RELATION.search(text):

@@ -124,7 +124,6 @@ class FailureCosts:
     """What failures cost.
 
     Attributes:
-        runs: simulations with failures, each by topology.
         expected: closed form of the slowdown, by topology. Infinite if the run never ends.
     """
 
