@@ -23,6 +23,10 @@ Units are those of `hardware.Accelerator`. `devices_per_node`, `power_w`, `price
     episode_s = 4.0e-4
     update_s = 1.2e-9
     sync_byte_s = 2.1e-10
+    file_byte_s = 3.0e-9
+    crowded = 1.1
+    threads = 1                 # 0: a GPU
+    cores = 2
 
     [measured.train]            # also decode, prefill and score
     tokens = [64, 512]
@@ -46,7 +50,11 @@ from .measured_rates import CostTable, MeasuredRates
 
 DTYPES = ("fp32", "bf16")
 TABLES = ("decode", "prefill", "score", "train")
-COSTS = ("kv_byte_s", "shared_read", "episode_s", "update_s", "sync_byte_s")
+COSTS = (
+    *("kv_byte_s", "shared_read", "episode_s", "update_s", "sync_byte_s", "file_byte_s"),
+    "crowded",
+)
+COUNTS = ("threads", "cores")
 _KEYS = ("name", "count", *REQUIRED, *OPTIONAL, "peak_tflops", "measured")
 
 
@@ -107,7 +115,7 @@ def hardware_text(cluster: Cluster) -> str:
     lines += [f"{dtype} = {rate!r}" for dtype, rate in device.peak_tflops.items()]
     if rates is not None:
         lines += ["", "[measured]", f'dtype = "{rates.dtype}"']
-        lines += [f"{name} = {getattr(rates, name)!r}" for name in COSTS]
+        lines += [f"{name} = {getattr(rates, name)!r}" for name in (*COSTS, *COUNTS)]
         for name in TABLES:
             lines += ["", f"[measured.{name}]"]
             table: CostTable = getattr(rates, name)
@@ -121,6 +129,7 @@ def _rates(value: object, where: str) -> MeasuredRates:
     if dtype not in DTYPES:
         raise rates.wrong("dtype", f"must be one of {', '.join(DTYPES)}")
     read: dict[str, Any] = {name: rates.cost(name) for name in COSTS}
+    read |= {name: rates.count(name) for name in COUNTS}
     for name in TABLES:
         read[name] = _costs(rates.value(name), f"measured.{name}", where)
     return MeasuredRates(dtype=dtype, **read)
@@ -167,6 +176,13 @@ class _Measured:
         if not _is_cost(value):
             raise self.wrong(key, "must be a finite number, 0 or above")
         return float(value)
+
+    def count(self, key: str) -> int:
+        """A whole number, 0 or above."""
+        value = self.value(key)
+        if value != 0 and not _is_count(value):
+            raise self.wrong(key, "must be a whole number, 0 or above")
+        return int(value)
 
     def costs(self, key: str, count: int) -> tuple[float, ...]:
         """As many numbers, 0 or above, as there are numbers of tokens."""

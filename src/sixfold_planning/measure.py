@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean as mean
 
 import torch
 
 from sixfold.files.durable import write_text_atomic
 from sixfold.model.device import prepare_device, resolve_device
+from sixfold.processes.child import Child
 
 from .calibration import Timing, fitted_table, repeated
 from .hardware import Accelerator, Cluster
@@ -52,6 +54,11 @@ TOKENS = (64, 512, 2048)
 SHORT, LONG, CACHED = 16, 960, 64
 """Prompts of the timed decode steps, and the number of sequences with long ones. Their keys and
 values take as long to read as the rest of the step, and do not fit in the caches of a processor."""
+
+CROWDED = (f"decode {WIDE.name} {CACHED}", f"train {WIDE.name} {TOKENS[-1]}")
+"""Calls that are timed again while the other cores compute."""
+BUSY, STARTS_S = "sixfold_planning.busy", 60.0
+"""Program of the processes that then compute, and the longest time until they do, in seconds."""
 
 CPU_MATMUL = {"fp32": (512, 1024), "bf16": (256,)}
 """Widths of the timed matrix products. Without bfloat16 units, wider ones take a CPU seconds."""
@@ -99,7 +106,8 @@ def measure(out: Path | None) -> int:
     with ExitStack() as ending:
         cases = cases_of(probe, ending)
         timings = repeated(cases, time.perf_counter, budget_s=BUDGET_S, least=LEAST, most=MOST)
-    cluster = Cluster(measured_device(probe, timings), 1)
+        crowded = crowding(probe, {name: cases[name] for name in CROWDED}, timings)
+    cluster = Cluster(measured_device(probe, timings, crowded), 1)
     path = measured_path() if out is None else out.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, hardware_text(cluster))
@@ -107,6 +115,27 @@ def measure(out: Path | None) -> int:
     use = "--gpus here" if out is None else f"--hardware {shlex.quote(str(path))}"
     print(f"\nwrote {path}. Plan for this machine: sixfold plan demo {use}")
     return 0
+
+
+def crowding(probe: Probe, cases: Mapping[str, Case], alone: Mapping[str, Timing]) -> float:
+    """Time of calls while all other cores compute, divided by that while they rest. At least 1.
+
+    Args:
+        cases: the calls.
+        alone: their timings while the others rest.
+    """
+    threads = torch.get_num_threads()
+    others = ((os.cpu_count() or 1) - threads) // threads
+    if probe.device != "cpu" or others < 1:
+        return 1.0
+    with ExitStack() as ending:
+        for _ in range(others):
+            busy = Child(BUSY, environment={"OMP_NUM_THREADS": str(threads)})
+            ending.callback(busy.close, grace_s=0.0)
+            busy.send(b"")
+            busy.receive(STARTS_S)  # it computes from now on
+        beside = repeated(cases, time.perf_counter, budget_s=BUDGET_S / 5, least=LEAST, most=MOST)
+    return max(1.0, mean(beside[name].median / alone[name].median for name in cases))
 
 
 def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:
@@ -129,6 +158,7 @@ def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:
             cases["long"] = engine.decode(CACHED, LONG, steps)
             cases["shared"] = engine.decode(CACHED, LONG, steps, SAMPLES)
             cases["update"], cases["sync"] = trainer.update(), engine.sync()
+            cases["file"] = engine.file()
     for name, dtype in DTYPES.items():
         widths = probe.widths[name]
         cases |= {f"matmul {name} {width}": matmul(device, dtype, width) for width in widths}
@@ -136,8 +166,12 @@ def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:
     return cases
 
 
-def measured_device(probe: Probe, timings: Mapping[str, Timing]) -> Accelerator:
+def measured_device(
+    probe: Probe, timings: Mapping[str, Timing], crowded: float = 1.0
+) -> Accelerator:
     """The machine that the timings describe. Peaks and bandwidths are medians.
+
+    `crowded` is as in `MeasuredRates`.
 
     Nothing joins one device to others, so copies to the host stand for link and network.
     """
@@ -159,11 +193,11 @@ def measured_device(probe: Probe, timings: Mapping[str, Timing]) -> Accelerator:
         peak_tflops=peaks,
         link_gb_s=link,
         network_gb_s=link,
-        measured=measured_rates(probe, timings),
+        measured=measured_rates(probe, timings, crowded),
     )
 
 
-def measured_rates(probe: Probe, timings: Mapping[str, Timing]) -> MeasuredRates:
+def measured_rates(probe: Probe, timings: Mapping[str, Timing], crowded: float) -> MeasuredRates:
     """Costs that the timed calls of all models give."""
     models = [model.on(probe.device) for model in MODELS]
     wide = WIDE.on(probe.device).architecture
@@ -208,6 +242,10 @@ def measured_rates(probe: Probe, timings: Mapping[str, Timing]) -> MeasuredRates
         episode_s=max(0.0, timings["episode"].median - prompts),
         update_s=update_s,
         sync_byte_s=timings["sync"].median / (4e9 * wide.params_b),
+        file_byte_s=timings["file"].median / (4e9 * wide.params_b),
+        crowded=crowded,
+        threads=torch.get_num_threads() if probe.device == "cpu" else 0,
+        cores=os.cpu_count() or 1,
     )
 
 
@@ -249,6 +287,7 @@ def _print(probe: Probe, device: Accelerator, timings: Mapping[str, Timing]) -> 
     rows.append(_milliseconds(timings, "an episode of one token", "episode"))
     rows.append(_milliseconds(timings, "optimizer step", "update"))
     rows.append(_milliseconds(timings, "weight sync", "sync"))
+    rows.append(_milliseconds(timings, "weights through a file", "file"))
     arch = WIDE.on(probe.device).architecture
     print_table(
         f"Medians of {len(timings['sync'].seconds)} rounds, {probe.dtype}. Model:"

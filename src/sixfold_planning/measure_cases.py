@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
+from sixfold.backends.weight_files import open_sealed, streamed_file
 from sixfold.batch import Batch, collate
 from sixfold.checks.environment import Environment
 from sixfold.engine.engine import Engine
@@ -170,6 +171,18 @@ class EngineCases:
             return 1
 
         return fill
+
+    def file(self) -> Case:
+        """Weights through a file in memory, as to a sampler in another process."""
+        tensors = {name: t.detach() for name, t in self._model.state_dict().items()}
+        size = sum(4 * tensor.numel() for tensor in tensors.values())
+
+        def carry() -> int:
+            with streamed_file(size, tensors, 1) as path:
+                open_sealed(path, 1)
+            return 1
+
+        return carry
 
     def sync(self) -> Case:
         engine = self._engine(1, 16)

@@ -132,6 +132,10 @@ class MeasuredRates:
             its text, and a fast reward function in a worker process.
         update_s: seconds of the optimizer per trained parameter.
         sync_byte_s: seconds per byte of weights that the engine copies.
+        file_byte_s: seconds per byte of weights that pass through a file with checksums.
+        crowded: time of a call while the other cores compute, divided by that while they rest.
+        threads: CPU threads that were measured. 0: a GPU was.
+        cores: cores of the machine.
     """
 
     dtype: str
@@ -144,6 +148,10 @@ class MeasuredRates:
     episode_s: float
     update_s: float
     sync_byte_s: float
+    file_byte_s: float
+    crowded: float
+    threads: int
+    cores: int
 
     @property
     def width(self) -> int:

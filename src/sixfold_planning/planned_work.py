@@ -34,6 +34,7 @@ class Inputs:
         sizes_from: where the sizes of the model come from.
         assumed: assumptions that follow from no setting, one sentence each.
         rates: pass rates of the tasks that the recipe's profile has. Empty: it names none.
+        check_s: seconds of a reward check after the last token. 0: it hides behind sampling.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Inputs:
     sizes_from: str
     assumed: tuple[str, ...]
     rates: tuple[float, ...] = ()
+    check_s: float = 0.0
 
 
 def planned_inputs(

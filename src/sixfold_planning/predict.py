@@ -14,6 +14,7 @@ from sixfold.report.prediction import FILE
 
 from .hardware import Accelerator, Cluster, find_accelerator
 from .hardware_file import measured_hardware, measured_path
+from .placed import placed
 from .planned_work import planned_inputs
 from .prediction import HARDWARE, Prediction, read
 
@@ -58,7 +59,8 @@ def _predicted(recipe: Recipe, device: str, ranks: int, first_step: int) -> Pred
         recipe = recipe.with_settings({"data.curriculum.profile": ""})
     inputs = planned_inputs(recipe.run.name, recipe, mean_tokens=None)
     memory = None if device == "cpu" else _peak_bytes(inputs.plan, device, ranks)
-    return Prediction(inputs.arch, cluster, measured, inputs.work, first_step, memory)
+    where = placed(recipe, cluster.device)
+    return Prediction(inputs.arch, cluster, measured, inputs.work, where, first_step, memory)
 
 
 def known_devices(device: str, ranks: int) -> tuple[Cluster, bool]:

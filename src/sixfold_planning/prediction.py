@@ -15,10 +15,9 @@ from sixfold.errors import UserError
 from sixfold.report.prediction import FILE, PHASES, STEP, Lengths
 
 from .architectures import Architecture
-from .constants import CONSTANTS
 from .hardware import Cluster, find_accelerator
 from .hardware_file import read_hardware
-from .planner import learning_seconds, planned_topology
+from .placed import Placed, placed_step
 from .samplers import sampler_of
 from .workload import Workload
 
@@ -35,6 +34,7 @@ class Prediction:
         measured: the devices were measured by `sixfold plan --measure`. Otherwise their figures are
             those of data sheets (`hardware.TABLE`).
         work: work of a step, with the lengths assumed before the run.
+        placed: where the roles compute.
         first_step: first step that runs on these devices with these settings. A resume on another
             machine starts a new prediction.
         memory_bytes: predicted peak of one device, in bytes. None: not known.
@@ -44,13 +44,14 @@ class Prediction:
     cluster: Cluster
     measured: bool
     work: Workload
+    placed: Placed
     first_step: int
     memory_bytes: int | None = None
 
     def seconds(
         self, lengths: Lengths | None = None, trained_share: float = 1.0
     ) -> dict[str, float]:
-        """Seconds of each phase of a step, and of the step, with all roles on the same devices.
+        """Seconds of each phase of a step, and of the step.
 
         Args:
             lengths: tokens of prompts and completions. None: those assumed before the run.
@@ -60,27 +61,21 @@ class Prediction:
         Raises:
             UserError: if the devices cannot hold the model's weights.
         """
-        work = self.measured_work(lengths)
-        device, count = self.cluster.device, self.cluster.count
-        sampler_of(self.arch, device, 1)  # refuses a model that one device cannot hold
-        plan = planned_topology(
+        # Waiting for checks is a phase of its own if sampling and training take turns.
+        ahead = self.placed.staleness > 0
+        sampler_of(self.arch, self.cluster.device, 1)  # refuses a model that one cannot hold
+        plan = placed_step(
             self.arch,
-            device,
-            work,
-            CONSTANTS,
-            sampling=count,
-            training=count,
-            topology="colocated",
-            engine_devices=1,
+            self.cluster,
+            self.measured_work(lengths),
+            self.placed,
+            check_s=lengths.check if ahead and lengths else 0.0,
+            trained_share=trained_share,
         )
         found = {phase: getattr(plan.phases, phase) for phase in PHASES}
         found[STEP] = plan.step.seconds
-        if trained_share != 1.0:
-            part = replace(work, prompts=max(1, round(work.prompts * trained_share)))
-            _, trainer = learning_seconds(self.arch, device, part, count, CONSTANTS)
-            trainer = trainer if trained_share else 0.0
-            found[STEP] += trainer - found["trainer"]
-            found["trainer"] = trainer
+        if ahead:  # the trainer measures how long it waits for samples
+            found["rollout"] = max(0.0, plan.step.trainer_idle)
         return found
 
     @property
@@ -121,6 +116,7 @@ class Prediction:
             "count": self.cluster.count,
             "model": asdict(self.arch),
             "work": asdict(self.work),
+            "placed": asdict(self.placed),
         }
 
 
@@ -151,6 +147,7 @@ def read(folder: Path) -> Prediction | str:
             cluster=Cluster(device, record["count"]),
             measured=measured,
             work=Workload(**record["work"]),
+            placed=Placed(**record["placed"]),
             first_step=int(record["first_step"]),
             memory_bytes=record["memory_bytes"] and int(record["memory_bytes"]),
         )

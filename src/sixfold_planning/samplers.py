@@ -70,9 +70,20 @@ def fastest_sampler(
 
 
 def sampling_seconds(
-    arch: Architecture, sampler: Sampler, work: Workload, topology: str, k: Constants
+    arch: Architecture,
+    sampler: Sampler,
+    work: Workload,
+    topology: str,
+    k: Constants,
+    batches: float = 1.0,
+    players: float | None = None,
 ) -> float:
-    """Seconds of the sampling phase of a topology. Arguments as for `fastest_sampler`."""
+    """Seconds of the sampling phase of a topology. Other arguments as for `fastest_sampler`.
+
+    Args:
+        batches: number of batches of a step that are sampled together. The result is for one.
+        players: processes that play the episodes. None: as many as devices sample.
+    """
     # Published engines are modelled without shared prompts. Sixfold's computes a prompt once.
     rates = sampler.device.measured
     sharing = 1 if rates is None else work.samples
@@ -80,5 +91,6 @@ def sampling_seconds(
     lengths = Lengths(work.prompt_tokens, work.mean_tokens, work.longest_tokens, sharing, again)
     seconds = steady_seconds if topology == "async" else draining_seconds
     # On published hardware, episodes cost nothing beside the model.
-    outside = 0.0 if rates is None else work.sequences / sampler.devices * rates.episode_s
-    return seconds(arch, sampler, work.sequences, lengths, k) + outside
+    each = work.sequences / (players or sampler.devices)
+    outside = 0.0 if rates is None else each * rates.episode_s
+    return seconds(arch, sampler, work.sequences * batches, lengths, k) / batches + outside

@@ -102,6 +102,10 @@ class Options:
         " the bound)",
         metavar="TOKENS",
     )
+    check: PositiveFloat | None = option(
+        "seconds of a reward check after the last token (default: it hides behind sampling)",
+        metavar="SECONDS",
+    )
     pass_rate: Annotated[float, share] | None = option(
         "share of correct samples (default: as data.curriculum.profile has measured, else 0.5)",
         metavar="SHARE",
@@ -242,8 +246,9 @@ def run(arguments: Sequence[str]) -> int:
     recorded = None if simulation is None else simulation.recorded
     length = given.length if recorded is None else recorded.mean
     if given.html is not None:
-        if given.json:
-            raise UserError("sixfold plan: --html writes a page: leave out --json")
+        for name in ("json", "check"):
+            if getattr(given, name):
+                raise UserError(f"sixfold plan: --html writes a page: leave out --{name}")
         from .page.html import PlanQuestion, write_plan_page
 
         path = Path(given.html).expanduser()
@@ -259,6 +264,7 @@ def run(arguments: Sequence[str]) -> int:
         given.settings,
         cluster,
         mean_tokens=length,
+        check_s=given.check or 0.0,
         pass_rate=given.pass_rate,
         variation=given.variation,
         simulation=simulation,

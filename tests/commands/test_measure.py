@@ -55,6 +55,10 @@ RATES = MeasuredRates(
     episode_s=4e-4,
     update_s=5e-9,
     sync_byte_s=2e-10,
+    file_byte_s=3e-9,
+    crowded=1.25,
+    threads=1,
+    cores=2,
 )
 
 
@@ -68,6 +72,7 @@ def made_up_timings() -> Mapping[str, Timing]:
         "link": 4 * measure.COPY / 5e9,
         "update": 5e-9 * WIDE.architecture.params_b * 1e9,
         "sync": 2e-10 * 4 * WIDE.architecture.params_b * 1e9,
+        "file": 3e-9 * 4 * WIDE.architecture.params_b * 1e9,
         "long": RATES.decode_seconds(
             WIDE.architecture, measure.CACHED, SHORT + measure.LONG - measure.SHORT
         ),

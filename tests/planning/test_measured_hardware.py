@@ -68,6 +68,10 @@ MEASURED = MeasuredRates(
     episode_s=5e-4,
     update_s=4e-9,
     sync_byte_s=2e-10,
+    file_byte_s=3e-9,
+    crowded=1.25,
+    threads=1,
+    cores=2,
 )
 HERE = Cluster(
     Accelerator('a "quoted" name', 8.5, 20, {"bf16": 0.02, "fp32": 0.1}, 10, 1, measured=MEASURED),
@@ -96,6 +100,7 @@ def test_written_file_reads_back_the_same(tmp_path: Path) -> None:
             "update = 1",
             "unknown key 'measured.update'. Did you mean 'update_s'",
         ),
+        ("cores = 2", "cores = 1.5", "measured.cores = 1.5 must be a whole number"),
         ("[1, 16]", "[16, 1]", "measured.decode.tokens = [16, 1] must be in ascending order"),
         ("[1, 16]", "[0, 16]", "measured.decode.tokens = [0, 16] must be a list of whole numbers"),
         ("[1, 16]", "[]", "measured.decode.tokens = [] must be a list of whole numbers"),

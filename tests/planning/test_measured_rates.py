@@ -30,7 +30,7 @@ WORK = Workload(4, 2, 5, 10, 10, 30, "none", False, True, True, False, True)
 
 
 def rates(**changed: object) -> MeasuredRates:
-    nothing = MeasuredRates("fp32", FREE, FREE, FREE, FREE, 0, 1, 0, 0, 0)
+    nothing = MeasuredRates("fp32", FREE, FREE, FREE, FREE, 0, 1, 0, 0, 0, 0, 1, 1, 2)
     return replace(nothing, **changed)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from sixfold.report.prediction_view import prediction_text, prediction_view
 from sixfold.report.run_record import read_run
 from sixfold_planning.architectures import dense_of_size
 from sixfold_planning.hardware import Cluster, find_accelerator
+from sixfold_planning.placed import Placed
 from sixfold_planning.prediction import Prediction
 from sixfold_planning.workload import Workload
 
@@ -42,6 +43,7 @@ PREDICTION = Prediction(
         critic=False,
         shared_weights=True,
     ),
+    placed=Placed(),
     first_step=1,
     memory_bytes=40_000_000_000,
 )
@@ -152,6 +154,21 @@ def test_a_step_that_waits_for_checks_is_an_alarm_of_its_own() -> None:
     assert rung([logged()] + [logged(waiting=0.24 * whole)] * WINDOW) == []
     (line,) = rung([logged()] + [logged(waiting=0.26 * whole)] * WINDOW)
     assert line.startswith("a step takes 126% of") and "time/environment_s" in line
+
+
+def test_ahead_the_trainer_waits_for_samples_and_checks() -> None:
+    """Twice as long checks as all phases: a step is half of the sum, and the trainer waits."""
+    whole = PREDICTION.seconds(LENGTHS)
+    ahead = replace(PREDICTION, placed=Placed(staleness=1))
+    check = 2 * whole[STEP]
+    found = ahead.seconds(LENGTHS._replace(check=check))
+    assert found[STEP] == pytest.approx((whole[STEP] + check) / 2, rel=1e-3)
+    trains = sum(whole[phase] for phase in ("reference", "trainer", "sync"))
+    assert found["rollout"] == pytest.approx(found[STEP] - trains)
+    step = {**logged(), "time/rollout_s": found["rollout"], "time/check_p50_s": check}
+    assert rung([step] * (3 * WINDOW), ahead) == []
+    (line,) = rung([step | {"time/rollout_s": 1.6 * found["rollout"]}] * WINDOW, ahead)[:1]
+    assert "checks of" in line
 
 
 def test_the_first_step_does_not_count_and_two_more_are_too_few() -> None:

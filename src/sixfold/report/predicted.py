@@ -19,6 +19,8 @@ LIMIT = 0.25
 """Relative deviation of a phase above which an alarm starts."""
 NOTICEABLE = 0.005
 """Least deviation for an alarm, as a share of the predicted step."""
+LEAST_CHECK_S = 0.1
+"""Seconds from which checks are named beside lengths."""
 LEAST_STEPS = 3
 """Least number of steps for an alarm."""
 
@@ -111,6 +113,7 @@ def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
         "prompt": prompts / replies if replies else math.nan,
         "mean": mean,
         "longest": _number(metrics, "rollout/length_max"),
+        "check": _number(metrics, "time/check_p50_s"),
         "trained": _number(metrics, "train/tokens"),
     }
 
@@ -123,7 +126,9 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
     """
     means = {key: fmean(step[key] for step in steps) for key in ("prompt", "mean", "longest")}
     known = all(math.isfinite(value) for value in means.values())
-    lengths = Lengths(means["prompt"], means["mean"], means["longest"]) if known else None
+    check = _middle(step["check"] for step in steps)
+    check = check if math.isfinite(check) else 0.0
+    lengths = Lengths(means["prompt"], means["mean"], means["longest"], check) if known else None
     trained = _middle(step["trained"] for step in steps)
     share = trained / prediction.trained_tokens(lengths)
     share = share if known and math.isfinite(share) else 1.0
@@ -163,6 +168,8 @@ def lengths_text(comparison: Comparison) -> str:
         f"for the measured lengths: prompts of {number(lengths.prompt)} tokens, completions of"
         f" {number(lengths.mean)}, the longest {number(lengths.longest)}"
     )
+    if lengths.check >= LEAST_CHECK_S:
+        text += f", checks of {number(lengths.check)} s"
     share = percent(comparison.trained_share, 0)
     return text if share == "100%" else f"{text}, {share} of the tokens trained on"
 

@@ -20,11 +20,19 @@ STEP = "step"
 
 
 class Lengths(NamedTuple):
-    """Measured tokens: means of prompts, completions, and the longest completion of a step."""
+    """Measured lengths.
+
+    Attributes:
+        prompt: mean tokens of a prompt.
+        mean: mean tokens of a completion.
+        longest: tokens of the longest completion of a step.
+        check: seconds of a reward check.
+    """
 
     prompt: float
     mean: float
     longest: float
+    check: float = 0.0
 
 
 class Prediction(Protocol):

@@ -8,8 +8,9 @@ from sixfold.report.untrusted import one_line
 
 from ..constants import CONSTANTS
 from ..hardware import Cluster
+from ..placed import COLOCATED, OWN, placed, placed_step
 from ..planned_work import Inputs
-from ..planner import Comparison, TopologyPlan, compare_topologies, planned_topology
+from ..planner import Comparison, TopologyPlan, compare_topologies
 from ..step_time import useful_tokens_per_second
 from .advice import async_rows, limit_rows, split_rows, sync_rows
 from .layout import Rows, Table
@@ -17,7 +18,7 @@ from .memory import SharedMemory, copy_rows, pool_rows, shared_rows
 from .verdict import RUNS, UNKNOWN, WITH_SETTINGS, Verdict, verdict_of
 
 POOLS_TITLE = "Memory per device with two pools (estimate; Sixfold has no such pools yet)"
-TOPOLOGIES_TITLE = "Seconds of a step (estimate; Sixfold runs colocated only)"
+TOPOLOGIES_TITLE = "Seconds of a step (estimate; Sixfold has no two pools yet)"
 TWO_POOLS_TITLE = "Two pools (not in Sixfold yet)"
 
 
@@ -44,7 +45,7 @@ class Answer:
 
     @property
     def together(self) -> TopologyPlan:
-        return self.found.topologies["colocated"]
+        return self.found.topologies[COLOCATED]
 
     @property
     def apart(self) -> TopologyPlan | None:
@@ -57,7 +58,8 @@ class Answer:
         found = self.verdict.inputs
         if found is None:
             return None
-        return own_step(found, self.cluster) if self.verdict.settings else self.together
+        known = self.verdict.kind != UNKNOWN
+        return own_step(found, self.cluster) if known else self.together
 
     def hours(self, plan: TopologyPlan) -> float:
         """Hours that the run takes with such steps."""
@@ -70,17 +72,13 @@ class Answer:
 
 
 def own_step(inputs: Inputs, cluster: Cluster) -> TopologyPlan:
-    """A step of Sixfold: colocated, and each rank has an engine of its own."""
-    return planned_topology(
-        inputs.arch,
-        cluster.device,
-        inputs.work,
-        CONSTANTS,
-        sampling=cluster.count,
-        training=cluster.count,
-        topology="colocated",
-        engine_devices=1,
-    )
+    """A step of Sixfold: samplers where the recipe places them, each rank with its own.
+
+    Raises:
+        UserError: if the device was measured with other numbers of threads.
+    """
+    where = placed(inputs.plan.recipe, cluster.device)
+    return placed_step(inputs.arch, cluster, inputs.work, where, check_s=inputs.check_s)
 
 
 def answer(inputs: Inputs, cluster: Cluster, shared: SharedMemory | None = None) -> Answer:
@@ -103,8 +101,8 @@ def answer(inputs: Inputs, cluster: Cluster, shared: SharedMemory | None = None)
         pools = [*pools, *copy_rows(inputs, apart)]
     verdict = verdict_of(inputs, cluster, shared)
     if verdict.kind == RUNS:
-        own = {"colocated": own_step(inputs, cluster)}
-        found = replace(found, topologies={**found.topologies, **own})
+        own = own_step(inputs, cluster)
+        found = replace(found, topologies={**found.topologies, own.name: own})
     return Answer(inputs, cluster, found, memory, fits, pools, pools_fit, verdict)
 
 
@@ -148,7 +146,11 @@ def work_rows(inputs: Inputs) -> Rows:
         size += f", {arch.active_b:.3g} active"
     assumed = (
         *inputs.assumed,
-        "reward checks hide behind sampling",
+        (
+            f"reward checks take {inputs.check_s:g} s after the last token"
+            if inputs.check_s
+            else "reward checks hide behind sampling (--check)"
+        ),
         "colocated devices switch between sampling and training in no time",
     )
     return [
@@ -207,11 +209,11 @@ def topology_table(given: Answer) -> Table:
 
 def _wait(plan: TopologyPlan, idle: float) -> float:
     """Idle seconds of a pool. Colocated roles take turns: no device waits."""
-    return 0.0 if plan.name == "colocated" else max(0.0, idle)
+    return 0.0 if plan.name == COLOCATED else max(0.0, idle)
 
 
 def _devices(plan: TopologyPlan) -> str:
-    if plan.name == "colocated":
+    if plan.name in OWN:
         return str(plan.training_devices)
     return f"{plan.sampling_devices} + {plan.training_devices}"
 

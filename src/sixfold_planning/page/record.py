@@ -12,6 +12,7 @@ from sixfold.environment.pass_rate import degenerate_share
 from sixfold.recipe.memory import memory_of
 
 from ..constants import CONSTANTS
+from ..placed import OWN
 from ..planner import TopologyPlan, weight_sync
 from ..simulate.outcome import Outcome
 from ..stragglers import exact_longest
@@ -83,7 +84,7 @@ def _memory(given: Answer) -> Json:
 
 def _topology(given: Answer, plan: TopologyPlan) -> Json:
     sync: Json = {}
-    if plan.name != "colocated":
+    if plan.name not in OWN:
         sync["sync_operations"] = weight_sync(
             given.inputs.arch,
             given.cluster.device,

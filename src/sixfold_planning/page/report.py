@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean as mean
 
 from ..constants import CONSTANTS
@@ -39,6 +40,7 @@ def plan_report(
     cluster: Cluster,
     *,
     mean_tokens: float | None,
+    check_s: float,
     pass_rate: float | None,
     variation: float,
     simulation: SimulationRequest | None,
@@ -50,6 +52,7 @@ def plan_report(
         target: recipe or model, as for `read_inputs`.
         settings: flags that change the recipe.
         mean_tokens: mean length of completions. None: as for `read_inputs`.
+        check_s: seconds of a reward check after the last token. 0: it hides behind sampling.
         pass_rate: share of correct samples. None: that of the recipe's profile, or 0.5.
         variation: coefficient of variation of the lengths in a group.
         simulation: what to simulate. None: nothing.
@@ -60,7 +63,7 @@ def plan_report(
     Raises:
         UserError: if the target is unknown.
     """
-    inputs = read_inputs(target, settings, mean_tokens=mean_tokens)
+    inputs = replace(read_inputs(target, settings, mean_tokens=mean_tokens), check_s=check_s)
     rates = rates_of(inputs, pass_rate)
     if simulation is not None:
         groups = simulated_groups(inputs, simulation, variation=variation, pass_rate=mean(rates))

@@ -1,0 +1,198 @@
+"""A step of a run of Sixfold: the samplers where its recipe places them, in turn or ahead.
+
+Every trainer rank has engines of its own. With `rollout.staleness` S, batches S + 1 of prompts are
+always open. Each is sampled, waits for its checks, and is trained. So a step takes the longest of
+
+    training                          one batch after the other: reference, trainer, weight sync
+    sampling                          the engines decode up to S + 1 batches together
+    (sampling + checks + training) / (S + 1)      a new batch starts when an old one is trained
+
+Trainer and samplers of one machine slow each other down. While both compute, each takes `slowdown`
+times as long, so a step takes at least `longer + (slowdown - 1) * shorter` of training and
+sampling: the longer of the two with cores of their own, and their sum (slowdown 2) on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sixfold.errors import UserError
+from sixfold.recipe.schema import Recipe, SamplersApart
+
+from .architectures import Architecture
+from .constants import CONSTANTS
+from .decode_time import Sampler
+from .hardware import Accelerator, Cluster
+from .measured_rates import MeasuredRates
+from .planner import TopologyPlan, colocated_sync, learning_seconds
+from .samplers import sampling_seconds
+from .step_time import PhaseSeconds, StepTime
+from .workload import Workload
+
+OWN = COLOCATED, IN_TURN, AHEAD = "colocated", "in turn", "ahead"
+"""Topologies of Sixfold: samplers in the trainer's process, in their own, and ahead of it."""
+
+HALVINGS = 16
+"""Halvings of the interval in which the step of a run ahead is searched."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the roles of a run compute.
+
+    Attributes:
+        processes: processes that sample for one rank. 0: the rank itself.
+        engines: of these, those that share no device: with N, sampling takes 1 / N of the time.
+        staleness: steps by which samples may be older than the weights that they train.
+        crowd: time of an engine beside the others, divided by that alone.
+        slowdown: time of trainer and samplers while both compute, divided by that of each alone.
+    """
+
+    processes: int = 0
+    engines: int = 1
+    staleness: int = 0
+    crowd: float = 1.0
+    slowdown: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Name of the topology."""
+        if self.staleness:
+            return AHEAD
+        return IN_TURN if self.processes else COLOCATED
+
+
+def placed(recipe: Recipe, device: Accelerator) -> Placed:
+    """Where the roles of a recipe compute.
+
+    Engines on a GPU share it with the trainer. vLLM and servers have devices of their own.
+
+    Raises:
+        UserError: if a CPU was measured with another number of threads than the run has.
+    """
+    ahead, rates, placement = recipe.rollout.staleness, device.measured, recipe.placement
+    if recipe.rollout.backend.kind != "engine":
+        return Placed(staleness=ahead)
+    apart = isinstance(placement, SamplersApart) and placement.apart
+    processes = placement.samplers if apart else 0
+    if rates is None or not rates.threads:
+        return Placed(processes, staleness=ahead, slowdown=2.0)
+    own = recipe.run.threads or rates.threads
+    if ahead and not processes:
+        # Both compute with half of the threads, and the interpreter runs one of them at a time.
+        _check_threads(rates, max(1, own // 2))
+        return Placed(staleness=ahead, slowdown=2.0)
+    sampler = placement.threads if apart else own
+    _check_threads(rates, own, sampler)
+    crowd = _slowed(rates, max(1, processes) * sampler)
+    both = _slowed(rates, own + processes * sampler)
+    return Placed(processes, max(1, processes), ahead, crowd, both / crowd)
+
+
+def _check_threads(rates: MeasuredRates, trainer: int, sampler: int = 0) -> None:
+    sampler = sampler or trainer
+    if trainer != sampler:
+        raise UserError(
+            f"the trainer has {trainer} CPU threads and each sampler {sampler}: their time is known"
+            " for equal numbers. Set run.threads and placement.threads to the same number"
+        )
+    if trainer != rates.threads:
+        raise UserError(
+            f"trainer and samplers have {trainer} CPU threads each, and this CPU was measured with"
+            f" {rates.threads}. Measure it with OMP_NUM_THREADS={trainer} sixfold plan --measure"
+        )
+
+
+def _slowed(rates: MeasuredRates, busy: int) -> float:
+    """Time of a call while `busy` threads compute, divided by that while its own do."""
+    idle = rates.cores - rates.threads
+    share = min(1.0, (busy - rates.threads) / idle) if idle > 0 else 0.0
+    return (1 + (rates.crowded - 1) * share) * max(1.0, busy / rates.cores)
+
+
+def placed_step(
+    arch: Architecture,
+    cluster: Cluster,
+    work: Workload,
+    where: Placed,
+    *,
+    check_s: float = 0.0,
+    trained_share: float = 1.0,
+) -> TopologyPlan:
+    """Predict a step of a run.
+
+    Args:
+        cluster: devices of the trainer ranks.
+        check_s: seconds of a reward check after the last token. 0: it hides behind sampling.
+        trained_share: share of the tokens that the trainer computes. It leaves out groups without
+            a gradient.
+
+    Raises:
+        UserError: if the devices cannot hold the model's weights.
+    """
+    device, count, k = cluster.device, cluster.count, CONSTANTS
+    sampler = Sampler(device, count * where.engines, 1, 2.0)
+
+    def sampling(batches: float) -> float:
+        own = sampling_seconds(arch, sampler, work, "colocated", k, batches, players=count)
+        return own * where.crowd
+
+    reference, train = learning_seconds(arch, device, work, count, k)
+    if trained_share != 1.0:
+        part = replace(work, prompts=max(1, round(work.prompts * trained_share)))
+        train = learning_seconds(arch, device, part, count, k)[1] if trained_share else 0.0
+    sync = colocated_sync(arch, device, work, count, k)
+    if where.processes:
+        sync += file_seconds(arch, device)
+    phases = PhaseSeconds(sampling(1.0), check_s, reference, train, sync)
+    seconds = phases.total
+    if where.staleness:
+        training = reference + train + sync
+        seconds = ahead_seconds(sampling, check_s, training, where.staleness, where.slowdown)
+    step = StepTime(seconds, phases.rollout + check_s, reference + train, sync)
+    return TopologyPlan(where.name, count, count, 1, phases, step)
+
+
+def file_seconds(arch: Architecture, device: Accelerator) -> float:
+    """Seconds in which all weights pass in float32 through a file in memory."""
+    if device.measured is not None:
+        return 4e9 * arch.params_b * device.measured.file_byte_s
+    return 4 * arch.params_b / CONSTANTS.publish_gb_s
+
+
+def ahead_seconds(
+    sampling: Callable[[float], float],
+    checks: float,
+    training: float,
+    staleness: int,
+    slowdown: float,
+) -> float:
+    """Seconds of a step in the steady state of a run ahead.
+
+    Of S + 1 open batches, (checks + training) / step are not with the engines, on average (Little's
+    law). The engines decode the others together, at least one at a time.
+
+    Args:
+        sampling: batches that are sampled together -> seconds of sampling per batch.
+        checks: seconds from the last token of a batch to its last reward.
+        training: seconds of reference, trainer and weight sync.
+        staleness: S, at least 1.
+        slowdown: as in `Placed`.
+    """
+    batches = staleness + 1
+
+    def needed(step: float) -> float:
+        together = batches - (checks + training) / step
+        sampled = sampling(min(batches, max(1.0, together)))
+        longer, shorter = max(sampled, training), min(sampled, training)
+        return max(longer + (slowdown - 1) * shorter, (sampled + checks + training) / batches)
+
+    # A longer step leaves more batches to the engines, which then need less time for each: `needed`
+    # falls, and is equal to the step once.
+    low, high = 0.0, sampling(1.0) + checks + training
+    high *= max(1.0, slowdown)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if needed(middle) > middle else (low, middle)
+    return needed(high)
