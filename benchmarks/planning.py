@@ -3,25 +3,32 @@
     python benchmarks/planning.py                               # measures the machine first
     python benchmarks/planning.py --hardware hardware.toml      # with a file of plan --measure
     python benchmarks/planning.py --cases demo,uniform --steps 4
+    OMP_NUM_THREADS=1 python benchmarks/planning.py --cases placed --steps 12
 
 It runs the recipe `demo`, the three profiles of `grpo_step.py` and the four of `engine.py`, all
 with Sixfold only, and prints measured and predicted seconds of each phase. Lengths of prompts and
 completions, and the tokens that were trained on, are inputs of a prediction; seconds are not.
 Nothing is fitted to these runs: the costs come from other models
 (`sixfold_planning/measure_cases.py`).
+
+The case `placed` runs the model of `demo`, untrained, with a sampler in a process of its own, at
+bounds of staleness 0 and 1, with fast checks and with those of CHECKS seconds. The seconds of a
+check are an input too. A step is the time from the end of one to the end of the next.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import engine_job
 import grpo_step
@@ -30,20 +37,27 @@ from side_process import run_side
 from tiny_qwen import make_model
 
 import engine
+from sixfold.report.predicted import compare, step_figures
 from sixfold_planning.architectures import Architecture
 from sixfold_planning.constants import CONSTANTS
 from sixfold_planning.decode_time import Lengths, Sampler
-from sixfold_planning.hardware import Accelerator
-from sixfold_planning.hardware_file import read_hardware
+from sixfold_planning.hardware import Accelerator, Cluster
+from sixfold_planning.hardware_file import hardware_text, read_hardware
 from sixfold_planning.measured_rates import MeasuredRates
 from sixfold_planning.page.inputs import read_inputs
+from sixfold_planning.placed import placed_step
 from sixfold_planning.planner import learning_seconds
+from sixfold_planning.prediction import HARDWARE, read
 from sixfold_planning.samplers import sampling_seconds
 from sixfold_planning.workload import Workload
 
 HERE = Path(__file__).resolve().parent
 ENGINE = tuple(f"engine {name}" for name in engine_job.PROFILES)
-CASES = ("demo", *grpo_step.PROFILES, *ENGINE)
+PLACED = "placed"
+CASES = ("demo", *grpo_step.PROFILES, *ENGINE, PLACED)
+CHECKS = (0.0, 0.5, 2.0)
+WARM_UP = 3
+"""Steps of a run ahead until its pipeline is full."""
 LIMIT = 0.25
 GRPO_PACKED = 2048
 """`MICROBATCH_TOKENS` of grpo_step_sixfold.py."""
@@ -66,10 +80,11 @@ class Row:
         return self.predicted / self.measured
 
 
-def sixfold(*words: str) -> None:
+def sixfold(*words: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run a sixfold command in a process of its own."""
     command = [sys.executable, "-m", "sixfold", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    variables = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-4000:]}")
 
@@ -122,6 +137,50 @@ def demo_rows(device: Accelerator, steps: int, folder: Path) -> list[Row]:
         both = predicted(inputs.arch, device, work, min(1.0, share))
         found.append((metrics["time/rollout_s"], metrics["time/trainer_s"], *both))
     return step_rows("demo", found)
+
+
+def placed_rows(device: Accelerator, steps: int, folder: Path) -> Iterator[Row]:
+    """Steps of runs with a sampler in a process: each bound of staleness with each check."""
+    (cache := folder / "sixfold" / HARDWARE).parent.mkdir()
+    cache.write_text(hardware_text(Cluster(device, 1)))
+    flags = {
+        "run.dir": folder,
+        "run.steps": steps + WARM_UP,
+        "run.threads": device.measured and device.measured.threads,
+        "placement.kind": "processes",
+        "placement.threads": device.measured and device.measured.threads,
+        "rollout.prompts_per_step": 16,
+        "environment.rewards": f"['{HERE / 'slow_checks.py'}:slow_coin']",
+        **{"sft.steps": 0, "eval.every": 0, "data.heldout": 0, "log.rollouts_every": 0},
+        **{"checkpoint.every": 1000, "run.target_reward": 0},
+    }
+    for check in CHECKS:
+        for bound in (0, 1):
+            case = f"bound {bound}, checks of {check:g} s"
+            words = flags | {"run.name": case, "rollout.staleness": bound}
+            given = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+            slow = {"SLOW_CHECK_S": str(check), "XDG_CACHE_HOME": str(folder)}
+            sixfold("train", "demo", *given, environment=slow)
+            yield placed_row(case, folder / case, check)
+
+
+def placed_row(case: str, run: Path, check: float) -> Row:
+    """The step of a run, measured and as `sixfold plan` predicts it for the measured lengths."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    prediction = read(run)
+    if isinstance(prediction, str):
+        raise SystemExit(prediction)
+    found = compare(prediction, [step_figures(line) for line in lines[WARM_UP:]])
+    plan = placed_step(
+        prediction.arch,
+        prediction.cluster,
+        prediction.measured_work(found.lengths),
+        prediction.placed,
+        check_s=check,
+        trained_share=found.trained_share,
+    )
+    measured = [line["time/total_s"] + line["time/log_s"] for line in lines[WARM_UP:]]
+    return Row(case, "step", statistics.median(measured), plan.step.seconds)
 
 
 def grpo_rows(name: str, device: Accelerator, steps: int, folder: Path) -> list[Row]:
@@ -212,15 +271,18 @@ def engine_rows(case: str, device: Accelerator, prompts: int, folder: Path) -> l
     return [Row(case, "rollout", statistics.median(runs), seconds)]
 
 
-def rows_of(case: str, device: Accelerator, options: argparse.Namespace) -> list[Row]:
+def rows_of(case: str, device: Accelerator, options: argparse.Namespace) -> Iterable[Row]:
     """Measure and predict one case."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if case == "demo":
-            return demo_rows(device, options.steps, folder)
-        if case in grpo_step.PROFILES:
-            return grpo_rows(case, device, options.steps, folder)
-        return engine_rows(case, device, options.prompts, folder)
+            yield from demo_rows(device, options.steps, folder)
+        elif case == PLACED:
+            yield from placed_rows(device, options.steps, folder)
+        elif case in grpo_step.PROFILES:
+            yield from grpo_rows(case, device, options.steps, folder)
+        else:
+            yield from engine_rows(case, device, options.prompts, folder)
 
 
 def measured_machine(file: str, folder: Path) -> Accelerator:
@@ -247,14 +309,14 @@ def main() -> None:
         parser.error(f"unknown {', '.join(unknown)}: choose from {', '.join(CASES)}")
     with tempfile.TemporaryDirectory() as folder:
         device = measured_machine(options.hardware, Path(folder))
-    print(f"{'case':<22}{'phase':<10}{'measured s':>11}{'predicted s':>12}{'ratio':>7}")
+    print(f"{'case':<26}{'phase':<10}{'measured s':>11}{'predicted s':>12}{'ratio':>7}")
     found: list[Row] = []
     for case in cases:
         for row in rows_of(case, device, options):
             found.append(row)
             mark = "" if abs(row.ratio - 1) <= LIMIT else f"  off by more than {LIMIT:.0%}"
             print(
-                f"{row.case:<22}{row.phase:<10}{row.measured:>11.3f}{row.predicted:>12.3f}"
+                f"{row.case:<26}{row.phase:<10}{row.measured:>11.3f}{row.predicted:>12.3f}"
                 f"{row.ratio:>7.2f}{mark}",
                 flush=True,
             )
