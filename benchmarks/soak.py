@@ -1,12 +1,17 @@
 """Soak test of a run: it is killed every few seconds, resumed each time, and must lose nothing.
 
     python benchmarks/soak.py [--minutes 30] [--every 20] [--seed 0] [--recipe demo] [--json FILE]
-                              [--section.key VALUE ...]
+                              [--kill trainer] [--section.key VALUE ...]
+
+    python benchmarks/soak.py --kill any --placement.kind ray --placement.ranks 2 \\
+        --placement.samplers 2 --run.restarts 1000 --placement.restarts 1000 --run.silence_s 60
 
 There are two runs of one recipe. The first is killed by SIGKILL about every `--every` seconds, and
 resumed each time. Most kills hit it while it trains, some while it starts. After `--minutes` it is
-stopped by SIGTERM. The second run makes the same number of steps in one process. These promises are
-checked, and the exit code is 1 if one is broken:
+stopped by SIGTERM. The second run makes the same number of steps without a kill. With `--kill any`,
+a kill hits a random process of the run: a rank, a sampler, a worker or a part of Ray. The command
+then makes another step, or ends and is resumed. These promises are checked, and the exit code is 1
+if one is broken:
 
 - equal: metrics, trajectories and the last checkpoint of both runs are equal, bit for bit
 - ledger: every step is recorded once, and trained on exactly the tasks of the task stream: no
@@ -15,8 +20,10 @@ checked, and the exit code is 1 if one is broken:
 - lock: the run's folder is not locked after a kill
 - files: no temporary file or folder is left, in the run's folder or in the directory for temporary
   files; the number of open files of the uninterrupted process does not grow
-- memory: the uninterrupted process grows by less than `SLOPE` MB per minute (linear fit of its
-  resident memory after the first quarter, checked if it spans at least `FIT_S` seconds)
+- memory: all processes of the uninterrupted run together grow by less than `SLOPE` MB per minute
+  (linear fit of their resident memory after the first quarter, checked if it spans at least `FIT_S`
+  seconds)
+- progress: after a kill, the run makes a step or its command ends within `PATIENCE_S`
 
 The learning rate is constant, because a decaying one depends on the number of steps, which follows
 from the speed of the machine.
@@ -38,6 +45,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,33 +109,46 @@ Launch = Callable[[list[str], Path | None], Process]
 
 @dataclass
 class Life:
-    """Measurements of one process.
+    """Measurements of one command.
 
     Attributes:
-        seconds: age of the process at each sample.
-        megabytes: resident memory at each sample.
+        seconds: age of the command at each sample.
+        megabytes: resident memory of all its processes at each sample.
         files: open files at each sample.
         children: (pid, start time) of every process that it started.
+        made: when it was launched.
+        began: when the last wait for a step of it began.
     """
 
     seconds: list[float] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     children: set[tuple[int, str]] = field(default_factory=set)
+    made: float = field(default_factory=time.monotonic)
+    began: float = 0.0
 
     def observe(self, pid: int, age: float) -> None:
         """Take a sample. Does nothing if the process has just ended."""
-        self.children |= descendants(pid)
+        below = descendants(pid)
+        self.children |= below
+        resident = [_resident(child) for child, _ in below]
         try:
-            status = Path(f"/proc/{pid}/status").read_text()
             files = len(os.listdir(f"/proc/{pid}/fd"))
         except OSError:
             return
-        resident = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-        if resident:
+        if own := _resident(pid):
             self.seconds.append(age)
-            self.megabytes.append(int(resident[0]) / 1024)
+            self.megabytes.append((own + sum(resident)) / 1024)
             self.files.append(files)
+
+
+def _resident(pid: int) -> int:
+    """Resident memory of a process in KiB. 0: it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 @dataclass
@@ -136,16 +157,20 @@ class Report:
 
     Attributes:
         kills: number of processes that were killed.
+        killed: names of the killed processes, and how many of each.
+        resumed: number of commands that a kill has ended.
         early_kills: number of processes that were killed while they started.
         steps: steps of the run.
         tokens: sampled tokens.
         reward: mean reward of the first and of the last ten steps.
-        slope: memory slope of the uninterrupted process, in MB per minute.
-        slope_of_lives: memory slope within the killed processes, for information.
+        slope: memory slope of the uninterrupted run, in MB per minute.
+        slope_of_lives: memory slope within the killed commands, for information.
         broken: broken promises.
     """
 
     kills: int = 0
+    killed: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
     early_kills: int = 0
     steps: int = 0
     tokens: int = 0
@@ -156,7 +181,13 @@ class Report:
 
 
 def soak(
-    launch: Launch, folder: Path, settings: dict[str, Any], seconds: float, every: float, seed: int
+    launch: Launch,
+    folder: Path,
+    settings: dict[str, Any],
+    seconds: float,
+    every: float,
+    seed: int,
+    kill_any: bool = False,
 ) -> Report:
     """Run the soak.
 
@@ -167,33 +198,66 @@ def soak(
         seconds: time after which the killed run is stopped.
         every: mean time between kills.
         seed: seed of the times of the kills.
+        kill_any: kill any process of the run. Otherwise the one that was launched.
     """
     report, rng, lives = Report(), random.Random(seed), list[Life]()
     killed = folder / "killed"
     settings = settings | {"run.dir": str(folder)}
     named = flags_of(settings | {"run.name": "killed"})
-    until, last = time.monotonic() + seconds, False
-    while not last:
+    until, last, struck = time.monotonic() + seconds, False, ""
+    process: Process | None = None
+    while not last and not report.broken:
         last = time.monotonic() >= until and report.kills >= LEAST_KILLS
-        process = launch(named, killed if (killed / "recipe.toml").is_file() else None)
-        early = not last and rng.random() < EARLY
+        if process is None:
+            process = launch(named, killed if (killed / "recipe.toml").is_file() else None)
+            struck = ""
+            lives.append(Life())
+        life, early = lives[-1], not last and rng.random() < EARLY
         wait = rng.uniform(0.1, 1.0 if early else 1.9) * every
-        life = _watch(process, killed, wait, early=early, last=last)
-        lives.append(life)
-        if (code := process.poll()) is not None:
+        _watch(process, killed, life, wait, early=early, last=last)
+        if (code := process.poll()) is None and time.monotonic() - life.began > PATIENCE_S:
+            report.broken.append(f"progress: no step in {PATIENCE_S:g} s after {struck or 'start'}")
+        if code is None:
+            victim = process.pid or 0
+            if kill_any and not last:
+                victim = rng.choice(sorted(descendants(victim) | {(victim, "")}))[0]
+            struck = _name(victim)
+            report.kills, report.early_kills = report.kills + (not last), report.early_kills + early
+            report.killed[struck] += not last
+            if victim != process.pid:
+                _kill(victim)
+                continue
+            _end(process, signal.SIGTERM if last else signal.SIGKILL)
+        elif not struck:
             report.broken.append(f"process {len(lives)} ended by itself with exit code {code}")
-            break
-        _end(process, signal.SIGTERM if last else signal.SIGKILL)
-        report.broken += _left_behind(killed, life, f"process {len(lives)}")
-        report.kills += not last
-        report.early_kills += early
-        if last and process.poll() != 143:
+        report.broken += _left_behind(killed, life, f"process {len(lives)} after {struck}")
+        if last and code is None and process.poll() != 143:
             report.broken.append(f"exit code {process.poll()} after SIGTERM, not 143")
+        last = last and code is None
+        report.resumed += not last
+        process = None
+    if process is not None:
+        _end(process, signal.SIGKILL)
     report.steps = len(read_metrics(killed / "metrics.jsonl"))
     report.slope_of_lives = slope(lives)
     if not report.broken:
         _compare_with_clean(launch, folder, settings, report)
     return report
+
+
+def _name(pid: int) -> str:
+    """What a process runs: the last word of its command that names a program or an actor."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "ended"
+    named = [Path(word).name for word in words if word and not word.startswith("-")]
+    return " ".join(named[:1] + named[-1:])[:60] if named else "ended"
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _compare_with_clean(
@@ -223,27 +287,30 @@ def _compare_with_clean(
     report.tokens = int(lines[-1]["tokens_total"])  # type: ignore[arg-type]
 
 
-def _watch(process: Process, run: Path, wait: float, *, early: bool, last: bool) -> Life:
-    """Measure a process until it is time to kill it, or until it ends.
+def _watch(
+    process: Process, run: Path, life: Life, wait: float, *, early: bool, last: bool
+) -> None:
+    """Measure a command until it is time to kill a process of it, or until it ends.
 
     Args:
-        process: the process.
+        process: the command.
         run: folder of the run.
-        wait: seconds from the first step of the process until its kill.
-        early: count `wait` from the start of the process instead.
+        life: where the measurements go.
+        wait: seconds from the first step until the kill.
+        early: count `wait` from now instead.
         last: wait also until the run has `LEAST_STEPS`.
     """
-    began, life, before = time.monotonic(), Life(), _progress(run)
+    began, before = time.monotonic(), _progress(run)
+    life.began = began
     first = began if early else math.inf
     while process.poll() is None and time.monotonic() - began < PATIENCE_S:
-        life.observe(process.pid or 0, time.monotonic() - began)
+        life.observe(process.pid or 0, time.monotonic() - life.made)
         if first == math.inf and _progress(run) != before:
             first = time.monotonic()
         enough = not last or _lines(run / "metrics.jsonl") >= LEAST_STEPS
         if enough and time.monotonic() >= first + wait:
             break
         time.sleep(0.1)
-    return life
 
 
 def flags_of(settings: dict[str, Any]) -> list[str]:
@@ -438,6 +505,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="duration of the killed run")
     parser.add_argument("--every", type=float, default=20, help="mean seconds between kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of the times of the kills")
+    parser.add_argument(
+        "--kill", choices=("trainer", "any"), default="trainer", help="which process is killed"
+    )
     parser.add_argument("--recipe", default="demo", help="recipe of both runs")
     parser.add_argument("--json", type=Path, help="write the report to this file")
     given, more = parser.parse_known_args()
@@ -447,17 +517,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sixfold-soak-") as name:
         folder = Path(name)
         launch = from_command_line(given.recipe, folder)
-        report = soak(launch, folder, settings, 60 * given.minutes, given.every, given.seed)
+        times = 60 * given.minutes, given.every, given.seed
+        report = soak(launch, folder, settings, *times, kill_any=given.kill == "any")
         if report.broken:
             print((folder / "output.txt").read_text(errors="replace")[-3000:])
     rate = "-" if report.slope is None else f"{report.slope:+.2f}"
     lives = "-" if report.slope_of_lives is None else f"{report.slope_of_lives:+.2f}"
     print(
-        f"{report.kills} kills ({report.early_kills} of them while the process started),"
+        f"{report.kills} kills ({report.early_kills} of them while the run started),"
+        f" {report.resumed} resumes,"
         f" {report.steps} steps, {report.tokens} tokens, reward {report.reward[0]:.3f} ->"
-        f" {report.reward[1]:.3f}; memory {rate} MB per minute in one process ({lives} within the"
+        f" {report.reward[1]:.3f}; memory {rate} MB per minute without kills ({lives} within the"
         " killed ones, which are still filling their caches)"
     )
+    if given.kill == "any":
+        print("killed: " + ", ".join(f"{n} x {name}" for name, n in report.killed.most_common()))
     for line in report.broken:
         print(f"BROKEN  {line}")
     print("every promise was kept" if not report.broken else "promises were broken")
