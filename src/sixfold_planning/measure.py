@@ -106,13 +106,14 @@ def measure(out: Path | None) -> int:
     with ExitStack() as ending:
         cases = cases_of(probe, ending)
         timings = repeated(cases, time.perf_counter, budget_s=BUDGET_S, least=LEAST, most=MOST)
-        crowded = crowding(probe, {name: cases[name] for name in CROWDED}, timings)
+        crowded = crowding(probe, cases, timings)
     cluster = Cluster(measured_device(probe, timings, crowded), 1)
     path = measured_path() if out is None else out.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, hardware_text(cluster))
     _print(probe, cluster.device, timings)
     use = "--gpus here" if out is None else f"--hardware {shlex.quote(str(path))}"
+    print(f"beside busy cores, calls take {crowded:.2f} x as long")
     print(f"\nwrote {path}. Plan for this machine: sixfold plan demo {use}")
     return 0
 
@@ -121,7 +122,7 @@ def crowding(probe: Probe, cases: Mapping[str, Case], alone: Mapping[str, Timing
     """Time of calls while all other cores compute, divided by that while they rest. At least 1.
 
     Args:
-        cases: the calls.
+        cases: the timed cases by name, those of `CROWDED` among them.
         alone: their timings while the others rest.
     """
     threads = torch.get_num_threads()
@@ -134,8 +135,9 @@ def crowding(probe: Probe, cases: Mapping[str, Case], alone: Mapping[str, Timing
             ending.callback(busy.close, grace_s=0.0)
             busy.send(b"")
             busy.receive(STARTS_S)  # it computes from now on
-        beside = repeated(cases, time.perf_counter, budget_s=BUDGET_S / 5, least=LEAST, most=MOST)
-    return max(1.0, mean(beside[name].median / alone[name].median for name in cases))
+        chosen = {name: cases[name] for name in CROWDED}
+        beside = repeated(chosen, time.perf_counter, budget_s=BUDGET_S / 5, least=LEAST, most=MOST)
+    return max(1.0, mean(beside[name].median / alone[name].median for name in CROWDED))
 
 
 def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import torch
 
 from sixfold.cli import main
+from sixfold.processes.child import Child
 from sixfold_planning import measure
 from sixfold_planning.calibration import Timing
 from sixfold_planning.hardware_file import measured_hardware, read_hardware
@@ -113,14 +115,65 @@ def _at(table: CostTable, tokens: int, size: CallSize, model: ProbeModel, passes
 
 
 def test_costs_are_recovered_from_timings() -> None:
-    found = measure.measured_rates(CPU, made_up_timings())
-    for name in ("kv_byte_s", "shared_read", "episode_s", "update_s", "sync_byte_s"):
+    found = measure.measured_rates(CPU, made_up_timings(), 1.25)
+    assert (found.threads, found.crowded) == (torch.get_num_threads(), 1.25)
+    for name in ("kv_byte_s", "shared_read", "episode_s", "update_s", "sync_byte_s", "file_byte_s"):
         assert getattr(found, name) == pytest.approx(getattr(RATES, name))
     for name in ("decode", "prefill", "score", "train"):
         table, expected = getattr(found, name), getattr(RATES, name)
         assert table.tokens == expected.tokens
         for cost in ("call_s", "layer_s", "flop_s", "number_s"):
             assert getattr(table, cost) == pytest.approx(getattr(expected, cost), rel=1e-4), cost
+
+
+@pytest.mark.parametrize(("cores", "others"), [(1, 0), (2, 1), (4, 3)])
+def test_crowding_is_timed_while_all_other_cores_compute(
+    monkeypatch: pytest.MonkeyPatch, cores: int, others: int
+) -> None:
+    """Decode steps take 1.2 times as long beside them, and updates 1.4 times."""
+    running, most = 0, 0
+
+    class Busy:
+        def __init__(self, target: str, **_: object) -> None:
+            nonlocal running
+            assert target == measure.BUSY
+            running += 1
+
+        def send(self, body: bytes) -> None:
+            assert body == b""
+
+        def receive(self, timeout_s: float) -> None: ...
+
+        def close(self, grace_s: float) -> None:
+            nonlocal running
+            running -= 1
+
+    def repeated(cases: Mapping[str, object], *_: object, **__: object) -> dict[str, Timing]:
+        nonlocal most
+        most = running
+        factors = dict(zip(measure.CROWDED, (1.2, 1.4), strict=True))
+        return {name: Timing((factors[name] * alone[name].median,)) for name in cases}
+
+    alone = made_up_timings()
+    monkeypatch.setattr(measure, "Child", Busy)
+    monkeypatch.setattr(measure, "repeated", repeated)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    found = measure.crowding(CPU, dict.fromkeys(alone, lambda: 1), alone)
+    assert found == pytest.approx(1.3 if others else 1.0)
+    assert (most, running) == (others, 0)
+
+
+@pytest.mark.nightly
+def test_a_busy_process_computes_until_it_is_closed() -> None:
+    busy = Child(measure.BUSY)
+    try:
+        busy.send(b"")
+        busy.receive(measure.STARTS_S)
+        assert busy.process.poll() is None
+    finally:
+        busy.close(grace_s=0.0)
+    assert busy.process.poll() is not None
 
 
 @pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
@@ -148,7 +201,13 @@ def test_every_case_does_the_work_that_it_is_timed_for() -> None:
     episode = EpisodeCase(model, None)
     assert episode() == episode() == EPISODES
     episode.close()
-    assert engine.prefill(2 * PROMPT)() == trainer.score(64)() == engine.sync()() == 1
+    assert (
+        engine.prefill(2 * PROMPT)()
+        == trainer.score(64)()
+        == engine.sync()()
+        == engine.file()()
+        == 1
+    )
     assert model.lm_head.weight.equal(before)
     assert trainer.train(64)() == 1
     assert not model.lm_head.weight.equal(before)
@@ -160,6 +219,7 @@ def test_the_file_is_written_and_plans_for_this_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "cases_of", lambda probe, ending: {})
     monkeypatch.setattr(measure, "repeated", lambda *args, **kwargs: made_up_timings())
+    monkeypatch.setattr(measure, "crowding", lambda *_: 1.25)
     monkeypatch.setattr(measure, "resolve_device", lambda asked, setting: "cpu")
     assert main(["plan", "demo", "--gpus", "here"]) == 2
     assert "sixfold plan --measure" in capsys.readouterr().err
