@@ -4,7 +4,7 @@
                               [--kill trainer] [--section.key VALUE ...]
 
     python benchmarks/soak.py --kill any --placement.kind ray --placement.ranks 2 \\
-        --placement.samplers 2 --run.restarts 1000 --placement.restarts 1000 --run.silence_s 60
+        --placement.samplers 2 --run.restarts 1000 --placement.restarts 1000 --run.silence_s 120
 
 There are two runs of one recipe. The first is killed by SIGKILL about every `--every` seconds, and
 resumed each time. Most kills hit it while it trains, some while it starts. After `--minutes` it is
@@ -169,7 +169,7 @@ class Report:
     """
 
     kills: int = 0
-    killed: Counter[str] = field(default_factory=Counter)
+    killed: dict[str, int] = field(default_factory=dict)
     resumed: int = 0
     early_kills: int = 0
     steps: int = 0
@@ -223,7 +223,7 @@ def soak(
                 victim = rng.choice(sorted(descendants(victim) | {(victim, "")}))[0]
             struck = _name(victim)
             report.kills, report.early_kills = report.kills + (not last), report.early_kills + early
-            report.killed[struck] += not last
+            report.killed[struck] = report.killed.get(struck, 0) + (not last)
             if victim != process.pid:
                 _kill(victim)
                 continue
@@ -531,7 +531,7 @@ def main() -> int:
         " killed ones, which are still filling their caches)"
     )
     if given.kill == "any":
-        print("killed: " + ", ".join(f"{n} x {name}" for name, n in report.killed.most_common()))
+        print("killed: " + ", ".join(f"{n} x {name}" for name, n in report.killed.items() if n))
     for line in report.broken:
         print(f"BROKEN  {line}")
     print("every promise was kept" if not report.broken else "promises were broken")

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from sixfold.backends.ray_cluster import reserved
 from sixfold.backends.samplers import Samplers
@@ -208,14 +210,40 @@ def test_a_signal_that_kills_a_rank_that_begins_costs_no_restart(
                 signal.raise_signal(signal.SIGTERM)
         ends.add(0, -signal.SIGKILL)
 
+    @contextmanager
+    def connected(*given: object) -> Iterator[None]:
+        clusters.append("up")
+        yield
+        clusters.append("down")
+
+    clusters: list[str] = []
     monkeypatch.setattr(ray_ranks, "_run_once", once)
-    monkeypatch.setattr(ray_ranks, "connected", lambda *given: nullcontext())
+    monkeypatch.setattr(ray_ranks, "connected", connected)
     monkeypatch.setattr(ray_ranks, "reserved", lambda *given: nullcontext())
     monkeypatch.setattr(ray_ranks.ray, "cluster_resources", dict)
     settings = ray_ranks.RankSettings("", 2, 1, 1, "cpu", 1.0, restarts=5)
     again = ["train", "--resume", str(tmp_path)]
     assert ray_ranks.train_on_ray(settings, again, tmp_path, again) == 128 + signal.SIGTERM
     assert [one["SIXFOLD_RESTARTS"] for one in runs] == ["0", "1"]
+    assert clusters == ["up", "down"] * 2, "a lost cluster is not used again"
+
+
+def test_ranks_that_do_not_start_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the node of a cluster has died: a restart may help, so it is no error yet."""
+
+    def never(*_: object, **__: object) -> None:
+        raise GetTimeoutError("no answer")
+
+    class Agent:
+        place = SimpleNamespace(remote=lambda: None)
+
+    killed: list[Agent] = []
+    monkeypatch.setattr(ray_ranks.ray, "get", never)
+    monkeypatch.setattr(ray_ranks.ray, "kill", killed.append)
+    settings = ray_ranks.RankSettings("", 2, 1, 1, "cpu", 1.0, restarts=5)
+    cluster: Any = SimpleNamespace(start=lambda *_, **__: Agent())
+    ray_ranks._run_once(cluster, settings, ["train"], {}, ends := Ends())
+    assert ends.lost.startswith("a rank has not started") and len(killed) == 2
 
 
 def refused(*arguments: Any) -> str:

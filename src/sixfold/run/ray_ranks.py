@@ -76,25 +76,25 @@ def train_on_ray(
         UserError: if the Ray cluster is not there or has too few resources.
     """
     recipe = RunFolder(folder).recipe
-    earlier, size, cpus = identity(recipe), settings.ranks, settings.cpus
-    with connected(settings.address, size * cpus, settings.silence_s):
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        gpus = int(settings.device != "cpu" and (has_gpus or settings.device != "auto"))
-        wait = settings.silence_s
-        with reserved(settings.address, size, cpus, gpus, wait, "trainer ranks") as cluster:
-            for done in range(settings.restarts + 1):
-                ends = Ends()
+    earlier, size, cpus, wait = identity(recipe), settings.ranks, settings.cpus, settings.silence_s
+    for done in range(settings.restarts + 1):
+        ends = Ends()
+        # A restart connects again, or starts a new cluster: the old one may be what was lost.
+        with connected(settings.address, size * cpus, wait):
+            has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+            gpus = int(settings.device != "cpu" and (has_gpus or settings.device != "auto"))
+            with reserved(settings.address, size, cpus, gpus, wait, "trainer ranks") as cluster:
                 _run_once(cluster, settings, arguments, {COUNT: str(done)}, ends)
-                begun = identity(recipe) not in (None, earlier) or arguments == again
-                if done == settings.restarts or ends.stopped or not (ends.lost and begun):
-                    break
-                print(
-                    f"WARNING: {ends.lost}\nAll ranks start again: restart {done + 1} of"
-                    f" {settings.restarts}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                arguments = again
+        begun = identity(recipe) not in (None, earlier) or arguments == again
+        if done == settings.restarts or ends.stopped or not (ends.lost and begun):
+            break
+        print(
+            f"WARNING: {ends.lost}\nAll ranks start again: restart {done + 1} of"
+            f" {settings.restarts}",
+            file=sys.stderr,
+            flush=True,
+        )
+        arguments = again
     if ends.lost and not ends.said:
         if ends.stopped:
             return 128 + ends.stopped
@@ -152,7 +152,8 @@ def _run_once(
             check_versions(places)
             port = ray.get(agents[0].host_store.remote(places[0].address))
         except RayError as error:
-            raise RunFailed(f"a rank has not started: {one_line(error)}") from error
+            ends.lost = f"a rank has not started: {one_line(error)}"
+            return
         events: SimpleQueue[tuple[int, int, str | int]] = SimpleQueue()
         for rank, given in enumerate(rank_environments(places, port, settings.threads)):
             call = agents[rank].run.options(num_returns="streaming")
