@@ -74,8 +74,8 @@ def placed(recipe: Recipe, device: Accelerator) -> Placed:
     ahead, rates, placement = recipe.rollout.staleness, device.measured, recipe.placement
     if recipe.rollout.backend.kind != "engine":
         return Placed(staleness=ahead)
-    apart = isinstance(placement, SamplersApart) and placement.apart
-    processes = placement.samplers if apart else 0
+    apart = placement if isinstance(placement, SamplersApart) and placement.apart else None
+    processes = apart.samplers if apart else 0
     if rates is None or not rates.threads:
         return Placed(processes, staleness=ahead, slowdown=2.0)
     own = recipe.run.threads or rates.threads
@@ -83,7 +83,7 @@ def placed(recipe: Recipe, device: Accelerator) -> Placed:
         # Both compute with half of the threads, and the interpreter runs one of them at a time.
         _check_threads(rates, max(1, own // 2))
         return Placed(staleness=ahead, slowdown=2.0)
-    sampler = placement.threads if apart else own
+    sampler = apart.threads if apart else own
     _check_threads(rates, own, sampler)
     crowd = _slowed(rates, max(1, processes) * sampler)
     both = _slowed(rates, own + processes * sampler)
