@@ -12,8 +12,9 @@ Nothing is fitted to these runs: the costs come from other models
 (`sixfold_planning/measure_cases.py`).
 
 The case `placed` runs the model of `demo`, untrained, with a sampler in a process of its own, at
-bounds of staleness 0 and 1, with fast checks and with those of CHECKS seconds. The seconds of a
-check are an input too. A step is the time from the end of one to the end of the next.
+bounds of staleness 0 and 1, with checks of each of `--checks` seconds, which are an input too. A
+step is the time from the end of one to the end of the next. Further flags, such as
+`--rollout.prompts_per_step 4`, are those of its runs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ HERE = Path(__file__).resolve().parent
 ENGINE = tuple(f"engine {name}" for name in engine_job.PROFILES)
 PLACED = "placed"
 CASES = ("demo", *grpo_step.PROFILES, *ENGINE, PLACED)
-CHECKS = (0.0, 0.5, 2.0)
 WARM_UP = 3
 """Steps of a run ahead until its pipeline is full."""
 LIMIT = 0.25
@@ -139,13 +139,13 @@ def demo_rows(device: Accelerator, steps: int, folder: Path) -> list[Row]:
     return step_rows("demo", found)
 
 
-def placed_rows(device: Accelerator, steps: int, folder: Path) -> Iterator[Row]:
+def placed_rows(device: Accelerator, options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Steps of runs with a sampler in a process: each bound of staleness with each check."""
     (cache := folder / "sixfold" / HARDWARE).parent.mkdir()
     cache.write_text(hardware_text(Cluster(device, 1)))
     flags = {
         "run.dir": folder,
-        "run.steps": steps + WARM_UP,
+        "run.steps": options.steps + WARM_UP,
         "run.threads": device.measured and device.measured.threads,
         "placement.kind": "processes",
         "placement.threads": device.measured and device.measured.threads,
@@ -154,13 +154,13 @@ def placed_rows(device: Accelerator, steps: int, folder: Path) -> Iterator[Row]:
         **{"sft.steps": 0, "eval.every": 0, "data.heldout": 0, "log.rollouts_every": 0},
         **{"checkpoint.every": 1000, "run.target_reward": 0},
     }
-    for check in CHECKS:
+    for check in map(float, options.checks.split(",")):
         for bound in (0, 1):
             case = f"bound {bound}, checks of {check:g} s"
             words = flags | {"run.name": case, "rollout.staleness": bound}
             given = [word for key, value in words.items() for word in (f"--{key}", str(value))]
             slow = {"SLOW_CHECK_S": str(check), "XDG_CACHE_HOME": str(folder)}
-            sixfold("train", "demo", *given, environment=slow)
+            sixfold("train", "demo", *given, *options.flags, environment=slow)
             yield placed_row(case, folder / case, check)
 
 
@@ -278,7 +278,7 @@ def rows_of(case: str, device: Accelerator, options: argparse.Namespace) -> Iter
         if case == "demo":
             yield from demo_rows(device, options.steps, folder)
         elif case == PLACED:
-            yield from placed_rows(device, options.steps, folder)
+            yield from placed_rows(device, options, folder)
         elif case in grpo_step.PROFILES:
             yield from grpo_rows(case, device, options.steps, folder)
         else:
@@ -303,7 +303,8 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES), help="cases, by comma")
     parser.add_argument("--steps", type=int, default=6, help="timed steps (default 6)")
     parser.add_argument("--prompts", type=int, default=64, help="prompts of the engine's profiles")
-    options = parser.parse_args()
+    parser.add_argument("--checks", default="0,0.5,2", help="seconds of checks of `placed`")
+    options, options.flags = parser.parse_known_args()
     cases = options.cases.split(",")
     if unknown := sorted(set(cases) - set(CASES)):
         parser.error(f"unknown {', '.join(unknown)}: choose from {', '.join(CASES)}")
