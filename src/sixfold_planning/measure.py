@@ -57,8 +57,8 @@ values take as long to read as the rest of the step, and do not fit in the cache
 
 CROWDED = (f"decode {WIDE.name} {CACHED}", f"train {WIDE.name} {TOKENS[-1]}")
 """Calls that are timed again while the other cores compute."""
-BUSY, STARTS_S = "sixfold_planning.busy", 60.0
-"""Program of the processes that then compute, and the longest time until they do, in seconds."""
+BUSY, STARTS_S = "sixfold_planning.measure_cases", 60.0
+"""Program of the processes that then train, and the longest time until they do, in seconds."""
 
 CPU_MATMUL = {"fp32": (512, 1024), "bf16": (256,)}
 """Widths of the timed matrix products. Without bfloat16 units, wider ones take a CPU seconds."""

@@ -24,6 +24,7 @@ from sixfold.event_loop import EventLoop
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import use_own_kernels
 from sixfold.model.scratch import character_tokenizer
+from sixfold.processes.program import Requests
 from sixfold.recipe.schema import TrainerConfig
 from sixfold.reference.frozen import FrozenReference
 from sixfold.renderer.renderer import Renderer
@@ -105,6 +106,9 @@ DEEP = ProbeModel("deep", 128, 4, 4, 64)
 WIDE = ProbeModel("wide", 256, 2, 8, 64)
 WORDS = ProbeModel("words", 128, 2, 4, 4096)
 MODELS = (BASE, DEEP, WIDE, WORDS)
+
+BUSY_TOKENS = 2048
+"""Tokens of the micro-batches of a process that trains beside a measurement."""
 
 GPU_SCALE = 8
 """On a GPU the models are wider by this factor: otherwise launches would hide all arithmetic."""
@@ -340,3 +344,16 @@ def copying(device: str, target: str, size: int) -> Case:
         return 1
 
     return run
+
+
+def serve(requests: Requests) -> None:
+    """Train without end beside a measurement (`processes/program.py`).
+
+    The first request is answered once it trains.
+    """
+    next(requests)
+    train = TrainerCases(WIDE.build("cpu"), "cpu", None).train(BUSY_TOKENS)
+    train()
+    requests.answer(b"")
+    while True:
+        train()

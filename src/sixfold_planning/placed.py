@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sixfold.errors import UserError
-from sixfold.recipe.schema import Recipe, SamplersApart
+from sixfold.recipe.schema import Placement, RolloutConfig, SamplersApart
 
 from .architectures import Architecture
 from .constants import CONSTANTS
@@ -63,22 +63,30 @@ class Placed:
         return IN_TURN if self.processes else COLOCATED
 
 
-def placed(recipe: Recipe, device: Accelerator) -> Placed:
+def placed(
+    placement: Placement, rollout: RolloutConfig, threads: int, device: Accelerator
+) -> Placed:
     """Where the roles of a recipe compute.
 
     Engines on a GPU share it with the trainer. vLLM and servers have devices of their own.
 
+    Args:
+        placement: which processes sample.
+        rollout: what samples, and how far ahead.
+        threads: CPU threads of the trainer (`run.threads`). 0: as many as were measured.
+        device: device of a trainer rank.
+
     Raises:
         UserError: if a CPU was measured with another number of threads than the run has.
     """
-    ahead, rates, placement = recipe.rollout.staleness, device.measured, recipe.placement
-    if recipe.rollout.backend.kind != "engine":
+    ahead, rates = rollout.staleness, device.measured
+    if rollout.backend.kind != "engine":
         return Placed(staleness=ahead)
     apart = placement if isinstance(placement, SamplersApart) and placement.apart else None
     processes = apart.samplers if apart else 0
     if rates is None or not rates.threads:
         return Placed(processes, staleness=ahead, slowdown=2.0)
-    own = recipe.run.threads or rates.threads
+    own = threads or rates.threads
     if ahead and not processes:
         # Both compute with half of the threads, and the interpreter runs one of them at a time.
         _check_threads(rates, max(1, own // 2))

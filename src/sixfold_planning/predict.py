@@ -59,7 +59,7 @@ def _predicted(recipe: Recipe, device: str, ranks: int, first_step: int) -> Pred
         recipe = recipe.with_settings({"data.curriculum.profile": ""})
     inputs = planned_inputs(recipe.run.name, recipe, mean_tokens=None)
     memory = None if device == "cpu" else _peak_bytes(inputs.plan, device, ranks)
-    where = placed(recipe, cluster.device)
+    where = placed(recipe.placement, recipe.rollout, recipe.run.threads, cluster.device)
     return Prediction(inputs.arch, cluster, measured, inputs.work, where, first_step, memory)
 
 

@@ -11,10 +11,9 @@ from tests.planning.test_measured_rates import ARCH, CALLS, WORK, machine
 
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
 from sixfold_planning.constants import CONSTANTS
-from sixfold_planning.hardware import Cluster, find_accelerator
+from sixfold_planning.hardware import Accelerator, Cluster, find_accelerator
 from sixfold_planning.hardware_file import hardware_text
 from sixfold_planning.measured_rates import CostTable
 from sixfold_planning.placed import Placed, ahead_seconds, placed, placed_step
@@ -26,8 +25,9 @@ STEP = CostTable((1, 1000), (0.0, 999.0), (0,) * 2, (0,) * 2, (0,) * 2)
 """A decode step of n sequences takes n - 1 seconds."""
 
 
-def recipe(*flags: str) -> Recipe:
-    return load_recipe("demo", flags)
+def of_recipe(device: Accelerator, *flags: str) -> Placed:
+    recipe = load_recipe("demo", flags)
+    return placed(recipe.placement, recipe.rollout, recipe.run.threads, device)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_engines_decode_the_open_batches_together() -> None:
 )
 def test_processes_share_the_cores(cores: int, flags: tuple[str, ...], expected: Placed) -> None:
     device = machine(crowded=1.25, threads=1, cores=cores)
-    found = placed(recipe(*flags), device)
+    found = of_recipe(device, *flags)
     assert replace(found, crowd=1, slowdown=1) == replace(expected, crowd=1, slowdown=1)
     assert found.crowd == pytest.approx(expected.crowd)
     if found.staleness or found.processes:
@@ -84,9 +84,9 @@ def test_processes_share_the_cores(cores: int, flags: tuple[str, ...], expected:
 
 def test_a_gpu_is_shared_and_a_server_has_its_own() -> None:
     gpu = find_accelerator("H100")
-    assert placed(recipe(*PROCESSES, *AHEAD), gpu).slowdown == 2
+    assert of_recipe(gpu, *PROCESSES, *AHEAD).slowdown == 2
     server = ("--rollout.backend.kind", "sglang", "--rollout.backend.url", "http://127.0.0.1:1")
-    assert placed(recipe(*server, *AHEAD), gpu) == Placed(staleness=1)
+    assert of_recipe(gpu, *server, *AHEAD) == Placed(staleness=1)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_other_numbers_of_threads_were_not_measured(
     measured: int, flags: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        placed(recipe(*flags), machine(threads=measured))
+        of_recipe(machine(threads=measured), *flags)
 
 
 def test_a_step_in_turn_is_the_sum_and_weights_pass_through_a_file() -> None:

@@ -78,6 +78,7 @@ ENTRIES = {
     ("reference.worker", "serve"),
     ("reward_model.worker", "serve"),
     ("run.sampler_worker", "serve"),
+    ("sixfold_planning.measure_cases", "serve"),
     ("run.rank_agent", "serve"),
     ("backends.ray_head", "serve"),
     ("backends.vllm_worker", "serve"),

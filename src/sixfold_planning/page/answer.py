@@ -77,7 +77,8 @@ def own_step(inputs: Inputs, cluster: Cluster) -> TopologyPlan:
     Raises:
         UserError: if the device was measured with other numbers of threads.
     """
-    where = placed(inputs.plan.recipe, cluster.device)
+    recipe = inputs.plan.recipe
+    where = placed(recipe.placement, recipe.rollout, recipe.run.threads, cluster.device)
     return placed_step(inputs.arch, cluster, inputs.work, where, check_s=inputs.check_s)
 
 
