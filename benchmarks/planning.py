@@ -153,6 +153,7 @@ def placed_rows(device: Accelerator, options: argparse.Namespace, folder: Path) 
         "environment.rewards": f"['{HERE / 'slow_checks.py'}:slow_coin']",
         **{"sft.steps": 0, "eval.every": 0, "data.heldout": 0, "log.rollouts_every": 0},
         **{"checkpoint.every": 1000, "run.target_reward": 0},
+        **{key[2:]: value for key, value in zip(*[iter(options.flags)] * 2, strict=True)},
     }
     for check in map(float, options.checks.split(",")):
         for bound in (0, 1):
@@ -160,7 +161,7 @@ def placed_rows(device: Accelerator, options: argparse.Namespace, folder: Path) 
             words = flags | {"run.name": case, "rollout.staleness": bound}
             given = [word for key, value in words.items() for word in (f"--{key}", str(value))]
             slow = {"SLOW_CHECK_S": str(check), "XDG_CACHE_HOME": str(folder)}
-            sixfold("train", "demo", *given, *options.flags, environment=slow)
+            sixfold("train", "demo", *given, environment=slow)
             yield placed_row(case, folder / case, check)
 
 
