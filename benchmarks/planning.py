@@ -158,11 +158,12 @@ def placed_rows(device: Accelerator, options: argparse.Namespace, folder: Path) 
     for check in map(float, options.checks.split(",")):
         for bound in (0, 1):
             case = f"bound {bound}, checks of {check:g} s"
-            words = flags | {"run.name": case, "rollout.staleness": bound}
+            name = f"{bound}-{check:g}"
+            words = flags | {"run.name": name, "rollout.staleness": bound}
             given = [word for key, value in words.items() for word in (f"--{key}", str(value))]
             slow = {"SLOW_CHECK_S": str(check), "XDG_CACHE_HOME": str(folder)}
             sixfold("train", "demo", *given, environment=slow)
-            yield placed_row(case, folder / case, check)
+            yield placed_row(case, folder / name, check)
 
 
 def placed_row(case: str, run: Path, check: float) -> Row:
