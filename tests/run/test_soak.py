@@ -65,20 +65,6 @@ def test_run_killed_every_second_keeps_every_promise(tmp_path: Path, soak: Modul
     assert soak.litter(tmp_path) == ["files: killed/checkpoints/.saving-step-000009 is left"]
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_any_process_of_a_run_may_be_killed(tmp_path: Path, soak: ModuleType) -> None:
-    settings = {**TINY, **soak.SETTINGS, "sft.steps": 4, "checkpoint.every": 2}
-
-    def launch(flags: list[str], resume: Path | None) -> Forked:
-        return Forked(flags, tmp_path / "errors", resume)
-
-    settings |= {"run.restarts": 100}
-    report = soak.soak(launch, tmp_path, settings, seconds=3, every=0.7, seed=1, kill_any=True)
-    assert report.broken == [], (tmp_path / "errors").read_text()
-    assert report.kills == sum(report.killed.values()) > report.resumed
-
-
 def test_slope_of_memory_is_a_fit_with_an_intercept_per_process(soak: ModuleType) -> None:
     lives = []
     for start_mb in (100.0, 300.0):
