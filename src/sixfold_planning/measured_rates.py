@@ -196,3 +196,9 @@ class MeasuredRates:
     def sync_seconds(self, arch: Architecture) -> float:
         """Seconds to copy all float32 weights into the engine."""
         return 4e9 * arch.params_b * self.sync_byte_s
+
+    def slowed(self, busy: int) -> float:
+        """Time of a call while `busy` threads compute, divided by that while its own do."""
+        idle = self.cores - self.threads
+        share = min(1.0, (busy - self.threads) / idle) if idle > 0 else 0.0
+        return (1 + (self.crowded - 1) * share) * max(1.0, busy / self.cores)

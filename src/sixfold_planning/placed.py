@@ -17,14 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sixfold.errors import UserError
-from sixfold.recipe.schema import Placement, RolloutConfig, SamplersApart
-
 from .architectures import Architecture
 from .constants import CONSTANTS
 from .decode_time import Sampler
 from .hardware import Accelerator, Cluster
-from .measured_rates import MeasuredRates
 from .planner import TopologyPlan, colocated_sync, learning_seconds
 from .samplers import sampling_seconds
 from .step_time import PhaseSeconds, StepTime
@@ -61,62 +57,6 @@ class Placed:
         if self.staleness:
             return AHEAD
         return IN_TURN if self.processes else COLOCATED
-
-
-def placed(
-    placement: Placement, rollout: RolloutConfig, threads: int, device: Accelerator
-) -> Placed:
-    """Where the roles of a recipe compute.
-
-    Engines on a GPU share it with the trainer. vLLM and servers have devices of their own.
-
-    Args:
-        placement: which processes sample.
-        rollout: what samples, and how far ahead.
-        threads: CPU threads of the trainer (`run.threads`). 0: as many as were measured.
-        device: device of a trainer rank.
-
-    Raises:
-        UserError: if a CPU was measured with another number of threads than the run has.
-    """
-    ahead, rates = rollout.staleness, device.measured
-    if rollout.backend.kind != "engine":
-        return Placed(staleness=ahead)
-    apart = placement if isinstance(placement, SamplersApart) and placement.apart else None
-    processes = apart.samplers if apart else 0
-    if rates is None or not rates.threads:
-        return Placed(processes, staleness=ahead, slowdown=2.0)
-    own = threads or rates.threads
-    if ahead and not processes:
-        # Both compute with half of the threads, and the interpreter runs one of them at a time.
-        _check_threads(rates, max(1, own // 2))
-        return Placed(staleness=ahead, slowdown=2.0)
-    sampler = apart.threads if apart else own
-    _check_threads(rates, own, sampler)
-    crowd = _slowed(rates, max(1, processes) * sampler)
-    both = _slowed(rates, own + processes * sampler)
-    return Placed(processes, max(1, processes), ahead, crowd, both / crowd)
-
-
-def _check_threads(rates: MeasuredRates, trainer: int, sampler: int = 0) -> None:
-    sampler = sampler or trainer
-    if trainer != sampler:
-        raise UserError(
-            f"the trainer has {trainer} CPU threads and each sampler {sampler}: their time is known"
-            " for equal numbers. Set run.threads and placement.threads to the same number"
-        )
-    if trainer != rates.threads:
-        raise UserError(
-            f"trainer and samplers have {trainer} CPU threads each, and this CPU was measured with"
-            f" {rates.threads}. Measure it with OMP_NUM_THREADS={trainer} sixfold plan --measure"
-        )
-
-
-def _slowed(rates: MeasuredRates, busy: int) -> float:
-    """Time of a call while `busy` threads compute, divided by that while its own do."""
-    idle = rates.cores - rates.threads
-    share = min(1.0, (busy - rates.threads) / idle) if idle > 0 else 0.0
-    return (1 + (rates.crowded - 1) * share) * max(1.0, busy / rates.cores)
 
 
 def placed_step(

@@ -12,11 +12,14 @@ from sixfold.data.profile import Measured, measured
 from sixfold.errors import UserError
 from sixfold.recipe.model_shape import ModelShape
 from sixfold.recipe.plan import Plan, make_plan
-from sixfold.recipe.schema import Recipe
+from sixfold.recipe.schema import Placement, Recipe, RolloutConfig, SamplersApart
 from sixfold.sizing.layers import ExpertSize, LinearModule
 from sixfold.sizing.model_size import ModelSize
 
 from .architectures import Architecture, find
+from .hardware import Accelerator
+from .measured_rates import MeasuredRates
+from .placed import Placed
 from .workload import Workload
 
 PROMPT_TOKENS = 256
@@ -131,6 +134,55 @@ def _workload(
         proximal=plan.algorithm.needs_proximal,
     )
     return work, tuple(assumed)
+
+
+def placed(
+    placement: Placement, rollout: RolloutConfig, threads: int, device: Accelerator
+) -> Placed:
+    """Where the roles of a recipe compute.
+
+    Engines on a GPU share it with the trainer. vLLM and servers have devices of their own.
+
+    Args:
+        placement: which processes sample.
+        rollout: what samples, and how far ahead.
+        threads: CPU threads of the trainer (`run.threads`). 0: as many as were measured.
+        device: device of a trainer rank.
+
+    Raises:
+        UserError: if a CPU was measured with another number of threads than the run has.
+    """
+    ahead, rates = rollout.staleness, device.measured
+    if rollout.backend.kind != "engine":
+        return Placed(staleness=ahead)
+    apart = placement if isinstance(placement, SamplersApart) and placement.apart else None
+    processes = apart.samplers if apart else 0
+    if rates is None or not rates.threads:
+        return Placed(processes, staleness=ahead, slowdown=2.0)
+    own = threads or rates.threads
+    if ahead and not processes:
+        # Both compute with half of the threads, and the interpreter runs one of them at a time.
+        _check_threads(rates, max(1, own // 2))
+        return Placed(staleness=ahead, slowdown=2.0)
+    sampler = apart.threads if apart else own
+    _check_threads(rates, own, sampler)
+    crowd = rates.slowed(max(1, processes) * sampler)
+    both = rates.slowed(own + processes * sampler)
+    return Placed(processes, max(1, processes), ahead, crowd, both / crowd)
+
+
+def _check_threads(rates: MeasuredRates, trainer: int, sampler: int = 0) -> None:
+    sampler = sampler or trainer
+    if trainer != sampler:
+        raise UserError(
+            f"the trainer has {trainer} CPU threads and each sampler {sampler}: their time is known"
+            " for equal numbers. Set run.threads and placement.threads to the same number"
+        )
+    if trainer != rates.threads:
+        raise UserError(
+            f"trainer and samplers have {trainer} CPU threads each, and this CPU was measured with"
+            f" {rates.threads}. Measure it with OMP_NUM_THREADS={trainer} sixfold plan --measure"
+        )
 
 
 def architecture_of(name: str, size: ModelSize) -> Architecture:

@@ -14,8 +14,7 @@ from sixfold.report.prediction import FILE
 
 from .hardware import Accelerator, Cluster, find_accelerator
 from .hardware_file import measured_hardware, measured_path
-from .placed import placed
-from .planned_work import planned_inputs
+from .planned_work import placed, planned_inputs
 from .prediction import HARDWARE, Prediction, read
 
 LEAST_MEMORY, MOST_MEMORY = 0.9, 1.15

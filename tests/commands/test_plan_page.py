@@ -139,6 +139,10 @@ shared_read = 0.5
 episode_s = 1e-4
 update_s = 4e-9
 sync_byte_s = 1e-10
+file_byte_s = 3e-9
+crowded = 1.0
+threads = 0
+cores = 2
 """
 COSTS = "call_s = [1e-3]\nlayer_s = [1e-4]\nflop_s = [1e-11]\nnumber_s = [1e-10]\n"
 TIMED = {"decode": 96, "prefill": 1500, "score": 700, "train": 2048}

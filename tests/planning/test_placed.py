@@ -16,7 +16,8 @@ from sixfold_planning.constants import CONSTANTS
 from sixfold_planning.hardware import Accelerator, Cluster, find_accelerator
 from sixfold_planning.hardware_file import hardware_text
 from sixfold_planning.measured_rates import CostTable
-from sixfold_planning.placed import Placed, ahead_seconds, placed, placed_step
+from sixfold_planning.placed import Placed, ahead_seconds, placed_step
+from sixfold_planning.planned_work import placed
 from sixfold_planning.planner import learning_seconds
 
 PROCESSES = ("--placement.kind", "processes", "--run.threads", "1")

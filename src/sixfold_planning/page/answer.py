@@ -8,8 +8,8 @@ from sixfold.report.untrusted import one_line
 
 from ..constants import CONSTANTS
 from ..hardware import Cluster
-from ..placed import COLOCATED, OWN, placed, placed_step
-from ..planned_work import Inputs
+from ..placed import COLOCATED, OWN, placed_step
+from ..planned_work import Inputs, placed
 from ..planner import Comparison, TopologyPlan, compare_topologies
 from ..step_time import useful_tokens_per_second
 from .advice import async_rows, limit_rows, split_rows, sync_rows
