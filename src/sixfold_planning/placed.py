@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from . import checks
 from .architectures import Architecture
 from .constants import CONSTANTS
 from .decode_time import Sampler
@@ -77,7 +78,7 @@ def placed_step(
             a gradient.
 
     Raises:
-        UserError: if the devices cannot hold the model's weights.
+        UserError: if all phases take no time, as a hardware file may say.
     """
     device, count, k = cluster.device, cluster.count, CONSTANTS
     sampler = Sampler(device, count * where.engines, 1, 2.0)
@@ -94,7 +95,7 @@ def placed_step(
     if where.processes:
         sync += file_seconds(arch, device)
     phases = PhaseSeconds(sampling(1.0), check_s, reference, train, sync)
-    seconds = phases.total
+    checks.positive(**{"seconds of all phases": (seconds := phases.total)})
     if where.staleness:
         training = reference + train + sync
         seconds = ahead_seconds(sampling, check_s, training, where.staleness, where.slowdown)
@@ -111,7 +112,7 @@ def file_seconds(arch: Architecture, device: Accelerator) -> float:
 
 def ahead_seconds(
     sampling: Callable[[float], float],
-    checks: float,
+    check_s: float,
     training: float,
     staleness: int,
     slowdown: float,
@@ -123,7 +124,7 @@ def ahead_seconds(
 
     Args:
         sampling: batches that are sampled together -> seconds of sampling per batch.
-        checks: seconds from the last token of a batch to its last reward.
+        check_s: seconds from the last token of a batch to its last reward.
         training: seconds of reference, trainer and weight sync.
         staleness: S, at least 1.
         slowdown: as in `Placed`.
@@ -131,14 +132,14 @@ def ahead_seconds(
     batches = staleness + 1
 
     def needed(step: float) -> float:
-        together = batches - (checks + training) / step
+        together = batches - (check_s + training) / step
         sampled = sampling(min(batches, max(1.0, together)))
         longer, shorter = max(sampled, training), min(sampled, training)
-        return max(longer + (slowdown - 1) * shorter, (sampled + checks + training) / batches)
+        return max(longer + (slowdown - 1) * shorter, (sampled + check_s + training) / batches)
 
     # A longer step leaves more batches to the engines, which then need less time for each: `needed`
     # falls, and is equal to the step once.
-    low, high = 0.0, sampling(1.0) + checks + training
+    low, high = 0.0, sampling(1.0) + check_s + training
     high *= max(1.0, slowdown)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

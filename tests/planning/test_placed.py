@@ -32,7 +32,7 @@ def of_recipe(device: Accelerator, *flags: str) -> Placed:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "checks", "training", "staleness", "slowdown", "step"),
+    ("sampling", "check_s", "training", "staleness", "slowdown", "step"),
     [
         (2, 0, 5, 1, 1.0, 5),  # the trainer decides
         (5, 0, 2, 1, 1.0, 5),  # the engines do
@@ -45,9 +45,9 @@ def of_recipe(device: Accelerator, *flags: str) -> Placed:
     ],
 )
 def test_the_slowest_side_decides(
-    sampling: float, checks: float, training: float, staleness: int, slowdown: float, step: float
+    sampling: float, check_s: float, training: float, staleness: int, slowdown: float, step: float
 ) -> None:
-    found = ahead_seconds(lambda batches: sampling, checks, training, staleness, slowdown)
+    found = ahead_seconds(lambda batches: sampling, check_s, training, staleness, slowdown)
     assert found == pytest.approx(step, rel=1e-3)
 
 
