@@ -306,7 +306,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="timed steps (default 6)")
     parser.add_argument("--prompts", type=int, default=64, help="prompts of the engine's profiles")
     parser.add_argument("--checks", default="0,0.5,2", help="seconds of checks of `placed`")
-    options, options.flags = parser.parse_known_args()
+    options, flags = parser.parse_known_args()
+    options.flags = flags
     cases = options.cases.split(",")
     if unknown := sorted(set(cases) - set(CASES)):
         parser.error(f"unknown {', '.join(unknown)}: choose from {', '.join(CASES)}")
