@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -31,15 +31,18 @@ from sixfold.errors import UserError
 from sixfold.evaluation.statistics import wilson_interval
 from sixfold.run.profile_key import profile_key
 from sixfold.seeds import STEP_BYTES, seed_number
-from sixfold.types import Group, Task
+from sixfold.types import Group, Task, Trajectory
+from sixfold_environments.maths.stated import answer_of
 
+from .evidence import Bucket, Rule, agree
 from .stage import Context, Decision, Health, Record, Rows, Stage
 from .tasks import TaskReader, chunks, model_version, training_recipe, verifier_version
 
 if TYPE_CHECKING:
     from sixfold.run.assemble import Assembly
 
-Bucket = Literal["held_hard", "train", "easy"]
+LONGEST_ANSWER = 200
+"""Characters from which a text is no answer that rollouts could agree on."""
 MOST_OUTSIDE = 0.4
 """Share of tasks outside the training bucket from which there is an alarm (lessons, stage 5)."""
 BLOCK = 64
@@ -51,14 +54,19 @@ READ = 1024
 class Stratify(Stage):
     """Measure pass rates by rollouts, and keep the tasks that are neither solved nor failed always.
 
+    A task is held, or dropped, only on evidence: an exact binomial test must refuse that its pass
+    rate is inside the bounds. So a task that no rollout solves, or all do, has more rollouts, until
+    one differs or the test decides: 64 for a bound of 0.05. An unsolved task whose rollouts agree
+    on another answer is held as `held_conflict`: its reference may be wrong.
+
     The columns `pass_rate`, `prompt_tokens`, `completion_tokens` (mean) and `length_stratum` are
     added, by which a later stage can mix. Tasks with equal prompts and answers share rollouts.
 
     Args:
         model: run, checkpoint, model folder or hub id that is trained next. "": the recipe's model.
-        samples: rollouts per task (K).
-        hard_until: pass rate up to which a task is held for a later checkpoint.
-        easy_from: pass rate from which a task is too easy.
+        samples: rollouts per task (K), and per round for those that need more.
+        hard_until: a task is held for a later checkpoint if its pass rate is below. 0: none is.
+        easy_from: a task is dropped if its pass rate is above. 1: none is.
         lengths: upper ends of the strata of length: tokens of prompt and mean completion.
         profiles: folder of stored profiles, one file per model, sampling and verifier. Rollouts
             that a file has are not sampled again.
@@ -119,22 +127,24 @@ class Stratify(Stage):
         keys = {task.id: task_key(task) for task in world.tasks.train}
         key = profile_key(world)
         file = ProfileFile(profile_path(self.profiles, key), key)
-        known = file.profile.tasks
-        seed = seed_number(f"stratify/{context.seed}/{self.samples}", STEP_BYTES)
+        known, rule = file.profile.tasks, self.rule
         try:
             rollout = world.rollout(self.samples)
-            missing = [
-                task
-                for task in world.tasks.train
-                if keys[task.id] not in known or known[keys[task.id]].rollouts < self.samples
-            ]
-            for some in chunks(missing, BLOCK):
-                for group in world.sample(rollout, some, seed, scored=True):
-                    file.add(measurement(group, keys[group.task.id], seed))
-                context.progress(len(some))
+            for turn in range(rule.rounds):
+                seed = seed_number(f"stratify/{context.seed}/{self.samples}/{turn}", STEP_BYTES)
+                missing = [t for t in world.tasks.train if rule.lacks(known.get(keys[t.id]), seed)]
+                for some in chunks(missing, BLOCK):
+                    for group in world.sample(rollout, some, seed, scored=True):
+                        file.add(measurement(group, keys[group.task.id], seed))
+                    context.progress(sum(rule.decides(known[keys[task.id]]) for task in some))
             return file.profile, keys
         finally:
             file.close()
+
+    @property
+    def rule(self) -> Rule:
+        """How rollouts decide."""
+        return Rule(self.samples, self.hard_until, self.easy_from)
 
     def depends_on(self, context: Context) -> str:
         """The verifier and the weights of the model, without loading them."""
@@ -166,7 +176,25 @@ def measurement(group: Group, key: str, seed: int) -> Measurement:
         prompt_tokens=group.trajectories[0].prompt_length,
         tokens=sum(t.sampled_length for t in group.trajectories),
         truncated=sum(t.truncated for t in group.trajectories),
+        others=_other_answers(group.task, scored),
     )
+
+
+def _other_answers(task: Task, scored: Iterable[Trajectory]) -> dict[str, int]:
+    """Answers of whole rollouts that do not solve a task, other than the reference.
+
+    Empty if the task asks for no short answer.
+    """
+    reference = str(task.answer) if isinstance(task.answer, str | int | float) else ""
+    if not 0 < len(reference) <= LONGEST_ANSWER:
+        return {}
+    given = (
+        answer_of(t.graded_text)
+        for t in scored
+        if not t.truncated and not (t.reward and t.reward.solved)
+    )
+    own = answer_of(reference)
+    return dict(Counter(one for one in given if one != own and 0 < len(one) <= LONGEST_ANSWER))
 
 
 def _tasks_of(reader: TaskReader, rows: Iterable[Record]) -> tuple[list[Task], list[str]]:
@@ -204,7 +232,7 @@ class _Strata:
         self.bins: Counter[int] = Counter()
         self.prompts: Counter[str] = Counter()
         self.completions: Counter[str] = Counter()
-        self.seen: dict[str, TaskProfile] = {}
+        self.seen: dict[Bucket, dict[str, TaskProfile]] = defaultdict(dict)
 
     def decision(self, record: Record, name: str, keys: dict[str, str]) -> Decision:
         """Decision about a row.
@@ -222,10 +250,10 @@ class _Strata:
         rate = found.rate
         if rate is None:
             return self._out(record, "not_measured", "the checks of all its rollouts failed")
-        bucket = self._bucket(rate)
+        bucket = self.stage.rule.bucket(found)
         self.buckets[bucket] += 1
         self.bins[min(int(rate * BINS), BINS - 1)] += 1
-        self.seen[keys[name]] = found
+        self.seen[bucket][keys[name]] = found
         self.prompts[self._stratum(found.prompt_tokens)] += 1
         self.completions[self._stratum(found.mean_tokens)] += 1
         interval = wilson_interval(found.solved, found.samples)
@@ -233,6 +261,9 @@ class _Strata:
             f"{found.solved} of {found.samples} rollouts solved: {rate:.2f}"
             f" [{interval.low:.2f}, {interval.high:.2f}]; {found.mean_tokens:.0f} tokens"
         )
+        other, votes = found.rival
+        if votes and not found.solved:
+            note += f"; {votes} rollouts answer {other!r}"
         fields = {
             **record.fields,
             "pass_rate": rate,
@@ -247,11 +278,6 @@ class _Strata:
         self.buckets[reason] += 1
         return Decision(record, False, reason, note)
 
-    def _bucket(self, rate: float) -> Bucket:
-        if rate <= self.stage.hard_until:
-            return "held_hard"
-        return "easy" if rate >= self.stage.easy_from else "train"
-
     def _stratum(self, tokens: float) -> str:
         """Stratum of a length, such as "257-1024"."""
         above = 0
@@ -264,13 +290,16 @@ class _Strata:
     def health(self) -> Health:
         rated = sum(self.bins.values())
         hard, easy = self.buckets["held_hard"], self.buckets["easy"]
-        outside = (hard + easy) / rated if rated else math.nan
+        conflict = self.buckets["held_conflict"]
+        outside = (hard + easy + conflict) / rated if rated else math.nan
+        every = [task for some in self.seen.values() for task in some.values()]
         alarm = ""
         if outside > MOST_OUTSIDE:
             alarm = (
                 f"{outside:.0%} of {rated} tasks are outside ({self.stage.hard_until:g},"
-                f" {self.stage.easy_from:g}): {hard} hard, {easy} easy. Most groups would have"
-                " equal rewards: add tasks in between, or train the model on solutions first"
+                f" {self.stage.easy_from:g}): {hard} hard, {easy} easy,"
+                f" {conflict} in conflict with their reference. Most groups would have equal"
+                " rewards: add tasks in between, or train the model on solutions first"
             )
         figures: dict[str, Any] = {
             "buckets": dict(self.buckets),
@@ -279,21 +308,20 @@ class _Strata:
             },
             "prompt tokens": self._by_length(self.prompts),
             "completion tokens": self._by_length(self.completions),
-            "signal": signal(self.seen.values()),
-            "pool": {"all": self._pool(0.0, 1.0), "kept": self._pool(*self._inside)},
+            "signal": signal(every),
+            "pool": {"all": self._pool(every), "kept": self._pool(self.seen["train"].values())},
+            "rollouts": sum(task.rollouts for task in every),
+            "tasks whose rollouts agree": {
+                "on the reference": sum(agree(task.solved, task.samples) for task in every),
+                "on another answer": len(self.seen["held_conflict"]),
+            },
             "profile": self.profile.key.digest,
         }
         return Health("share of tasks outside the training bucket", outside, alarm, figures)
 
-    @property
-    def _inside(self) -> tuple[float, float]:
-        """Smallest and largest pass rate of the tasks that are kept."""
-        up = math.nextafter(self.stage.hard_until, 1)
-        return up, math.nextafter(self.stage.easy_from, 0)
-
-    def _pool(self, low: float, high: float) -> dict[str, float]:
-        """Learning signal of the tasks with a pass rate in [low, high], by the formulas."""
-        rates = [t.rate for t in self.seen.values() if t.rate is not None and low <= t.rate <= high]
+    def _pool(self, tasks: Iterable[TaskProfile]) -> dict[str, float]:
+        """Learning signal of some tasks, by the formulas."""
+        rates = [task.rate for task in tasks if task.rate is not None]
         if not rates:
             return {"tasks": 0}
         found = pool_signal(rates, self.stage.samples)
@@ -318,20 +346,22 @@ def signal(tasks: Iterable[TaskProfile]) -> dict[str, float]:
     - p^K + (1 - p)^K: at the share solved. It is above the measured value on average, because an
       estimate is farther from 1/2 than the pass rate.
 
+    Only the first rollouts of each task count: more are sampled of those that they do not tell.
+
     Args:
-        tasks: the tasks. Those with fewer than two rollouts under a seed are left out.
+        tasks: the tasks. Those with fewer than two first rollouts are left out.
 
     Returns:
         The figures. Empty if there is no group.
     """
     groups, power, wasted = [], 0.0, 0.0
     for task in tasks:
-        for one in task.measured:
-            if (count := len(one.rewards)) > 1:
-                rate = one.solved / count
-                groups.append(one.rewards)
-                power += advantage_power(rate) * count / (count - 1)
-                wasted += degenerate_probability(rate, count)
+        first = task.measured[0]
+        if (count := len(first.rewards)) > 1:
+            rate = first.solved / count
+            groups.append(first.rewards)
+            power += advantage_power(rate) * count / (count - 1)
+            wasted += degenerate_probability(rate, count)
     if not groups:
         return {}
     return {

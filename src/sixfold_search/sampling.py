@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from .answers import answer_of
+from sixfold_environments.maths.stated import answer_of
+
 from .outcome import Outcome, best_of, collected, finished
 from .settings import Settings
 from .tree import Chain, Tree

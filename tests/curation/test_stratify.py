@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 from curated_rows import rows_of
+from made_sets import write_lines
 
 from sixfold.data.profile import Measurement, TaskProfile, read_profile, task_key
 from sixfold.environment.pass_rate import degenerate_probability
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.types import Task
+from sixfold.types import Group, Reward, Task, Trajectory, Turn
 from sixfold_curation.stage import Context, Record, decided
-from sixfold_curation.stratify import BLOCK, Stratify, signal
+from sixfold_curation.stratify import BLOCK, Stratify, measurement, signal
 
 RECIPE = """
 [model]
@@ -170,13 +171,19 @@ def test_buckets_by_the_stored_counts(made: tuple[Any, ...]) -> None:
     buckets: Counter[str] = Counter()
     for row, decision in zip(rows[:92], decisions, strict=False):
         known = profile.tasks[task_key(Task("any", row.prompt, row.answer))]
-        assert known.samples == 8 and known.prompt_tokens == len(row.prompt) + 2
-        rate = known.solved / 8
-        bucket = "held_hard" if rate <= 0.05 else "easy" if rate >= 0.95 else "train"
+        n, solved = known.samples, known.solved
+        assert known.prompt_tokens == len(row.prompt) + 2
+        rate, votes = solved / n, known.rival[1]
+        if not solved and votes > n / 2 + 0.98 * math.sqrt(n):  # Wilson's lower end is above 1/2
+            bucket = "held_conflict"
+        else:
+            bucket = {(0, 64): "held_hard", (64, 64): "easy"}.get((solved, n), "train")
+        assert bucket != "train" or 0 < solved < n
         buckets[bucket] += 1
         assert decision.reason == ("" if bucket == "train" else bucket)
         assert decision.kept == (bucket == "train")
-        assert f"{known.solved} of 8" in decision.note
+        assert f"{solved} of {n} rollouts" in decision.note
+        assert solved or not votes or f"{votes} rollouts answer" in decision.note
         assert decision.record.fields["pass_rate"] == rate
     assert buckets["train"] and buckets["held_hard"]
     again = decisions[90].kept  # a second row of the first task
@@ -188,7 +195,7 @@ def test_buckets_by_the_stored_counts(made: tuple[Any, ...]) -> None:
     pool = figures["pool"]
     assert (pool["all"]["tasks"], pool["kept"]["tasks"]) == (91, buckets["train"] - again)
     assert pool["kept"]["signal per 100 rollouts"] > pool["all"]["signal per 100 rollouts"]
-    outside = (buckets["held_hard"] + buckets["easy"]) / 92
+    outside = (92 - buckets["train"]) / 92
     assert health.value == pytest.approx(outside) and bool(health.alarm) == (outside > 0.4)
 
 
@@ -204,7 +211,41 @@ def test_every_impossible_task_is_held(made: tuple[Any, ...]) -> None:
     """No reply has the token "!": the pass rate is exactly 0."""
     rows, decisions, _, _ = made
     impossible = [d for r, d in zip(rows, decisions, strict=True) if r.answer == "!"]
-    assert len(impossible) == 31 and {one.reason for one in impossible} == {"held_hard"}
+    reasons = {one.reason for one in impossible}
+    assert len(impossible) == 31 and reasons <= {"held_hard", "held_conflict"}
+
+
+def test_other_answers_are_those_of_whole_rollouts_that_miss_the_reference() -> None:
+    def rollout(text: str, solved: bool = False, end: str = "stop") -> Trajectory:
+        turn = Turn(1, 2, finish_reason=end)  # type: ignore[arg-type]
+        reward = Reward(float(solved), {}, solved=solved)
+        return Trajectory("t", 0, [1, 2], "ps", [0, 0], [-1, 0], (turn,), text=text, reward=reward)
+
+    texts = ["Add.\n#### 117.", "The answer is 117.0", "so 117", "no number", "answer: 1,250", ""]
+    group = Group(Task("t", "?", "1250"), [rollout(text) for text in texts])
+    group.trajectories += [rollout("#### 9", end="length"), rollout("right", solved=True)]
+    # "1,250" is the reference in a form that the verifier refuses, and "#### 9" was cut.
+    assert measurement(group, "k", 3).others == {"117": 3, "no number": 1}
+    group = replace(group, task=Task("t", "?", {"tests": []}))
+    assert measurement(group, "k", 3).others == {}
+
+
+def test_a_reference_that_the_rollouts_contradict_is_held(
+    made: tuple[Any, ...], folder: Path, tmp_path: Path
+) -> None:
+    """The stored rollouts of row 0, of which none solves it, get answers."""
+    rows, _, _, path = made
+    key = task_key(Task("any", rows[0].prompt, rows[0].answer))
+    for others, reason in (({"117": 39}, "held_hard"), ({"117": 40}, "held_conflict")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        next(line for line in lines if line.get("task") == key)["others"] = others
+        write_lines(tmp_path / path.name, lines)
+        ((decision,), health) = decided(Stratify(profiles=str(tmp_path)), rows[:1], context(folder))
+        assert (decision.reason, decision.kept) == (reason, False)
+        assert decision.note.startswith("0 of 64 rollouts")
+        assert f"; {others['117']} rollouts answer '117'" in decision.note
+    agreed = health.figures["tasks whose rollouts agree"]
+    assert agreed == {"on the reference": 0, "on another answer": 1} and health.value == 1
 
 
 def test_a_kill_between_blocks_loses_none_and_changes_nothing(
@@ -222,14 +263,14 @@ def test_a_kill_between_blocks_loses_none_and_changes_nothing(
     with pytest.raises(KeyboardInterrupt):
         decided(stage, rows, start)
     stored = tmp_path / path.name
-    assert sampled == [BLOCK] and len(read_profile(stored).tasks) == BLOCK
+    assert len(sampled) == 1 and len(read_profile(stored).tasks) == BLOCK
     stored.write_bytes(stored.read_bytes()[:-20])  # the last line is torn as well
     again, state = decided(stage, rows, start)
-    assert sampled == [BLOCK, 91 - BLOCK + 1]
+    assert sum(sampled) in (91, 92)  # the task of the torn line may count twice
     assert (again, state) == (decisions, health)
     assert Counter(stored.read_bytes().splitlines()) == Counter(path.read_bytes().splitlines())
     resumed, _ = decided(stage, rows, start)
-    assert resumed == decisions and sampled[2:] == []
+    assert resumed == decisions and sum(sampled) in (91, 92)
 
 
 def test_other_ids_and_another_order_use_the_stored_rollouts(
@@ -274,14 +315,12 @@ def test_strata_of_length(made: tuple[Any, ...], folder: Path, tmp_path: Path) -
 def test_more_rollouts_are_added_to_those_that_are_there(
     made: tuple[Any, ...], folder: Path, tmp_path: Path
 ) -> None:
-    rows, _, _, path = made
+    rows, before, _, path = made
     copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())
-    stage = Stratify(samples=12, profiles=str(tmp_path))
-    decisions, _ = decided(stage, rows[:5], context(folder))
-    assert all("of 20 rollouts" in one.note for one in decisions)
-    lines = [json.loads(line) for line in copy.read_text().splitlines()[1:]]
-    assert len({line["seed"] for line in lines}) == 2
+    some = [row for row, one in zip(rows, before, strict=True) if "of 8 rollouts" in one.note][:3]
+    decisions, _ = decided(Stratify(samples=12, profiles=str(tmp_path)), some, context(folder))
+    assert len(some) == 3 and all("of 20 rollouts" in one.note for one in decisions)
 
 
 def test_the_stage_depends_on_the_weights_and_the_verifier(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sixfold.evaluation.statistics import (
     EXACT_UP_TO,
+    binomial_cdf,
     bounded_interval,
     mean_interval,
     paired_test,
@@ -46,6 +47,14 @@ def test_pass_at_k_is_stable_where_binomials_overflow_a_float() -> None:
 def test_pass_at_k_refuses_impossible_counts(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match="pass_at_k"):
         pass_at_k(n, c, k)
+
+
+def test_binomial_cdf_by_hand() -> None:
+    """P(X <= 1), n = 4, p = 1/4: (81 + 108) / 256. Where (1 - p)^n underflows, the sum does not."""
+    assert binomial_cdf(1, 4, 0.25) == pytest.approx(189 / 256)
+    assert binomial_cdf(4, 4, 0.25) == pytest.approx(1)
+    assert [binomial_cdf(s, 8, p) for s, p in ((0, 0), (7, 1), (8, 1))] == [1, 0, 1]
+    assert binomial_cdf(10_000, 20_000, 0.5) == pytest.approx(0.5 + 0.5 * 0.005642, abs=1e-5)
 
 
 def test_wilson_by_hand() -> None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ class Measurement:
         prompt_tokens: tokens of the prompt.
         tokens: sampled tokens of all rollouts.
         truncated: number of rollouts that a limit has cut.
+        others: how many rollouts give each answer that is not the reference.
     """
 
     task: str
@@ -104,6 +106,7 @@ class Measurement:
     prompt_tokens: int = 0
     tokens: int = 0
     truncated: int = 0
+    others: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,14 @@ class TaskProfile:
     def rate(self) -> float | None:
         """Share of the rollouts that solve the task. None if all checks failed."""
         return self.solved / self.samples if self.samples else None
+
+    @property
+    def rival(self) -> tuple[str, int]:
+        """The commonest answer that is not the reference, and its rollouts. ("", 0): none."""
+        counts: Counter[str] = Counter()
+        for one in self.measured:
+            counts.update(one.others)
+        return counts.most_common(1)[0] if counts else ("", 0)
 
     @property
     def prompt_tokens(self) -> int:

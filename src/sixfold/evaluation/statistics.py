@@ -110,6 +110,26 @@ def wilson_interval(successes: int, n: int) -> Interval:
     )
 
 
+def binomial_cdf(successes: int, n: int, rate: float) -> float:
+    """Probability of at most so many successes in n independent trials.
+
+    It is the p-value of the exact test of a success rate of at least `rate`.
+
+    Args:
+        successes: the most, from 0 to n.
+        n: number of trials.
+        rate: probability of a success.
+    """
+    if rate in (0, 1):
+        return float(rate == 0 or successes == n)
+    odds, none = math.log(rate) - math.log1p(-rate), n * math.log1p(-rate)
+    orders = [
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+        for i in range(successes + 1)
+    ]
+    return math.fsum(math.exp(ways + i * odds + none) for i, ways in enumerate(orders))
+
+
 def mean_interval(values: Sequence[float]) -> Interval:
     """Mean of independent values with Student's 95 % interval.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from sixfold_environments.maths.extraction import final_answer
+from .extraction import final_answer
 
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?![\d,])"
 _NUMBER = re.compile(rf"-?(?:{_GROUPED}|\d+)(?:\.\d+|/\d+)?")

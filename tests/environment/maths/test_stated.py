@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sixfold_search.answers import answer_of
+from sixfold_environments.maths.stated import answer_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""When rollouts decide about a task: shares of simulated tasks against the binomial formula."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from sixfold.data.profile import Measurement, TaskProfile
+from sixfold_curation.evidence import LEVEL, Rule
+
+
+def sampled(rule: Rule, rate: float, rng: random.Random, wrong: str = "") -> TaskProfile:
+    """A task with this pass rate, after all rounds that the rule asks for.
+
+    Args:
+        wrong: answer of all rollouts that do not solve it. "": none.
+    """
+    found = None
+    for seed in range(rule.rounds):
+        if rule.lacks(found, seed):
+            solved = sum(rng.random() < rate for _ in range(rule.samples))
+            failed = rule.samples - solved
+            rewards = (1.0,) * solved + (0.0,) * failed
+            others = {wrong: failed} if wrong else {}
+            new = Measurement("t", "t", seed, solved, rewards, others=others)
+            found = TaskProfile((*(found.measured if found else ()), new))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(("samples", "bound", "most"), [(8, 0.05, 64), (8, 0.1, 32), (5, 0.2, 15)])
+def test_share_that_is_held_is_that_of_an_exact_test(samples: int, bound: float, most: int) -> None:
+    """Held with probability (1 - p)^n, n = ln 0.05 / ln(1 - bound) in whole rounds: at most 5 % at
+    the bound. The upper end is its mirror image.
+    """
+    rule, rng, tasks = Rule(samples, bound, 1 - bound), random.Random(bound), 600
+    for rate in (0.0, bound / 4, bound, 2 * bound, 0.34, 0.5):
+        lower = [sampled(rule, rate, rng) for _ in range(tasks)]
+        upper = [sampled(rule, 1 - rate, rng) for _ in range(tasks)]
+        expected = (1 - rate) ** most
+        assert rate < bound or expected <= LEVEL
+        spread = 4 * math.sqrt(expected * (1 - expected) / tasks) + 1e-3
+        held = sum(rule.bucket(one) == "held_hard" for one in lower) / tasks
+        easy = sum(rule.bucket(one) == "easy" for one in upper) / tasks
+        assert held == pytest.approx(expected, abs=spread)
+        assert easy == pytest.approx(expected, abs=spread)
+        # After n rounds of K, (1 - p)^(K n) + p^(K n) go on.
+        ends = [samples * n for n in range(1, rule.rounds)]
+        rounds = [rate**end + (1 - rate) ** end for end in ends]
+        mean = sum(one.rollouts for one in lower) / tasks
+        assert mean == pytest.approx(samples * (1 + sum(rounds)), rel=0.2)
+
+
+def test_no_task_is_held_after_one_round_of_eight() -> None:
+    """0 of 8 has the 95 % interval [0, 0.32]."""
+    rule = Rule(8, 0.05, 0.95)
+    for solved in (0, 8):
+        found = TaskProfile((Measurement("t", "t", 0, solved, (0.0,) * 8),))
+        assert rule.bucket(found) == "train" and not rule.decides(found)
+    assert rule.decides(TaskProfile((Measurement("t", "t", 0, 1, (0.0,) * 8),)))
+
+
+def test_many_rollouts_decide_although_some_solve_the_task() -> None:
+    """3 of 200 refuse a pass rate of 5 % (P = 0.009), 3 of 100 do not (P = 0.26)."""
+    rule = Rule(8, 0.05, 0.95)
+    for count, bucket in ((200, "held_hard"), (100, "train"), (5000, "held_hard")):
+        found = TaskProfile((Measurement("t", "t", 0, 3, (0.0,) * count),))
+        assert rule.bucket(found) == bucket
+
+
+def test_bounds_of_0_and_1_hold_and_drop_none() -> None:
+    rule = Rule(8, 0.0, 1.0)
+    for rate in (0.0, 1.0):
+        found = sampled(rule, rate, random.Random(0))
+        assert (found.rollouts, rule.bucket(found)) == (8, "train")
+
+
+def test_wrong_references_are_told_from_hard_tasks() -> None:
+    """A model that solves a task in most cases contradicts a wrong reference in the first round."""
+    rule, rng, tasks = Rule(8, 0.05, 0.95), random.Random(1), 500
+    wrong = [sampled(rule, 0.0, rng, "117") for _ in range(tasks)]
+    assert {rule.bucket(one) for one in wrong} == {"held_conflict"}
+    assert {(one.rollouts, one.rival) for one in wrong} == {(8, ("117", 8))}
+    # A task that is solved in a fifth of the cases, and otherwise always missed in the same way.
+    biased = [sampled(rule, 0.2, rng, "117") for _ in range(tasks)]
+    held = sum(rule.bucket(one) == "held_conflict" for one in biased) / tasks
+    assert held == pytest.approx(0.8**8, abs=4 * math.sqrt(0.17 * 0.83 / tasks))
+
+
+@pytest.mark.parametrize("votes", [3, 6, 7])
+def test_a_minority_or_a_bare_majority_is_no_conflict(votes: int) -> None:
+    """6 of 8 may be a share of 0.41. 7 of 8 is above one half."""
+    found = TaskProfile((Measurement("t", "t", 0, 0, (0.0,) * 8, others={"117": votes, "9": 1}),))
+    assert (Rule(8, 0.05, 0.95).bucket(found) == "held_conflict") == (votes == 7)
+
+
+def test_checks_that_always_fail_are_not_tried_again() -> None:
+    found = TaskProfile((Measurement("t", "t", 0, 0, (), failed=8),))
+    assert Rule(8, 0.05, 0.95).decides(found)
