@@ -43,6 +43,7 @@ from .difficulty import (
     NAME,
     RESULTS,
     SEARCHES,
+    STEPS_CODE,
     Choice,
     Earlier,
     Way,
@@ -213,7 +214,7 @@ def _data(world: Assembly, tasks: Sequence[Task], plan: Plan) -> dict[str, Any]:
     return {
         **{f"data.{k}": v for k, v in tasks_fingerprint(tasks, world.renderer.encode).items()},
         "code of environment.rewards": rewards_fingerprint(config.rewards, config.reward_model),
-        "code of --steps": rewards_fingerprint(own_ends_of(plan.stepping.name)),
+        STEPS_CODE: rewards_fingerprint(own_ends_of(plan.stepping.name)),
         "weights of --scorer": " ".join(folder_hash(one) for one in scorers if one.is_dir()),
     }
 

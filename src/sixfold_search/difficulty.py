@@ -19,6 +19,8 @@ from typing import Any
 from sixfold.data.profile import Profile
 from sixfold.errors import UserError
 from sixfold.files.durable import disk_errors
+from sixfold.run.fingerprint import rewards_fingerprint
+from sixfold.steps import own_ends_of
 
 from .methods import METHODS
 from .settings import Settings
@@ -26,6 +28,9 @@ from .steps import Stepping
 
 NAME = "by_difficulty"
 """Name of the choice among the methods of a comparison."""
+
+STEPS_CODE = "code of --steps"
+"""Key of search.json: name and hash of a user's function that ends steps."""
 
 INPUTS, SEARCHES, RESULTS = "search.json", "searches.jsonl", "results.json"
 """Files of a search: its settings, one line per task, and figures."""
@@ -280,8 +285,10 @@ def check_choice(
     for one in earlier:
         names = ["model", *(key for key in inputs if key.startswith("rollout."))]
         names += ["scorer weights"] if one.scores else []
-        for name in names:
-            before, now = (_value(given, name) for given in (one.inputs, inputs))
+        compared = [(name, _value(one.inputs, name), _value(inputs, name)) for name in names]
+        code = rewards_fingerprint(own_ends_of(one.trials[0].way.stepping.name))
+        compared.append((STEPS_CODE, one.inputs.get(STEPS_CODE, code), code))
+        for name, before, now in compared:
             if before != now:
                 raise UserError(
                     f"--choose-from {one.folder}: it was searched with {name} = {before!r}, now"

@@ -97,6 +97,28 @@ def test_a_position_shows_what_its_command_prints(
     assert ("verdict fits" in text) is fits
 
 
+def test_measured_pass_rates_count_each_until_the_control_moves(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Half of the tasks at 0 and half at 1: no group has a gradient, and not 2 / 2^K of them."""
+    lines: list[dict[str, Any]] = [
+        {"profile": 1, "key": {"weights": "", "template": "", "sampling": {}, "verifier": {}}}
+    ]
+    for task, solved in (("a", 0), ("b", 4)):
+        lines.append({"task": task, "id": task, "seed": 0, "solved": solved, "rewards": [1.0] * 4})
+    path = tmp_path / "profile.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = (f"--data.curriculum.profile={path}", "--rollout.samples_per_prompt=8")
+    flags += ("--data.curriculum.every=10",)
+    asked = PlanQuestion("gsm8k", flags, parse_cluster("1xL4"), "", 100.0, None, 0.8)
+    page = plan_page(asked)
+    assert asked.settings["pass_rate"] == 0.5
+    for moved, share in (({}, "100.0%"), ({"pass_rate": 0.9}, "43.0%")):
+        settings = asked.settings | moved
+        assert page.found.run(**settings).values["groups without a gradient"] == share
+        assert f"equal rewards {share} of groups" in printed(capsys, page.found.command(settings))
+
+
 def test_bars_and_timeline_have_the_seconds_of_the_table() -> None:
     found = plan_page(LARGE).found.run(**LARGE.settings)
     rows = {row[0]: row[1:] for row in found.tables[0].rows}

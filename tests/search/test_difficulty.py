@@ -12,6 +12,7 @@ import pytest
 
 from sixfold.data.profile import Measurement, Profile, ProfileKey
 from sixfold.errors import UserError
+from sixfold.run.fingerprint import rewards_fingerprint
 from sixfold_search import Settings, Stepping
 from sixfold_search.difficulty import Buckets, Earlier, Trial, Way, check_choice, choose
 
@@ -100,6 +101,21 @@ def test_a_choice_is_not_reported_on_its_own_tasks_nor_for_another_model() -> No
             inputs | {"weights of --scorer": "x"},
             {},
         )
+
+
+def test_a_choice_by_steps_of_a_function_that_has_changed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ends.py"
+    file.write_text("def ends(text):\n    return [len(text)]\n")
+    name = f"{file}:ends"
+    now = {"model": "w", "weights of --scorer": "", "scorer": ""}
+    trial = Trial(Way("beam", Settings(), Stepping(name), "min", 9), {"a": True}, {"a": 5})
+    inputs = now | {"code of --steps": rewards_fingerprint([name])}
+    earlier = [Earlier(Path("old"), inputs, (trial,))]
+    choice = choose(earlier, profile({"a": 0.5}), PATH, 1, None)
+    check_choice(choice, earlier, now, {})
+    file.write_text("def ends(text):\n    return [1, len(text)]\n")
+    with pytest.raises(UserError, match="code of --steps"):
+        check_choice(choice, earlier, now, {})
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
-from sixfold.environment.pass_rate import degenerate_probability
+from sixfold.environment.pass_rate import degenerate_share
 from sixfold.errors import UserError
 from sixfold.files.durable import check_target
 from sixfold.pages.combinations import Combinations, Part
@@ -147,36 +148,41 @@ def _parts(question: PlanQuestion) -> tuple[Part, ...]:
 
     return (
         Part(("accelerator", "devices", "prompts", "samples", "length"), planned),
-        *group_parts(question.inputs, question.rate, question.variation),
+        *group_parts(question.inputs, question.rates, question.variation),
     )
 
 
-def group_parts(inputs: Inputs, pass_rate: float, variation: float) -> tuple[Part, ...]:
+def group_parts(inputs: Inputs, rates: Sequence[float], variation: float) -> tuple[Part, ...]:
     """The rows of `group_rows`, each with its value and the controls on which it depends.
 
     Args:
-        pass_rate: share of correct samples where a row does not depend on it.
-        variation: coefficient of variation of lengths, likewise.
+        rates: pass rates of tasks. They hold while the control stands at their mean; elsewhere all
+            tasks have the rate of the control.
+        variation: coefficient of variation of lengths where a row does not depend on it.
     """
+    average = fmean(rates)
 
-    def row(place: int, samples: int, length: float, rate: float, spread: float) -> tuple[Table]:
+    def row(
+        place: int, samples: int, length: float, some: Sequence[float], spread: float
+    ) -> tuple[Table]:
         work = replace(inputs.work, samples=samples, mean_tokens=length)
-        rows = group_rows(replace(inputs, work=work), [rate], spread)
+        rows = group_rows(replace(inputs, work=work), some, spread)
         return (Table("Groups", ("", ""), [list(rows[place])]),)
 
     usual = inputs.work.mean_tokens
 
     def rewards(*, samples: int, pass_rate: float) -> Outcome:
-        share = degenerate_probability(pass_rate, samples)
-        table = row(0, samples, usual, pass_rate, variation)
+        some = rates if pass_rate == average else [pass_rate]
+        share = degenerate_share(some, samples)
+        table = row(0, samples, usual, some, variation)
         return Outcome({"groups without a gradient": f"{share:.1%}"}, table)
 
     def prompt(*, samples: int, length: float) -> Outcome:
-        return Outcome({}, row(1, samples, length, pass_rate, variation))
+        return Outcome({}, row(1, samples, length, rates, variation))
 
     def longest(*, samples: int, variation: float) -> Outcome:
         times = exact_longest(1.0, variation=variation, samples=samples)
-        table = row(2, samples, usual, pass_rate, variation)
+        table = row(2, samples, usual, rates, variation)
         return Outcome({"longest sample of a group": f"{times:.1f} x the mean"}, table)
 
     return (

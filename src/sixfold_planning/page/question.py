@@ -55,9 +55,14 @@ class PlanQuestion:
         return read_inputs(self.target, self.flags, mean_tokens=self.mean_tokens)
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """Pass rates of tasks, or one for all."""
+        return rates_of(self.inputs, self.pass_rate)
+
+    @property
     def rate(self) -> float:
         """Mean pass rate."""
-        return mean(rates_of(self.inputs, self.pass_rate))
+        return mean(self.rates)
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -101,6 +106,11 @@ class PlanQuestion:
             given = self.mean_tokens is not None or length != own["length"]
             return f"--length {written(length)}" if given else ""
 
+        def solved(*, pass_rate: float) -> str:
+            profiled = self.pass_rate is None and self.inputs.rates
+            own_rates = profiled and pass_rate == own["pass_rate"]
+            return "" if own_rates else f"--pass-rate {written(pass_rate)}"
+
         def note(*, devices: int) -> str:
             changed = self.hardware and devices != own["devices"]
             return f" # with count = {devices} in the file" if changed else ""
@@ -110,7 +120,7 @@ class PlanQuestion:
             Words(("accelerator", "devices"), devices),
             Words(("length",), mean),
             Words(("variation",), lambda variation: f"--variation {written(variation)}"),
-            Words(("pass_rate",), lambda pass_rate: f"--pass-rate {written(pass_rate)}"),
+            Words(("pass_rate",), solved),
             Words(("devices",), note),
         )
 
