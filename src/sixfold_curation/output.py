@@ -223,17 +223,18 @@ def explain(out: Path, identity: str) -> dict[str, Any]:
 
     Args:
         out: folder of the data set.
-        identity: the row's id.
+        identity: the row's id when it was read, or one that a stage gave it or a copy of it.
 
     Raises:
         UserError: there is no such row, or no finished data set.
     """
     path = out / PROVENANCE
     _summary(out)
-    start = json_text({"id": identity})[:-1].encode()
+    named = json_text({"id": identity})[1:-1].encode()
     for line in packed_lines(path):
-        if line.startswith(start + b","):
+        if named in line:  # perhaps in a text that a note quotes
             story: dict[str, Any] = json.loads(line)
-            return story
+            if identity in (story["id"], *(one.get("id") for one in story["decisions"])):
+                return story
     ids = [json.loads(line)["id"] for line in islice(packed_lines(path), 3)]
     raise UserError(f"{path} has no row {identity!r}. Ids look like {', '.join(ids)}")

@@ -22,6 +22,8 @@ _KINDS: tuple[Kind, ...] = (
     "secret", "email", "iban", "card", "national_id", "phone", "ip_address"
 )  # fmt: skip
 _NOT_TEXT = ("id", "source", "licence")
+_RUN = ("tests", "patch", "test_patch")
+"""Columns that are run. With a mark they would check something else."""
 
 
 class PersonalData(Stage):
@@ -69,7 +71,9 @@ class PersonalData(Stage):
             counts.update({kind for kinds in found.values() for kind in kinds})
             note = "; ".join(f"{', '.join(sorted(k))} in {column}" for column, k in found.items())
             masked = self._masked(record) if self.action == "mask" else None
-            if masked and self._is_left(masked):
+            if masked and (run := [column for column in _RUN if column in found]):
+                note, masked = f"{note}; a mark in {run[0]} would break what is run", None
+            elif masked and self._is_left(masked):
                 note, masked = f"{note}; only the whole row shows what it is", None
             yield Decision(masked or record, bool(masked), "personal_data", note)
         what = "its settings name the kinds that the rows may have"

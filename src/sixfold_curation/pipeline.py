@@ -182,21 +182,22 @@ def planned(curation: Curation, opened: Sequence[Opened]) -> list[Step]:
 
 def _code_files(kind: str) -> list[Path]:
     """Files of a user's stage: its file and what that imports from its folder, or those of the
-    folder of its module.
+    folder of its package.
     """
     source = kind.rpartition(":")[0]
     if not source:
         return []
-    if source.endswith(".py"):
-        finder = ModuleFinder(path=[str(Path(source).parent)])
-        finder.run_script(source)
-        places = (vars(one)["__file__"] for one in finder.modules.values())
-        return sorted(Path(place) for place in places if place)
-    spec = module_spec(source)
-    origin = Path(spec.origin or "") if spec else Path()
-    if not origin.is_file():
-        return []
-    return sorted(origin.parent.glob("*.py")) if "." in source else [origin]
+    if not source.endswith(".py"):
+        spec = module_spec(source)
+        if not spec or not spec.origin or not Path(spec.origin).is_file():
+            return []
+        if "." in source or spec.submodule_search_locations:
+            return sorted(Path(spec.origin).parent.glob("*.py"))
+        source = spec.origin
+    finder = ModuleFinder(path=[str(Path(source).parent)])
+    finder.run_script(source)
+    places = (vars(one)["__file__"] for one in finder.modules.values())
+    return sorted(Path(place) for place in places if place)
 
 
 def _files_in(value: Any) -> Iterator[Path]:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -101,7 +102,10 @@ class Reader:
 TASKS = "tasks"
 """Form of the rows of a generator."""
 
-PROMPTS = (("prompt", "question", "problem", "instruction", "query"), ("input", "text"))
+PROMPTS = (
+    ("prompt", "question", "problem", "problem_statement", "instruction", "query"),
+    ("input", "text"),
+)
 ANSWERS = (
     ("answer", "ground_truth", "reference_answer", "expected_answer", "final_answer", "target"),
     ("solution", "response", "output", "completion", "label"),
@@ -257,6 +261,8 @@ def _among(known: Sequence[Sequence[str]], keys: Sequence[str]) -> list[str]:
 
 
 _SETTINGS, _PAIRS = DataConfig(), ComparisonsConfig()
+_RATED = ComparisonsConfig(completion_field="response", score_field="overall_score")
+"""Settings by which recipes read UltraFeedback as it was published."""
 
 
 def _conversation(row: Row, source: SourceSettings) -> Read:
@@ -284,9 +290,10 @@ def _comparison(row: Row, source: SourceSettings) -> Read:
     settings = _SETTINGS
     if source.prompt_field:
         settings = DataConfig(prompt_field=source.prompt_field)
-    columns = recognise(row, _PAIRS, alone=False)
+    config = _RATED if lookup(row.fields, "completions.0.overall_score") is not MISSING else _PAIRS
+    columns = recognise(row, config, alone=False)
     try:
-        made = row_comparison(row, settings, columns, _PAIRS, False)
+        made = row_comparison(row, settings, columns, config, False)
     except NoPair as reason:
         raise BadRow("no_comparison", str(reason)) from reason
     asked = made.prompt if isinstance(made.prompt, str) else list(made.prompt)
@@ -308,6 +315,26 @@ def _said(reply: Any) -> Any:
     return reply if isinstance(reply, str) else reply["content"]
 
 
+def _verl(row: Row, source: SourceSettings) -> Read:
+    """Read a task of verl. The ground truth may be JSON: one answer in a list, or tests of code."""
+    column = "reward_model.ground_truth"
+    read = _columns(row, source, prompt="prompt", answer=column, identity="extra_info.index")
+    truth = read.answer
+    if source.answer_field or not isinstance(truth, str) or truth.lstrip()[:1] not in ("[", "{"):
+        return read
+    try:
+        value = json.loads(truth)
+    except (ValueError, RecursionError):
+        return read
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        return replace(read, answer=value[0])
+    if isinstance(value, dict) and value.keys() >= {"inputs", "outputs"}:
+        columns = {**row.fields, "question": "", "input_output": truth}
+        tests = _benchmark(replace(row, fields=columns), source, form="apps").added
+        return replace(read, answer=None, added=tests)
+    return read
+
+
 def _benchmark(row: Row, source: SourceSettings, *, form: Any) -> Read:
     """Read a row of a code benchmark: a prompt, tests, perhaps a solution."""
     settings = DataConfig(format=form, prompt_field="prompt")
@@ -326,11 +353,9 @@ def _repository(row: Row, source: SourceSettings) -> Read:
 
 
 def _math(
-    prompt: str, answer: str, *, solution: str = "", after: str = "", identity: str = ""
+    prompt: str, answer: str, *, solution: str = "", after: str = ""
 ) -> Callable[[Row, SourceSettings], Read]:
-    return partial(
-        _columns, prompt=prompt, answer=answer, solution=solution, after=after, identity=identity
-    )
+    return partial(_columns, prompt=prompt, answer=answer, solution=solution, after=after)
 
 
 def _task(row: Row, source: SourceSettings) -> Read:
@@ -347,7 +372,7 @@ READERS: dict[str, Reader] = {
     "dapo": Reader(
         "DAPO-Math, verl",
         ("prompt", "reward_model.ground_truth"),
-        _math("prompt", "reward_model.ground_truth", identity="extra_info.index"),
+        _verl,
     ),
     "big_math": Reader(
         "Big-Math", ("problem", "answer", "llama8b_solve_rate"), _math("problem", "answer")
@@ -445,7 +470,7 @@ def _refuse_unused(name: str, source: SourceSettings) -> None:
     """Refuse settings of columns that the form does not read."""
     read = READERS[name].read
     used: tuple[str, ...] = ()
-    if isinstance(read, partial) and read.func is _columns:
+    if read is _verl or (isinstance(read, partial) and read.func is _columns):
         used = ("prompt_field", "answer_field", "answer_after")
     elif read is _conversation:
         used = ("prompt_field", "answer_field")

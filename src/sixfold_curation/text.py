@@ -43,7 +43,11 @@ _MARKS = "".join(sign for sign in _OTHER if unicodedata.category(sign)[0] == "M"
 _PUNCTUATION = dict.fromkeys(
     (sign for sign in _OTHER if unicodedata.category(sign)[0] == "P" and sign not in "‖‰"), " "
 )
-_SYMBOLS = str.maketrans(_PUNCTUATION | _TABLES["symbols"])
+_INVISIBLE = dict.fromkeys(
+    (sign for sign in (*_OTHER, "\ufeff") if unicodedata.category(sign) == "Cf"), ""
+)
+"""Marks of format, such as spaces of no width and soft hyphens."""
+_SYMBOLS = str.maketrans(_PUNCTUATION | _INVISIBLE | _TABLES["symbols"])
 _UNSPACED = (
     "\u0e00-\u0edf\u0f00-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\U00020000-\U000323af"

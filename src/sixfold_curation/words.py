@@ -83,7 +83,7 @@ class Words:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (as long as the object)
         waiting: list[int] = []
         for text in texts:
-            ids = vocabulary.ids(tokens(text))
+            ids = vocabulary.ids(tokens(text) or text.split())  # signs alone differ too
             waiting += ids
             lengths.append(len(ids))
             if len(waiting) > 1 << 16:

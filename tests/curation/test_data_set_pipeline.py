@@ -27,7 +27,9 @@ from pyarrow import parquet
 
 from sixfold.data.sources import load_tasks
 from sixfold.recipe.schema import DataConfig
+from sixfold_curation.pipeline import opened_sources, planned
 from sixfold_curation.rows_on_disk import StoredRows
+from sixfold_curation.settings import read_curation
 
 HALVED = f'[[stages]]\nkind = "{Path(__file__).with_name("made_sets.py")}:Halved"\n'
 
@@ -158,6 +160,28 @@ def test_a_change_repeats_the_stages_that_it_concerns(
     write_lines(tmp_path / "b.jsonl", [*rows_of(6), {"question": None, "answer": 1}])
     assert curate(recipe) == 0
     assert curate(recipe, "--set", "bad_rows=refuse") == 2  # although its sources were read before
+
+
+@pytest.mark.parametrize("kind", ["rules_within:Exact", "rules_alone:Exact"])
+def test_a_stage_of_a_module_without_a_dot_depends_on_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The files of a package, and what a module alone imports from its folder."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rules_within").mkdir()
+    (tmp_path / "rules_within" / "__init__.py").write_text("from .exact import Exact\n")
+    (tmp_path / "rules_within" / "exact.py").write_text(STAGE)
+    (tmp_path / "rules_alone.py").write_text("from exact_beside import Exact\n")
+    (tmp_path / "exact_beside.py").write_text(STAGE)
+    path = write_lines(tmp_path / "a.jsonl", rows_of(4))
+    recipe = write_recipe(tmp_path, source_text(path), stages=f'[[stages]]\nkind = "{kind}"\n')
+    curation = read_curation(recipe)
+    opened = opened_sources(curation)
+    keys = [planned(curation, opened)[-1].key for _ in range(2)]
+    inside = "rules_within/exact.py" if "within" in kind else "exact_beside.py"
+    (tmp_path / inside).write_text(f"{STAGE}# changed\n")
+    keys.append(planned(curation, opened)[-1].key)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_change_of_a_file_that_a_stage_imports_repeats_it(

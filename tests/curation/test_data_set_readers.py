@@ -247,7 +247,57 @@ def test_code_rewards_read_the_result_as_they_read_the_source(tmp_path: Path, fo
     assert json.dumps(before.columns["tests"]) == json.dumps(after.columns["tests"])
 
 
+VERL = {"data_source": "x", "prompt": USER, "ability": "?", "extra_info": {"index": 3}}
+TRUTHS = {
+    "Skywork-OR1": ('["4"]', "4"),
+    "several answers": ('["4", "5"]', '["4", "5"]'),
+    "a list as answer": ("[4]", "[4]"),
+    "no JSON": ("[0, 4)", "[0, 4)"),
+}
+"""A ground truth in rows of verl, and the answer."""
+
+
+@pytest.mark.parametrize(("truth", "answer"), TRUTHS.values(), ids=TRUTHS)
+def test_a_ground_truth_in_a_list(tmp_path: Path, truth: str, answer: str) -> None:
+    row = {**VERL, "reward_model": {"ground_truth": truth, "style": "rule"}}
+    (read,) = made(tmp_path, [row])
+    assert (read["prompt"], read["answer"]) == (USER, answer)
+
+
+def test_a_ground_truth_of_tests_becomes_tests(tmp_path: Path) -> None:
+    """As in Eurus-2-RL and DeepCoder. The prompt stays as it is."""
+    truth = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]})
+    (read,) = made(tmp_path, [{**VERL, "reward_model": {"ground_truth": truth, "style": "rule"}}])
+    assert (read["prompt"], read["answer"], read["id"]) == (USER, None, "made/3")
+    assert read["tests"]["hidden"] == [["1\n", "1\n"], ["2\n", "2\n"]]
+    data = DataConfig(source=str(tmp_path / "out" / "train.jsonl"), heldout=0)
+    (task,) = load_tasks(data, seed=0, rewards=("code",)).train
+    assert task.columns["tests"]["type"] == "stdin"
+
+
+def test_ultrafeedback_as_it_was_published(tmp_path: Path) -> None:
+    replies = [("5", 2.5), ("4", 8.5), ("22", 1.0)]
+    row = {
+        "source": "evol_instruct",
+        "instruction": "2+2?",
+        "completions": [
+            {"model": "m", "response": r, "overall_score": s, "fine-grained_score": s / 2}
+            for r, s in replies
+        ],
+    }
+    (read,) = made(tmp_path, [row])
+    assert (read["prompt"], read["answer"]) == ("2+2?", "4")
+    config = ComparisonsConfig(completion_field="response", score_field="overall_score")
+    data = DataConfig(source=str(tmp_path / "out" / "train.jsonl"), heldout=0)
+    (task,) = load_comparisons(data, config, seed=0, chat=False).train
+    assert (task.completions, task.grades) == (("5", "4", "22"), (2.5, 8.5, 1.0))
+
+
 AMBIGUOUS = {
+    "R2E-Gym": (
+        {"prompt": "Write an issue.", "problem_statement": "It fails.", "commit_hash": "1"},
+        "prompt or problem_statement",
+    ),
     "two prompts": ({"question": "a", "problem": "b", "answer": "c"}, "question or problem"),
     "two answers": ({"question": "a", "answer": "b", "target": "c"}, "answer or target"),
     "two forms": ({"prompt": "a", "completion": "b", "messages": CHAT}, "messages or completion"),

@@ -87,6 +87,22 @@ def test_explain_prints_the_story_of_a_row(
     assert "no row 'row-2'. Ids look like made/row-1" in capsys.readouterr().err
 
 
+def test_explain_knows_a_row_by_every_id_that_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copies of a mix, and the second of two rows with one id, have ids of their own."""
+    path = write_lines(tmp_path / "a.jsonl", [{"id": "x", "prompt": p} for p in ("one", "two")])
+    stages = '[[stages]]\nkind = "mix"\nweights = { made = 1 }\ntotal = 4\ncopies = 2\n'
+    recipe = write_recipe(tmp_path, source_text(path), stages=stages)
+    assert curate(recipe) == 0
+    ids = [row["id"] for row in read_rows(tmp_path / "out" / "train.jsonl")]
+    assert len(set(ids)) == 4
+    for identity in ids:
+        capsys.readouterr()
+        assert curate(recipe, "--explain", identity) == 0
+        assert f"{path}:{1 + ('x~2' in identity)}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_leakage_names_the_prompts_that_jump_and_the_rows_that_have_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str

@@ -25,9 +25,11 @@ SAME = [
     ("**Compute** ５ × 3.", "compute 5 \\cdot 3"),
     ("Take five of 12.", "Take 5 of twelve"),
     ("A two-digit number", "a two digit  number."),
+    ("What\u200b is the sum of 2\u2060+2?", "\ufeffWhat is the su\u00adm of 2+2?"),
     ("# Task\nTake the letter 'a'.", 'Task: take the letter "a".'),
 ]
 DIFFERENT = [
+    ("?", ";"),
     ("What is 3 + 4?", "What is 3 + 5?"),
     ("What is 3 + 4?", "What is 3 - 4?"),
     ("Compute (3 + 4) * 5.", "Compute 3 + 4 * 5."),
@@ -214,7 +216,7 @@ def test_equal_rows_give_equal_decisions() -> None:
 
 def test_no_rows_and_empty_prompts_are_no_error() -> None:
     assert run(Duplicates(), [])[0] == []
-    assert dropped(run(Duplicates(), ["", "?", "a"])[0]) == [1]
+    assert dropped(run(Duplicates(), ["", " ", "?", "a"])[0]) == [1]
 
 
 def test_answers_are_compared_in_one_form() -> None:

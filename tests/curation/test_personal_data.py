@@ -126,6 +126,17 @@ def test_a_number_that_only_an_earlier_message_explains_is_dropped_instead_of_ma
     assert (decision.kept, decision.reason) == (False, "personal_data")
 
 
+@pytest.mark.parametrize("column", ["tests", "test_patch"])
+def test_what_is_run_is_not_masked(column: str) -> None:
+    """A test with [EMAIL] in it would check another program."""
+    columns = {"id": "s/0", "source": "s", "prompt": "Find it.", "answer": "x"}
+    columns |= {column: {"hidden": [["bob@web.de", "valid"]]}}
+    row = Record(0, "s/0", "s", "s.jsonl: row 1", "Find it.", "x", columns)
+    (decision,), _ = decided(PersonalData(action="mask"), [row])
+    assert not decision.kept and decision.record == row
+    assert f"a mark in {column}" in decision.note
+
+
 def test_the_search_for_keys_takes_time_in_proportion_to_the_text() -> None:
     start = time.process_time()
     assert kinds("sk-" + "a" * 200_000) == []  # minutes if every position looks at all others
