@@ -16,6 +16,7 @@ import json
 import random
 import resource
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,21 @@ def raw_mix(seed: int) -> tuple[list[Task], list[Task]]:
     proper = arithmetic_tasks(PROPER + IMPOSSIBLE + 192, terms=2, digits=2, seed=seed)
     small = arithmetic_tasks(TRIVIAL, terms=1, digits=2, seed=seed)
     draw, heldout = random.Random(seed), proper[PROPER + IMPOSSIBLE :]
-    wrong = [
-        Task(t.id, t.prompt, int(t.answer) + draw.randrange(200, 400))
-        for t in proper[PROPER : PROPER + IMPOSSIBLE]
-    ]
-    rows = [*proper[:PROPER], *wrong, *small, *draw.choices(proper[:PROPER], k=REPEATED)]
+    parts = {
+        "proper": proper[:PROPER],
+        "wrong": [
+            Task(t.id, t.prompt, int(t.answer) + draw.randrange(200, 400))
+            for t in proper[PROPER : PROPER + IMPOSSIBLE]
+        ],
+        "trivial": small,
+        "proper again": draw.choices(proper[:PROPER], k=REPEATED),
+    }
+    rows = [(kind, task) for kind, tasks in parts.items() for task in tasks]
     draw.shuffle(rows)
-    return [Task(str(n), t.prompt, t.answer, t.trace) for n, t in enumerate(rows)], heldout
+    made = [
+        Task(str(n), t.prompt, t.answer, t.trace, source=kind) for n, (kind, t) in enumerate(rows)
+    ]
+    return made, heldout
 
 
 def train(
@@ -129,7 +138,10 @@ def curate(tasks: list[Task], model: Path, folder: Path, seed: int) -> tuple[lis
     profiles = folder / f"profiles-{seed}"
     stage = Stratify(samples=8, hard_until=0.1, easy_from=0.9, profiles=str(profiles))
     decisions, health = decided(stage, rows, Context(seed=seed, recipe=str(recipe)))
-    print(f"  {health.figures['buckets']}  {health.figures['signal']}", flush=True)
+    found = Counter((t.source, d.reason) for t, d in zip(once, decisions, strict=True))
+    for (kind, reason), count in sorted(found.items()):
+        print(f"  {kind}: {count} {reason or 'kept'}")
+    print(f"  {health.figures['rollouts']} rollouts", flush=True)
     measured = read_profile(next(profiles.iterdir())).tasks.values()
     kept = [task for task, one in zip(once, decisions, strict=True) if one.kept]
     return kept, sum(task.rollouts for task in measured)
