@@ -11,83 +11,36 @@ OUT/results.json      figures
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sixfold.checks.scorer import together
 from sixfold.data.profile import Profile, task_key
 from sixfold.data.task_set import drawn_tasks
+from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.files.blocks import done_blocks, read_rows, write_block
 from sixfold.files.durable import disk_errors, write_json_atomic, write_text_atomic
 from sixfold.model.weights_hash import weights_hash
 from sixfold.recipe.adapter_folder import folder_hash
 from sixfold.recipe.resume_policy import settings_of
-from sixfold.recipe.schema import SampleConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.step_scorer import ProcessScorer
-from sixfold.rollout.engine_generator import EngineGenerator
-from sixfold.rollout.generator import Generator
 from sixfold.run.assemble import Assembly
 from sixfold.run.fingerprint import rewards_fingerprint, tasks_fingerprint
-from sixfold.stages.dataset import check_tasks, sampled_row
-from sixfold.stages.keepers import completion_of, select
 from sixfold.steps import own_ends_of
-from sixfold.types import Group, SamplingParams, Task
+from sixfold.types import Task
 
-from .difficulty import (
-    INPUTS,
-    NAME,
-    RESULTS,
-    SEARCHES,
-    STEPS_CODE,
-    Choice,
-    Earlier,
-    Way,
-    check_choice,
-    rates_of,
-)
+from .difficulty import INPUTS, RESULTS, SEARCHES, STEPS_CODE, Earlier, check_choice, rates_of
 from .methods import METHODS
-from .scorers import Oracle, OutcomeScorer
-from .settings import Settings
-from .steps import Stepping
-from .task_search import Found, search
+from .scorers import OutcomeScorer
+from .searcher import PAIRS, SOLUTIONS, Plan, Searcher
 
-SOLUTIONS, PAIRS, _BLOCKS = "solutions.jsonl", "pairs.jsonl", "tasks"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is compared.
-
-    Attributes:
-        methods: names of the methods.
-        settings: their settings.
-        stepping: where steps end.
-        aggregate: makes one value of the scores of steps.
-        budget: most model tokens of one search. None: no limit.
-        scorer: path of a reward model, "verifier" for the recipe's own, or "".
-        tasks: number of tasks. 0: all.
-        train: search training tasks in place of held-out ones.
-        choice: method and budget of each task by its difficulty, besides the methods. None: none.
-    """
-
-    methods: tuple[str, ...]
-    settings: Settings
-    stepping: Stepping
-    aggregate: str
-    budget: int | None
-    scorer: str
-    tasks: int
-    train: bool
-    choice: Choice | None = None
-
-    def way(self, method: str) -> Way:
-        """A method with the settings of the comparison."""
-        return Way(method, self.settings, self.stepping, self.aggregate, self.budget)
+_BLOCKS = "tasks"
 
 
 @dataclass(frozen=True)
@@ -111,6 +64,7 @@ def compare_methods(
     out: Path,
     scorer: OutcomeScorer | ProcessScorer | None,
     difficulties: Difficulties | None = None,
+    at_once: int | None = None,
 ) -> list[dict[str, Any]]:
     """Search every task by every method, and write the files.
 
@@ -120,6 +74,8 @@ def compare_methods(
         out: folder for the results. With the tasks of an interrupted run, it goes on.
         scorer: the reward model. None: there is none, or the verifier scores.
         difficulties: pass rates of the tasks. None: unknown.
+        at_once: tasks that are searched at the same time, which changes no result. None: as many as
+            the KV cache has room for.
 
     Returns:
         One row of `searches.jsonl` per task.
@@ -144,10 +100,16 @@ def compare_methods(
     blocks, done = out / _BLOCKS, done_blocks(out / _BLOCKS)
     if done:
         print(f"continuing: {len(done)} of {len(tasks)} tasks are done", flush=True)
-    searcher = _Searcher(world, plan, scorer, inputs["model"])
-    for number, task in enumerate(tasks):
-        if number not in done:
-            row = searcher.row(task, rates.get(task_key(task)))
+    searcher = Searcher(world, plan, scorer, inputs["model"])
+    crowded: list[int] = []
+
+    async def work(numbers: Iterator[int], alone: bool) -> None:
+        for number in numbers:
+            task = tasks[number]
+            row = await searcher.row(task, rates.get(task_key(task)), alone)
+            if row is None:
+                crowded.append(number)
+                continue
             found = row["found"].values()
             done[number] = {
                 "failed": sum(one["unchecked"] for one in found),
@@ -155,14 +117,45 @@ def compare_methods(
             }
             _check_failures(done.values(), len(tasks), recipe.environment.error_budget)
             write_block(blocks, number, [row], done[number])
-        if (number + 1) * 10 // len(tasks) > number * 10 // len(tasks):
-            print(f"{number + 1} of {len(tasks)} tasks", flush=True)
+            if len(done) * 10 // len(tasks) > (len(done) - 1) * 10 // len(tasks):
+                print(f"{len(done)} of {len(tasks)} tasks", flush=True)
+
+    left = [number for number in range(len(tasks)) if number not in done]
+    count = min(at_once or _room(world, plan), len(left))
+    numbers = iter(left)
+    world.loop.run(together(work(numbers, count == 1) for _ in range(count)))
+    if crowded:
+        print(
+            f"{len(crowded)} tasks are searched again, one at a time: the KV cache had no room for"
+            f" the prefixes of {count} tasks. Raise engine.kv_tokens or lower --tasks-at-once",
+            flush=True,
+        )
+        world.loop.run(work(iter(sorted(crowded)), True))
     rows = list(read_rows(blocks, len(tasks)))
     for name in (SOLUTIONS, PAIRS):
         made = [one for row in rows for one in row.pop(name)]
         _write_lines(out / name, made)
     _write_lines(out / SEARCHES, rows)
     return rows
+
+
+def _room(world: Assembly, plan: Plan) -> int:
+    """Number of tasks whose chains fit into the KV cache side by side, at least 1.
+
+    For an engine elsewhere, which keeps its own cache: into that of a default engine.
+    """
+    engine, longest = world.engine, world.longest
+    tokens = world.recipe.engine.max_running * longest
+    if isinstance(engine, Engine):
+        tokens = engine.scheduler.blocks.count * engine.scheduler.blocks.block_size
+    ways = [plan.way(name) for name in plan.methods]
+    ways += plan.choice.ways if plan.choice else []
+    chains = [way.settings.n if "n" in METHODS[way.method].reads else 1 for way in ways]
+    needs = [
+        min(count * longest, way.budget or math.inf)
+        for way, count in zip(ways, chains, strict=True)
+    ]
+    return max(1, int(tokens // max(needs)))
 
 
 def end(out: Path, results: dict[str, Any]) -> None:
@@ -306,132 +299,6 @@ def _tasks(world: Assembly, seed: int, plan: Plan) -> list[Task]:
             " Raise it"
         )
     return tasks
-
-
-class _Searcher:
-    """Searches tasks by all methods, and grades what it finds.
-
-    Args:
-        world: the model, the environment, and the engine.
-        plan: what is compared.
-        scorer: the reward model, or None.
-        model: hash of the policy's weights.
-    """
-
-    def __init__(
-        self, world: Assembly, plan: Plan, scorer: OutcomeScorer | ProcessScorer | None, model: str
-    ) -> None:
-        rollout = world.recipe.rollout
-        self._world = world
-        self._plan = plan
-        self._scorer = scorer
-        self._model = model
-        self._params = SamplingParams(
-            rollout.max_new_tokens,
-            rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            min_p=rollout.min_p,
-            stop_token_ids=world.policy.stop_token_ids,
-            seed=world.recipe.run.seed,
-        )
-
-    def row(self, task: Task, rate: float | None) -> dict[str, Any]:
-        """The line of a task, with its rows for training.
-
-        Args:
-            task: the task.
-            rate: its pass rate. None: unknown.
-        """
-        world, plan = self._world, self._plan
-        ways = {name: plan.way(name) for name in plan.methods}
-        if plan.choice and rate is not None:
-            ways[NAME] = plan.choice.way(rate)
-        found = {name: world.loop.run(self._search(way, task)) for name, way in ways.items()}
-        groups = [Group(task, list(one.candidates)) for one in found.values()]
-        world.environment.score(groups, error_budget=1.0)  # `_check_failures`: over all tasks
-        solutions, pairs = self._lessons(task, list(found.values()))
-        return {
-            "task": task.id,
-            "key": task_key(task),
-            "pass_rate": rate,
-            "source": task.source,
-            "answer": task.answer if isinstance(task.answer, str | int | float) else None,
-            "found": {name: {"way": str(ways[name]), **_line(one)} for name, one in found.items()},
-            SOLUTIONS: solutions,
-            PAIRS: pairs,
-        }
-
-    async def _search(self, way: Way, task: Task) -> Found:
-        world, plan = self._world, self._plan
-        await _forget(world.player.generator)
-        oracle = plan.scorer == "verifier"
-        return await search(
-            world.player.generator,
-            world.renderer,
-            task,
-            method=way.method,
-            params=self._params,
-            settings=way.settings,
-            stepping=way.stepping,
-            scorer=Oracle(world.environment, world.renderer) if oracle else self._scorer,
-            by_step=not (oracle or isinstance(self._scorer, OutcomeScorer)),
-            aggregate=way.aggregate,
-            stops=world.player.stops,
-            budget=way.budget,
-        )
-
-    def _lessons(
-        self, task: Task, found: Sequence[Found]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows for SFT: what the methods chose, if it is right. And a pair of candidates."""
-        world, seed = self._world, self._world.recipe.run.seed
-        try:
-            check_tasks([task])
-        except UserError:
-            return [], []  # its prompt has no form in a file
-        read = partial(completion_of, decode=world.renderer.decode, stops=world.player.stops)
-
-        def rows(solved: bool, chosen: bool) -> list[dict[str, Any]]:
-            candidates = [
-                t
-                for one in found
-                for t in one.candidates
-                if t.reward and t.reward.solved is solved and (one.chose(t) or not chosen)
-            ]
-            group = Group(task, [replace(t, sample=at) for at, t in enumerate(candidates)])
-            kept = select([group], SampleConfig(keep="all"), read, world.renderer.has_special).kept
-            return [sampled_row(one, model=self._model, seed=seed) for one in kept]
-
-        pairs = rows(True, False)[:1]
-        for pair, wrong in zip(pairs, rows(False, False)[:1], strict=False):
-            pair |= {"chosen": pair.pop("completion"), "rejected": wrong["completion"]}
-        return rows(True, True), [pair for pair in pairs if "rejected" in pair]
-
-
-async def _forget(generator: Generator) -> None:
-    """Empty the prefix cache, so that no method pays less because of another."""
-    if isinstance(generator, EngineGenerator):
-        await generator.call(lambda engine: engine.prefixes.clear())
-
-
-def _line(found: Found) -> dict[str, Any]:
-    """What a method found on one task, as JSON."""
-    solved = [bool(t.reward and t.reward.solved) for t in found.candidates]
-    return {
-        "completion": found.text,
-        "finish": found.best.finish_reason,
-        "value": found.value,
-        "solved": any(s for t, s in zip(found.candidates, solved, strict=True) if found.chose(t)),
-        "covered": any(solved),
-        "unchecked": sum(t.total_reward is None for t in found.candidates),
-        "refused": found.refused,
-        **asdict(found.cost),
-        "candidates": [
-            {"completion": t.text, "finish": t.finish_reason, "solved": s}
-            for t, s in zip(found.candidates, solved, strict=True)
-        ],
-    }
 
 
 def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -28,6 +28,8 @@ class Found:
         candidates: all completions among which the method chose, as episodes of one turn.
         cost: model tokens of the search.
         refused: number of texts that the scorer refused. They have the score 0.
+        evicted: True if the engine's KV cache had no room for all prefixes, so that some were
+            computed again.
     """
 
     best: Trajectory
@@ -35,6 +37,7 @@ class Found:
     candidates: tuple[Trajectory, ...]
     cost: Cost
     refused: int = 0
+    evicted: bool = False
 
     @property
     def text(self) -> str:
@@ -126,4 +129,5 @@ async def search(
         tuple(tree.trajectory(one, number) for number, one in enumerate(outcome.candidates)),
         tree.cost,
         tree.refused,
+        tree.evicted,
     )

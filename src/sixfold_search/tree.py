@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from sixfold.engine.prefix_cache import PrefixCache
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import Generator, Sampled, SampleKey
-from sixfold.rollout.thread_settings import ThreadSettings, release_workers
+from sixfold.rollout.thread_settings import in_thread
 from sixfold.step_scorer import StepScorer
 from sixfold.steps import Steps, last_tokens
 from sixfold.types import FinishReason, SamplingParams, Task, Trajectory
@@ -124,6 +125,8 @@ class Tree:
         prompt: token ids of the task's prompt.
         cost: model tokens so far.
         refused: texts that the scorer has refused.
+        evicted: True if a prefix was computed again that the engine's cache would have held, had
+            it had room.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class Tree:
         self.prompt = renderer.encode(task) if prompt is None else list(prompt)
         self.cost = Cost()
         self.refused = 0
+        self.evicted = False
         self.budget = budget
         self._generator = generator
         self._renderer = renderer
@@ -157,8 +161,10 @@ class Tree:
         self._by_step = by_step
         self._stops = tuple(stops)
         block = BLOCK
+        self._cache: PrefixCache | None = None
         if isinstance(generator, EngineGenerator):
             block = generator.engine.scheduler.blocks.block_size
+            self._cache = generator.engine.prefixes
         # Most tokens of a cached prefix that are computed again: its last block, or a text too
         # short to be found in the cache.
         self._recomputed = 2 * block
@@ -240,8 +246,8 @@ class Tree:
         known: dict[str, tuple[float, ...]] = {"": (0.0,)}
         if fresh:
             before = self._scorer.tokens
-            settings = ThreadSettings.here()
-            known |= await asyncio.to_thread(self._scores_apart, settings, list(fresh))
+            ends = {t: self._steps.ends(t) if self._by_step else [len(t)] for t in fresh}
+            known |= await in_thread(self._scores, ends)
             used = self._scorer.tokens - before
             self.cost = replace(self.cost, scored=self.cost.scored + used)
             read = len(self.prompt) + sum(len(chain.tokens) for chain in fresh.values())
@@ -302,28 +308,17 @@ class Tree:
             opened=self._renderer.opened(self.prompt) or self._task.prefill,
         )
 
-    def _scores_apart(
-        self, settings: ThreadSettings, texts: Sequence[str]
-    ) -> dict[str, tuple[float, ...]]:
-        """`_scores` in a thread of its own, so that the event loop goes on."""
-        settings.apply()
-        try:
-            return self._scores(texts)
-        finally:
-            release_workers()
-
-    def _scores(self, texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
-        """Scores of the steps of each text."""
+    def _scores(self, ends: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, ...]]:
+        """Scores of the steps of each text, given where they end."""
         assert self._scorer is not None
-        ends = [self._steps.ends(t) if self._by_step else [len(t)] for t in texts]
         try:
-            found = self._scorer.score(self._task, texts, ends)
+            found = self._scorer.score(self._task, [*ends], [*ends.values()])
         except UserError:
-            if len(texts) > 1:  # one of them: ask for each alone
-                return {t: s for text in texts for t, s in self._scores([text]).items()}
+            if len(ends) > 1:  # one of them: ask for each alone
+                return {t: s for one in ends for t, s in self._scores({one: ends[one]}).items()}
             self.refused += 1
-            return {texts[0]: (0.0,)}
-        return {text: tuple(scores) for text, scores in zip(texts, found, strict=True)}
+            return dict.fromkeys(ends, (0.0,))
+        return {text: tuple(scores) for text, scores in zip(ends, found, strict=True)}
 
     def _known(self, tokens: Sequence[int], count: int) -> int:
         """How many of the first `count` tokens the search had computed. Now it has all tokens."""
@@ -421,8 +416,12 @@ class Tree:
     def _count(self, chain: Chain, sampled: Sampled) -> None:
         """Count what an extension cost."""
         before = [*self.prompt, *chain.tokens]
-        # What others have left in the cache of a server must not make this search cheaper.
-        reused = min(sampled.reused, self._known([*before, *sampled.tokens[:-1]], len(before)))
+        # What others have left in the cache must not make this search cheaper.
+        known = self._known([*before, *sampled.tokens[:-1]], len(before))
+        if self._cache and sampled.reused < len(before):  # else another sample has computed it all
+            known = min(self._cache.findable(known), len(before) - 1)
+            self.evicted |= sampled.reused < known
+        reused = min(sampled.reused, known)
         self._reuses = self._reuses or reused > 0
         read, cost = len(before) - reused, self.cost
         self.cost = Cost(cost.prefilled + read, cost.sampled + len(sampled.tokens), cost.scored)

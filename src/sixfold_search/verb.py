@@ -39,9 +39,10 @@ from .settings import Settings
 if TYPE_CHECKING:
     from sixfold.reward_model.step_scorer import ProcessScorer
 
-    from .compare import Difficulties, Plan
+    from .compare import Difficulties
     from .difficulty import Buckets
     from .scorers import OutcomeScorer
+    from .searcher import Plan
 
 PURPOSE = "compare methods of test-time search at equal budgets: best of N, beams, tree search"
 
@@ -108,6 +109,10 @@ class Options:
     )
     tasks: PositiveInt | None = option("number of tasks, drawn by run.seed (default: all)")
     train: bool = option("search training tasks, for data to train on", False)
+    tasks_at_once: PositiveInt | None = option(
+        "tasks that are searched at the same time, which changes no result (default: as many as the"
+        " KV cache has room for)"
+    )
     profile: Path | None = option(
         "pass rates of the tasks (sixfold data, stage stratify): figures by difficulty",
         metavar="FILE",
@@ -203,7 +208,7 @@ def run(arguments: Sequence[str]) -> int:
         plan = replace(plan, stepping=replace(plan.stepping, name=ends))
     world = assemble(recipe.sampling_alone(), place)
     try:
-        rows = compare_methods(world, plan, given.out, scorer, known)
+        rows = compare_methods(world, plan, given.out, scorer, known, given.tasks_at_once)
     finally:
         world.close()
     names = [*rows[0]["found"]]
@@ -238,9 +243,9 @@ def _plan(given: Options, methods: tuple[str, ...], scorer: str) -> Plan:
     Raises:
         UserError: if an option has no effect, or a scorer is missing.
     """
-    from .compare import Plan
     from .methods import METHODS
     from .scorers import scores_wholes
+    from .searcher import Plan
     from .steps import Stepping
 
     scored = [name for name in methods if METHODS[name].scores != "nothing"]

@@ -7,12 +7,8 @@ The policy samples in the server's engine, beside all other requests. One reward
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
-
-import anyio
-from anyio.to_thread import run_sync
 
 from sixfold.errors import UserError
 from sixfold.renderer.renderer import Renderer
@@ -20,12 +16,11 @@ from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.engine_job import Delta, Job
 from sixfold.rollout.engine_thread import EngineThread
-from sixfold.step_scorer import StepScorer
 from sixfold.steps import check_steps, own_ends_of
 from sixfold.types import Task
 from sixfold_search import Settings, Stepping, search
 from sixfold_search.methods import METHODS, Method
-from sixfold_search.scorers import OutcomeScorer
+from sixfold_search.scorers import OutcomeScorer, SharedScorer
 from sixfold_search.task_search import Found
 
 from .api_error import bad_request
@@ -37,7 +32,7 @@ class Searches:
 
     Args:
         engine: the engine's thread.
-        renderer: is copied for each search that runs at the same time.
+        renderer: encodes and decodes, for searches only.
         scorer: the reward model, or None.
     """
 
@@ -51,8 +46,6 @@ class Searches:
         self._renderer = renderer
         self._scorer = scorer
         self._scoring = threading.Lock()
-        self._copying = anyio.CapacityLimiter(1)
-        self._free: list[Renderer] = []
 
     def asked(self, ask: Ask) -> SearchForm | None:
         """The search of a request, or None. With a reward model, `best_of` is a search too.
@@ -108,19 +101,18 @@ class Searches:
             steps = steps or self._scorer.ends
         span = {"name": steps, "tokens": form.step_tokens}
         given = {one.name: getattr(form, one.name) for one in fields(Settings)}
-        renderer = await self._borrowed()
         try:
-            found = await search(
+            return await search(
                 EngineGenerator(
-                    self._engine.engine, renderer, thread=self._engine, adapter=job.adapter
+                    self._engine.engine, self._renderer, thread=self._engine, adapter=job.adapter
                 ),
-                renderer,
+                self._renderer,
                 task,
                 method=form.method,
                 params=job.params,
                 settings=Settings(**_set(given)),
                 stepping=Stepping(**_set(span)),
-                scorer=_Shared(self._scorer, self._scoring) if self._scorer else None,
+                scorer=SharedScorer(self._scorer, self._scoring) if self._scorer else None,
                 by_step=self._by_step,
                 aggregate=form.aggregate or "min",
                 stops=job.stops,
@@ -129,19 +121,10 @@ class Searches:
             )
         except UserError as error:
             raise bad_request(f"search: {error}", "search") from error
-        # Not after an error: the thread of a cancelled search may still use it.
-        self._free.append(renderer)
-        return found
 
     @property
     def _by_step(self) -> bool:
         return isinstance(self._scorer, ProcessScorer)
-
-    async def _borrowed(self) -> Renderer:
-        """A renderer of one search: it is used by the event loop and by the thread that scores."""
-        if self._free:
-            return self._free.pop()
-        return await run_sync(self._renderer.copy, limiter=self._copying)
 
     def _check(self, form: SearchForm, field: str, ask: Ask) -> None:
         """Refuse what a search cannot do.
@@ -238,33 +221,6 @@ def facts_of(found: Found, method: str, prompt: int) -> dict[str, Any]:
             "scorer_tokens": cost.scored,
         },
     }
-
-
-class _Shared(StepScorer):
-    """A scorer that several searches share, one call at a time.
-
-    Args:
-        scorer: the scorer.
-        lock: held while it scores.
-
-    Attributes:
-        tokens: tokens of the calls of this search.
-    """
-
-    def __init__(self, scorer: StepScorer, lock: threading.Lock) -> None:
-        self.tokens = 0
-        self._scorer = scorer
-        self._lock = lock
-
-    def score(
-        self, task: Task, completions: Sequence[str], ends: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        with self._lock:
-            before = self._scorer.tokens
-            try:
-                return self._scorer.score(task, completions, ends)
-            finally:
-                self.tokens += self._scorer.tokens - before
 
 
 def _set(given: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from sixfold.rollout.generator import wait_for
 from sixfold.types import SamplingParams, Task
 from sixfold_search import Settings, Stepping, search, tree
 from sixfold_search.methods import METHODS
+from sixfold_search.scorers import SharedScorer
 from sixfold_search.task_search import Found
 
 TASK = Task("t", "17+25=42;17+2=19;1+")
@@ -29,13 +32,20 @@ STEPS = Stepping("every:4")
 @pytest.fixture
 def generator(policy: Policy) -> Iterator[EngineGenerator]:
     """Without an end token, so that all completions are long."""
-    engine = Engine(CausalLM(copy.deepcopy(policy.model)), kv_tokens=20_000)
-    made = EngineGenerator(engine, Renderer(policy.tokenizer, policy.stop_token_ids))
-    yield made
-    made.close()
+    generator = made(policy, kv_tokens=20_000)
+    yield generator
+    generator.close()
 
 
-def run(generator: EngineGenerator, policy: Policy, method: str, **more: Any) -> Found:
+def made(policy: Policy, **more: Any) -> EngineGenerator:
+    engine = Engine(CausalLM(copy.deepcopy(policy.model)), **more)
+    return EngineGenerator(engine, Renderer(policy.tokenizer, policy.stop_token_ids))
+
+
+def run(
+    generator: EngineGenerator, policy: Policy, method: str, tasks: Sequence[Task] = (), **more: Any
+) -> Any:
+    """What is found of TASK, or of several tasks at once."""
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     given: dict[str, Any] = {
         "params": SamplingParams(max_tokens=32, seed=1),
@@ -43,7 +53,24 @@ def run(generator: EngineGenerator, policy: Policy, method: str, **more: Any) ->
         "stepping": STEPS,
         "scorer": Scores(lambda lines: len(set("".join(lines))) / 64),
     }
-    return wait_for(search(generator, renderer, TASK, method=method, **{**given, **more}))
+    given, lock = {**given, **more}, threading.Lock()
+
+    async def all_of() -> list[Found]:
+        return await asyncio.gather(
+            *(
+                search(
+                    generator,
+                    renderer,
+                    task,
+                    method=method,
+                    **{**given, "scorer": SharedScorer(given["scorer"], lock)},
+                )
+                for task in tasks or [TASK]
+            )
+        )
+
+    found = wait_for(all_of())
+    return found if tasks else found[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,3 +123,54 @@ def test_a_search_has_the_same_result_after_others(
     assert (first.best.tokens, first.value) == (again.best.tokens, again.value)
     # Its prefixes were still in the cache, where an earlier search had left them.
     assert again.cost == first.cost
+
+
+MANY = [Task(f"t{n}", f"{TASK.prompt}{n // 2}") for n in range(4)]
+"""They share a block of the cache, and two have the same prompt."""
+
+
+def empty(generator: EngineGenerator) -> None:
+    wait_for(generator.call(lambda engine: engine.prefixes.clear()))
+
+
+def check_at_once(policy: Policy, cache: str, methods: Sequence[str], budget: int | None) -> None:
+    """Compare with searches alone. The cache has what the methods before have left."""
+    generator = made(policy, kv_tokens=40_000, prefix_cache=cache)
+    stats = generator.engine.stats
+    for method in methods:
+        first = stats.steps
+        together = run(generator, policy, method, MANY, budget=budget)
+        second = stats.steps
+        for task, one in zip(MANY, together, strict=True):
+            empty(generator)
+            assert [one] == run(generator, policy, method, [task], budget=budget), (method, task)
+            assert not one.evicted
+        assert 2 * (second - first) < stats.steps - second
+        run(generator, policy, method, MANY[:1], budget=budget)
+    generator.close()
+
+
+def test_tasks_that_are_searched_at_once_find_and_cost_what_each_does_alone(policy: Policy) -> None:
+    check_at_once(policy, "radix", ["best_of_n", "beam"], budget=500)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cache", ["radix", "hash"])
+@pytest.mark.parametrize("budget", [None, 700])
+def test_all_methods_find_and_cost_the_same_at_once(
+    policy: Policy, cache: str, budget: int | None
+) -> None:
+    check_at_once(policy, cache, [*METHODS], budget)
+
+
+def test_a_search_tells_that_others_took_its_room_in_the_cache(policy: Policy) -> None:
+    generator = made(policy, kv_tokens=1000)
+    together = run(generator, policy, "beam", MANY)
+    assert any(found.evicted for found in together)
+    for task, one in zip(MANY, together, strict=True):
+        empty(generator)
+        (alone,) = run(generator, policy, "beam", [task])
+        assert not alone.evicted
+        assert one.best == alone.best
+        assert one.evicted or one == alone
+    generator.close()

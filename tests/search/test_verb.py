@@ -142,8 +142,22 @@ def test_chosen_right_completions_load_for_sft_and_pairs_for_preferences(out: Pa
         assert len(row["chosen"]) % 2 == 0 and len(row["rejected"]) % 2 == 1
 
 
+@pytest.mark.parametrize("kv_tokens", [0, 700])
+def test_tasks_at_once_change_no_file(
+    place: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kv_tokens: int
+) -> None:
+    """With little room in the cache, tasks are searched again."""
+    for count in (1, 3) if kv_tokens else (1,):
+        more = ("--engine.kv_tokens", str(kv_tokens), "--tasks-at-once", str(count))
+        assert main([*words(place, tmp_path / f"at-{count}"), *more]) == 0
+        assert ("are searched again" in capsys.readouterr().out) == (count == 3)
+    beside = tmp_path / "at-3" if kv_tokens else out
+    for name in ("searches.jsonl", "solutions.jsonl", "pairs.jsonl", "results.json"):
+        assert (tmp_path / "at-1" / name).read_bytes() == (beside / name).read_bytes(), name
+
+
 def test_a_method_pays_the_same_alone(place: Path, out: Path, tmp_path: Path) -> None:
-    """The prefix cache is empty before each search."""
+    """What others leave in the prefix cache makes it no cheaper."""
     assert main(words(place, tmp_path / "alone", "--methods", "beam", "--tasks", "1")) == 0
     (alone,) = lines(tmp_path / "alone" / "searches.jsonl")
     (beside,) = [r for r in lines(out / "searches.jsonl") if r["task"] == alone["task"]]

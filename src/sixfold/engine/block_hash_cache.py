@@ -49,6 +49,9 @@ class BlockHashCache:
                 self._block_of[digest] = block
         self._touch(chain)
 
+    def findable(self, count: int) -> int:
+        return count - count % self._blocks.block_size
+
     def evict(self, count: int) -> None:
         idle = (digest for digest, block in self._block_of.items() if self._blocks.is_idle(block))
         chosen = list(islice(idle, min(count, self._blocks.idle)))

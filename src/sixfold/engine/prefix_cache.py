@@ -48,6 +48,9 @@ class PrefixCache(Protocol):
         `blocks` has as many entries as the tokens need.
         """
 
+    def findable(self, count: int) -> int:
+        """How many of `count` inserted tokens a match finds."""
+
     def evict(self, count: int) -> None:
         """Free `count` idle blocks, or all idle blocks if there are fewer."""
 
@@ -64,6 +67,10 @@ class NoCache:
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Does nothing."""
+
+    def findable(self, count: int) -> int:
+        """Returns 0."""
+        return 0
 
     def evict(self, count: int) -> None:
         """Does nothing: the cache owns no blocks."""

@@ -88,6 +88,9 @@ class RadixCache:
             node = leaf
         self._touch(node)
 
+    def findable(self, count: int) -> int:
+        return count if count >= self._blocks.block_size else 0
+
     def evict(self, count: int) -> None:
         """Free `count` idle blocks, or all idle blocks if there are fewer.
 

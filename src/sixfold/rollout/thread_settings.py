@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,3 +57,17 @@ def release_workers() -> None:
     """
     for library in _openmp():
         library.omp_pause_resource_all(2)  # omp_pause_hard
+
+
+async def in_thread(function: Callable[..., T], *given: Any) -> T:
+    """Result of a function that computes in another thread, with the settings of this one."""
+    settings = ThreadSettings.here()
+
+    def compute() -> T:
+        settings.apply()
+        try:
+            return function(*given)
+        finally:
+            release_workers()
+
+    return await asyncio.to_thread(compute)
