@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from sixfold.engine.prefix_cache import PrefixCache
@@ -226,10 +227,14 @@ class Tree:
                 for number, (at, room) in enumerate(calls)
             )
         )
-        pieces = [piece for extension in made for piece in extension.pieces]
+        pieces = [
+            (chain, one, self._known([*self.prompt, *chain.tokens], number > 0))
+            for extension in made
+            for number, (chain, one) in enumerate(extension.pieces)
+        ]
         # Those that computed a shared prefix before those that reused it.
-        for before, one in sorted(pieces, key=lambda piece: piece[1].reused):
-            self._count(before, one)
+        for chain, one, known in sorted(pieces, key=lambda piece: piece[1].reused):
+            self._count(chain, one, known)
         found: list[list[Chain]] = [[] for _ in chains]
         for (at, _), extension in zip(calls, made, strict=True):
             found[at].append(extension.chain)
@@ -320,15 +325,15 @@ class Tree:
             return dict.fromkeys(ends, (0.0,))
         return {text: tuple(scores) for text, scores in zip(ends, found, strict=True)}
 
-    def _known(self, tokens: Sequence[int], count: int) -> int:
-        """How many of the first `count` tokens the search had computed. Now it has all tokens."""
-        known, seen = 0, 0
-        for number, token in enumerate(tokens, 1):
-            seen = hash((seen, token))
-            if number <= count and known == number - 1 and seen in self._computed:
-                known = number
-            self._computed.add(seen)
-        return known
+    def _known(self, tokens: Sequence[int], goes_on: bool = False) -> int:
+        """How many of the first tokens the search has computed.
+
+        goes_on: they end with a piece that was just sampled, of which the newest is not computed.
+        """
+        if goes_on:
+            return len(tokens) - 1
+        begun = enumerate(_beginnings(tokens))
+        return next((at for at, seen in begun if seen not in self._computed), len(tokens))
 
     @property
     def _rate(self) -> float:
@@ -413,13 +418,21 @@ class Tree:
             stops=(*self._stops, *span.stops),
         )
 
-    def _count(self, chain: Chain, sampled: Sampled) -> None:
-        """Count what an extension cost."""
+    def _count(self, chain: Chain, sampled: Sampled, held: int) -> None:
+        """Count what a piece of an extension cost.
+
+        Args:
+            chain: the chain that it extends.
+            sampled: what was sampled.
+            held: first tokens of the chain that were computed before those that are sampled at the
+                same time. More may be found, if the engine has many to compute and begins late.
+        """
         before = [*self.prompt, *chain.tokens]
         # What others have left in the cache must not make this search cheaper.
-        known = self._known([*before, *sampled.tokens[:-1]], len(before))
+        known = self._known(before)
+        self._computed.update(_beginnings([*before, *sampled.tokens[:-1]]))
         if self._cache and sampled.reused < len(before):  # else another sample has computed it all
-            known = min(self._cache.findable(known), len(before) - 1)
+            known = min(self._cache.findable(held), len(before) - 1)
             self.evicted |= sampled.reused < known
         reused = min(sampled.reused, known)
         self._reuses = self._reuses or reused > 0
@@ -446,3 +459,8 @@ class Tree:
             text,
             finish,
         )
+
+
+def _beginnings(tokens: Sequence[int]) -> Iterator[int]:
+    """Hash of each beginning of the tokens, the shortest first."""
+    return islice(accumulate(tokens, lambda seen, token: hash((seen, token)), initial=0), 1, None)

@@ -267,6 +267,16 @@ def test_the_radix_tree_finds_the_end_of_a_conversation_to_the_token() -> None:
     assert blocks.idle == 4
 
 
+def test_a_match_ends_within_the_closest_block_that_it_may_end_in() -> None:
+    """Blocks that are not computed yet are beside the one that is."""
+    _, cache, tables = filled(RadixCache, [1, 2, 6], [1, 2, 6, 7], [1, 2, 6, 8])
+    old, *new = (table[-1] for table in tables)
+    assert cache.match([1, 2, 6, 9]).blocks[-1] == new[1]
+    found = cache.match([1, 2, 6, 9], avoid=new)
+    assert (found.length, found.blocks[-1]) == (3, old)
+    assert cache.match([1, 2, 6, 9], avoid=[old, *new]).length == 2
+
+
 def test_a_hash_depends_on_all_tokens_before() -> None:
     _, cache, _ = filled(BlockHashCache, [1, 1, 2, 2], [3, 3, 4, 4])
     assert cache.match([1, 1, 4, 4]).length == 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice, takewhile
 
@@ -32,7 +32,7 @@ class BlockHashCache:
         self._block_of: OrderedDict[bytes, int] = OrderedDict()
         """Hash -> block, least recently used first; within one sequence, later blocks first."""
 
-    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
+    def match(self, tokens: Sequence[int], space: int = 0, avoid: Container[int] = ()) -> Prefix:
         """Find the longest cached prefix in full blocks, and mark it as used now."""
         known = list(takewhile(self._block_of.__contains__, self._chain(tokens, space)))
         self._touch(known)

@@ -19,7 +19,7 @@ caller then copies that block instead of sharing it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,8 +39,11 @@ class Prefix:
 class PrefixCache(Protocol):
     """Finds cached prefixes. The module docstring states what an implementation promises."""
 
-    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
-        """Find the longest prefix of `tokens` cached in the space, and mark it as used now."""
+    def match(self, tokens: Sequence[int], space: int = 0, avoid: Container[int] = ()) -> Prefix:
+        """Find the longest prefix of `tokens` cached in the space, and mark it as used now.
+
+        It does not end within a block to avoid.
+        """
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Cache `blocks`, which hold `tokens`. Parts that are already cached keep their old blocks.
@@ -61,7 +64,7 @@ class PrefixCache(Protocol):
 class NoCache:
     """Prefix cache that caches nothing."""
 
-    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
+    def match(self, tokens: Sequence[int], space: int = 0, avoid: Container[int] = ()) -> Prefix:
         """Returns the empty prefix."""
         return Prefix([], 0)
 

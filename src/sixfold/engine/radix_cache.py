@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -61,14 +61,14 @@ class RadixCache:
         """Heap of (touched, tie-breaker, leaf). Entries may be stale: the node may have been used
         since, have children now, or be removed."""
 
-    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
+    def match(self, tokens: Sequence[int], space: int = 0, avoid: Container[int] = ()) -> Prefix:
         keys = self._keys(tokens)
         node, found, within = self._descend(keys, space)
         self._touch(node)
         if not found or len(keys[0]) < self._blocks.block_size:
             return Prefix([], 0)
         length = sum(len(key) for key in keys[: len(found)])
-        rest, block = self._closest(tokens[length:], node, within)
+        rest, block = self._closest(tokens[length:], node, within, avoid)
         return Prefix([*found, block], length + rest) if rest else Prefix(found, length)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
@@ -138,24 +138,32 @@ class RadixCache:
             within += 1
         return node, found, within
 
-    def _closest(self, tokens: Sequence[int], node: _Node, within: int) -> tuple[int, int]:
+    def _closest(
+        self, tokens: Sequence[int], node: _Node, within: int, avoid: Container[int] = ()
+    ) -> tuple[int, int]:
         """Find the next block that has the longest common prefix with `tokens`.
 
         Args:
             tokens: tokens after the matched blocks.
             node: node where the match ended.
             within: number of the node's blocks that matched.
+            avoid: blocks that do not count.
 
         Returns:
             Number of common tokens, and the block; (0, -1) if no block follows.
         """
         if within < len(node.keys):
-            return _common(tokens, node.keys[within]), node.blocks[within]
+            block = node.blocks[within]
+            return (0, -1) if block in avoid else (_common(tokens, node.keys[within]), block)
         # In sorted order, the key with the longest common prefix is next to the place of `tokens`.
         place = bisect_left(node.order, tuple(tokens[: self._blocks.block_size]))
-        beside = node.order[max(0, place - 1) : place + 1]
+        sides = (range(place - 1, -1, -1), range(place, len(node.order)))
+        beside = (
+            next((key for key in keys if node.children[key].blocks[0] not in avoid), None)
+            for keys in ((node.order[at] for at in side) for side in sides)
+        )
         return max(
-            ((_common(tokens, key), node.children[key].blocks[0]) for key in beside),
+            ((_common(tokens, key), node.children[key].blocks[0]) for key in beside if key),
             default=(0, -1),
         )
 

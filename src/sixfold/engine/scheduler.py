@@ -394,11 +394,9 @@ class Scheduler:
             Full blocks to share, a block to copy the next tokens from (or None), and the number of
             tokens in all of these.
         """
-        prefix: Prefix = self.cache.match(ticket.tokens, ticket.request.space)
+        prefix: Prefix = self.cache.match(ticket.tokens, ticket.request.space, work.fresh)
         full = prefix.length // self.blocks.block_size
         tail = prefix.blocks[full] if full < len(prefix.blocks) else None
-        if tail in work.fresh:
-            tail = None
         length = prefix.length if tail is not None else full * self.blocks.block_size
         return (
             (prefix.blocks[:full], tail, length)
