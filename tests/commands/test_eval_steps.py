@@ -12,6 +12,8 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from sixfold.cli import main
+from sixfold.commands import eval_steps
+from sixfold.data.step_labels import LabelledSolution
 from sixfold.model.scalar_head import scalar_head
 from sixfold.reward_model.step_model import step_model_of
 from tests.reward_model.comparisons import policy, saved
@@ -109,3 +111,11 @@ def test_mistakes_are_one_line(
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert said in error
     assert not (tmp_path / "out").exists()
+
+
+def test_the_paired_test_reads_scores_as_the_figures_do() -> None:
+    """In float32 the score would be 0.5, which is right."""
+    solution = LabelledSolution("t", "1+1=")
+    judged = [eval_steps._Judged(solution, "2", [0.5 - 1e-12], [0.0], [], [])]
+    assert eval_steps._figures(judged)["error_found"] == 1.0
+    assert eval_steps._right(judged) == {"t": 1.0}

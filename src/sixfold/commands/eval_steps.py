@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -24,6 +24,9 @@ from .eval_table import (
     recorded_differences,
     versions,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -174,12 +177,9 @@ def _scored(
 
 def _figures(judged: Sequence[_Judged]) -> dict[str, Any]:
     """Figures of solutions, as results.json has them."""
-    import torch
-
     from ..reward_model.step_quality import first_errors, step_quality
 
-    scores = [torch.tensor(one.scores, dtype=torch.float64) for one in judged]
-    labels = [torch.tensor(one.labels, dtype=torch.float64) for one in judged]
+    scores, labels = _tensors(judged)
     figures: dict[str, Any] = {"solutions": len(judged), **asdict(step_quality(scores, labels))}
     errors = first_errors(scores, labels)
     for name, wrong in (("error_found", True), ("all_right", False)):
@@ -193,15 +193,21 @@ def _figures(judged: Sequence[_Judged]) -> dict[str, Any]:
     return figures
 
 
-def _right(judged: Sequence[_Judged]) -> dict[str, float]:
-    """By id, whether the first error that the scores show is the labelled one."""
+def _tensors(judged: Sequence[_Judged]) -> tuple[list[Tensor], list[Tensor]]:
+    """Scores and labels of the steps of each solution, float64."""
     import torch
 
+    scores = [torch.tensor(one.scores, dtype=torch.float64) for one in judged]
+    return scores, [torch.tensor(one.labels, dtype=torch.float64) for one in judged]
+
+
+def _right(judged: Sequence[_Judged]) -> dict[str, float]:
+    """By id, whether the first error that the scores show is the labelled one."""
     from ..reward_model.step_quality import first_errors
 
     found = {}
     for one in judged:
-        for true, seen in first_errors([torch.tensor(one.scores)], [torch.tensor(one.labels)]):
+        for true, seen in first_errors(*_tensors([one])):
             found[one.solution.id] = float(true == seen)
     return found
 
