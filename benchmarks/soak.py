@@ -117,7 +117,7 @@ class Life:
         files: open files at each sample.
         children: (pid, start time) of every process that it started.
         made: when it was launched.
-        began: when the last wait for a step of it began.
+        moved: when it has made a step, or the wait for one began.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Life:
     files: list[int] = field(default_factory=list)
     children: set[tuple[int, str]] = field(default_factory=set)
     made: float = field(default_factory=time.monotonic)
-    began: float = 0.0
+    moved: float = 0.0
 
     def observe(self, pid: int, age: float) -> None:
         """Take a sample. Does nothing if the process has just ended."""
@@ -204,7 +204,7 @@ def soak(
     killed = folder / "killed"
     settings = settings | {"run.dir": str(folder)}
     named = flags_of(settings | {"run.name": "killed"})
-    until, last, struck = time.monotonic() + seconds, False, ""
+    until, last, struck, at = time.monotonic() + seconds, False, "", 0.0
     process: Process | None = None
     while not last and not report.broken:
         last = time.monotonic() >= until and report.kills >= LEAST_KILLS
@@ -215,20 +215,20 @@ def soak(
         life, early = lives[-1], not last and rng.random() < EARLY
         wait = rng.uniform(0.1, 1.0 if early else 1.9) * every
         _watch(process, killed, life, wait, early=early, last=last)
-        if (code := process.poll()) is None and time.monotonic() - life.began > PATIENCE_S:
+        if (code := process.poll()) is None and time.monotonic() - life.moved > PATIENCE_S:
             report.broken.append(f"progress: no step in {PATIENCE_S:g} s after {struck or 'start'}")
         if code is None:
             victim = process.pid or 0
             if kill_any and not last:
                 victim = rng.choice(sorted(descendants(victim) | {(victim, "")}))[0]
-            struck = _name(victim)
+            struck, at = _name(victim), time.monotonic()
             report.kills, report.early_kills = report.kills + (not last), report.early_kills + early
             report.killed[struck] = report.killed.get(struck, 0) + (not last)
             if victim != process.pid:
                 _kill(victim)
                 continue
             _end(process, signal.SIGTERM if last else signal.SIGKILL)
-        elif not struck:
+        elif not struck or time.monotonic() - at > PATIENCE_S:
             report.broken.append(f"process {len(lives)} ended by itself with exit code {code}")
         report.broken += _left_behind(killed, life, f"process {len(lives)} after {struck}")
         if last and code is None and process.poll() != 143:
@@ -300,13 +300,13 @@ def _watch(
         early: count `wait` from now instead.
         last: wait also until the run has `LEAST_STEPS`.
     """
-    began, before = time.monotonic(), _progress(run)
-    life.began = began
-    first = began if early else math.inf
-    while process.poll() is None and time.monotonic() - began < PATIENCE_S:
+    life.moved, before = time.monotonic(), _progress(run)
+    first = life.moved if early else math.inf
+    while process.poll() is None and time.monotonic() - life.moved < PATIENCE_S:
         life.observe(process.pid or 0, time.monotonic() - life.made)
-        if first == math.inf and _progress(run) != before:
-            first = time.monotonic()
+        if (now := _progress(run)) != before:
+            before, life.moved = now, time.monotonic()
+            first = min(first, life.moved)
         enough = not last or _lines(run / "metrics.jsonl") >= LEAST_STEPS
         if enough and time.monotonic() >= first + wait:
             break

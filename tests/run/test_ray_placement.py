@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError
 from sixfold.backends.ray_cluster import reserved
 from sixfold.backends.samplers import Samplers
 from sixfold.cli import main
-from sixfold.errors import UserError
+from sixfold.errors import RunFailed, UserError
 from sixfold.run import ray_ranks, start
 from sixfold.run.rank_agent import Place, versions
 from sixfold.run.ray_ranks import (
@@ -226,6 +226,45 @@ def test_a_signal_that_kills_a_rank_that_begins_costs_no_restart(
     assert ray_ranks.train_on_ray(settings, again, tmp_path, again) == 128 + signal.SIGTERM
     assert [one["SIXFOLD_RESTARTS"] for one in runs] == ["0", "1"]
     assert clusters == ["up", "down"] * 2, "a lost cluster is not used again"
+
+
+def test_a_restart_waits_for_a_machine_and_a_start_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def once(cluster: Any, settings: Any, arguments: Any, environment: Any, ends: Ends) -> None:
+        runs.append(arguments)
+        ends.add(0, 0 if len(runs) == 2 else "the node died")
+
+    @contextmanager
+    def reserved(*given: object) -> Iterator[None]:
+        if sizes.pop(0) < 2:
+            raise UserError("the Ray cluster has 1")
+        yield
+
+    monkeypatch.setattr(ray_ranks, "_run_once", once)
+    monkeypatch.setattr(ray_ranks, "POLL_S", 0.0)
+    monkeypatch.setattr(ray_ranks, "connected", lambda *given: nullcontext())
+    monkeypatch.setattr(ray_ranks, "reserved", reserved)
+    monkeypatch.setattr(ray_ranks.ray, "cluster_resources", dict)
+    settings = ray_ranks.RankSettings("", 2, 1, 1, "cpu", 60.0, restarts=1)
+    again = ["train", "--resume", str(tmp_path)]
+    sizes = [2, 1, 1, 2]
+    assert ray_ranks.train_on_ray(settings, again, tmp_path, again) == 0
+    assert len(runs) == 2 and not sizes
+    sizes = [1]
+    with pytest.raises(UserError, match="has 1"):
+        ray_ranks.train_on_ray(settings, again, tmp_path, again)
+
+
+def test_what_is_lost_before_a_run_begins_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_ranks, "_ran", lambda *given: given[-1].add(0, "no answer") or True)
+    settings = ray_ranks.RankSettings("", 2, 1, 1, "cpu", 60.0, restarts=5)
+    with pytest.raises(RunFailed, match=r"rank 0 was lost: no answer$"):
+        ray_ranks.train_on_ray(settings, ["train"], tmp_path, ["train", "--resume", "r"])
 
 
 def test_ranks_that_do_not_start_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

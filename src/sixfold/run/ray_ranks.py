@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from ..backends.ray_cluster import Reserved, connected, reserved
 from ..errors import RunFailed, UserError, one_line
@@ -29,6 +29,9 @@ from .restart import AGAIN, COUNT, identity
 
 GRACE_S = 30.0
 """Seconds that the other ranks have to save, to say what has failed and to end."""
+
+POLL_S = 5.0
+"""Seconds between two looks at a cluster that has lost a machine."""
 
 _CALLS = 4  # of an actor at once: its rank, and signals
 
@@ -76,15 +79,16 @@ def train_on_ray(
         UserError: if the Ray cluster is not there or has too few resources.
     """
     recipe = RunFolder(folder).recipe
-    earlier, size, cpus, wait = identity(recipe), settings.ranks, settings.cpus, settings.silence_s
+    earlier = identity(recipe)
     for done in range(settings.restarts + 1):
-        ends = Ends()
         # A restart connects again, or starts a new cluster: the old one may be what was lost.
-        with connected(settings.address, size * cpus, wait):
-            has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-            gpus = int(settings.device != "cpu" and (has_gpus or settings.device != "auto"))
-            with reserved(settings.address, size, cpus, gpus, wait, "trainer ranks") as cluster:
-                _run_once(cluster, settings, arguments, {COUNT: str(done)}, ends)
+        until = time.monotonic() + settings.silence_s
+        while not _ran(settings, arguments, {COUNT: str(done)}, ends := Ends()):
+            if not done:
+                raise UserError(ends.lost)
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL_S)  # a machine may be starting again
         begun = identity(recipe) not in (None, earlier) or arguments == again
         if done == settings.restarts or ends.stopped or not (ends.lost and begun):
             break
@@ -98,8 +102,26 @@ def train_on_ray(
     if ends.lost and not ends.said:
         if ends.stopped:
             return 128 + ends.stopped
-        raise RunFailed(f"{ends.lost}. Go on with: sixfold train --resume {folder}")
+        hint = f". Go on with: sixfold train --resume {folder}" if begun else ""
+        raise RunFailed(f"{ends.lost}{hint}")
     return ends.said or max(ends.codes.values())
+
+
+def _ran(
+    settings: RankSettings, arguments: Sequence[str], environment: Mapping[str, str], ends: Ends
+) -> bool:
+    """Run the ranks on a cluster. False if there is none, or it is too small: `lost` says why."""
+    size, cpus, wait = settings.ranks, settings.cpus, settings.silence_s
+    try:
+        with connected(settings.address, size * cpus, wait):
+            has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+            gpus = int(settings.device != "cpu" and (has_gpus or settings.device != "auto"))
+            with reserved(settings.address, size, cpus, gpus, wait, "trainer ranks") as cluster:
+                _run_once(cluster, settings, arguments, environment, ends)
+    except UserError as error:
+        ends.lost = str(error)
+        return False
+    return True
 
 
 @dataclass
@@ -150,7 +172,10 @@ def _run_once(
             order = by_machine(places)
             agents, places = [agents[i] for i in order], [places[i] for i in order]
             check_versions(places)
-            port = ray.get(agents[0].host_store.remote(places[0].address))
+            host = agents[0].host_store.remote(places[0].address)
+            port = ray.get(host, timeout=settings.silence_s)
+        except RayTaskError as error:  # a restart would not help
+            raise RunFailed(f"a rank has not started: {one_line(error)}") from error
         except RayError as error:
             ends.lost = f"a rank has not started: {one_line(error)}"
             return
