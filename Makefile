@@ -46,11 +46,12 @@ style: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Two workers with one thread each. The tests of a file stay together, so that what they share is
+# Three workers with one thread each: on two cores, a test waits for processes that it has started
+# for a third of its time. The tests of a file stay together, so that what they share is
 # made once; the files keep the order of tests/conftest.py, which puts long ones first. Bytecode is
 # written even if the environment forbids it: tests start dozens of interpreters.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 every-test: $(STAMP)
 	$(PYTEST) --note-passed
