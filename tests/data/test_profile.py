@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.data.profile import Measurement, ProfileFile, ProfileKey, read_profile, task_key
+from sixfold.data.profile import (
+    Measurement,
+    ProfileFile,
+    ProfileKey,
+    measured,
+    read_profile,
+    task_key,
+)
 from sixfold.errors import UserError
 from sixfold.types import Task
 
@@ -36,6 +43,17 @@ def test_rollouts_of_one_task_add_up_and_a_repeated_seed_counts_once(tmp_path: P
     assert (known.prompt_tokens, known.mean_tokens) == (9, 64 / 7)
     assert profile.rate("b") is None and profile.rate("never measured") is None
     assert len(path.read_text().splitlines()) == 4 and profile.key == KEY
+
+
+def test_lengths_of_a_run_count_every_task_once(tmp_path: Path) -> None:
+    """Runs draw tasks equally. Those that none solves have 64 rollouts here, the others 8."""
+    path = tmp_path / "profile.jsonl"
+    hard = [Measurement(f"h{n}", "h", 0, 0, (0.0,) * 64, tokens=64 * 4000) for n in range(3)]
+    rest = [Measurement(f"r{n}", "r", 0, 4, (0.0,) * 8, tokens=8 * 500) for n in range(7)]
+    write(path, *hard, *rest)
+    found = measured(path)
+    assert found.completion_tokens == (3 * 4000 + 7 * 500) / 10
+    assert len(found.rates) == 10
 
 
 def test_a_task_is_known_by_prompt_and_answer_under_any_id() -> None:

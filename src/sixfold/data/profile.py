@@ -221,7 +221,8 @@ class Measured:
 
     Args:
         prompt_tokens: mean tokens of a prompt.
-        completion_tokens: mean sampled tokens of a rollout.
+        completion_tokens: mean sampled tokens of a rollout. Every task counts once, however many
+            rollouts it has.
     """
 
     rates: tuple[float, ...]
@@ -238,11 +239,10 @@ def measured(path: str | Path) -> Measured:
     tasks = [one for one in read_profile(path).tasks.values() if one.rate is not None]
     if not tasks:
         raise UserError(f"{path} has no task: measure some with a stage stratify of sixfold data")
-    tokens = sum(one.mean_tokens * one.rollouts for one in tasks)
     return Measured(
         tuple(one.rate for one in tasks if one.rate is not None),
         sum(one.prompt_tokens for one in tasks) / len(tasks),
-        tokens / sum(one.rollouts for one in tasks),
+        sum(one.mean_tokens for one in tasks) / len(tasks),
     )
 
 
