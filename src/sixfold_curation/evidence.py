@@ -4,7 +4,8 @@ A task that no rollout solves, or all do, gets further rounds of rollouts until 
 until an exact binomial test at `LEVEL` refuses that its pass rate is inside the bounds. The test
 decides at one number of rollouts only, ln(LEVEL) / ln(1 - bound). So stopping early is no second
 look, and at most `LEVEL` of the tasks at a bound are decided wrongly: with pass rate p and n
-rollouts, (1 - p)^n are held.
+rollouts, (1 - p)^n are held. That the rollouts agree on another answer is a reason that they are
+held with, and holds none by itself.
 """
 
 from __future__ import annotations
@@ -62,10 +63,9 @@ class Rule:
         Args:
             found: at least one rollout whose check did not fail.
         """
-        if not found.solved and agree(found.rival[1], found.samples):
-            return "held_conflict"
         if binomial_cdf(found.solved, found.samples, self.hard_until) <= LEVEL:
-            return "held_hard"
+            conflict = not found.solved and agree(found.rival[1], found.samples)
+            return "held_conflict" if conflict else "held_hard"
         failed = found.samples - found.solved
         easy = binomial_cdf(failed, found.samples, 1 - self.easy_from) <= LEVEL
         return "easy" if easy else "train"

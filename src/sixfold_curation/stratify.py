@@ -56,8 +56,8 @@ class Stratify(Stage):
 
     A task is held, or dropped, only on evidence: an exact binomial test must refuse that its pass
     rate is inside the bounds. So a task that no rollout solves, or all do, has more rollouts, until
-    one differs or the test decides: 64 for a bound of 0.05. An unsolved task whose rollouts agree
-    on another answer is held as `held_conflict`: its reference may be wrong.
+    one differs or the test decides: 64 for a bound of 0.05. A task that is held, and whose rollouts
+    agree on another answer, is held as `held_conflict`: its reference may be wrong.
 
     The columns `pass_rate`, `prompt_tokens`, `completion_tokens` (mean) and `length_stratum` are
     added, by which a later stage can mix. Tasks with equal prompts and answers share rollouts.

@@ -73,27 +73,30 @@ def test_many_rollouts_decide_although_some_solve_the_task() -> None:
 def test_bounds_of_0_and_1_hold_and_drop_none() -> None:
     rule = Rule(8, 0.0, 1.0)
     for rate in (0.0, 1.0):
-        found = sampled(rule, rate, random.Random(0))
-        assert (found.rollouts, rule.bucket(found)) == (8, "train")
+        for wrong in ("", "117"):
+            found = sampled(rule, rate, random.Random(0), wrong)
+            assert (found.rollouts, rule.bucket(found)) == (8, "train")
 
 
 def test_wrong_references_are_told_from_hard_tasks() -> None:
-    """A model that solves a task in most cases contradicts a wrong reference in the first round."""
+    """Rollouts that agree on another answer are a reason, and hold no more tasks than the test."""
     rule, rng, tasks = Rule(8, 0.05, 0.95), random.Random(1), 500
     wrong = [sampled(rule, 0.0, rng, "117") for _ in range(tasks)]
     assert {rule.bucket(one) for one in wrong} == {"held_conflict"}
-    assert {(one.rollouts, one.rival) for one in wrong} == {(8, ("117", 8))}
-    # A task that is solved in a fifth of the cases, and otherwise always missed in the same way.
-    biased = [sampled(rule, 0.2, rng, "117") for _ in range(tasks)]
-    held = sum(rule.bucket(one) == "held_conflict" for one in biased) / tasks
-    assert held == pytest.approx(0.8**8, abs=4 * math.sqrt(0.17 * 0.83 / tasks))
+    assert {(one.rollouts, one.rival) for one in wrong} == {(64, ("117", 64))}
+    # A task at the bound that is otherwise always missed in the same way.
+    biased = [sampled(rule, 0.05, rng, "117") for _ in range(tasks)]
+    held = sum(rule.bucket(one) != "train" for one in biased) / tasks
+    expected = 0.95**64
+    assert held == pytest.approx(expected, abs=4 * math.sqrt(expected / tasks))
 
 
-@pytest.mark.parametrize("votes", [3, 6, 7])
+@pytest.mark.parametrize("votes", [24, 39, 40])
 def test_a_minority_or_a_bare_majority_is_no_conflict(votes: int) -> None:
-    """6 of 8 may be a share of 0.41. 7 of 8 is above one half."""
-    found = TaskProfile((Measurement("t", "t", 0, 0, (0.0,) * 8, others={"117": votes, "9": 1}),))
-    assert (Rule(8, 0.05, 0.95).bucket(found) == "held_conflict") == (votes == 7)
+    """39 of 64 may be a share of 0.49. 40 of 64 is above one half."""
+    found = TaskProfile((Measurement("t", "t", 0, 0, (0.0,) * 64, others={"117": votes, "9": 1}),))
+    expected = "held_conflict" if votes == 40 else "held_hard"
+    assert Rule(8, 0.05, 0.95).bucket(found) == expected
 
 
 def test_checks_that_always_fail_are_not_tried_again() -> None:

@@ -175,10 +175,9 @@ def test_buckets_by_the_stored_counts(made: tuple[Any, ...]) -> None:
         n, solved = known.samples, known.solved
         assert known.prompt_tokens == len(row.prompt) + 2
         rate, votes = solved / n, known.rival[1]
-        if not solved and votes > n / 2 + 0.98 * math.sqrt(n):  # Wilson's lower end is above 1/2
+        bucket = {(0, 64): "held_hard", (64, 64): "easy"}.get((solved, n), "train")
+        if bucket == "held_hard" and votes >= 40:  # Wilson's lower end is above 1/2
             bucket = "held_conflict"
-        else:
-            bucket = {(0, 64): "held_hard", (64, 64): "easy"}.get((solved, n), "train")
         assert bucket != "train" or 0 < solved < n
         buckets[bucket] += 1
         assert decision.reason == ("" if bucket == "train" else bucket)
