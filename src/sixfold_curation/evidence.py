@@ -64,7 +64,7 @@ class Rule:
             found: at least one rollout whose check did not fail.
         """
         if binomial_cdf(found.solved, found.samples, self.hard_until) <= LEVEL:
-            conflict = not found.solved and agree(found.rival[1], found.samples)
+            conflict = not found.solved and agree(found.rival[1], found.compared)
             return "held_conflict" if conflict else "held_hard"
         failed = found.samples - found.solved
         easy = binomial_cdf(failed, found.samples, 1 - self.easy_from) <= LEVEL
@@ -73,4 +73,4 @@ class Rule:
 
 def agree(votes: int, samples: int) -> bool:
     """True if more than half of all rollouts would give an answer, by Wilson's interval."""
-    return wilson_interval(votes, samples).low > 0.5
+    return samples > 0 and wilson_interval(votes, samples).low > 0.5

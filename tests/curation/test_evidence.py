@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,15 @@ def test_a_minority_or_a_bare_majority_is_no_conflict(votes: int) -> None:
     found = TaskProfile((Measurement("t", "t", 0, 0, (0.0,) * 64, others={"117": votes, "9": 1}),))
     expected = "held_conflict" if votes == 40 else "held_hard"
     assert Rule(8, 0.05, 0.95).bucket(found) == expected
+
+
+def test_votes_are_counted_among_rollouts_whose_answers_are_known() -> None:
+    """32 of 64 were measured when no answers were stored. All others agree."""
+    rounds = [Measurement("t", "t", seed, 0, (0.0,) * 32) for seed in range(2)]
+    rule = Rule(8, 0.05, 0.95)
+    assert rule.bucket(TaskProfile(tuple(rounds))) == "held_hard"
+    known = replace(rounds[1], others={"117": 32})
+    assert rule.bucket(TaskProfile((rounds[0], known))) == "held_conflict"
 
 
 def test_checks_that_always_fail_are_not_tried_again() -> None:

@@ -45,6 +45,19 @@ def test_rollouts_of_one_task_add_up_and_a_repeated_seed_counts_once(tmp_path: P
     assert len(path.read_text().splitlines()) == 4 and profile.key == KEY
 
 
+def test_votes_are_counted_among_rollouts_whose_answers_are_known(tmp_path: Path) -> None:
+    """A line of an earlier release has no answers. A line with none has none."""
+    path = tmp_path / "profile.jsonl"
+    write(path, replace(OTHER, rewards=(0.0,) * 8, others={"117": 7}), ONE)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2].pop("others")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(path, SAME_TASK, replace(OTHER, seed=8, rewards=(0.0,) * 4, others={}))
+    tasks = read_profile(path).tasks
+    assert (tasks["a"].rival, tasks["a"].compared) == (("", 0), 0)
+    assert (tasks["b"].rival, tasks["b"].compared) == (("117", 7), 12)
+
+
 def test_lengths_of_a_run_count_every_task_once(tmp_path: Path) -> None:
     """Runs draw tasks equally. Those that none solves have 64 rollouts here, the others 8."""
     path = tmp_path / "profile.jsonl"

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,8 @@ class Measurement:
         prompt_tokens: tokens of the prompt.
         tokens: sampled tokens of all rollouts.
         truncated: number of rollouts that a limit has cut.
-        others: how many rollouts give each answer that is not the reference.
+        others: how many rollouts give each answer that is not the reference. None: unknown, as in
+            lines that an earlier release has written.
     """
 
     task: str
@@ -106,7 +107,7 @@ class Measurement:
     prompt_tokens: int = 0
     tokens: int = 0
     truncated: int = 0
-    others: Mapping[str, int] = field(default_factory=dict)
+    others: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,13 @@ class TaskProfile:
         """The commonest answer that is not the reference, and its rollouts. ("", 0): none."""
         counts: Counter[str] = Counter()
         for one in self.measured:
-            counts.update(one.others)
+            counts.update(one.others or {})
         return counts.most_common(1)[0] if counts else ("", 0)
+
+    @property
+    def compared(self) -> int:
+        """Number of rollouts whose answers are known: those that `rival` is counted among."""
+        return sum(len(one.rewards) for one in self.measured if one.others is not None)
 
     @property
     def prompt_tokens(self) -> int:
