@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from sixfold.errors import UserError, is_fault, one_line
 from sixfold.files.durable import disk_errors, faultpoint, write_json_atomic, write_text_atomic
@@ -43,8 +43,14 @@ FIRST = "sources"
 EXAMPLES = 4
 """Examples of each reason that are recorded."""
 
+RULES = 2
+"""Version of what the stages decide. It grows when one reads or decides the same rows otherwise, so
+that folders made before are not taken as done.
+"""
+
 _EXCERPT = 300
 _HELD = "held"
+_PACKAGE = 5  # PKG_DIRECTORY of the former module imp, as ModuleFinder has it
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,9 @@ def planned(curation: Curation, opened: Sequence[Opened]) -> list[Step]:
     """The stages with their folders, the first one included."""
     settings = curation.settings
     sources = [[one.settings.model_dump(mode="json"), one.content] for one in opened]
-    key = _hash([__version__, settings.seed, settings.bad_rows, settings.longest_row, sources])
+    key = _hash(
+        [__version__, RULES, settings.seed, settings.bad_rows, settings.longest_row, sources]
+    )
     work = curation.out / "work"
     steps = [Step(None, key, work / f"00-{FIRST}")]
     recipe = find_recipe(settings.recipe) if settings.recipe else None
@@ -182,7 +190,7 @@ def planned(curation: Curation, opened: Sequence[Opened]) -> list[Step]:
 
 def _code_files(kind: str) -> list[Path]:
     """Files of a user's stage: its file and what that imports from its folder, or those of the
-    folder of its package.
+    top folder of its package, with all that is below.
     """
     source = kind.rpartition(":")[0]
     if not source:
@@ -191,13 +199,34 @@ def _code_files(kind: str) -> list[Path]:
         spec = module_spec(source)
         if not spec or not spec.origin or not Path(spec.origin).is_file():
             return []
-        if "." in source or spec.submodule_search_locations:
-            return sorted(Path(spec.origin).parent.glob("*.py"))
+        top = module_spec(source.partition(".")[0])
+        if top and (folders := top.submodule_search_locations):
+            return sorted(path for one in folders for path in Path(one).rglob("*.py"))
         source = spec.origin
-    finder = ModuleFinder(path=[str(Path(source).parent)])
+    finder = _Imports(path=[str(Path(source).parent)])
     finder.run_script(source)
     places = (vars(one)["__file__"] for one in finder.modules.values())
     return sorted(Path(place) for place in places if place)
+
+
+class _Imports(ModuleFinder):
+    """Follows imports, also into folders without `__init__.py`, which have no loader."""
+
+    def find_module(
+        self, name: str, path: Any, parent: Any = None
+    ) -> tuple[IO[Any] | None, str | None, Any]:
+        try:
+            return super().find_module(name, path, parent)
+        except AttributeError:
+            (folder,) = (Path(one) / name for one in path or self.path)
+            return None, str(folder), ("", "", _PACKAGE)
+
+    def load_package(self, fqname: str, pathname: str) -> Any:
+        if (Path(pathname) / "__init__.py").is_file():
+            return super().load_package(fqname, pathname)
+        module: Any = self.add_module(fqname)
+        module.__path__ = [pathname]
+        return module
 
 
 def _files_in(value: Any) -> Iterator[Path]:

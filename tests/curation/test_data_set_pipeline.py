@@ -162,13 +162,25 @@ def test_a_change_repeats_the_stages_that_it_concerns(
     assert curate(recipe, "--set", "bad_rows=refuse") == 2  # although its sources were read before
 
 
-@pytest.mark.parametrize("kind", ["rules_within:Exact", "rules_alone:Exact"])
-def test_a_stage_of_a_module_without_a_dot_depends_on_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+CODE = {
+    "a package": ("rules_within:Exact", "rules_within/exact.py"),
+    "a package below": ("rules_within:Exact", "rules_within/deep/limits.py"),
+    "beside the folder of a module": ("rules_within.exact:Exact", "rules_within/deep/limits.py"),
+    "above the folder of a module": ("rules_within.deep.limits:Exact", "rules_within/exact.py"),
+    "a module": ("rules_alone:Exact", "exact_beside.py"),
+}
+"""Kind of a stage, and a file that it depends on."""
+
+
+@pytest.mark.parametrize(("kind", "inside"), CODE.values(), ids=CODE)
+def test_a_stage_of_a_module_depends_on_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, inside: str
 ) -> None:
     """The files of a package, and what a module alone imports from its folder."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "rules_within").mkdir()
+    (tmp_path / "rules_within" / "deep").mkdir(parents=True)
+    (tmp_path / "rules_within" / "deep" / "__init__.py").write_text("")
+    (tmp_path / "rules_within" / "deep" / "limits.py").write_text(STAGE)
     (tmp_path / "rules_within" / "__init__.py").write_text("from .exact import Exact\n")
     (tmp_path / "rules_within" / "exact.py").write_text(STAGE)
     (tmp_path / "rules_alone.py").write_text("from exact_beside import Exact\n")
@@ -178,7 +190,6 @@ def test_a_stage_of_a_module_without_a_dot_depends_on_its_files(
     curation = read_curation(recipe)
     opened = opened_sources(curation)
     keys = [planned(curation, opened)[-1].key for _ in range(2)]
-    inside = "rules_within/exact.py" if "within" in kind else "exact_beside.py"
     (tmp_path / inside).write_text(f"{STAGE}# changed\n")
     keys.append(planned(curation, opened)[-1].key)
     assert keys[0] == keys[1] != keys[2]
@@ -200,6 +211,38 @@ def test_a_change_of_a_file_that_a_stage_imports_repeats_it(
         (tmp_path / f"{name}.py").write_text((tmp_path / f"{name}.py").read_text() + "\n")
         curate(recipe)
         assert stage_runs(capsys) == [False, again, again], name
+
+
+def test_imports_from_a_folder_without_an_init_file(tmp_path: Path) -> None:
+    """Their files count too. A folder of data with the name of a package has none."""
+    recipe = make_recipe(tmp_path)
+    (tmp_path / "own_stage.py").write_text(
+        f"from plain_beside.limits import LIMIT\nfrom plain_beside import deep\n{STAGE}\n"
+        "def later():\n    import datasets\n    from datasets import load_dataset\n"
+    )
+    (tmp_path / "plain_beside" / "deep").mkdir(parents=True)
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "a.jsonl").write_text("{}")
+    limits = tmp_path / "plain_beside" / "limits.py"
+    keys = []
+    for text in ("LIMIT = 1\n", "LIMIT = 1\n", "LIMIT = 2\n"):
+        limits.write_text(text)
+        curation = read_curation(recipe)
+        keys.append(planned(curation, opened_sources(curation))[-1].key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_folders_of_other_rules_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(tmp_path)
+    monkeypatch.setattr("sixfold_curation.pipeline.RULES", 1)
+    curate(recipe)
+    monkeypatch.undo()
+    for again in (True, False):
+        capsys.readouterr()
+        curate(recipe)
+        assert stage_runs(capsys) == [again] * 3
 
 
 def test_a_change_of_a_file_that_a_setting_names_repeats_its_stage(
