@@ -38,10 +38,12 @@ class Rule:
 
     @property
     def rounds(self) -> int:
-        """Most rounds of a task. After them, equal rollouts are evidence."""
+        """Most rounds of a task: twice those after which equal rollouts are evidence, because
+        rollouts with failed checks are none.
+        """
         bounds = [bound for bound in (self.hard_until, 1 - self.easy_from) if bound > 0]
         most = max((math.log(LEVEL) / math.log1p(-bound) for bound in bounds), default=1.0)
-        return math.ceil(most / self.samples)
+        return 2 * math.ceil(most / self.samples)
 
     def lacks(self, found: TaskProfile | None, seed: int) -> bool:
         """True if a task needs the round of this seed."""

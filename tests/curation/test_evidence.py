@@ -12,20 +12,24 @@ from sixfold.data.profile import Measurement, TaskProfile
 from sixfold_curation.evidence import LEVEL, Rule
 
 
-def sampled(rule: Rule, rate: float, rng: random.Random, wrong: str = "") -> TaskProfile:
+def sampled(
+    rule: Rule, rate: float, rng: random.Random, wrong: str = "", broken: int = 0
+) -> TaskProfile:
     """A task with this pass rate, after all rounds that the rule asks for.
 
     Args:
         wrong: answer of all rollouts that do not solve it. "": none.
+        broken: checks of each round that fail.
     """
     found = None
     for seed in range(rule.rounds):
         if rule.lacks(found, seed):
-            solved = sum(rng.random() < rate for _ in range(rule.samples))
-            failed = rule.samples - solved
+            checked = rule.samples - broken
+            solved = sum(rng.random() < rate for _ in range(checked))
+            failed = checked - solved
             rewards = (1.0,) * solved + (0.0,) * failed
             others = {wrong: failed} if wrong else {}
-            new = Measurement("t", "t", seed, solved, rewards, others=others)
+            new = Measurement("t", "t", seed, solved, rewards, broken, others=others)
             found = TaskProfile((*(found.measured if found else ()), new))
     assert found
     return found
@@ -48,7 +52,7 @@ def test_share_that_is_held_is_that_of_an_exact_test(samples: int, bound: float,
         assert held == pytest.approx(expected, abs=spread)
         assert easy == pytest.approx(expected, abs=spread)
         # After n rounds of K, (1 - p)^(K n) + p^(K n) go on.
-        ends = [samples * n for n in range(1, rule.rounds)]
+        ends = range(samples, most, samples)
         rounds = [rate**end + (1 - rate) ** end for end in ends]
         mean = sum(one.rollouts for one in lower) / tasks
         assert mean == pytest.approx(samples * (1 + sum(rounds)), rel=0.2)
@@ -107,6 +111,16 @@ def test_votes_are_counted_among_rollouts_whose_answers_are_known() -> None:
     assert rule.bucket(TaskProfile(tuple(rounds))) == "held_hard"
     known = replace(rounds[1], others={"117": 32})
     assert rule.bucket(TaskProfile((rounds[0], known))) == "held_conflict"
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+@pytest.mark.parametrize(("broken", "rounds"), [(1, 9), (4, 15), (7, 16)])
+def test_rollouts_with_failed_checks_are_made_up_for(rate: float, broken: int, rounds: int) -> None:
+    """59 checked rollouts decide at 0.05. At most 128 rollouts are tried."""
+    rule = Rule(8, 0.05, 0.95)
+    found = sampled(rule, rate, random.Random(0), broken=broken)
+    bucket = "train" if broken == 7 else "easy" if rate else "held_hard"
+    assert (len(found.measured), rule.bucket(found)) == (rounds, bucket)
 
 
 def test_checks_that_always_fail_are_not_tried_again() -> None:
