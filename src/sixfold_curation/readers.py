@@ -328,10 +328,15 @@ def _verl(row: Row, source: SourceSettings) -> Read:
         return read
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         return replace(read, answer=value[0])
+    pairs = value if isinstance(value, list) else [value]
+    if pairs and all(isinstance(one, dict) and one.keys() == {"input", "output"} for one in pairs):
+        value = {f"{name}s": [one[name] for one in pairs] for name in ("input", "output")}
     if isinstance(value, dict) and value.keys() >= {"inputs", "outputs"}:
-        columns = {**row.fields, "question": "", "input_output": truth}
+        columns = {**row.fields, "question": "", "input_output": json.dumps(value)}
         tests = _benchmark(replace(row, fields=columns), source, form="apps").added
         return replace(read, answer=None, added=tests)
+    if any(isinstance(one, dict) for one in pairs):
+        raise BadRow("malformed", f"{column!r} is JSON of an unknown form: name answer_field")
     return read
 
 

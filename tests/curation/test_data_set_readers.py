@@ -264,15 +264,32 @@ def test_a_ground_truth_in_a_list(tmp_path: Path, truth: str, answer: str) -> No
     assert (read["prompt"], read["answer"]) == (USER, answer)
 
 
-def test_a_ground_truth_of_tests_becomes_tests(tmp_path: Path) -> None:
+TESTS = (
+    {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]},
+    [{"input": "1\n", "output": "1\n"}, {"input": "2\n", "output": "2\n"}],
+)
+
+
+@pytest.mark.parametrize("tests", TESTS)
+def test_a_ground_truth_of_tests_becomes_tests(tmp_path: Path, tests: Any) -> None:
     """As in Eurus-2-RL and DeepCoder. The prompt stays as it is."""
-    truth = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]})
+    truth = json.dumps(tests)
     (read,) = made(tmp_path, [{**VERL, "reward_model": {"ground_truth": truth, "style": "rule"}}])
     assert (read["prompt"], read["answer"], read["id"]) == (USER, None, "made/3")
     assert read["tests"]["hidden"] == [["1\n", "1\n"], ["2\n", "2\n"]]
     data = DataConfig(source=str(tmp_path / "out" / "train.jsonl"), heldout=0)
     (task,) = load_tasks(data, seed=0, rewards=("code",)).train
     assert task.columns["tests"]["type"] == "stdin"
+
+
+@pytest.mark.parametrize("truth", ['{"functional": "assert f(1)"}', '[{"input": "1"}]', "{}"])
+def test_a_ground_truth_of_another_form_is_a_bad_row(tmp_path: Path, truth: str) -> None:
+    """Unless the recipe names the column: then it is the text."""
+    rows = [{**VERL, "reward_model": {"ground_truth": one}} for one in (truth, "4")]
+    (read,) = made(tmp_path, rows)
+    assert read["answer"] == "4"
+    both = made(tmp_path, rows, answer_field="reward_model.ground_truth")
+    assert [one["answer"] for one in both] == [truth, "4"]
 
 
 def test_ultrafeedback_as_it_was_published(tmp_path: Path) -> None:
