@@ -17,7 +17,7 @@ import torch
 
 from sixfold.files.durable import write_text_atomic
 from sixfold.model.device import prepare_device, resolve_device
-from sixfold.processes.child import Child
+from sixfold.processes.child import Child, ChildError
 
 from .calibration import Timing, fitted_table, repeated
 from .hardware import Accelerator, Cluster
@@ -57,8 +57,12 @@ values take as long to read as the rest of the step, and do not fit in the cache
 
 CROWDED = (f"decode {WIDE.name} {CACHED}", f"train {WIDE.name} {TOKENS[-1]}")
 """Calls that are timed again while the other cores compute."""
-BUSY, STARTS_S = "sixfold_planning.measure_cases", 60.0
-"""Program of the processes that then train, and the longest time until they do, in seconds."""
+BUSY, STARTS_S, MOST_BUSY = "sixfold_planning.measure_cases", 60.0, 8
+"""Program of the processes that then train, the longest time until they do, in seconds, and their
+largest number: each needs memory."""
+
+DECODED = (MOST + 2) * STEPS + 2
+"""Tokens that a sequence of a decode case may have: enough for all rounds of one `repeated`."""
 
 CPU_MATMUL = {"fp32": (512, 1024), "bf16": (256,)}
 """Widths of the timed matrix products. Without bfloat16 units, wider ones take a CPU seconds."""
@@ -121,33 +125,58 @@ def measure(out: Path | None) -> int:
 def crowding(probe: Probe, cases: Mapping[str, Case], alone: Mapping[str, Timing]) -> float:
     """Time of calls while all other cores compute, divided by that while they rest. At least 1.
 
+    With more than `MOST_BUSY` others, the loss grows in proportion. 1 if they do not start.
+
     Args:
         cases: the timed cases by name, those of `CROWDED` among them.
         alone: their timings while the others rest.
     """
     threads = torch.get_num_threads()
-    others = ((os.cpu_count() or 1) - threads) // threads
+    idle = cores() - threads
+    others = min(MOST_BUSY, idle // threads)
     if probe.device != "cpu" or others < 1:
         return 1.0
+    decode, train = CROWDED
+    # The sequences of the timed case have ended, or nearly.
+    engine = EngineCases(WIDE.build("cpu"), "cpu", probe.autocast)
+    chosen = {decode: engine.decode(CACHED, SHORT, DECODED), train: cases[train]}
+    try:
+        beside = _beside(others, threads, chosen)
+    except ChildError as error:
+        print(f"not timed beside busy cores: {error}")
+        return 1.0
+    slower = mean(beside[name].median / alone[name].median for name in CROWDED)
+    return 1 + max(0.0, slower - 1) * idle / (others * threads)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _beside(others: int, threads: int, cases: Mapping[str, Case]) -> dict[str, Timing]:
+    """Timings of cases while so many other processes compute."""
     with ExitStack() as ending:
+        started = []
         for _ in range(others):
             busy = Child(BUSY, environment={"OMP_NUM_THREADS": str(threads)})
             ending.callback(busy.close, grace_s=0.0)
             busy.send(b"")
+            started.append(busy)
+        for busy in started:
             busy.receive(STARTS_S)  # it computes from now on
-        chosen = {name: cases[name] for name in CROWDED}
-        beside = repeated(chosen, time.perf_counter, budget_s=BUDGET_S / 5, least=LEAST, most=MOST)
-    return max(1.0, mean(beside[name].median / alone[name].median for name in CROWDED))
+        return repeated(cases, time.perf_counter, budget_s=BUDGET_S / 5, least=LEAST, most=MOST)
 
 
 def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:
     """Everything that is timed, by name. `ending` closes what must be closed."""
     device, cases = probe.device, dict[str, Case]()
-    steps = (MOST + 2) * STEPS + 2
     for model in (model.on(device) for model in MODELS):
         engine = EngineCases(model.build(device), device, probe.autocast)
         for sequences in SEQUENCES:
-            cases[f"decode {model.name} {sequences}"] = engine.decode(sequences, SHORT, steps)
+            cases[f"decode {model.name} {sequences}"] = engine.decode(sequences, SHORT, DECODED)
         trainer = TrainerCases(model.build(device), device, probe.autocast)
         for tokens in TOKENS:
             cases[f"prefill {model.name} {tokens}"] = engine.prefill(tokens)
@@ -157,8 +186,8 @@ def cases_of(probe: Probe, ending: ExitStack) -> dict[str, Case]:
             cases["episode"] = episode = EpisodeCase(model.build(device), probe.autocast)
             ending.callback(episode.close)
         if model.name == WIDE.name:
-            cases["long"] = engine.decode(CACHED, LONG, steps)
-            cases["shared"] = engine.decode(CACHED, LONG, steps, SAMPLES)
+            cases["long"] = engine.decode(CACHED, LONG, DECODED)
+            cases["shared"] = engine.decode(CACHED, LONG, DECODED, SAMPLES)
             cases["update"], cases["sync"] = trainer.update(), engine.sync()
             cases["file"] = engine.file()
     for name, dtype in DTYPES.items():
@@ -247,7 +276,7 @@ def measured_rates(probe: Probe, timings: Mapping[str, Timing], crowded: float) 
         file_byte_s=timings["file"].median / (4e9 * wide.params_b),
         crowded=crowded,
         threads=torch.get_num_threads() if probe.device == "cpu" else 0,
-        cores=os.cpu_count() or 1,
+        cores=cores(),
     )
 
 

@@ -158,6 +158,8 @@ class EngineCases:
             for _ in range(STEPS):
                 engine.step()
             self._wait()
+            if len(engine.scheduler.running) < sequences:
+                raise RuntimeError("sequences have ended: a step does less than it is timed for")
             return STEPS
 
         return steps

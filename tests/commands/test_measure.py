@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 
 from sixfold.cli import main
-from sixfold.processes.child import Child
+from sixfold.processes.child import Child, ChildError
 from sixfold_planning import measure
 from sixfold_planning.calibration import Timing
 from sixfold_planning.hardware_file import measured_hardware, read_hardware
@@ -24,6 +24,7 @@ from sixfold_planning.measure_cases import (
     SAMPLES,
     STEPS,
     WIDE,
+    Case,
     EngineCases,
     EpisodeCase,
     ProbeModel,
@@ -126,11 +127,16 @@ def test_costs_are_recovered_from_timings() -> None:
             assert getattr(table, cost) == pytest.approx(getattr(expected, cost), rel=1e-4), cost
 
 
-@pytest.mark.parametrize(("cores", "others"), [(1, 0), (2, 1), (4, 3)])
+@pytest.mark.parametrize(
+    ("cores", "others", "crowded"), [(1, 0, 1.0), (2, 1, 1.3), (4, 3, 1.3), (17, 8, 1.6)]
+)
 def test_crowding_is_timed_while_all_other_cores_compute(
-    monkeypatch: pytest.MonkeyPatch, cores: int, others: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, others: int, crowded: float
 ) -> None:
-    """Decode steps take 1.2 times as long beside them, and updates 1.4 times."""
+    """Decode steps take 1.2 times as long beside them, and updates 1.4 times.
+
+    8 of 16 cores stand for all: what they cost is half.
+    """
     running, most = 0, 0
 
     class Busy:
@@ -142,26 +148,46 @@ def test_crowding_is_timed_while_all_other_cores_compute(
         def send(self, body: bytes) -> None:
             assert body == b""
 
-        def receive(self, timeout_s: float) -> None: ...
+        def receive(self, timeout_s: float) -> None:
+            assert running == others  # all start together
 
         def close(self, grace_s: float) -> None:
             nonlocal running
             running -= 1
 
-    def repeated(cases: Mapping[str, object], *_: object, **__: object) -> dict[str, Timing]:
+    def repeated(cases: Mapping[str, Case], *_: object, **__: object) -> dict[str, Timing]:
         nonlocal most
         most = running
+        for _ in range(measure.MOST + 1):
+            assert cases[measure.CROWDED[0]]() == STEPS  # no sequence has ended
         factors = dict(zip(measure.CROWDED, (1.2, 1.4), strict=True))
         return {name: Timing((factors[name] * alone[name].median,)) for name in cases}
 
     alone = made_up_timings()
     monkeypatch.setattr(measure, "Child", Busy)
     monkeypatch.setattr(measure, "repeated", repeated)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = measure.crowding(CPU, dict.fromkeys(alone, lambda: 1), alone)
-    assert found == pytest.approx(1.3 if others else 1.0)
+    assert found == pytest.approx(crowded)
     assert (most, running) == (others, 0)
+    assert measure.measured_rates(CPU, alone, found).cores == cores
+
+
+def test_without_busy_processes_the_rest_is_still_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Silent(SimpleNamespace):
+        def receive(self, timeout_s: float) -> None:
+            raise ChildError("no answer in 60 s")
+
+    busy = Silent(send=lambda body: None, close=lambda grace_s: None)
+    alone = made_up_timings()
+    monkeypatch.setattr(measure, "Child", lambda *_, **__: busy)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert measure.crowding(CPU, dict.fromkeys(alone, lambda: 1), alone) == 1.0
+    assert "not timed beside busy cores: no answer" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
@@ -198,6 +224,8 @@ def test_every_case_does_the_work_that_it_is_timed_for() -> None:
     engine, trainer = EngineCases(model, "cpu", None), TrainerCases(model, "cpu", None)
     before = model.lm_head.weight.detach().clone()
     assert engine.decode(8, 4, 8)() == engine.decode(16, 4, 8, SAMPLES)() == STEPS
+    with pytest.raises(RuntimeError, match="sequences have ended"):
+        engine.decode(8, 4, STEPS)()
     episode = EpisodeCase(model, None)
     assert episode() == episode() == EPISODES
     episode.close()
