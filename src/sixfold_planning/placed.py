@@ -77,6 +77,10 @@ def placed_step(
         trained_share: share of the tokens that the trainer computes. It leaves out groups without
             a gradient.
 
+    Returns:
+        Phases as they are alone. Training and sync of the step, if it runs ahead, as they are while
+        the samplers compute too.
+
     Raises:
         UserError: if all phases take no time, as a hardware file may say.
     """
@@ -96,10 +100,14 @@ def placed_step(
         sync += file_seconds(arch, device)
     phases = PhaseSeconds(sampling(1.0), check_s, reference, train, sync)
     checks.positive(**{"seconds of all phases": (seconds := phases.total)})
+    step = StepTime(seconds, phases.rollout + check_s, reference + train, sync)
     if where.staleness:
         training = reference + train + sync
         seconds = ahead_seconds(sampling, check_s, training, where.staleness, where.slowdown)
-    step = StepTime(seconds, phases.rollout + check_s, reference + train, sync)
+        sampled = sampled_seconds(sampling, check_s, training, where.staleness, seconds)
+        lost = (where.slowdown - 1) * min(sampled, training)
+        slower = 1 + lost / training if training else 1.0
+        step = StepTime(seconds, step.sampling, slower * step.training, slower * sync)
     return TopologyPlan(where.name, count, count, 1, phases, step)
 
 
@@ -132,8 +140,7 @@ def ahead_seconds(
     batches = staleness + 1
 
     def needed(step: float) -> float:
-        together = batches - (check_s + training) / step
-        sampled = sampling(min(batches, max(1.0, together)))
+        sampled = sampled_seconds(sampling, check_s, training, staleness, step)
         longer, shorter = max(sampled, training), min(sampled, training)
         return max(longer + (slowdown - 1) * shorter, (sampled + check_s + training) / batches)
 
@@ -145,3 +152,20 @@ def ahead_seconds(
         middle = (low + high) / 2
         low, high = (middle, high) if needed(middle) > middle else (low, middle)
     return needed(high)
+
+
+def sampled_seconds(
+    sampling: Callable[[float], float],
+    check_s: float,
+    training: float,
+    staleness: int,
+    step: float,
+) -> float:
+    """Seconds of sampling per batch of a run ahead, in steps of `step` seconds.
+
+    Args:
+        sampling, check_s, training, staleness: as in `ahead_seconds`.
+    """
+    batches = staleness + 1
+    together = batches - (check_s + training) / step
+    return sampling(min(batches, max(1.0, together)))

@@ -76,6 +76,11 @@ class Prediction:
         found[STEP] = plan.step.seconds
         if ahead:  # the trainer measures how long it waits for samples
             found["rollout"] = max(0.0, plan.step.trainer_idle)
+            # Its own phases are longer by what the samplers cost them meanwhile.
+            alone = found["reference"] + found["trainer"] + found["sync"]
+            slower = (plan.step.training + plan.step.sync) / alone if alone else 1.0
+            for phase in ("reference", "trainer", "sync"):
+                found[phase] *= slower
         return found
 
     @property

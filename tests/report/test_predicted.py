@@ -171,6 +171,25 @@ def test_ahead_the_trainer_waits_for_samples_and_checks() -> None:
     assert "checks of" in line
 
 
+@pytest.mark.parametrize(("trained_share", "longer"), [(0.02, "rollout"), (1.0, "trainer")])
+def test_ahead_on_one_device_training_takes_longer_while_both_compute(
+    trained_share: float, longer: str
+) -> None:
+    """Twice as long while samplers compute too. The rest of the step is the wait for samples."""
+    given = replace(PREDICTION, work=replace(PREDICTION.work, reference=False))
+    ahead = replace(given, placed=Placed(staleness=1, slowdown=2.0))
+    alone = given.seconds(LENGTHS, trained_share)
+    found = ahead.seconds(LENGTHS, trained_share)
+    assert max(("rollout", "trainer"), key=lambda phase: alone[phase]) == longer
+    assert sum(found[phase] for phase in PHASES) == pytest.approx(found[STEP], rel=1e-3)
+    trains = found["trainer"] + found["sync"]
+    assert trains / found["trainer"] == pytest.approx(1 + alone["sync"] / alone["trainer"])
+    if longer == "rollout":
+        assert found["trainer"] == pytest.approx(2 * alone["trainer"])
+    else:  # samples always wait
+        assert trains == pytest.approx(found[STEP], rel=1e-3)
+
+
 def test_the_first_step_does_not_count_and_two_more_are_too_few() -> None:
     slow = logged({"trainer": 3.0})
     assert rung([slow] + [logged()] * (3 * WINDOW)) == []
