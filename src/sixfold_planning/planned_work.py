@@ -12,7 +12,7 @@ from sixfold.data.profile import Measured, measured
 from sixfold.errors import UserError
 from sixfold.recipe.model_shape import ModelShape
 from sixfold.recipe.plan import Plan, make_plan
-from sixfold.recipe.schema import Placement, Recipe, RolloutConfig, SamplersApart
+from sixfold.recipe.schema import Placement, RayPlacement, Recipe, RolloutConfig, SamplersApart
 from sixfold.sizing.layers import ExpertSize, LinearModule
 from sixfold.sizing.model_size import ModelSize
 
@@ -136,43 +136,65 @@ def _workload(
     return work, tuple(assumed)
 
 
+def trainer_threads(recipe: Recipe) -> int:
+    """CPU threads of the trainer that a recipe asks for. 0: it asks for no number."""
+    threads, placement = recipe.run.threads, recipe.placement
+    if isinstance(placement, RayPlacement) and placement.ranks > 1:
+        threads = max(1, threads)
+    if recipe.rollout.staleness and not placement.apart and threads:
+        return max(1, threads // 2)  # the sampler has the other half
+    return threads
+
+
 def placed(
-    placement: Placement, rollout: RolloutConfig, threads: int, device: Accelerator
+    placement: Placement,
+    rollout: RolloutConfig,
+    threads: int,
+    device: Accelerator,
+    sharing: int = 1,
 ) -> Placed:
     """Where the roles of a recipe compute.
 
-    Engines on a GPU share it with the trainer. vLLM and servers have devices of their own.
+    Engines on a GPU share it with the trainer. vLLM and servers have devices of their own, and so
+    have actors of a Ray cluster, unless the run starts the cluster on this CPU.
 
     Args:
         placement: which processes sample.
         rollout: what samples, and how far ahead.
-        threads: CPU threads of the trainer (`run.threads`). 0: as many as were measured.
+        threads: CPU threads of the trainer while it trains. 0: as many as were measured.
         device: device of a trainer rank.
+        sharing: trainer ranks on that device.
 
     Raises:
-        UserError: if a CPU was measured with another number of threads than the run has.
+        UserError: if a CPU was measured with another number of threads than the run has, or if
+            several ranks share it.
     """
     ahead, rates = rollout.staleness, device.measured
     if rollout.backend.kind != "engine":
         return Placed(staleness=ahead)
     apart = placement if isinstance(placement, SamplersApart) and placement.apart else None
     processes = apart.samplers if apart else 0
+    actors = apart if isinstance(apart, RayPlacement) and apart.ranks == 1 else None
     if rates is None or not rates.threads:
+        if actors:
+            return Placed(processes, processes, ahead)
         return Placed(processes, staleness=ahead, slowdown=2.0)
+    if sharing > 1:
+        raise UserError(f"{sharing} trainer ranks share one CPU: their time is not known")
     own = threads or rates.threads
-    if ahead and not processes:
-        # Both compute with half of the threads, and the interpreter runs one of them at a time.
-        _check_threads(rates, max(1, own // 2))
-        return Placed(staleness=ahead, slowdown=2.0)
     sampler = apart.threads if apart else own
     _check_threads(rates, own, sampler)
+    if ahead and not processes:
+        # The interpreter runs one of them at a time.
+        return Placed(staleness=ahead, slowdown=2.0)
+    if actors and actors.address:
+        return Placed(processes, processes, ahead)
     crowd = rates.slowed(max(1, processes) * sampler)
     both = rates.slowed(own + processes * sampler)
     return Placed(processes, max(1, processes), ahead, crowd, both / crowd)
 
 
-def _check_threads(rates: MeasuredRates, trainer: int, sampler: int = 0) -> None:
-    sampler = sampler or trainer
+def _check_threads(rates: MeasuredRates, trainer: int, sampler: int) -> None:
     if trainer != sampler:
         raise UserError(
             f"the trainer has {trainer} CPU threads and each sampler {sampler}: their time is known"

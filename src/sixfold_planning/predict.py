@@ -53,12 +53,15 @@ def _earlier(folder: Path) -> Prediction | None:
 
 def _predicted(recipe: Recipe, device: str, ranks: int, first_step: int) -> Prediction:
     """Raises UserError with the reason if nothing can be predicted."""
+    import torch  # not needed to read a prediction
+
     cluster, measured = known_devices(device, ranks)
     if not Path(recipe.data.curriculum.profile).expanduser().is_file():  # a resume goes on without
         recipe = recipe.with_settings({"data.curriculum.profile": ""})
     inputs = planned_inputs(recipe.run.name, recipe, mean_tokens=None)
     memory = None if device == "cpu" else _peak_bytes(inputs.plan, device, ranks)
-    where = placed(recipe.placement, recipe.rollout, recipe.run.threads, cluster.device)
+    sharing, threads = ranks // cluster.count, torch.get_num_threads()
+    where = placed(recipe.placement, recipe.rollout, threads, cluster.device, sharing)
     return Prediction(inputs.arch, cluster, measured, inputs.work, where, first_step, memory)
 
 

@@ -17,10 +17,11 @@ from sixfold_planning.hardware import Accelerator, Cluster, find_accelerator
 from sixfold_planning.hardware_file import hardware_text
 from sixfold_planning.measured_rates import CostTable
 from sixfold_planning.placed import Placed, ahead_seconds, placed_step
-from sixfold_planning.planned_work import placed
+from sixfold_planning.planned_work import placed, trainer_threads
 from sixfold_planning.planner import learning_seconds
 
 PROCESSES = ("--placement.kind", "processes", "--run.threads", "1")
+RAY = ("--placement.kind", "ray", "--placement.samplers", "4")
 AHEAD = ("--rollout.staleness", "1")
 STEP = CostTable((1, 1000), (0.0, 999.0), (0,) * 2, (0,) * 2, (0,) * 2)
 """A decode step of n sequences takes n - 1 seconds."""
@@ -28,7 +29,7 @@ STEP = CostTable((1, 1000), (0.0, 999.0), (0,) * 2, (0,) * 2, (0,) * 2)
 
 def of_recipe(device: Accelerator, *flags: str) -> Placed:
     recipe = load_recipe("demo", flags)
-    return placed(recipe.placement, recipe.rollout, recipe.run.threads, device)
+    return placed(recipe.placement, recipe.rollout, trainer_threads(recipe), device)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,49 @@ def test_a_gpu_is_shared_and_a_server_has_its_own() -> None:
     assert of_recipe(gpu, *server, *AHEAD) == Placed(staleness=1)
 
 
+def test_actors_of_a_ray_cluster_have_devices_of_their_own() -> None:
+    gpu, address = find_accelerator("H100"), ("--placement.address", "auto")
+    assert of_recipe(gpu, *RAY, *AHEAD, *address) == Placed(4, 4, 1)
+    ranks = of_recipe(gpu, *RAY, *AHEAD, *address, "--placement.ranks", "2")
+    assert ranks == Placed(4, staleness=1, slowdown=2.0)  # processes beside each rank
+    cpu = machine(crowded=1.25, threads=1, cores=2)
+    assert of_recipe(cpu, *RAY, *address, "--run.threads", "1") == Placed(4, 4)
+    assert of_recipe(cpu, *RAY, "--run.threads", "1").crowd == 2.5  # four on two cores
+
+
+def test_without_a_number_of_threads_each_side_has_as_many_as_were_measured() -> None:
+    assert of_recipe(machine(threads=4), *AHEAD) == Placed(staleness=1, slowdown=2.0)
+    assert of_recipe(machine(threads=2), *AHEAD, "--run.threads", "4").slowdown == 2
+
+
+def test_the_time_of_ranks_that_share_a_cpu_is_not_known() -> None:
+    recipe = load_recipe("demo", ())
+    with pytest.raises(UserError, match="2 trainer ranks share one CPU"):
+        placed(recipe.placement, recipe.rollout, 1, machine(threads=1), sharing=2)
+
+
+def test_a_plan_without_a_known_time_still_has_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "here.toml"
+    path.write_text(hardware_text(Cluster(machine(train=CALLS, decode=STEP, threads=1), 1)))
+    words = ("plan", "demo", "--hardware", str(path), "--run.threads", "4")
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"] is None and set(found["topologies"]) == {"colocated"}
+    assert main([*words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "run not predicted: " in text and "Memory of each" in text
+    assert "OMP_NUM_THREADS=4 sixfold plan --measure" in text
+
+
 @pytest.mark.parametrize(
     ("measured", "flags", "said"),
     [
         (2, ("--run.threads", "1"), "OMP_NUM_THREADS=1 sixfold plan --measure"),
-        (2, AHEAD, "OMP_NUM_THREADS=1 sixfold plan --measure"),  # each has half of the threads
+        # Each has half of the threads.
+        (2, (*AHEAD, "--run.threads", "2"), "OMP_NUM_THREADS=1 sixfold plan --measure"),
+        (2, (*RAY, "--placement.ranks", "2"), "OMP_NUM_THREADS=1 sixfold plan --measure"),
         (2, ("--placement.kind", "processes"), "run.threads and placement.threads"),
     ],
 )

@@ -19,8 +19,11 @@ from sixfold.report.prediction import FILE, PHASES, read_prediction, write_predi
 from sixfold.report.run_record import read_run
 from sixfold.run.start import train_run
 from sixfold_planning import predict
+from sixfold_planning.hardware import Cluster
+from sixfold_planning.hardware_file import hardware_text
 from sixfold_planning.predict import known_devices
 from sixfold_planning.prediction import HARDWARE, Prediction
+from tests.planning.test_measured_rates import CALLS, machine
 
 from .processes import metrics, tiny_recipe
 
@@ -108,6 +111,20 @@ def test_a_machine_that_was_not_measured_gets_the_command_and_no_prediction(
     said = read_prediction(folder)
     assert isinstance(said, str) and "sixfold plan --measure" in said
     assert {path.name for path in folder.iterdir()} == {FILE}
+
+
+def test_the_threads_of_the_run_count_and_not_those_that_were_measured(
+    cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text(hardware_text(Cluster(machine(train=CALLS, decode=CALLS, threads=3), 1)))
+    cache.write_text(cache.read_text().replace("here", "a CPU", 1))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert written(folder)
+    assert write_prediction(folder, recipe(), device="cpu", ranks=2, step=0) is None
+    assert "2 trainer ranks share" in str(read_prediction(folder))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert written(folder) is None
+    assert "OMP_NUM_THREADS=4 sixfold plan --measure" in str(read_prediction(folder))
 
 
 def test_a_broken_hardware_file_or_too_large_a_model_stops_no_run(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sixfold.errors import UserError
 from sixfold.report.untrusted import one_line
 
 from ..constants import CONSTANTS
 from ..hardware import Cluster
-from ..placed import COLOCATED, OWN, placed_step
-from ..planned_work import Inputs, placed
+from ..placed import COLOCATED, OWN, Placed, placed_step
+from ..planned_work import Inputs, placed, trainer_threads
 from ..planner import Comparison, TopologyPlan, compare_topologies
 from ..step_time import useful_tokens_per_second
 from .advice import async_rows, limit_rows, split_rows, sync_rows
@@ -54,12 +55,27 @@ class Answer:
 
     @property
     def running(self) -> TopologyPlan | None:
-        """The step that Sixfold runs, with the settings of the verdict. None: it cannot."""
+        """The step that Sixfold runs, with the settings of the verdict.
+
+        None: it cannot, or the time is not known.
+        """
         found = self.verdict.inputs
-        if found is None:
+        if found is None or self.untimed:
             return None
         known = self.verdict.kind != UNKNOWN
         return own_step(found, self.cluster) if known else self.together
+
+    @property
+    def untimed(self) -> str:
+        """Why the time of a step that Sixfold runs is not known. "" if it is, or runs none."""
+        found = self.verdict.inputs
+        if found is None or self.verdict.kind == UNKNOWN:
+            return ""
+        try:
+            _placed(found, self.cluster)
+        except UserError as error:
+            return str(error)
+        return ""
 
     def hours(self, plan: TopologyPlan) -> float:
         """Hours that the run takes with such steps."""
@@ -77,9 +93,13 @@ def own_step(inputs: Inputs, cluster: Cluster) -> TopologyPlan:
     Raises:
         UserError: if the device was measured with other numbers of threads.
     """
-    recipe = inputs.plan.recipe
-    where = placed(recipe.placement, recipe.rollout, recipe.run.threads, cluster.device)
+    where = _placed(inputs, cluster)
     return placed_step(inputs.arch, cluster, inputs.work, where, check_s=inputs.check_s)
+
+
+def _placed(inputs: Inputs, cluster: Cluster) -> Placed:
+    recipe, device = inputs.plan.recipe, cluster.device
+    return placed(recipe.placement, recipe.rollout, trainer_threads(recipe), device)
 
 
 def answer(inputs: Inputs, cluster: Cluster, shared: SharedMemory | None = None) -> Answer:
@@ -101,10 +121,10 @@ def answer(inputs: Inputs, cluster: Cluster, shared: SharedMemory | None = None)
         pools, pools_fit = pool_rows(inputs, cluster.device, apart)
         pools = [*pools, *copy_rows(inputs, apart)]
     verdict = verdict_of(inputs, cluster, shared)
-    if verdict.kind == RUNS:
-        own = own_step(inputs, cluster)
+    given = Answer(inputs, cluster, found, memory, fits, pools, pools_fit, verdict)
+    if verdict.kind == RUNS and (own := given.running):
         found = replace(found, topologies={**found.topologies, own.name: own})
-    return Answer(inputs, cluster, found, memory, fits, pools, pools_fit, verdict)
+    return replace(given, found=found)
 
 
 def title(given: Answer) -> str:
@@ -234,6 +254,8 @@ def tokens_per_second(given: Answer, plan: TopologyPlan) -> float:
 def cost_rows(given: Answer) -> Rows:
     """Time and price of the whole run, if Sixfold runs it."""
     plan, device = given.running, given.cluster.device
+    if given.untimed:
+        return [("run", f"not predicted: {given.untimed}")]
     if plan is None:
         return [("run", "Sixfold cannot run this: see the first lines")]
     label = {WITH_SETTINGS: "with the settings above", UNKNOWN: "if it fits"}

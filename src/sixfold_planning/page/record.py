@@ -116,7 +116,10 @@ def verdict_record(verdict: Verdict, hint: str) -> Json:
 
 
 def _run(given: Answer) -> Json | None:
-    """Time and cost of the run with the settings of the verdict. None: Sixfold cannot run it."""
+    """Time and cost of the run with the settings of the verdict.
+
+    None: Sixfold cannot run it, or the time is not known.
+    """
     plan = given.running
     if plan is None:
         return None
