@@ -181,7 +181,7 @@ def placed_row(case: str, run: Path, check: float) -> Row:
         check_s=check,
         trained_share=found.trained_share,
     )
-    measured = [line["time/total_s"] + line["time/log_s"] for line in lines[WARM_UP:]]
+    measured = [line["time/total_s"] for line in lines[WARM_UP:]]  # with the log's time
     return Row(case, "step", statistics.median(measured), plan.step.seconds)
 
 
@@ -309,6 +309,9 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     options.flags = flags
     cases = options.cases.split(",")
+    pairs = len(flags) % 2 == 0 and all("." in name for name in flags[::2])
+    if flags and not (pairs and PLACED in cases):
+        parser.error(f"unknown {' '.join(flags)}: settings of a run are for the case {PLACED}")
     if unknown := sorted(set(cases) - set(CASES)):
         parser.error(f"unknown {', '.join(unknown)}: choose from {', '.join(CASES)}")
     with tempfile.TemporaryDirectory() as folder:
