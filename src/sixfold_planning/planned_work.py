@@ -136,12 +136,17 @@ def _workload(
     return work, tuple(assumed)
 
 
-def trainer_threads(recipe: Recipe) -> int:
-    """CPU threads of the trainer that a recipe asks for. 0: it asks for no number."""
-    threads, placement = recipe.run.threads, recipe.placement
+def trainer_threads(placement: Placement, rollout: RolloutConfig, threads: int) -> int:
+    """CPU threads of the trainer while it trains. 0: the recipe asks for no number.
+
+    Args:
+        placement: which processes sample and train.
+        rollout: how far ahead it samples.
+        threads: `run.threads`.
+    """
     if isinstance(placement, RayPlacement) and placement.ranks > 1:
         threads = max(1, threads)
-    if recipe.rollout.staleness and not placement.apart and threads:
+    if rollout.staleness and not placement.apart and threads:
         return max(1, threads // 2)  # the sampler has the other half
     return threads
 

@@ -29,7 +29,8 @@ STEP = CostTable((1, 1000), (0.0, 999.0), (0,) * 2, (0,) * 2, (0,) * 2)
 
 def of_recipe(device: Accelerator, *flags: str) -> Placed:
     recipe = load_recipe("demo", flags)
-    return placed(recipe.placement, recipe.rollout, trainer_threads(recipe), device)
+    where = recipe.placement, recipe.rollout
+    return placed(*where, trainer_threads(*where, recipe.run.threads), device)
 
 
 @pytest.mark.parametrize(

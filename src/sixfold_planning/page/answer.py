@@ -98,8 +98,9 @@ def own_step(inputs: Inputs, cluster: Cluster) -> TopologyPlan:
 
 
 def _placed(inputs: Inputs, cluster: Cluster) -> Placed:
-    recipe, device = inputs.plan.recipe, cluster.device
-    return placed(recipe.placement, recipe.rollout, trainer_threads(recipe), device)
+    recipe = inputs.plan.recipe
+    where = recipe.placement, recipe.rollout
+    return placed(*where, trainer_threads(*where, recipe.run.threads), cluster.device)
 
 
 def answer(inputs: Inputs, cluster: Cluster, shared: SharedMemory | None = None) -> Answer:
