@@ -14,6 +14,7 @@ import json
 import math
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -123,14 +124,16 @@ def compare_methods(
     left = [number for number in range(len(tasks)) if number not in done]
     count = min(at_once or _room(world, plan), len(left))
     numbers = iter(left)
-    world.loop.run(together(work(numbers, count == 1) for _ in range(count)))
-    if crowded:
-        print(
-            f"{len(crowded)} tasks are searched again, one at a time: the KV cache had no room for"
-            f" the prefixes of {count} tasks. Raise engine.kv_tokens or lower --tasks-at-once",
-            flush=True,
-        )
-        world.loop.run(work(iter(sorted(crowded)), True))
+    with closing(searcher):
+        world.loop.run(together(work(numbers, count == 1) for _ in range(count)))
+        if crowded:
+            print(
+                f"{len(crowded)} tasks are searched again, one at a time: the KV cache had no room"
+                f" for the prefixes of {count} tasks. Raise engine.kv_tokens or lower"
+                " --tasks-at-once",
+                flush=True,
+            )
+            world.loop.run(work(iter(sorted(crowded)), True))
     rows = list(read_rows(blocks, len(tasks)))
     for name in (SOLUTIONS, PAIRS):
         made = [one for row in rows for one in row.pop(name)]

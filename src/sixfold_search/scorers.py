@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,6 @@ from sixfold.reward_model.reward import load_scorers
 from sixfold.reward_model.scorer import Scorer
 from sixfold.reward_model.step_reward import load_process_scorer
 from sixfold.reward_model.step_scorer import ProcessScorer
-from sixfold.step_scorer import StepScorer
 from sixfold.types import Group, Task, Trajectory
 
 
@@ -45,33 +43,6 @@ class OutcomeScorer:
         rewards: list[float] = torch.sigmoid(self._scorer.rewards(*read)).tolist()
         self.tokens = self._scorer.tokens
         return [[reward] for reward in rewards]
-
-
-class SharedScorer(StepScorer):
-    """A scorer that several searches share, one call at a time.
-
-    Args:
-        scorer: the scorer.
-        lock: held while it scores.
-
-    Attributes:
-        tokens: tokens of the calls of this search.
-    """
-
-    def __init__(self, scorer: StepScorer, lock: threading.Lock) -> None:
-        self.tokens = 0
-        self._scorer = scorer
-        self._lock = lock
-
-    def score(
-        self, task: Task, completions: Sequence[str], ends: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        with self._lock:
-            before = self._scorer.tokens
-            try:
-                return self._scorer.score(task, completions, ends)
-            finally:
-                self.tokens += self._scorer.tokens - before
 
 
 def scorer_folders(scorer: str) -> str:

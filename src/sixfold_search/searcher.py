@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,8 +22,9 @@ from sixfold.step_scorer import StepScorer
 from sixfold.types import Group, SamplingParams, Task
 
 from .difficulty import NAME, Choice, Way
-from .scorers import Oracle, OutcomeScorer, SharedScorer
+from .scorers import Oracle, OutcomeScorer
 from .settings import Settings
+from .shared_scorer import SharedScorer
 from .steps import Stepping
 from .task_search import Found, search
 
@@ -80,13 +81,14 @@ class Searcher:
         self._scorer = scorer
         self._model = model
         self._renderer = world.renderer.copy()  # the verifier uses that of the world, in a thread
-        self._grading = threading.Lock()
+        self._grading = ThreadPoolExecutor(1, "search-grades")
+        self._scoring = ThreadPoolExecutor(1, "search-scores")
         self._scorer_of: Callable[[], StepScorer | None] = lambda: None
         if plan.scorer == "verifier":
             oracle = Oracle(world.environment, world.renderer)
             self._scorer_of = partial(SharedScorer, oracle, self._grading)
         elif scorer:
-            self._scorer_of = partial(SharedScorer, scorer, threading.Lock())
+            self._scorer_of = partial(SharedScorer, scorer, self._scoring)
         self._params = SamplingParams(
             rollout.max_new_tokens,
             rollout.temperature,
@@ -119,7 +121,9 @@ class Searcher:
             if found[name].evicted and not alone:
                 return None
         groups = [Group(task, list(one.candidates)) for one in found.values()]
-        await in_thread(self._grade, groups)
+        # `_check_failures`: over all tasks
+        grade = partial(self._world.environment.score, error_budget=1.0)
+        await in_thread(grade, groups, executor=self._grading)
         solutions, pairs = self._lessons(task, list(found.values()))
         return {
             "task": task.id,
@@ -132,9 +136,10 @@ class Searcher:
             PAIRS: pairs,
         }
 
-    def _grade(self, groups: Sequence[Group]) -> None:
-        with self._grading:  # `_check_failures`: over all tasks
-            self._world.environment.score(groups, error_budget=1.0)
+    def close(self) -> None:
+        """Begin no scoring or grading, and wait until those that have begun have ended."""
+        for thread in (self._scoring, self._grading):
+            thread.shutdown(cancel_futures=True)
 
     async def _search(self, way: Way, task: Task, alone: bool) -> Found:
         world = self._world

@@ -25,6 +25,7 @@ from sixfold.steps import Steps, last_tokens
 from sixfold.types import FinishReason, SamplingParams, Task, Trajectory
 
 from .aggregate import Aggregate
+from .shared_scorer import SharedScorer
 
 BLOCK = 16
 """Tokens of a block of the prefix cache, if the generator does not say."""
@@ -252,7 +253,8 @@ class Tree:
         if fresh:
             before = self._scorer.tokens
             ends = {t: self._steps.ends(t) if self._by_step else [len(t)] for t in fresh}
-            known |= await in_thread(self._scores, ends)
+            thread = self._scorer.thread if isinstance(self._scorer, SharedScorer) else None
+            known |= await in_thread(self._scores, ends, executor=thread)
             used = self._scorer.tokens - before
             self.cost = replace(self.cost, scored=self.cost.scored + used)
             read = len(self.prompt) + sum(len(chain.tokens) for chain in fresh.values())

@@ -6,7 +6,7 @@ The policy samples in the server's engine, beside all other requests. One reward
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -20,7 +20,8 @@ from sixfold.steps import check_steps, own_ends_of
 from sixfold.types import Task
 from sixfold_search import Settings, Stepping, search
 from sixfold_search.methods import METHODS, Method
-from sixfold_search.scorers import OutcomeScorer, SharedScorer
+from sixfold_search.scorers import OutcomeScorer
+from sixfold_search.shared_scorer import SharedScorer
 from sixfold_search.task_search import Found
 
 from .api_error import bad_request
@@ -45,7 +46,7 @@ class Searches:
         self._engine = engine
         self._renderer = renderer
         self._scorer = scorer
-        self._scoring = threading.Lock()
+        self._scoring = ThreadPoolExecutor(1, "search-scores")
 
     def asked(self, ask: Ask) -> SearchForm | None:
         """The search of a request, or None. With a reward model, `best_of` is a search too.

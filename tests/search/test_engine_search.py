@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from sixfold.rollout.generator import wait_for
 from sixfold.types import SamplingParams, Task
 from sixfold_search import Settings, Stepping, search, tree
 from sixfold_search.methods import METHODS
-from sixfold_search.scorers import SharedScorer
+from sixfold_search.shared_scorer import SharedScorer
 from sixfold_search.task_search import Found
 
 TASK = Task("t", "17+25=42;17+2=19;1+")
@@ -53,7 +53,7 @@ def run(
         "stepping": STEPS,
         "scorer": Scores(lambda lines: len(set("".join(lines))) / 64),
     }
-    given, lock = {**given, **more}, threading.Lock()
+    given, thread = {**given, **more}, ThreadPoolExecutor(1)
 
     async def all_of() -> list[Found]:
         return await asyncio.gather(
@@ -63,7 +63,7 @@ def run(
                     renderer,
                     task,
                     method=method,
-                    **{**given, "scorer": SharedScorer(given["scorer"], lock)},
+                    **{**given, "scorer": SharedScorer(given["scorer"], thread)},
                 )
                 for task in tasks or [TASK]
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -37,6 +39,7 @@ from sixfold_search.aggregate import AGGREGATES
 from sixfold_search.difficulty import SEARCHES
 from sixfold_search.methods import METHODS as ALL
 from sixfold_search.scorers import OutcomeScorer
+from sixfold_search.searcher import Searcher
 
 METHODS = ("greedy", "majority", "best_of_n", "beam", "mcts")
 BUDGET = 900
@@ -335,6 +338,40 @@ def test_other_data_do_not_continue_a_search(
     said = {"rows.jsonl": "data.answers", "even.py": "code of env", "rm": "weights of --scorer"}
     said["ends.py"] = "code of --steps"
     assert (code, said[changed] in capsys.readouterr().err) == (2, True)
+
+
+def test_after_a_failure_no_scoring_begins_and_none_runs_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, failing, cancelled, returned = (threading.Event() for _ in range(4))
+    calls, ended, real = [], [], Searcher.row
+
+    def slow(self: OutcomeScorer, task: Task, texts: Any, ends: Any) -> list[list[float]]:
+        calls.append(task.id)
+        begun.set()
+        cancelled.wait(60)
+        returned.wait(0.3)  # the command does not return before this ends
+        ended.append(task.id)
+        return [[0.0] for _ in texts]
+
+    async def row(self: Searcher, task: Task, *given: Any) -> Any:
+        if first := not failing.is_set():
+            failing.set()
+        try:
+            if first:
+                await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+                raise UserError("this task fails")
+            return await real(self, task, *given)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    monkeypatch.setattr(OutcomeScorer, "score", slow)
+    monkeypatch.setattr(Searcher, "row", row)
+    assert main([*words(place, tmp_path / "out"), "--tasks-at-once", "3"]) == 2
+    returned.set()
+    assert len(calls) == 1
+    assert ended == calls
 
 
 def test_failed_checks_are_counted_over_all_tasks() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -59,8 +61,15 @@ def release_workers() -> None:
         library.omp_pause_resource_all(2)  # omp_pause_hard
 
 
-async def in_thread(function: Callable[..., T], *given: Any) -> T:
-    """Result of a function that computes in another thread, with the settings of this one."""
+async def in_thread(function: Callable[..., T], *given: Any, executor: Executor | None = None) -> T:
+    """Result of a function that computes in another thread, with the settings of this one.
+
+    Args:
+        function: the function.
+        given: its arguments.
+        executor: has the thread. If the call is cancelled while it waits there, it never begins;
+            a function that has begun goes on. None: that of the event loop.
+    """
     settings = ThreadSettings.here()
 
     def compute() -> T:
@@ -70,4 +79,5 @@ async def in_thread(function: Callable[..., T], *given: Any) -> T:
         finally:
             release_workers()
 
-    return await asyncio.to_thread(compute)
+    context = copy_context()
+    return await asyncio.get_running_loop().run_in_executor(executor, context.run, compute)
