@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sixfold.engine import radix_cache
 from sixfold.engine.block_hash_cache import BlockHashCache
 from sixfold.engine.block_manager import BlockManager
 from sixfold.engine.engine import make_prefix_cache
@@ -275,6 +276,41 @@ def test_a_match_ends_within_the_closest_block_that_it_may_end_in() -> None:
     found = cache.match([1, 2, 6, 9], avoid=new)
     assert (found.length, found.blocks[-1]) == (3, old)
     assert cache.match([1, 2, 6, 9], avoid=[old, *new]).length == 2
+
+
+_pairs = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+@given(keys=st.lists(_pairs, unique=True, max_size=9), avoided=st.sets(st.integers(0, 9)))
+@settings(max_examples=100, deadline=None)
+def test_the_closest_block_is_that_of_a_search_through_all(
+    keys: list[tuple[int, int]], avoided: set[int]
+) -> None:
+    _, cache, tables = filled(RadixCache, [7, 7], *([7, 7, *key] for key in keys))
+    avoid = [tables[at + 1][-1] for at in avoided if at < len(keys)]
+    allowed = [k for k, table in zip(keys, tables[1:], strict=True) if table[-1] not in avoid]
+    for asked in ((a, b) for a in range(4) for b in range(4) if (a, b) not in keys):
+        expected = max((int(key[0] == asked[0]) for key in allowed), default=0)
+        found = cache.match([7, 7, *asked], avoid=avoid)
+        assert found.length == 2 + expected
+        assert expected == 0 or found.blocks[-1] not in avoid
+
+
+def test_few_of_many_blocks_that_may_not_be_used_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, cache, tables = filled(RadixCache, *([7, 7, first, 0] for first in range(18)))
+    compared: list[object] = []
+    real = radix_cache._common
+    monkeypatch.setattr(radix_cache, "_common", lambda a, b: (compared.append(b), real(a, b))[1])
+
+    class Avoid(set[int]):
+        def __contains__(self, block: object) -> bool:
+            compared.append(block)
+            return super().__contains__(block)
+
+    assert cache.match([7, 7, 9, 1], avoid=Avoid(table[-1] for table in tables)).length == 2
+    assert len(compared) <= 4
 
 
 def test_a_hash_depends_on_all_tokens_before() -> None:

@@ -157,15 +157,16 @@ class RadixCache:
             return (0, -1) if block in avoid else (_common(tokens, node.keys[within]), block)
         # In sorted order, the key with the longest common prefix is next to the place of `tokens`.
         place = bisect_left(node.order, tuple(tokens[: self._blocks.block_size]))
-        sides = (range(place - 1, -1, -1), range(place, len(node.order)))
-        beside = (
-            next((key for key in keys if node.children[key].blocks[0] not in avoid), None)
-            for keys in ((node.order[at] for at in side) for side in sides)
-        )
-        return max(
-            ((_common(tokens, key), node.children[key].blocks[0]) for key in beside if key),
-            default=(0, -1),
-        )
+        best = (0, -1)
+        for side in (range(place - 1, -1, -1), range(place, len(node.order))):
+            for key in map(node.order.__getitem__, side):
+                found = _common(tokens, key), node.children[key].blocks[0]
+                if found[0] <= best[0]:
+                    break  # keys that are farther have no more in common
+                if found[1] not in avoid:
+                    best = found
+                    break
+        return best
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Split an edge after `at` blocks. Returns the upper node, which takes the old node's
