@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import threading
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from sixfold import event_loop
+from sixfold.checks.scorer import together
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +92,25 @@ def test_an_interrupt_ends_the_tasks_of_a_loop_in_the_background() -> None:
         signal.signal(signal.SIGINT, before)
     assert freed == [True]
     loop.close()
+
+
+def test_an_interrupt_within_one_of_several_tasks_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop, freed = event_loop.EventLoop(), []
+
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def waiting() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            freed.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(together([waiting(), interrupted()]))
+    assert freed == [True]
+    loop.close()
+    gc.collect()
+    assert not caplog.records  # "Task exception was never retrieved"

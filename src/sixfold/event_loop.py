@@ -76,19 +76,33 @@ class EventLoop:
         try:
             with _watch(self._loop):
                 return self._loop.run_until_complete(coroutine)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit) as interrupt:
             # A signal handler raised inside the loop: the tasks were not told.
-            self._clean_up()
+            self._clean_up(interrupt)
             raise
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, interrupt: BaseException | None = None) -> None:
         """Cancel all tasks and wait for them.
 
         The wait has a limit: the signal may have hit the loop while it was waking a task, which
         then never ends.
+
+        Args:
+            interrupt: what a signal handler raised. Tasks that wait for the one in which it was
+                raised raise it again, which does not end the wait.
         """
-        if tasks := self._cancel_all():
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
+        if not (tasks := self._cancel_all()):
+            return
+        waiting = self._loop.create_task(asyncio.wait(tasks, timeout=CLEAN_UP_S))
+        while not waiting.done():
+            try:
+                self._loop.run_until_complete(waiting)
+            except (KeyboardInterrupt, SystemExit) as raised:
+                if raised is not interrupt:
+                    raise
+        for task in tasks:
+            if interrupt and task.done() and not task.cancelled():
+                task.exception()  # asyncio reports an exception that nobody has read
 
     def _cancel_all(self) -> set[asyncio.Task[Any]]:
         tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}
