@@ -75,8 +75,8 @@ def compare_methods(
         out: folder for the results. With the tasks of an interrupted run, it goes on.
         scorer: the reward model. None: there is none, or the verifier scores.
         difficulties: pass rates of the tasks. None: unknown.
-        at_once: tasks that are searched at the same time, which changes no result. None: as many as
-            the KV cache has room for.
+        at_once: tasks that are searched at the same time. With the own engine this changes no
+            result. None: as many as its KV cache has room for; one with an engine elsewhere.
 
     Returns:
         One row of `searches.jsonl` per task.
@@ -145,12 +145,12 @@ def compare_methods(
 def _room(world: Assembly, plan: Plan) -> int:
     """Number of tasks whose chains fit into the KV cache side by side, at least 1.
 
-    For an engine elsewhere, which keeps its own cache: into that of a default engine.
+    1 for an engine elsewhere: nothing tells what its cache has dropped.
     """
     engine, longest = world.engine, world.longest
-    tokens = world.recipe.engine.max_running * longest
-    if isinstance(engine, Engine):
-        tokens = engine.scheduler.blocks.count * engine.scheduler.blocks.block_size
+    if not isinstance(engine, Engine):
+        return 1
+    tokens = engine.scheduler.blocks.count * engine.scheduler.blocks.block_size
     ways = [plan.way(name) for name in plan.methods]
     ways += plan.choice.ways if plan.choice else []
     chains = [way.settings.n if "n" in METHODS[way.method].reads else 1 for way in ways]

@@ -110,8 +110,9 @@ class Options:
     tasks: PositiveInt | None = option("number of tasks, drawn by run.seed (default: all)")
     train: bool = option("search training tasks, for data to train on", False)
     tasks_at_once: PositiveInt | None = option(
-        "tasks that are searched at the same time, which changes no result (default: as many as the"
-        " KV cache has room for)"
+        "tasks that are searched at the same time, which changes no result with the own engine"
+        " (default: as many as its KV cache has room for; 1 with an engine elsewhere, which may"
+        " drop prefixes unseen)"
     )
     profile: Path | None = option(
         "pass rates of the tasks (sixfold data, stage stratify): figures by difficulty",

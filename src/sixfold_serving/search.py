@@ -213,6 +213,7 @@ def facts_of(found: Found, method: str, prompt: int) -> dict[str, Any]:
             "value": found.value,
             "completions": len(found.candidates),
             "refused_by_scorer": found.refused,
+            "recomputed": found.evicted,
         },
         "usage": {
             "prompt_tokens": prompt,

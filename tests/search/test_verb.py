@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -372,6 +373,12 @@ def test_after_a_failure_no_scoring_begins_and_none_runs_on(
     returned.set()
     assert len(calls) == 1
     assert ended == calls
+
+
+def test_an_engine_elsewhere_searches_one_task_at_a_time() -> None:
+    world: Any = SimpleNamespace(engine=object(), longest=10)
+    given = verb.Options(recipe="", out=Path("out"))
+    assert compare._room(world, verb._plan(given, ("majority",), "")) == 1
 
 
 def test_failed_checks_are_counted_over_all_tasks() -> None:

@@ -99,6 +99,7 @@ def test_an_answer_is_that_of_a_search_on_its_own_engine(
             "value": pytest.approx(found.value),
             "completions": len(found.candidates),
             "refused_by_scorer": found.refused,
+            "recomputed": False,
         }
         cost = found.cost
         assert cost.scored > 0 and len(found.candidates) > 1
