@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.generator import wait_for
 from sixfold.types import SamplingParams, Task
 from sixfold_search import Stepping, search
-from sixfold_search.scorers import SharedScorer
+from sixfold_search.shared_scorer import SharedScorer
 from sixfold_search.task_search import Found
 
 METHODS = ("greedy", "majority", "best_of_n", "beam")
@@ -52,7 +52,7 @@ class Searches:
         self.renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         self.generator = EngineGenerator(self.engine, self.renderer)
         self.params = SamplingParams(TOKENS, stop_token_ids=policy.stop_token_ids, seed=1)
-        self.scorer, self.budget, self.lock = scorer, budget, threading.Lock()
+        self.scorer, self.budget, self.thread = scorer, budget, ThreadPoolExecutor(1)
 
     async def of(self, task: Task, method: str) -> Found:
         return await search(
@@ -62,7 +62,7 @@ class Searches:
             method=method,
             params=self.params,
             stepping=Stepping("token:;"),
-            scorer=SharedScorer(self.scorer, self.lock),
+            scorer=SharedScorer(self.scorer, self.thread),
             budget=self.budget,
         )
 
