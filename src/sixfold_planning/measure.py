@@ -62,7 +62,7 @@ BUSY, STARTS_S, MOST_BUSY = "sixfold_planning.measure_cases", 60.0, 8
 largest number: each needs memory."""
 
 DECODED = (MOST + 2) * STEPS + 2
-"""Tokens that a sequence of a decode case may have: enough for all rounds of one `repeated`."""
+"""Tokens by which a timed sequence may grow: enough for all rounds of one call of `repeated`."""
 
 CPU_MATMUL = {"fp32": (512, 1024), "bf16": (256,)}
 """Widths of the timed matrix products. Without bfloat16 units, wider ones take a CPU seconds."""
@@ -137,7 +137,7 @@ def crowding(probe: Probe, cases: Mapping[str, Case], alone: Mapping[str, Timing
     if probe.device != "cpu" or others < 1:
         return 1.0
     decode, train = CROWDED
-    # The sequences of the timed case have ended, or nearly.
+    # New sequences: those of the first timing have no room left to grow.
     engine = EngineCases(WIDE.build("cpu"), "cpu", probe.autocast)
     chosen = {decode: engine.decode(CACHED, SHORT, DECODED), train: cases[train]}
     try:

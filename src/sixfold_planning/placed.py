@@ -1,4 +1,4 @@
-"""A step of a run of Sixfold: the samplers where its recipe places them, in turn or ahead.
+"""Seconds of a step of a run, whose samplers work in turn with the trainer, or ahead of it.
 
 Every trainer rank has engines of its own. With `rollout.staleness` S, batches S + 1 of prompts are
 always open. Each is sampled, waits for its checks, and is trained. So a step takes the longest of
@@ -72,6 +72,7 @@ def placed_step(
     """Predict a step of a run.
 
     Args:
+        where: where the roles compute.
         cluster: devices of the trainer ranks.
         check_s: seconds of a reward check after the last token. 0: it hides behind sampling.
         trained_share: share of the tokens that the trainer computes. It leaves out groups without

@@ -185,7 +185,10 @@ def placed(
             return Placed(processes, processes, ahead)
         return Placed(processes, staleness=ahead, slowdown=2.0)
     if sharing > 1:
-        raise UserError(f"{sharing} trainer ranks share one CPU: their time is not known")
+        raise UserError(
+            f"{sharing} trainer ranks share one CPU, and how much they slow each other down is not"
+            " measured"
+        )
     own = threads or rates.threads
     sampler = apart.threads if apart else own
     _check_threads(rates, own, sampler)

@@ -1,4 +1,4 @@
-"""Searches of one task by all methods of a comparison, and what is graded and kept of them."""
+"""Search tasks by all methods of a comparison, grade what is found, and keep rows to train on."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Searcher:
             if found[name].evicted and not alone:
                 return None
         groups = [Group(task, list(one.candidates)) for one in found.values()]
-        # `_check_failures`: over all tasks
+        # The share of failed checks has its limit over all tasks (`_check_failures`).
         grade = partial(self._world.environment.score, error_budget=1.0)
         await in_thread(grade, groups, executor=self._grading)
         solutions, pairs = self._lessons(task, list(found.values()))

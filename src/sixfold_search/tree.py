@@ -328,9 +328,11 @@ class Tree:
         return {text: tuple(scores) for text, scores in zip(ends, found, strict=True)}
 
     def _known(self, tokens: Sequence[int], goes_on: bool = False) -> int:
-        """How many of the first tokens the search has computed.
+        """Length of the longest beginning of the tokens that this search has computed.
 
-        goes_on: they end with a piece that was just sampled, of which the newest is not computed.
+        Args:
+            tokens: a prompt with a chain.
+            goes_on: the chain was sampled without a pause: all but its newest token is computed.
         """
         if goes_on:
             return len(tokens) - 1
