@@ -104,6 +104,13 @@ def test_a_minority_or_a_bare_majority_is_no_conflict(votes: int) -> None:
     assert Rule(8, 0.05, 0.95).bucket(found) == expected
 
 
+def test_a_task_that_was_solved_once_is_no_conflict() -> None:
+    """1 of 128 is below the bound, and 120 agree on another answer: the reference can be right."""
+    rewards = (1.0, *[0.0] * 127)
+    found = TaskProfile((Measurement("t", "t", 0, 1, rewards, others={"117": 120}),))
+    assert Rule(8, 0.05, 0.95).bucket(found) == "held_hard"
+
+
 def test_votes_are_counted_among_rollouts_whose_answers_are_known() -> None:
     """32 of 64 were measured when no answers were stored. All others agree."""
     rounds = [Measurement("t", "t", seed, 0, (0.0,) * 32) for seed in range(2)]
