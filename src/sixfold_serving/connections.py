@@ -107,9 +107,9 @@ class Interruptible:
         try:
             await self._app(scope, receive, send)
         except (KeyboardInterrupt, SystemExit) as signal:
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # otherwise the run stops already
-                asyncio.get_running_loop().call_soon(_throw, signal)
+            # Also while the task is being cancelled, as it is by the end of a streamed reply. If
+            # the run stops already, the event loop knows the exception that has stopped it.
+            asyncio.get_running_loop().call_soon(_throw, signal)
             raise
 
 

@@ -37,18 +37,20 @@ def agent(task, base_url):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("where", ["loop", "handler", "cancelled handler"])
 def test_a_signal_stops_the_run_without_a_traceback(
-    stream: bool, inside: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stream: bool, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One agent waits for a reply. The signal arrives in the handler of another agent's request
-    (`inside`), or in the event loop.
+    """One agent waits for a reply. The signal arrives in the event loop, in the handler of another
+    agent's request, or there while something else, such as the end of a stream, cancels its task.
     """
     of = renderer("qwen2.5-instruct")
     checked = Settings.check
 
     def check(settings: Settings, ask: Any, params: Any) -> None:
-        if inside and ask.messages[-1].content == "now":
+        if where != "loop" and ask.messages[-1].content == "now":
+            if where == "cancelled handler" and (task := asyncio.current_task()):
+                task.cancel()
             raise Interrupted
         checked(settings, ask, params)
 
@@ -57,7 +59,7 @@ def test_a_signal_stops_the_run_without_a_traceback(
         with client(base_url) as api:
             while task.id == "b" and not made.running:
                 time.sleep(0.01)
-            if task.id == "b" and not inside:
+            if task.id == "b" and where == "loop":
                 loop[0].call_soon_threadsafe(interrupt)
             list(api.chat.completions.create(model="m", messages=say, stream=stream))
 

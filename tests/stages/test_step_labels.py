@@ -275,6 +275,11 @@ def test_episodes_have_no_steps_to_label(tmp_path: Path) -> None:
             'sample.keep = "all"\nsample.mix = [{source = "x.jsonl"}]',
             r"sample\.mix has no effect with sample\.label_steps",
         ),
+        (
+            'sample.keep = "all"',
+            'sample.keep = "all"\nenvironment.rewards = ["prm:judge"]',
+            r"stage 'sample': sample\.label_steps = 100 needs rewards that say what is solved",
+        ),
     ],
 )
 def test_stages_that_cannot_work_are_refused(
@@ -283,3 +288,18 @@ def test_stages_that_cannot_work_are_refused(
     assert old in TEXT
     with pytest.raises(UserError, match=message):
         recipe(tmp_path, TEXT.replace(old, new))
+
+
+def test_the_judge_of_labels_that_all_stages_share_may_reward_rl(tmp_path: Path) -> None:
+    text = TEXT.replace("sample.label_steps", "# ").replace("sample.label_ends", "# ")
+    shared = f'sample.label_steps = {CONTINUATIONS}\nsample.label_ends = "every:1"\n'
+    rl = """
+[[stages]]
+kind = "rl"
+model = "stage:first"
+run.steps = 1
+environment.rewards = ["RULE:rule", "prm:stage:prm"]
+environment.prm.credit = "gain"
+algorithm.advantage = "process"
+"""
+    recipe(tmp_path, shared + text + rl)

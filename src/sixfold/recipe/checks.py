@@ -28,7 +28,6 @@ from .schema import (
     ReplayConfig,
     RewardScoringConfig,
     RolloutConfig,
-    SampleConfig,
     SglangBackend,
     SixfoldBackend,
     TrainerConfig,
@@ -83,7 +82,7 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     lora = 0 if recipe.samples_apart else rank
     _check_eval(recipe.eval)
     _check_prm(recipe.prm, recipe.environment.prm, recipe.sample.label_ends)
-    _check_prm_rewards(recipe.environment, recipe.data, recipe.sample)
+    _check_prm_rewards(recipe.environment, recipe.data)
     _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_evaluated("run.patience", recipe.run.patience, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
@@ -399,7 +398,7 @@ def _check_prm(training: PrmConfig, scoring: ProcessScoringConfig, labels: str) 
         )
 
 
-def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, sample: SampleConfig) -> None:
+def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig) -> None:
     """Refuse process reward models where they cannot score, and their settings without one."""
     own = config.prm
     used = [name for name in config.rewards if name.startswith(PRM)]
@@ -421,12 +420,6 @@ def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, sample: Samp
         raise UserError(
             f"environment.rewards = ['{used[0]}'] scores the steps of one reply, and"
             " environment.episode or environment.agent plays several. Remove one of them"
-        )
-    if sample.labelled:
-        raise UserError(
-            f"{sample.labelled_by} needs rewards that say what is solved,"
-            f" and '{used[0]}' rewards steps alone, of whole replies. Set environment.rewards to a"
-            " verifier in this stage"
         )
     forms = {data.prompt_form, *(entry.prompt_form for entry in data.sources)}
     if "rendered" in forms and own.convention != "sixfold":

@@ -18,7 +18,7 @@ from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import READ_BY, check_reference, check_sampled, resolve_losses
 from .reward_models import PRM, is_implicit, reward_model_paths
-from .schema import NAME, LoraConfig, SourceConfig
+from .schema import NAME, LoraConfig, Recipe, SourceConfig
 from .settled import settled
 from .stages import (
     ACCEPTS,
@@ -243,6 +243,8 @@ def _stage(
             check_reference(recipe.preference, recipe.reference)
     if row.makes == "reward_model":
         _check_reward_model(kind, recipe.model.lora, where)
+    if row.makes == "dataset":
+        _check_labels(recipe, where)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)
@@ -316,6 +318,17 @@ def _check_reward_model(kind: str, lora: LoraConfig, where: str) -> None:
         raise UserError(
             f"{where}: model.lora.base = 'nf4': a reward model is saved with its adapter merged"
             " into its base, whose weights are not stored. Use 'bfloat16' in this stage"
+        )
+
+
+def _check_labels(recipe: Recipe, where: str) -> None:
+    """Refuse labels of steps by a process reward model, which rewards whole replies alone."""
+    judges = [name for name in recipe.environment.rewards if name.startswith(PRM)]
+    if judges and recipe.sample.labelled:
+        raise UserError(
+            f"{where}: {recipe.sample.labelled_by} needs rewards that say what is solved, and"
+            f" '{judges[0]}' rewards steps alone, of whole replies. Set environment.rewards to a"
+            " verifier in this stage"
         )
 
 

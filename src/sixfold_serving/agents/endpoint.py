@@ -126,6 +126,7 @@ class Endpoint:
             log_config=None,
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # a signal in that layer would be lost, see `Interruptible`
             timeout_keep_alive=IDLE_SECONDS,
         )
         self._server = _Server(config)
