@@ -86,6 +86,7 @@ def test_a_program_with_the_openai_client_is_trained(tmp_path: Path) -> None:
             assert trajectory.reward is not None and "ones" in trajectory.reward.parts
 
 
+@pytest.mark.nightly
 def test_episodes_through_the_endpoint_equal_those_of_the_player(tmp_path: Path) -> None:
     """Tokens, log-probs and versions from the real engine are equal bit for bit. Its sizes are
     those for which CPU kernels give a row the same bits beside any other rows (tests/conftest.py).

@@ -625,7 +625,7 @@ def symmetric() -> tuple[Tensor, float]:
     return entropy, right
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",

@@ -6,10 +6,12 @@ import importlib
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 
+@pytest.mark.nightly
 def test_the_tiny_job_runs_on_a_cpu(tmp_path: Path) -> None:
     target = tmp_path / "rows.json"
     importlib.import_module("train").main(["--device", "cpu", "--tiny", "--json", str(target)])

@@ -46,7 +46,7 @@ def files(run: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["shared", "copy"])
 def test_checkpoints_are_the_same_as_without_a_background(

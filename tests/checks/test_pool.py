@@ -171,6 +171,7 @@ def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     assert len(pids) == 2 and eventually(lambda: not any(running(pid) for pid in pids))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_check_that_takes_too_long_after_it_blamed_the_answer_is_no_failure() -> None:
     texts = ["right", "hang", "blame hang", "blame crash", "blame raise", "right"]

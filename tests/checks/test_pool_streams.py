@@ -91,7 +91,7 @@ def test_async_checks_end_at_their_own_time_limit() -> None:
     assert found[0].values == found[-1].values == after[0].values
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "error"),
@@ -111,6 +111,7 @@ def test_only_the_async_check_that_ends_its_process_fails(word: str, error: str)
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_async_and_plain_rewards_have_processes_of_their_own() -> None:
     async def use(pool: WorkerPool) -> list[float | None]:

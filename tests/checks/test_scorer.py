@@ -109,6 +109,7 @@ def test_rewards_are_weighted_summed_and_logged_by_name() -> None:
     assert rewards(g)[1].parts == {"arithmetic": 0.0, "length": 3.0, "<lambda>": 10.0}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
     texts = [
@@ -387,6 +388,7 @@ def test_reward_that_cannot_be_loaded_is_a_user_error(tmp_path: Path) -> None:
         environment.score([group(["x"])])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_math_answers_by_algebra_in_a_process() -> None:
     tasks = [Task(id=str(i), prompt="", answer=r"\sqrt{2}") for i in range(4)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -44,23 +43,14 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return error
 
 
-def test_a_plan_takes_less_than_a_second_and_no_torch() -> None:
-    """Seconds of the processor: other work on the machine does not count."""
+def test_a_plan_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from sixfold.cli import main\n"
         "assert main(['plan', 'gsm8k', '--gpus', '1xL4']) == 0\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert done.returncode == 0, done.stderr
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if seconds[-1] < 1:
-            break
-    assert min(seconds) < 4  # seconds of CPU: room for a slow machine
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_page_of_a_recipe_on_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def scores(folder: Path, row: dict[str, Any]) -> list[float]:
     return [float(right[len(prompt) + end - 1]) for end in accumulate(map(len, texts))]
 
 
+@pytest.mark.nightly
 def test_figures_are_those_counted_by_hand(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ def test_the_new_test_passes_and_detects_a_wrong_environment(
     assert subprocess.run(lint, check=False, capture_output=True).returncode == 0
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [(), ("--tools",)])
 def test_the_new_recipe_trains(tools: tuple[str, ...], tmp_path: Path) -> None:

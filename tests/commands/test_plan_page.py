@@ -170,7 +170,7 @@ COSTS = "call_s = [1e-3]\nlayer_s = [1e-4]\nflop_s = [1e-11]\nnumber_s = [1e-10]
 TIMED = {"decode": 96, "prefill": 1500, "score": 700, "train": 2048}
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [1, 2])
 def test_text_and_page_say_what_was_timed_on_a_measured_device(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, count: int
@@ -287,6 +287,7 @@ def test_the_page_is_small_and_soon_made(asked: PlanQuestion, most: float) -> No
     assert len(text) < 500_000
 
 
+@pytest.mark.nightly
 def test_a_simulation_is_on_the_page_for_all_positions(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_steps_with_samples_of_older_weights_agree(tmp_path: Path, older: dict[s
     assert_equal(replay(folder, 3))
 
 
+@pytest.mark.nightly
 def test_every_recorded_step_equals_its_replay_and_nothing_is_written(run: Path) -> None:
     """Steps 1, 3 and 5 follow a checkpoint. For steps 2 and 4, another step is replayed first."""
     with RunFolder(run):  # another process trains

@@ -84,7 +84,7 @@ def weights(task: SharedTask) -> list[torch.Tensor]:
     return [p.detach().clone() for p in task.world.policy.model.parameters()]
 
 
-@pytest.mark.mostly_nightly(2)
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "opd"])  # every kind of helper

@@ -390,7 +390,7 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
     ]
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("solved", "samples", "max_rounds"), [(0.9, 4, 3), (0.5, 4, 2), (0.8, 8, 5)]

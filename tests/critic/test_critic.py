@@ -56,6 +56,7 @@ def test_regression_converges_and_explains_the_returns(tiny: Tiny) -> None:
     assert number(made[-1], "critic/explained_variance") > 0.8
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_head_alone_learns_what_is_linear_in_the_policys_features(tiny: Tiny) -> None:
     critic, teacher, batch = (

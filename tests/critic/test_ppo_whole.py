@@ -21,7 +21,7 @@ from sixfold.critic.actor_critic import ActorCritic
 Tiny = Callable[[str], PreTrainedModel]
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES)
 def test_the_critic_learns_the_returns_that_gae_makes_of_its_values(body: str, tiny: Tiny) -> None:

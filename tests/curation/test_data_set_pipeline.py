@@ -87,7 +87,7 @@ def test_the_rows_and_the_story_of_each(tmp_path: Path) -> None:
     assert [s["alarm"] for s in summary["stages"]][1] == "many duplicates"
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_kill_at_any_point_and_the_same_command_give_the_same_bytes(

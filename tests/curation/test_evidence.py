@@ -35,6 +35,7 @@ def sampled(
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("samples", "bound", "most"), [(8, 0.05, 64), (8, 0.1, 32), (5, 0.2, 15)])
 def test_share_that_is_held_is_that_of_an_exact_test(samples: int, bound: float, most: int) -> None:
     """Held with probability (1 - p)^n, n = ln 0.05 / ln(1 - bound) in whole rounds: at most 5 % at

@@ -50,13 +50,14 @@ GOOD: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.nightly
 def test_rows_that_the_verifier_judges_rightly_stay(tmp_path: Path) -> None:
     decisions, health = judged(tmp_path, GOOD)
     assert reasons(decisions) == [""] * 5 and all(one.kept for one in decisions)
     assert (health.value, health.alarm) == (0.0, "")
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -115,6 +116,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_planted_fault_of_a_verifier_is_found_and_named(tmp_path: Path) -> None:
     (tmp_path / "verifier.py").write_text(VERIFIER)
@@ -165,6 +167,7 @@ def test_faults_that_are_kept_are_noted(tmp_path: Path) -> None:
     assert reasons(decisions) == ["", "gold_refused"]
 
 
+@pytest.mark.nightly
 def test_prompts_that_the_model_does_not_read_as_written(tmp_path: Path) -> None:
     """The model from scratch knows some characters only; `<|end|>` would end its turn."""
     fields = [

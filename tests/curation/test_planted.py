@@ -31,6 +31,7 @@ def test_the_set_has_the_faults_that_its_truth_says(script: ModuleType) -> None:
     assert rows == script.planted(1000, 0, "tuned")[0] != script.planted(1000, 1, "tuned")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_stage_finds_its_faults_and_little_else(script: ModuleType, tmp_path: Path) -> None:
     figures = script.measured(*script.planted(2000, 3, "tuned"), tmp_path)

@@ -166,6 +166,7 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, .
     return rows, *decided(Stratify(profiles=str(work)), rows, context(folder)), next(work.iterdir())
 
 
+@pytest.mark.nightly
 def test_buckets_by_the_stored_counts(made: tuple[Any, ...]) -> None:
     rows, decisions, health, path = made
     profile = read_profile(path)
@@ -248,6 +249,7 @@ def test_a_reference_that_the_rollouts_contradict_is_held(
     assert agreed == {"on the reference": 0, "on another answer": 1} and health.value == 1
 
 
+@pytest.mark.nightly
 def test_a_kill_between_blocks_loses_none_and_changes_nothing(
     made: tuple[Any, ...], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

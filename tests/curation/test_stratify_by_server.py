@@ -60,6 +60,7 @@ def stratified(folder: Path, name: str, backend: str = "") -> tuple[list[Decisio
     return decided(stage, rows, Context(recipe=str(recipe)))
 
 
+@pytest.mark.nightly
 def test_a_server_gives_the_profile_of_the_own_engine(
     policy_of_the_stage: Policy, server: Running, tmp_path: Path
 ) -> None:

@@ -107,8 +107,8 @@ def test_settings_metrics_and_commands_exist(page: Path) -> None:
         if METRIC.match(word) and not (PACKAGE / word).exists():
             assert find(word), f"{word}: no such metric"
     text = page.read_text(encoding="utf-8")
-    for verb in re.findall(r"(?:^    |`)(?:\.venv/bin/)?sixfold ([a-z]+)", text, re.MULTILINE):
-        assert verb in verbs(), f"sixfold {verb}: no such command"
+    named = re.findall(r"(?:^    |`)(?:\.venv/bin/)?sixfold ([a-z]+)", text, re.MULTILINE)
+    assert set(named) <= set(verbs())
     for flag in re.findall(r"--([a-z_]+(?:\.[a-z_]+)+)", text):
         flag = re.sub(r"^stages\.\w+\.", "", flag)  # of one stage
         assert flag == "section.key" or flag in knobs(), f"--{flag}: no such setting"

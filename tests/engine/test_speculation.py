@@ -247,7 +247,7 @@ def near(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel
     return made
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_ngram_speculation_changes_no_bit(
@@ -293,6 +293,7 @@ def test_with_a_draft_tokens_depend_on_the_two_models_and_nothing_else(
         ), sizes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_draft_keeps_the_distribution_of_a_model_with_a_memory(
     tiny: Callable[[str], PreTrainedModel],

@@ -193,7 +193,7 @@ def test_the_int8_write_is_quantise(dtype: torch.dtype) -> None:
     ).all()
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [61, 1024, 2500, 13000])
 def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
@@ -218,7 +218,7 @@ def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"),
@@ -266,7 +266,7 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
         )
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kv_dtype"), [("gemma2", "auto"), ("qwen3", "int8")])
 def test_prompts_on_the_kernels_get_the_same_logits(

@@ -182,6 +182,7 @@ class TestInFlight:
         assert same(held(model), trained[1])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

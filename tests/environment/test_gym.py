@@ -32,6 +32,7 @@ NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "
 """Datasets whose tasks have several solutions, and no reference answer."""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_dataset_of_the_library_loads_and_scores() -> None:
     import reasoning_gym

@@ -230,6 +230,7 @@ def test_flags_of_openrlhf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert words["run.seed"] == 5 and words["algorithm.name"] == "ppo"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_algorithm_returns_unless_something_is_lacking(framework: str) -> None:
     """A method that a framework has completely is the same after both conversions, in that

@@ -50,6 +50,7 @@ def test_probability_of_the_best_arm_after_500_steps(eta: float, mean: float) ->
     assert sum(map(best, outcomes)) / 25 == pytest.approx(mean, abs=0.025)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_share_of_runs_locked_on_a_wrong_arm() -> None:
     lab = find("bandit")

@@ -106,6 +106,7 @@ def test_numbers_are_shown_with_their_units() -> None:
     assert "40 %</output>" in " ".join(page("signal-density", policy=40).split())
 
 
+@pytest.mark.nightly
 def test_the_page_says_that_the_controls_combine_and_gives_the_general_command() -> None:
     text = " ".join(page("rollouts").split())
     assert "The controls combine" in text
@@ -138,6 +139,7 @@ def test_the_first_outcome_is_in_the_page_without_scripts() -> None:
         assert f"<td>{cell}</td>" in text
 
 
+@pytest.mark.nightly
 def test_curves_are_thinned_but_keep_their_ends() -> None:
     held = data(page("kl-anchor", steps=1000))
     charts = [f for o in held["outcomes"] for f in o["figures"] if f["kind"] == "chart"]
@@ -151,6 +153,7 @@ def test_controls_outside_the_sweep_are_not_moved() -> None:
     assert len(data(page("grpo-group"))["controls"]) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", ["dapo-ablation", pytest.param("gradient-noise", marks=pytest.mark.slow), "grpo-rloo"]
 )

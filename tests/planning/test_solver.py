@@ -248,6 +248,7 @@ def test_prompts_of_a_sampler() -> None:
             assert Split(nodes, ranks, samplers, 1).prompts_each(prompts) == expected
 
 
+@pytest.mark.nightly
 def test_a_row_of_the_table_is_all_that_a_capability_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """32B on 16 and 70B on 64 fit with samplers that ranks share. Until then they say so."""
     for gpus, words in (

@@ -237,6 +237,7 @@ def test_same_seed_same_losses_and_the_kl_pulls() -> None:
     assert abs(losses[0]) < 1e-6 < 1e-4 < losses[3]  # the reference stays where the policy began
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_learns_to_add() -> None:
     right: list[float] = []

@@ -87,9 +87,9 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     check_run(tmp_path / name)
 
 
-@pytest.mark.mostly_nightly(2)
+@pytest.mark.mostly_nightly(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pipeline", "anchor", "dpo", "rlhf", "prm_search"])
+@pytest.mark.parametrize("name", ["anchor", "pipeline", "dpo", "rlhf", "prm_search"])
 def test_all_stages_run_a_few_steps(name: str, tmp_path: Path) -> None:
     few = ["--run.dir", str(tmp_path), *FEW, *SMALL, "--environment.preflight", "8"]
     few += ["--pretrain.steps", "2", "--sft.tasks", "0"]

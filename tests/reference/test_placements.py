@@ -183,6 +183,7 @@ def test_a_worker_scores_over_the_sets_that_sampling_kept(
     assert torch.equal(scores(workers["llama"], cut), expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_worker_gives_the_inline_values_bit_for_bit(

@@ -153,7 +153,7 @@ def test_a_replay_of_a_later_turn_draws_the_same(subject: Subject) -> None:
     run(play())
 
 
-@pytest.mark.mostly_nightly(3)
+@pytest.mark.nightly
 def test_a_cancelled_call_holds_nothing_and_leaves_others_unchanged(make: Make) -> None:
     subject = make(max_running=4)
     params = replace(PARAMS, max_tokens=40)

@@ -59,6 +59,7 @@ def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> Gener
     return GeneratorRollout(engine, Renderer(policy.tokenizer), params, samples)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
     policy: Policy, engine: VllmProcess

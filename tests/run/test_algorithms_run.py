@@ -239,7 +239,7 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STATEFUL)
 def test_stopped_and_resumed_run_equals_the_uninterrupted_run(

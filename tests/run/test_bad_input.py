@@ -197,6 +197,7 @@ def test_a_foreign_or_corrupt_checkpoint_is_refused(
     assert len(said) == 2 and "is not a run" in said[0] and "no checkpoint, run or model" in said[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_eval_and_generate_on_a_run(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -53,7 +53,7 @@ def test_signal_to_one_rank_stops_all_after_the_step(rank: int, tmp_path: Path) 
     assert run.errors().count("go on with") == 1
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_rank_ends_the_others_and_is_named(rank: int, tmp_path: Path) -> None:
     run = started(tmp_path)

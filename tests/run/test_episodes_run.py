@@ -112,6 +112,7 @@ class Echo:
         return Observation(messages=again, reward=0.1 * len(action.text))  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_python_gives_an_environment(tmp_path: Path) -> None:
     settings = dict(

@@ -78,7 +78,7 @@ def evaluated(run: Path, *checkpoints: str, out: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
@@ -116,7 +116,7 @@ def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> No
     assert summary["heldout_after_checkpoint"] == "checkpoints/step-000005"
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stale", "stale fp8"])
 def test_training_does_not_notice_evaluations(tmp_path: Path, kind: str) -> None:
@@ -178,6 +178,7 @@ def test_evaluation_over_two_versions_is_refused() -> None:
         _ = Evaluation([Group(Task("t", ""), [sampled(3), sampled(4)])]).version
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_command_leaves_completions_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

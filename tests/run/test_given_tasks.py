@@ -84,6 +84,7 @@ def test_subsets_are_drawn_by_seed_and_stay_the_same(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
     for name, count in (("one", 9), ("two", 20)):

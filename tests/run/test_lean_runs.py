@@ -42,7 +42,7 @@ def finish(folder: Path, name: str, form: str, steps: int, resume: bool = False)
     return folder / name
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", FORMS)
 def test_a_resumed_run_is_the_whole_run(form: str, tmp_path: Path) -> None:
     whole = finish(tmp_path, "whole", form, 4)

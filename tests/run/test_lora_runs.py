@@ -73,6 +73,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "base" / "checkpoints" / "step-000001" / "model"
 
 
+@pytest.mark.nightly
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
     """The run is killed in SFT, while the base is saved, and in RL."""
     flags = tiny_recipe(tmp_path, run__name="killed", run__steps=6, algorithm__beta=0.1, **LORA)

@@ -197,7 +197,7 @@ def test_a_sampler_that_keeps_dying_ends_the_run(
         run(tmp_path, "run", **{**PROCESSES, **more})
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("update_kv", ["kept", "recomputed"])
 @pytest.mark.parametrize("placement", ["local", "processes"])
 def test_a_replayed_schedule_gives_the_same_bits(

@@ -205,6 +205,7 @@ def test_peak_memory_of_a_gpu_is_that_of_explain(
     assert found.memory_bytes == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_prediction_and_gives_the_numbers_of_a_run_without(
     cache: Path, tmp_path: Path

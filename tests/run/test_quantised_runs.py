@@ -169,7 +169,7 @@ def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form:
         assembly.close()
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.slow
 @forms
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None:

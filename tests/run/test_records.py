@@ -135,6 +135,7 @@ def test_checks_that_fail_on_nonsense_do_not_end_the_run(
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_time_goes_to_a_reference_only_where_there_is_one(tmp_path: Path) -> None:
     """Making tensors of trajectories took 19 % of a step, under the name of a reference that did

@@ -68,6 +68,7 @@ def test_a_resumed_run_in_any_placement_is_the_inline_run(
     )
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_one_placement_is_resumed_in_another(inline: Path, tmp_path: Path) -> None:
     finish(tmp_path, "run", "fused", 3)
     run = finish(tmp_path, "run", "inline", 6, resume=True)

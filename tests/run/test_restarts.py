@@ -77,6 +77,7 @@ def weights(run: Path) -> list[bytes]:
     return [file.read_bytes() for file in sorted(run.glob("checkpoints/step-000004/model/*"))]
 
 
+@pytest.mark.nightly
 def test_it_resumes_with_the_same_bits_as_often_as_the_recipe_says(
     tmp_path: Path,
     silent: list[int],

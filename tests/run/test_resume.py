@@ -73,6 +73,7 @@ def test_run_killed_at_a_step_equals_the_uninterrupted_run(tmp_path: Path, seed:
     assert [m["step"] for m in metrics(run)] == list(range(1, 9))
 
 
+@pytest.mark.nightly
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
@@ -161,7 +162,7 @@ def _wait_for_step(run: Path, step: int) -> None:
     raise AssertionError(f"no step {step} within 60 s")
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("every", [2, 1])
 def test_a_run_with_an_engine_of_its_own_resumes_exactly(tmp_path: Path, every: int) -> None:
     """With sync.every = 2 the engine's weights are older than the trainer's at every odd step: they

@@ -62,6 +62,7 @@ def test_resume_of_a_resume_and_two_resumes_of_one_checkpoint(tmp_path: Path, wh
     assert_equal(tmp_path / "other", whole)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_that_was_moved_is_resumed_through_a_link(tmp_path: Path, whole: Path) -> None:
     """R15: the folder of the run is not at the path that its recipe names."""

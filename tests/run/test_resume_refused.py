@@ -218,6 +218,7 @@ TEMPLATE = (
 """Writes the date as Llama 3.2 does, in the letters of the tiny model."""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_template_with_todays_date_is_refused_on_another_day_unless_it_is_given_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -272,6 +272,7 @@ def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> 
         sixfold.train(reward=rewards, tasks=tasks, settings=settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_from_python_with_a_user_algorithm(tmp_path: Path) -> None:
     """The run is that of the named algorithm it computes the same as, resumed or not."""

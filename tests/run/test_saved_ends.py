@@ -44,6 +44,7 @@ def saved(folder: Path, step: int) -> dict[str, Any]:
     return settings
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_generate_stops_where_the_run_stopped_and_resume_where_it_is_told_to(
     tmp_path: Path,

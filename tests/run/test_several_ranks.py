@@ -79,7 +79,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 """Settings of the ranks alone."""
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_two_ranks_learn_as_one_process_does(name: str, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_a_run_trains_on_what_it_sampled(tmp_path: Path, more: dict[str, object]
     assert "kept (p" in (run / "report.html").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path) -> None:
     whole = train(tmp_path)

@@ -149,6 +149,7 @@ def test_a_beam_keeps_the_best_of_all_extensions(renderer: Renderer, width: int)
     assert lines(found) == enumerated_beam(width, table)
 
 
+@pytest.mark.nightly
 def test_a_beam_with_room_for_all_chains_finds_the_optimum(renderer: Renderer) -> None:
     settings = Settings(n=150 * 25, expand=25)
     found = run(

@@ -91,6 +91,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_figures_are_those_of_the_completions(out: Path) -> None:
     rows, results = lines(out / "searches.jsonl"), json.loads((out / "results.json").read_bytes())
     assert results["tasks"] == len(rows) == 3
@@ -146,6 +147,7 @@ def test_chosen_right_completions_load_for_sft_and_pairs_for_preferences(out: Pa
         assert len(row["chosen"]) % 2 == 0 and len(row["rejected"]) % 2 == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kv_tokens", [0, 700])
 def test_tasks_at_once_change_no_file(
     place: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kv_tokens: int
@@ -241,6 +243,7 @@ def test_the_oracle_is_named_and_chooses_what_is_right(
         assert row["found"]["best_of_n"]["solved"] == row["found"]["best_of_n"]["covered"] is True
 
 
+@pytest.mark.nightly
 def test_a_process_reward_model_scores_steps(place: Path, tmp_path: Path) -> None:
     methods = ("best_of_n", "regenerate", "mcts")
     given = [str(place / "s.toml"), "--out", str(tmp_path / "o"), "--scorer", str(place / "prm")]

@@ -190,6 +190,7 @@ def test_bad_input_is_one_line(case: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "runs" / "p").exists() or case in BEGUN
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_nothing_of_a_finished_stage_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

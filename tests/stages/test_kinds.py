@@ -80,6 +80,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_pretraining_reports_bits_per_byte(whole: Path) -> None:
     metrics = result_of(whole, "pretrain")

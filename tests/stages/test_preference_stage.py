@@ -146,6 +146,7 @@ def test_an_adapter_learns_and_is_saved(tmp_path: Path) -> None:
     assert json.loads((stage / "artifact.json").read_bytes())["made"] == "adapter"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_online_rounds_train_on_what_the_newest_policy_samples(tmp_path: Path) -> None:
     text = """\

@@ -59,6 +59,7 @@ def test_epochs_decide_the_steps_and_the_end_of_the_schedule(tmp_path: Path) -> 
     assert summary["ended"]["text"] == "6 of 6 steps"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_by_epochs_with_noise_resumes_exactly(tmp_path: Path) -> None:
     lines = ("sft.epochs = 2", "sft.neftune_alpha = 5.0", 'sft.schedule = "linear"')

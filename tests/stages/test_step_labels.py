@@ -159,6 +159,7 @@ def test_labels_are_binomial_around_the_exact_values_and_train_a_model(tmp_path:
     assert result(run) == whole
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_labels_by_outcome_average_to_the_exact_values(tmp_path: Path) -> None:
     assert train_stages(recipe(tmp_path, BY_OUTCOME)) == 0

@@ -49,7 +49,7 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "size"), CHOSEN)
 def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> None:
     expected = step(ALONE, (PAIRS | FOURS)[name])

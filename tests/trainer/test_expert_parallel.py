@@ -36,6 +36,7 @@ def test_step_equals_that_of_one_process_on_every_rank(name: str, size: int) -> 
         assert_same_step(found[name], expected)
 
 
+@pytest.mark.nightly
 def test_all_ranks_skip_a_loss_that_is_not_finite_on_one() -> None:
     """Tokens of both ranks reach all experts, so no expert has a finite gradient."""
     expected = spoiled_step(ALONE, SPOILED)

@@ -41,7 +41,7 @@ def of_ranks(size: int) -> list[dict[str, Any]]:
     return on_ranks(size, everything)
 
 
-@pytest.mark.mostly_nightly(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "size"), CHOSEN)
 def test_gradients_equal_those_of_one_process(name: str, size: int) -> None:
     expected = alone(name)

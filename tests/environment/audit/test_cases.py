@@ -80,6 +80,7 @@ def scored(
     return code, {record["id"]: record for record in records}
 
 
+@pytest.mark.nightly
 def test_verifier_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = scored(tmp_path / "cases.json", {"cases": CASES}, capsys)
     assert code == 0
@@ -97,6 +98,7 @@ def test_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not path.exists()
 
 
+@pytest.mark.nightly
 def test_another_verdict_than_expected_exits_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def test_a_sound_recipe_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None
     assert "You can train on this environment" in out
 
 
+@pytest.mark.nightly
 def test_a_faulty_reward_exits_with_1_and_json_has_every_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_recipe_draws_them_by_difficulty() -> None:
     assert len({task.id for task in every}) == 90
 
 
+@pytest.mark.nightly
 def test_more_problems_than_there_are_and_an_empty_range_are_refused() -> None:
     with pytest.raises(UserError, match=r"data.limit = 9000.*found \d+ different.*raise digits"):
         word_problem_tasks(9000, steps=1, digits=1, seed=0)

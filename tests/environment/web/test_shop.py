@@ -35,6 +35,7 @@ async def played(backend: Backend, task: Task, calls: list[Any]) -> tuple[bool, 
         await browser.close()
 
 
+@pytest.mark.nightly
 def test_worked_actions_reach_the_goal() -> None:
     tasks = shop_calls(200, seed=3)
     outcomes = asyncio.run(_all(tasks))
