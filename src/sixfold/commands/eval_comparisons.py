@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ..checkpoint.model_source import architectures, model_folder
 from ..errors import UserError
-from ..evaluation.results import check_out, completions_file, make_out, write_results
+from ..evaluation.results import check_out
 from ..evaluation.reward_bench import (
     TIES,
     ComparisonFigures,
@@ -20,29 +18,10 @@ from ..evaluation.reward_bench import (
     comparison_figures,
     ties_prompt,
 )
-from ..evaluation.statistics import PairedTest, paired_test
 from ..recipe.schema import ComparisonsConfig, DataConfig, RewardScoringConfig, RunConfig
 from ..recipe.stages import generated_source
 from ..types import Group, Reward, Task
-from .eval_table import (
-    add_interval,
-    print_columns,
-    print_differences,
-    recorded_differences,
-    versions,
-)
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """A reward model's evaluation: its path as the user named it, its folder, and the groups."""
-
-    path: str
-    model: str
-    rows: list[ScoredComparison]
-    figures: ComparisonFigures
-    groups: list[Group]
-    notes: list[str]
+from .eval_table import EvaluatedModel, add_interval, models_to_evaluate, report_models
 
 
 def evaluate_reward_models(
@@ -81,8 +60,7 @@ def evaluate_reward_models(
             f"reward models are evaluated on comparisons, and data.source = '{generated}' generates"
             " tasks. Name a file or dataset with completions to compare"
         )
-    others = [path for path in dict.fromkeys(paths) if path != against]
-    named = [*others, against] if against else others  # the baseline is the last
+    named = models_to_evaluate(paths, against)
     # Resolve all paths first: a wrong one must fail before anything is evaluated.
     models = [model_folder(path, "--checkpoint", reward_model=True) for path in named]
     for path, model in zip(named, models, strict=True):
@@ -91,18 +69,7 @@ def evaluate_reward_models(
         _scored(data, comparisons, scoring, run.seed, path, model)
         for path, model in zip(named, models, strict=True)
     ]
-    tests = {one.path: _compare(one, found[-1]) for one in found[:-1]} if against else {}
-    console = Console()
-    for one in found:
-        for note in one.notes:
-            console.print(f"{one.path}: {note}", soft_wrap=True, markup=False)
-    print_columns(console, named, [_labelled(one.figures) for one in found])
-    print_differences(console, against, tests, "comparisons")
-    folder = make_out(out, Path(run.dir), run.name)
-    written = write_results(
-        folder, _results(run, found, against, tests), [one.groups for one in found]
-    )
-    console.print(f"results and scores: {written.parent}", soft_wrap=True)
+    report_models("reward_models", "comparisons", found, against, run, out)
     return 0
 
 
@@ -113,7 +80,7 @@ def _scored(
     seed: int,
     path: str,
     model: str,
-) -> _Scored:
+) -> EvaluatedModel:
     """Score the comparisons by one reward model."""
     from ..data.comparisons import SUBSET, load_comparisons
     from ..reward_model.reward import load_scorers
@@ -170,14 +137,10 @@ def _scored(
             for t, value, grade in zip(group.trajectories, rewards, grades, strict=True)
         ]
         groups.append(Group(group.task, scored))
-    return _Scored(path, model, rows, comparison_figures(rows), groups, examples.notes)
-
-
-def _compare(a: _Scored, b: _Scored) -> PairedTest:
-    """Paired test on the accuracy of each comparison that both have scored."""
-    ours, theirs = ({row.id: row.accuracy for row in one.rows} for one in (a, b))
-    both = [one for one in ours if one in theirs]
-    return paired_test([ours[one] for one in both], [theirs[one] for one in both])
+    figures = comparison_figures(rows)
+    shares = {row.id: row.accuracy for row in rows}
+    labelled, recorded = _labelled(figures), _recorded(figures)
+    return EvaluatedModel(path, model, shares, labelled, recorded, groups, examples.notes)
 
 
 def _labelled(figures: ComparisonFigures) -> dict[str, str]:
@@ -198,25 +161,10 @@ def _labelled(figures: ComparisonFigures) -> dict[str, str]:
     return rows
 
 
-def _results(
-    run: RunConfig, found: Sequence[_Scored], against: str | None, tests: dict[str, PairedTest]
-) -> dict[str, Any]:
-    """Content of results.json."""
+def _recorded(figures: ComparisonFigures) -> dict[str, Any]:
+    """Figures of one model for results.json."""
     return {
-        "recipe": run.name,
-        "seed": run.seed,
-        "reward_models": [
-            {
-                "checkpoint": one.path,
-                "model": one.model,
-                **one.figures.every.record(),
-                "subsets": {name: part.record() for name, part in one.figures.subsets.items()},
-                "reward_bench_2": one.figures.score,
-                "notes": one.notes,
-                "completions": completions_file(number),
-            }
-            for number, one in enumerate(found, start=1)
-        ],
-        "comparisons": recorded_differences(against, tests),
-        "versions": versions(),
+        **figures.every.record(),
+        "subsets": {name: part.record() for name, part in figures.subsets.items()},
+        "reward_bench_2": figures.score,
     }

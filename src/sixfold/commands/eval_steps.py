@@ -8,22 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from ..checkpoint.model_source import model_folder
 from ..data.step_labels import LabelledSolution, load_step_labels
 from ..errors import UserError
-from ..evaluation.results import check_out, completions_file, make_out, write_results
-from ..evaluation.statistics import PairedTest, paired_test, task_interval
+from ..evaluation.results import check_out
+from ..evaluation.statistics import task_interval
 from ..recipe.schema import DataConfig, EnvironmentConfig, PrmConfig, RunConfig
 from ..types import Group, Reward, Trajectory
-from .eval_table import (
-    add_interval,
-    print_columns,
-    print_differences,
-    recorded_differences,
-    versions,
-)
+from .eval_table import EvaluatedModel, add_interval, models_to_evaluate, report_models
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,17 +31,6 @@ class _Judged:
     labels: list[float]
     tokens: list[int]
     prompt: list[int]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """A model's evaluation: its path as the user named it, its folders, and what it has scored."""
-
-    path: str
-    model: str
-    judged: list[_Judged]
-    subsets: dict[str, dict[str, Any]]
-    notes: list[str]
 
 
 def evaluate_process_reward_models(
@@ -82,39 +63,13 @@ def evaluate_process_reward_models(
         UserError: if one cannot be loaded, there are no solutions, or `out` is taken.
     """
     check_out(out)
-    others = [path for path in dict.fromkeys(paths) if path != against]
-    named = [*others, against] if against else others  # the baseline is the last
+    named = models_to_evaluate(paths, against)
     models = [_folders(path) for path in named]  # a wrong path must fail before any is evaluated
     found = [
         _scored(data, prm, environment, run.seed, path, model)
         for path, model in zip(named, models, strict=True)
     ]
-    tests = {one.path: _compare(one, found[-1]) for one in found[:-1]} if against else {}
-    console = Console()
-    for one in found:
-        for note in one.notes:
-            console.print(f"{one.path}: {note}", soft_wrap=True, markup=False)
-    print_columns(console, named, [_labelled(one.subsets) for one in found])
-    print_differences(console, against, tests, "solutions")
-    folder = make_out(out, Path(run.dir), run.name)
-    results = {
-        "recipe": run.name,
-        "seed": run.seed,
-        "process_reward_models": [
-            {
-                "checkpoint": one.path,
-                "model": one.model,
-                "subsets": one.subsets,
-                "notes": one.notes,
-                "completions": completions_file(number),
-            }
-            for number, one in enumerate(found, start=1)
-        ],
-        "comparisons": recorded_differences(against, tests),
-        "versions": versions(),
-    }
-    written = write_results(folder, results, [[_group(row) for row in one.judged] for one in found])
-    console.print(f"results and scores: {written.parent}", soft_wrap=True)
+    report_models("process_reward_models", "solutions", found, against, run, out)
     return 0
 
 
@@ -131,7 +86,7 @@ def _scored(
     seed: int,
     path: str,
     model: str,
-) -> _Scored:
+) -> EvaluatedModel:
     """Score the solutions by one model."""
     from ..reward_model.step_quality import UNLABELLED
     from ..reward_model.step_reward import load_process_scorer
@@ -172,7 +127,10 @@ def _scored(
     names = list(dict.fromkeys(one.solution.source for one in judged)) if data.sources else []
     parts = {name: [one for one in judged if one.solution.source == name] for name in names}
     subsets = {name: _figures(rows) for name, rows in {**parts, "": judged}.items()}
-    return _Scored(path, model, judged, subsets, notes)
+    labelled, groups = _labelled(subsets), [_group(row) for row in judged]
+    return EvaluatedModel(
+        path, model, _right(judged), labelled, {"subsets": subsets}, groups, notes
+    )
 
 
 def _figures(judged: Sequence[_Judged]) -> dict[str, Any]:
@@ -210,13 +168,6 @@ def _right(judged: Sequence[_Judged]) -> dict[str, float]:
         for true, seen in first_errors(*_tensors([one])):
             found[one.solution.id] = float(true == seen)
     return found
-
-
-def _compare(a: _Scored, b: _Scored) -> PairedTest:
-    """Paired test on the solutions that both have scored."""
-    ours, theirs = _right(a.judged), _right(b.judged)
-    both = [one for one in ours if one in theirs]
-    return paired_test([ours[one] for one in both], [theirs[one] for one in both])
 
 
 def _labelled(subsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

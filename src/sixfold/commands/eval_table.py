@@ -3,18 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..evaluation.statistics import Interval, PairedTest
+from ..evaluation.results import completions_file, make_out, write_results
+from ..evaluation.statistics import Interval, PairedTest, paired_test
 from ..files.folder import installed_version
+from ..recipe.schema import RunConfig
 from ..report.numbers import p_value, percent, points
+from ..types import Group
 
 LONGEST_NAME = 24
 """Letters of a path at the head of a column. Longer paths are numbered and listed above."""
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """Evaluation of a reward model or a process reward model.
+
+    Attributes:
+        path: the model as the user named it.
+        model: its folder, or its folders with commas.
+        shares: how much of each row it has right, by the row's id.
+        labelled: figures of the table by label.
+        figures: figures for results.json.
+        groups: what it has scored.
+        notes: lines to print.
+    """
+
+    path: str
+    model: str
+    shares: Mapping[str, float]
+    labelled: Mapping[str, str]
+    figures: Mapping[str, Any]
+    groups: Sequence[Group]
+    notes: Sequence[str]
+
+
+def models_to_evaluate(paths: Sequence[str], against: str | None) -> list[str]:
+    """Each path once. The baseline is the last."""
+    others = [path for path in dict.fromkeys(paths) if path != against]
+    return [*others, against] if against else others
+
+
+def report_models(
+    kind: str,
+    unit: str,
+    found: Sequence[EvaluatedModel],
+    against: str | None,
+    run: RunConfig,
+    out: Path | None,
+) -> None:
+    """Print the table and the differences, and write the results.
+
+    Args:
+        kind: key of the models in results.json.
+        unit: what a row is called.
+        found: the evaluations, that of the baseline last.
+        against: the baseline. The others are compared with it on the rows that both have scored.
+        run: the recipe's [run] section.
+        out: folder for results.json and the scores. None: the next free one under `run.dir`.
+    """
+    tests = {one.path: _compared(one, found[-1]) for one in found[:-1]} if against else {}
+    console = Console()
+    for one in found:
+        for note in one.notes:
+            console.print(f"{one.path}: {note}", soft_wrap=True, markup=False)
+    print_columns(console, [one.path for one in found], [one.labelled for one in found])
+    print_differences(console, against, tests, unit)
+    folder = make_out(out, Path(run.dir), run.name)
+    results = {
+        "recipe": run.name,
+        "seed": run.seed,
+        kind: [
+            {
+                "checkpoint": one.path,
+                "model": one.model,
+                **one.figures,
+                "notes": one.notes,
+                "completions": completions_file(number),
+            }
+            for number, one in enumerate(found, start=1)
+        ],
+        "comparisons": recorded_differences(against, tests),
+        "versions": versions(),
+    }
+    written = write_results(folder, results, [one.groups for one in found])
+    console.print(f"results and scores: {written.parent}", soft_wrap=True)
+
+
+def _compared(a: EvaluatedModel, b: EvaluatedModel) -> PairedTest:
+    both = [row for row in a.shares if row in b.shares]
+    return paired_test([a.shares[row] for row in both], [b.shares[row] for row in both])
 
 
 def add_interval(

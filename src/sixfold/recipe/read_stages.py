@@ -18,7 +18,7 @@ from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import READ_BY, check_reference, check_sampled, resolve_losses
 from .reward_models import PRM, is_implicit, reward_model_paths
-from .schema import NAME, LoraConfig, Recipe, SourceConfig
+from .schema import NAME, LoraConfig, SampleConfig, SourceConfig
 from .settled import settled
 from .stages import (
     ACCEPTS,
@@ -244,7 +244,7 @@ def _stage(
     if row.makes == "reward_model":
         _check_reward_model(kind, recipe.model.lora, where)
     if row.makes == "dataset":
-        _check_labels(recipe, where)
+        _check_labels(recipe.environment.rewards, recipe.sample, where)
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)
@@ -321,12 +321,12 @@ def _check_reward_model(kind: str, lora: LoraConfig, where: str) -> None:
         )
 
 
-def _check_labels(recipe: Recipe, where: str) -> None:
+def _check_labels(rewards: Sequence[str], sample: SampleConfig, where: str) -> None:
     """Refuse labels of steps by a process reward model, which rewards whole replies alone."""
-    judges = [name for name in recipe.environment.rewards if name.startswith(PRM)]
-    if judges and recipe.sample.labelled:
+    judges = [name for name in rewards if name.startswith(PRM)]
+    if judges and sample.labelled:
         raise UserError(
-            f"{where}: {recipe.sample.labelled_by} needs rewards that say what is solved, and"
+            f"{where}: {sample.labelled_by} needs rewards that say what is solved, and"
             f" '{judges[0]}' rewards steps alone, of whole replies. Set environment.rewards to a"
             " verifier in this stage"
         )
