@@ -613,6 +613,17 @@ def test_sixteen_samples_of_512_tokens_compute_and_hold_the_prompt_once(
     assert engine.stats.peak_blocks == 512 // 16 + 16 * 2
 
 
+def test_a_small_cache_keeps_what_need_not_go(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """Three prompts of 10 blocks fill 30 of 40. The fourth needs 15, so half of the first goes."""
+    engine = book_engine(tiny("qwen3"), kv_tokens=160, block_size=4, prefix_cache="radix")
+    b, c = ([start, *range(2, 6)] * 8 for start in (6, 7))
+    for number, prompt in enumerate([[1, 2, 3, 4] * 10, b, c, [8] * 60, b, c]):
+        engine.add(str(number), prompt, SamplingParams(max_tokens=1), [0])
+        while engine.busy:  # `run` would clear the cache
+            engine.step()
+    assert engine.stats.reused_tokens >= 2 * 36
+
+
 def test_a_block_that_this_step_writes_is_shared_but_never_copied(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:

@@ -35,8 +35,8 @@ from .stats import EngineStats
 from .weight_stages import stage
 
 EVICT_AT_LEAST = 32
-"""Minimum number of idle blocks per eviction. Finding the least recently used blocks costs more
-than freeing them."""
+"""Number of idle blocks per eviction, of which at most an eighth of all may be more than needed.
+Finding the least recently used blocks costs more than freeing them."""
 
 
 @dataclass
@@ -327,7 +327,7 @@ class Scheduler:
         """True if `count` blocks are free. Evicts idle blocks if necessary."""
         short = count - self.blocks.free
         if short > 0:
-            self.cache.evict(max(short, EVICT_AT_LEAST))
+            self.cache.evict(max(short, min(EVICT_AT_LEAST, self.blocks.count // 8)))
         return count <= self.blocks.free
 
     def _admit(self, work: ScheduledStep) -> None:
