@@ -116,7 +116,7 @@ def test_the_texts_of_data_are_in_the_prompts_once(tmp_path: Path) -> None:
 def test_a_completion_that_repeats_the_prefill_is_trained_as_it_is(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path, [{"question": "12", "answer": "1"}], prefill="7 ")
     renderer = Renderer(character_tokenizer(ScratchConfig().alphabet))
-    for completion in ("71", "\n71", "1"):
+    for completion in ("71", "\n71", " 71", "7 1", "1"):
         (task,) = round_trip(tmp_path, tasks, [completion])
         assert renderer.decode(renderer.solution(task)) == completion
 

@@ -128,6 +128,9 @@ def solution_text(task: Task) -> str:
             f"task {task.id} has a solution of several replies, which needs an environment of"
             " several turns. Set environment.episode"
         )
-    if task.prefill and text.lstrip().startswith(task.prefill.strip()):
-        return text.lstrip().removeprefix(task.prefill.strip())
+    begun = task.prefill.lstrip()
+    # With the white space at its end first: the prompt has that already.
+    for start in filter(None, (begun, begun.rstrip())):
+        if text.lstrip().startswith(start):
+            return text.lstrip().removeprefix(start)
     return text

@@ -38,8 +38,8 @@ def sampled_row(keeper: Keeper, *, model: str, seed: int) -> dict[str, Any]:
     """
     task = keeper.task
     origin = {"task": task.id, "sample": keeper.sample, "model": model, "seed": seed}
-    completion, start = keeper.completion, task.prefill.strip()
-    if start and isinstance(completion, str) and completion.lstrip().startswith(start):
+    completion, start = keeper.completion, task.prefill.lstrip()
+    if start and isinstance(completion, str) and completion.lstrip().startswith(start.rstrip()):
         # SFT takes a prefill at the start of a solution for the prompt's. This one repeats it.
         completion = start + completion
     return _row(
