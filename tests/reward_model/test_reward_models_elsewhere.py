@@ -449,6 +449,16 @@ def test_vllm_is_asked_for_scores_without_their_activation(folder: Path, quick: 
         assert [m["content"] for m in asked[3]["messages"]] == ["1+2=", "3"]
 
 
+def test_vllm_gets_a_reply_that_the_prompt_has_begun_as_one_message(folder: Path) -> None:
+    begun = (*CHAT, {"role": "assistant", "content": "1 "})
+    server, asked = other_server(lambda body: rows([1.0]))
+    with server as (url, _, _):
+        called(reward_model([url], CONFIG), arguments(folder, begun, same_tokens=False))
+    replies = sorted(str(one["messages"][1:]) for one in asked)
+    said = ("1 12+3", "1 3", "1 abc 3")
+    assert replies == [str([{"role": "assistant", "content": text}]) for text in said]
+
+
 def test_vllm_gets_plain_prompts_of_bos_tokenizers_as_whole_texts(folder: Path) -> None:
     renderer = Renderer(with_bos(folder))
     shown = renderer.shown(renderer.encode(Task("t", "1*2=")))  # as a run makes it

@@ -140,10 +140,11 @@ class ServedModel:
 
     def _chat(self, asked: Asked, index: int) -> dict[str, Any]:
         """One completion as a conversation. The turn of one that has not ended stays open."""
-        said = asked.prompt
+        said, begun = asked.prompt, asked.task.prefill
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        reply = {"role": "assistant", "content": begun + asked.completions[index]}
         return {
-            "messages": [*messages, {"role": "assistant", "content": asked.completions[index]}],
+            "messages": [*(messages[:-1] if begun else messages), reply],
             "add_generation_prompt": False,
             "continue_final_message": not asked.ended[index],
         }
