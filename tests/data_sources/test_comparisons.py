@@ -359,6 +359,17 @@ def test_a_text_that_is_no_dialogue_keeps_what_looks_like_one(tmp_path: Path) ->
     assert only(load(tmp_path, row)).completions == texts
 
 
+def test_a_reply_that_the_prompt_begins_is_said_to_be_left_out(tmp_path: Path) -> None:
+    row = {"prompt": [user(ASK), reply("It is ")], "chosen": "2", "rejected": "3"}
+    found = load(tmp_path, row)
+    assert only(found).prompt == (user(ASK),)
+    assert "1 of 1 prompts end with a reply" in found.notes[0]
+    assert "data.prompt_form = 'continued'" in found.notes[0]
+    going_on = load(tmp_path, row, prompt_form="continued")
+    assert only(going_on).prefill == "It is " and not going_on.notes
+    assert not load(tmp_path, ULTRAFEEDBACK, prompt_field="messages").notes
+
+
 def test_system_messages_tools_and_variables_of_the_template(tmp_path: Path) -> None:
     row = {"prompt": ASK, "chosen": "2", "rejected": "3", "tools": [TOOL], "system": "be good"}
     task = only(load(tmp_path, row | {"chat_template_kwargs": {"enable_thinking": False}}))

@@ -121,11 +121,13 @@ def _convert(
         require(rows, "comparisons.form", column)
     read: list[tuple[Row, Comparison]] = []
     counts: Counter[Kind] = Counter()
+    begun = 0
     for row in rows:
         for column, value in row.fields.items():
             check_value(row.where, column, value)
         try:
             made = row_comparison(row, data, columns, config, chat)
+            begun += _leaves_reply(row, data, made)
             read.append(
                 (row, replace(made, id=row_id(row, data.id_field) or f"{name}-{row.number}"))
             )
@@ -152,6 +154,12 @@ def _convert(
         notes.append(
             f"split '{name}': {counts['duplicate']} completions are left out: they are equal to an"
             " earlier one of their prompt"
+        )
+    if begun:
+        notes.append(
+            f"split '{name}': {begun} of {len(rows)} prompts end with a reply of the assistant that"
+            " is none of the completions. It is left out of the prompt (data.prompt_form ="
+            " 'continued': the completions continue it)"
         )
     tasks: list[Task] = [comparison for _, comparison in kept]
     kept_rows = [row for row, _ in kept]
@@ -248,8 +256,7 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None
 
     No prompt if the row has no such column.
     """
-    names = (data.prompt_field, *(_PROMPTS if data.prompt_field == _DEFAULT else ()))
-    name = next((one for one in names if lookup(row.fields, one) is not MISSING), None)
+    name = _prompt_column(row, data)
     if name is None:
         if data.prompt_field != _DEFAULT:
             require([row], "data.prompt_field", data.prompt_field)
@@ -274,6 +281,23 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None
     dialogue = is_dialogue(value)
     turned = chat and data.prompt_form == "messages" and dialogue
     return (_turns(value) if turned else value), dialogue
+
+
+def _prompt_column(row: Row, data: DataConfig) -> str | None:
+    """Name of the column that has the prompt of a row, or None."""
+    names = (data.prompt_field, *(_PROMPTS if data.prompt_field == _DEFAULT else ()))
+    return next((one for one in names if lookup(row.fields, one) is not MISSING), None)
+
+
+def _leaves_reply(row: Row, data: DataConfig, made: Comparison) -> bool:
+    """True if `_given_prompt` leaves out a reply that is none of the completions."""
+    name = _prompt_column(row, data)
+    value = stored_messages(row.where, column_value(row, name)) if name else None
+    if data.prompt_form != "messages" or not isinstance(value, list):
+        return False
+    last = chat_messages(row.where, value)[-1]
+    texts = [one if isinstance(one, str) else one["content"] for one in made.completions]
+    return last["role"] == "assistant" and last["content"].strip() not in map(str.strip, texts)
 
 
 def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None, Reply]:
