@@ -19,6 +19,7 @@ from sixfold.stages import preference_examples
 from sixfold.stages.examples import Examples
 from sixfold.stages.preference_examples import PreferenceExamples
 from sixfold.types import Message, Trajectory
+from tests.models.families import BY_NAME, make_tokenizer
 
 LETTERS = character_tokenizer("abcdefgh?")
 LETTERS.chat_template = None
@@ -240,3 +241,28 @@ def test_unpaired_labels_are_told_apart_from_pairs() -> None:
 def test_limits_that_leave_nothing(config: dict[str, Any], match: str) -> None:
     with pytest.raises(UserError, match=match):
         made([compared("t", "ab?", "c", "d")], **config)
+
+
+def test_replies_that_are_trained_differently_are_counted() -> None:
+    """Qwen 2.5's template shows no thoughts, and data may have an end token of its own."""
+    family = BY_NAME["qwen2.5-instruct"]
+    tokenizer = make_tokenizer(family)
+    ends = tokenizer.convert_tokens_to_ids(list(family.ends))
+    thought: Any = {"role": "assistant", "content": "a", "reasoning_content": "h"}
+    tasks = [
+        compared("texts", "q", "a<|im_end|>", "b<|im_end|>"),
+        Comparison("chat", "q", completions=(thought, "b<|im_end|>"), grades=(1.0, 0.0)),
+    ]
+    tasks[1] = replace(tasks[1], prompt=(Message(role="user", content="q"),))
+    examples = PreferenceExamples(
+        TaskSet([*tasks], []),
+        Renderer(tokenizer, ends),
+        ComparisonsConfig(),
+        examples_per_step=2,
+        context=99,
+        overlong="error",
+        seed=3,
+    )
+    hidden, spelled = examples.notes
+    assert hidden.startswith("1 replies") and "reasoning_content" in hidden
+    assert spelled.startswith("3 replies") and "special tokens" in spelled

@@ -147,6 +147,13 @@ def test_sources_are_drawn_by_weight() -> None:
     assert drawn == {"a": 12, "b": 4}
 
 
+def test_end_tokens_of_the_data_are_said_to_be_text() -> None:
+    pair = Task("p", "q", trace="a<|im_end|>")
+    examples = made([chat("c", "q", "a<|im_end|>"), pair, chat("d", "q", "<think>a</think>b")])
+    (note,) = [note for note in examples.notes if "special tokens" in note]
+    assert note.startswith("2 replies of training conversations")
+
+
 def test_a_conversation_that_the_template_splits_stays_in_one_step() -> None:
     """Qwen3 removes the thoughts of earlier replies."""
     think = "<think>\nh\n</think>\n\n"

@@ -9,13 +9,15 @@ it begins another example.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import UserError
 from ..types import Task, is_trained
 from .renderer import Renderer, RenderError
+from .task_prompt import solution_text
 
 TrainOn = Literal["assistant", "last", "all"]
 
@@ -41,11 +43,36 @@ class Encoded:
         examples: at least one.
         rewritten: number of replies that the template would write differently after their prompt.
         hidden: number of replies whose `reasoning_content` the template does not show.
+        spelled: number of replies that spell a special token other than a think tag.
     """
 
     examples: list[Example]
     rewritten: int = 0
     hidden: int = 0
+    spelled: int = 0
+
+    @property
+    def changed(self) -> dict[str, int]:
+        """The numbers of replies by name."""
+        return {"rewritten": self.rewritten, "hidden": self.hidden, "spelled": self.spelled}
+
+
+def reply_notes(encoded: Counter[str], of: str) -> list[str]:
+    """Messages about replies that are trained differently from how they are written.
+
+    Args:
+        encoded: sum of `Encoded.changed`.
+        of: what has the replies, in the plural.
+    """
+    whys = {
+        "rewritten": f"replies of {of} follow their prompt as they are: the chat template would"
+        " write them differently",
+        "hidden": f"replies of {of} have reasoning_content that the chat template does not show: it"
+        " is not trained",
+        "spelled": f"replies of {of} spell special tokens, which are trained as plain text. If they"
+        " are end tokens, remove them: one is added to every reply",
+    }
+    return [f"{encoded[name]} {why}" for name, why in whys.items() if encoded[name]]
 
 
 def encode_conversation(renderer: Renderer, task: Task, train_on: TrainOn) -> Encoded:
@@ -64,7 +91,8 @@ def encode_conversation(renderer: Renderer, task: Task, train_on: TrainOn) -> En
     if isinstance(task.prompt, str) or task.prompt[-1]["role"] != "assistant" or task.prefill:
         prompt = renderer.encode(task)
         tokens = prompt + renderer.solution(task)
-        encoded = Encoded([Example(tokens, ((len(prompt), len(tokens)),))])
+        spelled = renderer.has_special(solution_text(task))
+        encoded = Encoded([Example(tokens, ((len(prompt), len(tokens)),))], spelled=spelled)
     elif not renderer.has_template:
         raise UserError(
             f"task {task.id} is a conversation, but the model has no chat template"
@@ -83,7 +111,7 @@ def encode_conversation(renderer: Renderer, task: Task, train_on: TrainOn) -> En
         return encoded
     (example,) = encoded.examples
     whole = Example(example.tokens, ((1, len(example.tokens)),))
-    return Encoded([whole], encoded.rewritten, encoded.hidden)
+    return replace(encoded, examples=[whole])
 
 
 def _encode_turns(
@@ -92,7 +120,7 @@ def _encode_turns(
     """Examples of the trained replies, or of the last one."""
     trained = [at for at, message in enumerate(messages) if is_trained(message)]
     examples: list[Example] = []
-    rewritten = hidden = 0
+    rewritten = hidden = spelled = 0
     for at in trained[-1:] if last else trained:
         before = messages[:at]
         prompt = renderer.encode_messages(before, task.tools, task.template_args)
@@ -101,12 +129,13 @@ def _encode_turns(
         )
         rewritten += not reply.as_template
         hidden += reply.hidden
+        spelled += renderer.has_special(messages[at].get("content") or "")
         tokens = prompt + reply.tokens
         spans: tuple[tuple[int, int], ...] = ((len(prompt), len(tokens)),)
         if examples and examples[-1].tokens == prompt[: len(examples[-1].tokens)]:
             spans = (*examples.pop().spans, *spans)
         examples.append(Example(tokens, spans))
-    return Encoded(examples, rewritten, hidden)
+    return Encoded(examples, rewritten, hidden, spelled)
 
 
 def _until_reply(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

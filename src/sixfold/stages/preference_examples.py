@@ -14,7 +14,7 @@ from ..data.comparisons import Comparison
 from ..data.task_set import TaskSet
 from ..errors import UserError
 from ..recipe.schema import ComparisonsConfig
-from ..renderer.conversation import encode_conversation
+from ..renderer.conversation import encode_conversation, reply_notes
 from ..renderer.renderer import Renderer
 from ..types import Group, Message, Reward, Task, Trajectory
 
@@ -129,9 +129,10 @@ class PreferenceExamples:
         """Tokens by id of the comparison. Notes what is left out."""
         made: dict[str, _Stored] = {}
         counts: Counter[Kind] = Counter()
+        changed: Counter[str] = Counter()
         for task in tasks:
             assert isinstance(task, Comparison)
-            whole = self._tokens(task)
+            whole = self._tokens(task, changed)
             fitting = self._fitted(task, whole)
             if fitting is None:
                 counts["overlong"] += 1
@@ -164,20 +165,24 @@ class PreferenceExamples:
             notes.append(
                 f"{share:.1%} of the {which} pairs have a completion whose end is cut at {limit}"
             )
-        self.notes += notes
+        self.notes += notes + reply_notes(changed, f"{which} comparisons")
         return made
 
-    def _tokens(self, task: Comparison) -> _Stored:
+    def _tokens(self, task: Comparison, changed: Counter[str]) -> _Stored:
         """Tokens of a comparison. Each completion follows the prompt that sampling gives it.
+
+        Args:
+            task: the comparison.
+            changed: its counts for `reply_notes` are added.
 
         Raises:
             UserError: it cannot be encoded, or the tokens of its prompt depend on the completion.
         """
         prompts, found = [], []
         for reply, grade in zip(task.completions, task.grades, strict=True):
-            (example,) = encode_conversation(
-                self._renderer, _answered(task, reply), "last"
-            ).examples
+            encoded = encode_conversation(self._renderer, _answered(task, reply), "last")
+            changed.update(encoded.changed)
+            (example,) = encoded.examples
             ((start, stop),) = example.spans
             prompts.append(example.tokens[:start])
             found.append(_Completion(array("i", example.tokens[start:stop]), grade, cut=False))

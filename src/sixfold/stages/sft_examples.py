@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from ..controller.stream import task_stream
 from ..data.task_set import TaskSet, drawn_tasks
 from ..errors import UserError
 from ..recipe.schema import SftConfig
-from ..renderer.conversation import Example, encode_conversation
+from ..renderer.conversation import Example, encode_conversation, reply_notes
 from ..renderer.renderer import Renderer
 from ..types import OBSERVATION, PROMPT, SAMPLED, Group, Reward, Task, Trajectory, Turn
 
@@ -114,7 +115,8 @@ class ConversationExamples:
     def _encode(self, tasks: Sequence[Task], which: str) -> Mapping[str, list[_Stored]]:
         """Examples by id of their task. Adds notes about what the template and the limit change."""
         made: dict[str, list[_Stored]] = {}
-        split = parts = rewritten = hidden = 0
+        changed: Counter[str] = Counter()
+        split = parts = 0
         for task in tasks:
             encoded = encode_conversation(self._renderer, task, self._sft.train_on)
             longest = max(len(example.tokens) for example in encoded.examples)
@@ -124,8 +126,7 @@ class ConversationExamples:
             made[task.id] = [_store(example) for example in encoded.examples]
             split += len(encoded.examples) > 1
             parts += len(encoded.examples) if len(encoded.examples) > 1 else 0
-            rewritten += encoded.rewritten
-            hidden += encoded.hidden
+            changed.update(encoded.changed)
         if tasks and not made:
             raise UserError(
                 f"no {which} conversation is left: all {len(tasks)} have more than {self._limit}"
@@ -140,12 +141,9 @@ class ConversationExamples:
             f"{split} {which} conversations are trained as {parts} examples: the chat template"
             " or the tokenizer writes earlier replies differently, and each reply follows the"
             " prompt that sampling gives it": split,
-            f"{rewritten} replies of {which} conversations follow their prompt as they are: the"
-            " chat template would write them differently": rewritten,
-            f"{hidden} replies of {which} conversations have reasoning_content that the chat"
-            " template does not show: it is not trained": hidden,
         }
         self.notes += [note for note, count in found.items() if count]
+        self.notes += reply_notes(changed, f"{which} conversations")
         return made
 
     def _refuse(self, task: Task, longest: int) -> None:
