@@ -174,13 +174,26 @@ def test_the_share_of_cut_pairs_counts_pairs() -> None:
 def test_completions_with_the_same_tokens_are_no_pair() -> None:
     """A template may write different texts alike."""
     same = compared("same", "ab?", "c", "c")
-    examples = made([same, compared("t", "ab?", "c", "d", "c")])
+    examples = made([same, compared("t", "ab?", "c", "d", "c", grades=(2.0, 0.0, 1.0))])
     assert (told(examples), counted(examples)) == (
         {"t": ["c.", "d."]},
         {"equal": 1, "duplicate": 1},
     )
+    (group,) = examples.everything()
+    assert group.rewards == [1.5, 0.0]
     with pytest.raises(UserError, match=r"no training comparison is left: 1 of 1.*same tokens"):
         made([same])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_completions_that_a_cut_makes_equal_have_their_mean_grade(order: tuple[int, ...]) -> None:
+    """Whichever stands first: the best and the worst of three are equal up to the limit."""
+    texts, grades = ("cccca", "d", "ccccb"), (3.0, 2.0, 0.0)
+    shuffled = compared(
+        "t", "ab?", *(texts[i] for i in order), grades=tuple(grades[i] for i in order)
+    )
+    (group,) = made([shuffled], max_tokens=6, truncate=True).everything()
+    assert {said(t): t.total_reward for t in group.trajectories} == {"ccc": 1.5, "d.": 2.0}
 
 
 def test_an_epoch_has_every_comparison_once_and_steps_need_no_state() -> None:

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ..controller.stream import task_stream
 from ..data.comparison_forms import Kind
@@ -227,11 +228,15 @@ def _answered(task: Comparison, reply: str | Message) -> Task:
 
 
 def _distinct(stored: _Stored) -> _Stored:
-    """The comparison with the first of completions that have the same tokens."""
-    first: dict[bytes, _Completion] = {}
+    """The comparison with the first of completions that have the same tokens, at their mean grade.
+
+    Completions may differ only in what `comparisons.truncate` has cut.
+    """
+    equal: dict[bytes, list[_Completion]] = {}
     for one in stored.completions:
-        first.setdefault(one.tokens.tobytes(), one)
-    return replace(stored, completions=tuple(first.values()))
+        equal.setdefault(one.tokens.tobytes(), []).append(one)
+    found = [replace(same[0], grade=fmean(c.grade for c in same)) for same in equal.values()]
+    return replace(stored, completions=tuple(found))
 
 
 def _cut_frac(stored: Iterable[_Stored]) -> float:
