@@ -138,7 +138,7 @@ class RewardEndpoints:
             raise bad_request("token ids are not negative", "completion_ids")
         if not isinstance(asked.prompt, str):
             _check_messages(asked.prompt, "prompt")
-        found = await self._scored(partial(rewards_of, self.served.scorer, asked, every=True))
+        found = await self._scored(partial(rewards_of, self.served.scorer, asked), partly=True)
         return JSONResponse({"object": "list", "model": self.served.name, "rewards": found})
 
     async def classify(self, request: Request) -> Response:
@@ -207,12 +207,21 @@ class RewardEndpoints:
                 code="model_not_found",
             )
 
-    async def _scored(self, work: Callable[[], torch.Tensor]) -> list[float]:
-        """Rewards, computed in a thread, one request after the other."""
+    async def _scored(
+        self, work: Callable[[], torch.Tensor], partly: bool = False
+    ) -> list[float | None]:
+        """Rewards, computed in a thread, one request after the other.
+
+        Args:
+            work: computes them.
+            partly: give None for a completion without a finite reward, unless none has one.
+        """
         try:
             found = list((await run_sync(work, limiter=self._one)).tolist())
         except UserError as error:
             raise bad_request(str(error)) from error
+        if partly and any(map(math.isfinite, found)):
+            return [value if math.isfinite(value) else None for value in found]
         for index, value in enumerate(found):
             if not math.isfinite(value):  # no status after which clients ask again
                 raise ApiError(422, f"the reward of completion {index} is {value}")

@@ -360,8 +360,26 @@ def test_a_reward_that_is_not_finite_is_no_fault_of_the_server(
     with served(folder) as (url, _, _):
         answer = httpx.post(f"{url}/get_reward", json={"query": ["11"]})
         assert answer.status_code == 422 and "completion 1 is nan" in answer.text
+        first, *others = called(reward_model([url], CONFIG), arguments(folder))
+        assert first == 1.0 and [grade.value for grade in others] == [None, None]
+        nan[0] = math.nan
         with pytest.raises(NoReply, match=r"status 422"):
             called(reward_model([url], CONFIG), arguments(folder))
+
+
+def test_a_completion_beyond_the_context_of_a_served_model_costs_only_itself(folder: Path) -> None:
+    given = arguments(folder)
+    given["completion_ids"][1], given["completions"][1] = [5] * 400, "5" * 400
+    expected = called(reward_model([str(folder)], CONFIG), given)
+    with served(folder) as (url, _, _):
+        found = called(reward_model([url], CONFIG), given)
+        assert found[::2] == pytest.approx(expected[::2], abs=1e-6)
+        assert found[1] == expected[1] and found[1].value is None
+        with pytest.raises(NoReply, match="reads at most"):
+            called(
+                reward_model([url], CONFIG),
+                {name: values[1:2] for name, values in given.items()},
+            )
 
 
 @pytest.mark.parametrize(("precision", "stored"), [("auto", "bfloat16"), ("float32", "float32")])
@@ -446,7 +464,8 @@ def test_vllm_is_asked_for_scores_without_their_activation(folder: Path, quick: 
         assert called(reward, plain) == [5.0, 8.0, 9.0]
         assert len(asked) == 3
         assert called(reward, arguments(folder, CHAT)) == [0.5, 0.5, 1.5]
-        assert [m["content"] for m in asked[3]["messages"]] == ["1+2=", "3"]
+        said = sorted([m["content"] for m in one["messages"]] for one in asked[3:])
+        assert said == [["1+2=", "12+3"], ["1+2=", "3"], ["1+2=", "abc 3"]]
 
 
 def test_vllm_gets_a_reply_that_the_prompt_has_begun_as_one_message(folder: Path) -> None:

@@ -63,7 +63,7 @@ class RewardFunction:
         return graded(found, self._std_factor, self._limit)
 
 
-def rewards_of(scorer: Scorer, asked: Asked, every: bool = False) -> Tensor:
+def rewards_of(scorer: Scorer, asked: Asked) -> Tensor:
     """[K] rewards by one model, float64. NaN of a completion that does not fit its context.
 
     The token ids that were sampled are scored if the model has the tokenizer of the policy.
@@ -72,7 +72,6 @@ def rewards_of(scorer: Scorer, asked: Asked, every: bool = False) -> Tensor:
     Args:
         scorer: the model.
         asked: prompt and completions.
-        every: raise if one of them does not fit.
 
     Raises:
         UserError: if none fits.
@@ -82,7 +81,7 @@ def rewards_of(scorer: Scorer, asked: Asked, every: bool = False) -> Tensor:
     else:
         prompt, completions = scorer.encoded(asked.task, asked.completions, asked.ended)
     fits = torch.tensor([len(prompt) + len(ids) <= scorer.context for ids in completions])
-    fits |= every or not fits.any()
+    fits |= not fits.any()
     found = torch.full((len(completions),), torch.nan, dtype=torch.float64)
     scored = [ids for ids, fit in zip(completions, fits, strict=True) if fit]
     found[fits] = scorer.rewards(prompt, scored)

@@ -111,7 +111,7 @@ class ServedModel:
         return f"{self._url} {model['id']} {model.get(EXACT, '')}"
 
     async def rewards(self, asked: Asked) -> list[float]:
-        """K rewards.
+        """K rewards. NaN of a completion that does not fit the model's context.
 
         Raises:
             UserError: if no server answers, if its model is no reward model, or if it does not
@@ -166,11 +166,14 @@ class ServedModel:
         if (
             not isinstance(found, list)
             or len(found) != count
-            or not all(isinstance(value, int | float) and math.isfinite(value) for value in found)
+            or not all(
+                value is None or (isinstance(value, int | float) and math.isfinite(value))
+                for value in found
+            )
         ):
             size = f"{len(found)} rewards" if isinstance(found, list) else "no rewards"
             raise self._wrong(f"answered with {size} for {count} completions, or not with numbers")
-        return [float(value) for value in found]
+        return [math.nan if value is None else float(value) for value in found]
 
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
         """The parsed answer.
