@@ -94,6 +94,8 @@ def test_a_model_whose_pad_token_ends_completions_gives_transformers_none() -> N
     assert random_reward_model(own=own).config.pad_token_id == own.tokenizer.pad_token_id
     own.tokenizer.pad_token = own.tokenizer.eos_token
     assert random_reward_model(own=own).config.pad_token_id is None
+    own.tokenizer.eos_token = "<|unknown|>"  # the template still ends turns with the pad token
+    assert random_reward_model(own=own).config.pad_token_id is None
 
 
 def test_the_mean_head_reads_the_tokens_of_the_completion(tmp_path: Path) -> None:

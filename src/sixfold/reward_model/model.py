@@ -87,8 +87,8 @@ def reward_model_of(
     setattr(config, HEAD, head)
     # transformers reads the score at the last token that is not the pad token. If completions can
     # end with that token, it would be read too early. None: transformers refuses padded batches.
-    pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
-    config.get_text_config().pad_token_id = None if pad == end else pad
+    pad, ends = policy.tokenizer.pad_token_id, model_turn_end(None, policy.tokenizer).tokens
+    config.get_text_config().pad_token_id = None if pad in ends else pad
     return model
 
 
