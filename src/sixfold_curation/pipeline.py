@@ -43,7 +43,7 @@ FIRST = "sources"
 EXAMPLES = 4
 """Examples of each reason that are recorded."""
 
-RULES = 2
+RULES = 3
 """Version of what the stages decide. It grows when one reads or decides the same rows otherwise, so
 that folders made before are not taken as done.
 """

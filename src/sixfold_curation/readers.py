@@ -18,7 +18,7 @@ from sixfold.data.comparisons import row_comparison
 from sixfold.data.conversations import NoReply, conversation, recognise_conversation
 from sixfold.data.files import Row
 from sixfold.data.messages import chat_messages, stored_messages
-from sixfold.data.prompts import column_value
+from sixfold.data.prompts import SYSTEM, column_value, reply_answer
 from sixfold.data.rows import ROW_FORMATS
 from sixfold.errors import UserError, nearest
 from sixfold.recipe.schema import ComparisonsConfig, DataConfig
@@ -170,7 +170,7 @@ def _columns(
     )
 
 
-def _prompt(row: Row, column: str) -> tuple[Any, str | None]:
+def _prompt(row: Row, column: str) -> tuple[Any, Any]:
     """The prompt in a column, and the reply that ends it, or None."""
     value = stored_messages(row.where, column_value(row, column))
     if value is MISSING:
@@ -182,7 +182,7 @@ def _prompt(row: Row, column: str) -> tuple[Any, str | None]:
     if not isinstance(value, list):
         raise BadRow("malformed", f"{column!r} is neither text nor a list of messages")
     messages: list[Any] = list(chat_messages(row.where, value))
-    reply = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
+    reply = reply_answer(messages.pop()) if messages[-1]["role"] == "assistant" else None
     if not messages:
         raise BadRow("no_prompt", f"{column!r} has no message before the reply")
     return messages, reply
@@ -274,15 +274,28 @@ def _conversation(row: Row, source: SourceSettings) -> Read:
         )
     form, columns = recognise_conversation(row, settings, "auto")
     try:
-        task = conversation(row, settings, form, columns, True)
+        task = conversation(_without_system(row), settings, form, columns, True)
     except NoReply as reason:
         raise BadRow("no_reply", str(reason)) from reason
     identity = _id(row, source)
     if isinstance(task.prompt, str):
         return Read(task.prompt, task.trace, id=identity)
     *asked, reply = task.prompt
-    answer = reply["content"] if reply["content"].strip() else reply.get("tool_calls")
-    return Read(asked, answer, id=identity)
+    if form == "prompt_completion" and len(asked) > len(_messages(row, columns[0])):
+        # The prompt has the first messages of the completion, so recipes must not read both.
+        used, added = (columns[1], "messages"), {"messages": [*asked, reply]}
+        return Read(asked, reply_answer(reply), used, added, identity)
+    return Read(asked, reply_answer(reply), id=identity)
+
+
+def _messages(row: Row, column: str) -> list[Any]:
+    value: list[Any] = stored_messages(row.where, column_value(row, column))
+    return value
+
+
+def _without_system(row: Row) -> Row:
+    """The row without its column `system`, which recipes read beside the prompt."""
+    return replace(row, fields={k: v for k, v in row.fields.items() if k != SYSTEM})
 
 
 def _comparison(row: Row, source: SourceSettings) -> Read:
@@ -293,7 +306,7 @@ def _comparison(row: Row, source: SourceSettings) -> Read:
     config = _RATED if lookup(row.fields, "completions.0.overall_score") is not MISSING else _PAIRS
     columns = recognise(row, config, alone=False)
     try:
-        made = row_comparison(row, settings, columns, config, False)
+        made = row_comparison(_without_system(row), settings, columns, config, False)
     except NoPair as reason:
         raise BadRow("no_comparison", str(reason)) from reason
     asked = made.prompt if isinstance(made.prompt, str) else list(made.prompt)
@@ -312,7 +325,7 @@ def _comparison(row: Row, source: SourceSettings) -> Read:
 
 
 def _said(reply: Any) -> Any:
-    return reply if isinstance(reply, str) else reply["content"]
+    return reply if isinstance(reply, str) else reply_answer(reply)
 
 
 def _verl(row: Row, source: SourceSettings) -> Read:

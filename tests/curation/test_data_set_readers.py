@@ -222,6 +222,52 @@ def test_sft_reads_the_result_as_it_reads_the_source(tmp_path: Path, form: str) 
     assert [(one.prompt, one.trace) for one in before] == [(one.prompt, one.trace) for one in after]
 
 
+SAID, ASKED = {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3+3?"}
+CONVERSATIONS: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "2+2?", "completion": "4", "system": "Be brief."},
+    "messages": {"prompt": USER, "completion": [SAID], "system": "Be brief."},
+    "several turns": {
+        "prompt": [*USER, SAID, ASKED],
+        "completion": [{**SAID, "content": "6"}, ASKED, {**SAID, "content": "Still 6"}],
+    },
+    "alpaca": {"instruction": "2+2?", "output": "4", "system": "Be brief."},
+    "chats": {"messages": [*USER, SAID], "system": "Be brief."},
+}
+
+
+@pytest.mark.parametrize("form", CONVERSATIONS)
+def test_sft_reads_a_system_message_and_several_turns_once(tmp_path: Path, form: str) -> None:
+    (row,) = made(tmp_path, [CONVERSATIONS[form]])
+    before, after = (
+        load_conversations(DataConfig(source=path, heldout=0), seed=0, form="auto", chat=True).train
+        for path in (str(tmp_path / "rows.jsonl"), str(tmp_path / "out" / "train.jsonl"))
+    )
+    assert [(one.prompt, one.trace) for one in before] == [(one.prompt, one.trace) for one in after]
+    assert row["answer"] == ("Still 6" if form == "several turns" else "4")
+
+
+def test_preferences_read_a_system_message_once(tmp_path: Path) -> None:
+    row = {"prompt": "2+2?", "chosen": "4", "rejected": "5", "system": "Be brief."}
+    made(tmp_path, [row])
+    before, after = (
+        load_comparisons(
+            DataConfig(source=path, heldout=0), ComparisonsConfig(), seed=0, chat=True
+        ).train
+        for path in (str(tmp_path / "rows.jsonl"), str(tmp_path / "out" / "train.jsonl"))
+    )
+    assert [one.prompt for one in before] == [one.prompt for one in after]
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages"])
+def test_calls_that_end_a_prompt_are_the_answer_that_the_reward_reads(
+    tmp_path: Path, column: str
+) -> None:
+    call = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}
+    (row,) = made(tmp_path, [{column: [*USER, reply]}])
+    assert row["answer"] == [call]
+
+
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("form", ["hh", "ultrafeedback", "ultrafeedback_binarized", "pairs"])
 def test_preferences_read_the_result_as_they_read_the_source(

@@ -18,8 +18,10 @@ from .files import Row
 from .json_text import json_type, parse_json
 from .messages import chat_messages, check_turns, stored_messages, without_nulls
 
-TOOLS, ARGUMENTS = "tools", "chat_template_kwargs"
-"""Columns with the functions that a prompt shows, and with variables of the chat template."""
+TOOLS, ARGUMENTS, SYSTEM = "tools", "chat_template_kwargs", "system"
+"""Columns with the functions that a prompt shows, with variables of the chat template, and with a
+system message.
+"""
 
 _PROMPTS = ("messages", "conversations", "prompt")
 """Columns with the prompt that are tried if the recipe names none."""
@@ -74,11 +76,11 @@ def _read(row: Row, data: DataConfig) -> Row:
     return replace(
         row,
         fields={**row.fields, data.prompt_field: messages},
-        reply=None if reply is None else _answer(reply),
+        reply=None if reply is None else reply_answer(reply),
     )
 
 
-def _answer(reply: Message) -> Any:
+def reply_answer(reply: Message) -> Any:
     """The reference answer that a reply is: its text, or its calls if it has no text."""
     if reply["content"].strip():
         return reply["content"]
@@ -200,7 +202,7 @@ def with_own_system(row: Row, data: DataConfig) -> DataConfig:
     Raises:
         UserError: `data.system_prompt` is set too.
     """
-    system = column_value(row, "system")
+    system = column_value(row, SYSTEM)
     if not (isinstance(system, str) and system.strip()):
         return data
     if data.system_prompt:
