@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from sixfold.errors import UserError, one_line
 from sixfold.files.durable import disk_errors, faultpoint, fsync_path
 
 from .stage import Record
+
+_EXACT = ("answer",)
+"""Columns whose integers stay integers beside floats: 5 and 5.0 are different answers."""
+
+Kind = str | list[Any] | dict[str, Any]
+"""Type of values: a name, a list with the type of the elements, or the types of the fields."""
 
 
 def write_parquet(path: Path, rows: Iterable[Record], group: int) -> None:
@@ -50,51 +57,66 @@ def write_parquet(path: Path, rows: Iterable[Record], group: int) -> None:
 
 def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
     """Type of each column, in the order in which they appear."""
-    import pyarrow
-
-    types: dict[str, Any] = {}
+    kinds: dict[str, Kind] = {}
     for batch in _groups(rows, group):
-        for name in dict.fromkeys(name for fields in batch for name in fields):
-            found = _type([fields.get(name) for fields in batch])
-            known = types.get(name, pyarrow.null())
-            types[name] = _common(known, found)
-    return {name: _storable(kind) for name, kind in types.items()}
+        for fields in batch:
+            for name, value in fields.items():
+                kinds[name] = _common(kinds.get(name, "null"), _kind(value), name in _EXACT)
+    return {name: _storable(kind) for name, kind in kinds.items()}
 
 
-def _type(values: Sequence[Any]) -> Any:
+def _kind(value: Any) -> Kind:
+    """Type of a value. "mixed" if Parquet has none."""
+    if isinstance(value, dict):
+        return {name: _kind(one) for name, one in value.items()}
+    if isinstance(value, list):
+        kinds: list[Kind] = ["null", *map(_kind, value)]
+        return [reduce(partial(_common, exact=True), kinds)]
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return "mixed"
+    return "null" if value is None else type(value).__name__
+
+
+def _common(one: Kind, other: Kind, exact: bool) -> Kind:
+    """Type that holds the values of two. "mixed" if there is none.
+
+    Args:
+        one: a type.
+        other: another one.
+        exact: integers stay integers. Otherwise numbers may become floats.
+    """
+    if other in ("null", one):
+        return one
+    if one == "null":
+        return other
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = dict.fromkeys((*one, *other))
+        return {n: _common(one.get(n, "null"), other.get(n, "null"), True) for n in names}
+    if isinstance(one, list) and isinstance(other, list):
+        return [_common(one[0], other[0], True)]
+    return "float" if {str(one), str(other)} == {"int", "float"} and not exact else "mixed"
+
+
+def _storable(kind: Kind) -> Any:
+    """The type in Parquet. Text, for JSON, where rows disagree or have nulls or no fields alone."""
     import pyarrow
 
-    try:
-        return pyarrow.infer_type(values)
-    except (pyarrow.ArrowException, OverflowError):
+    if _is_text(kind):
         return pyarrow.string()
+    if isinstance(kind, dict):
+        return pyarrow.struct([(name, _storable(one)) for name, one in kind.items()])
+    if isinstance(kind, list):
+        return pyarrow.list_(_storable(kind[0]))
+    return {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "float": pyarrow.float64()}[kind]
 
 
-def _common(one: Any, other: Any) -> Any:
-    import pyarrow
-
-    schemas = [pyarrow.schema([("column", kind)]) for kind in (one, other)]
-    try:
-        return pyarrow.unify_schemas(schemas, promote_options="permissive").field("column").type
-    except pyarrow.ArrowException:
-        return pyarrow.string()
-
-
-def _storable(kind: Any) -> Any:
-    """The type, or text for one that Parquet lacks: nulls alone, objects without fields."""
-    import pyarrow
-
-    return pyarrow.string() if _has_nothing(kind) else kind
-
-
-def _has_nothing(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    if kinds.is_struct(kind):
-        return not kind.num_fields or any(_has_nothing(field.type) for field in kind.fields)
-    if kinds.is_list(kind):
-        return _has_nothing(kind.value_type)
-    return bool(kinds.is_null(kind))
+def _is_text(kind: Kind) -> bool:
+    """True for text, and for a type of which a part is mixed, or has nulls or no fields alone."""
+    if isinstance(kind, dict):
+        return not kind or any(one != "str" and _is_text(one) for one in kind.values())
+    if isinstance(kind, list):
+        return kind[0] != "str" and _is_text(kind[0])
+    return kind in ("null", "mixed", "str")
 
 
 def _array(batch: Sequence[Mapping[str, Any]], name: str, kind: Any) -> Any:

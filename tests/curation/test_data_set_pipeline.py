@@ -495,6 +495,37 @@ def test_parquet_and_jsonl_hold_the_same_rows(tmp_path: Path, form: str) -> None
         ]
 
 
+MIXED: dict[str, tuple[list[Any], list[Any]]] = {
+    "number and text": ([5, "x"], ["5", "x"]),
+    "truth value and number": ([True, 5], ["true", "5"]),
+    "large integer": ([2**70, 5], [str(2**70), "5"]),
+    "lists": ([["a"], [1]], ['["a"]', "[1]"]),
+    "objects": ([{"a": 1}, {"a": "x"}], ['{"a": 1}', '{"a": "x"}']),
+    "numbers in lists": ([[5], [2.5]], ["[5]", "[2.5]"]),
+    "objects without fields": ([{}, {"a": 1}], [{"a": None}, {"a": 1}]),
+    "numbers": ([5, 2.5], [5.0, 2.5]),
+}
+"""Values of a column, and what Parquet has of them."""
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_a_column_of_several_types_is_json_in_parquet(tmp_path: Path, case: str) -> None:
+    values, wanted = MIXED[case]
+    rows = [{"question": f"{n}?", "answer": "1", "x": one} for n, one in enumerate(values)]
+    source = source_text(write_lines(tmp_path / "a.jsonl", rows))
+    assert curate(write_recipe(tmp_path, source, head='format = "parquet"')) == 0
+    assert parquet.read_table(tmp_path / "out" / "train.parquet")["x"].to_pylist() == wanted
+
+
+def test_an_integer_stays_the_same_answer_in_parquet(tmp_path: Path) -> None:
+    """5.0 is another text than 5, which a reply gives."""
+    rows = [{"question": f"{one}?", "answer": one} for one in (5, 2.5)]
+    source = source_text(write_lines(tmp_path / "a.jsonl", rows))
+    assert curate(write_recipe(tmp_path, source, head='format = "parquet"')) == 0
+    table = parquet.read_table(tmp_path / "out" / "train.parquet")
+    assert table["answer"].to_pylist() == ["5", "2.5"]
+
+
 def test_the_folder_is_a_data_set_of_the_hub(tmp_path: Path) -> None:
     """`datasets` reads the rows alone, as the card says."""
     curate(make_recipe(tmp_path))
