@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sixfold.data.columns import MISSING, lookup
 from sixfold.data.files import Row
+from sixfold.data.messages import chat_messages, stored_messages
 from sixfold.environment.registry import SOURCES
 from sixfold.errors import UserError, nearest
 
@@ -89,22 +90,21 @@ def _prompt(row: Row, field: str) -> str:
         raise UserError(
             f"{row.where}: no column {field!r} with the prompt.{nearest(field, list(row.fields))}"
         )
-    text = prompt_text(found)
+    text = _said(row.where, found)
     if not text.strip():
         raise UserError(f"{row.where}: no text in the column {field!r} with the prompt")
     return text
 
 
-def prompt_text(value: Any) -> str:
-    """Text of a prompt, which may be a list of chat messages: what the user says."""
+def _said(where: str, value: Any) -> str:
+    """Text of a prompt, which may be a list of chat messages, or its JSON: what the user says."""
+    value = stored_messages(where, value)
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        return ""
-    said = [
-        str(message.get("content") or message.get("value") or "")
-        for message in value
-        if isinstance(message, Mapping)
-        and (message.get("role") or message.get("from")) in ("user", "human")
-    ]
-    return "\n".join(said)
+    said = [one for one in value if _is_user(one)] if isinstance(value, list) else []
+    return "\n".join(one["content"] for one in chat_messages(where, said)) if said else ""
+
+
+def _is_user(message: Any) -> bool:
+    of_user = ("user", "human")
+    return isinstance(message, Mapping) and (message.get("role") or message.get("from")) in of_user

@@ -189,6 +189,20 @@ def test_chat_messages_and_missing_columns(tmp_path: Path) -> None:
         Decontaminate(evaluations=())
 
 
+@pytest.mark.parametrize("form", ["parts", "json", "sharegpt"])
+def test_messages_of_an_evaluation_have_the_forms_of_those_of_rows(
+    tmp_path: Path, form: str
+) -> None:
+    made = {
+        "parts": [{"role": "user", "content": [{"type": "text", "text": EGGS}]}],
+        "json": json.dumps([{"role": "user", "content": EGGS}]),
+        "sharegpt": [{"from": "human", "value": EGGS}],
+    }
+    chat = write_lines(tmp_path / "chat.jsonl", [{"prompt": made[form]}])
+    stage = Decontaminate(evaluations=({"data": str(chat)},))  # type: ignore[arg-type]
+    assert [d.reason for d in run(stage, [EGGS])[0]] == ["same_text"]
+
+
 def test_an_evaluation_is_a_folder_and_a_change_of_its_files_runs_the_stage_again(
     tmp_path: Path,
 ) -> None:
