@@ -56,7 +56,7 @@ def read_evaluation(evaluation: Evaluation) -> list[EvaluationRow]:
     Raises:
         UserError: it cannot be read, has no rows, or a row has no prompt.
     """
-    rows = [read() for read in open_evaluation(evaluation).rows()]
+    rows = [read() for _, read in open_evaluation(evaluation).rows()]
     if not rows:
         raise UserError(f"evaluation {evaluation.data!r} has no rows")
     field = evaluation.prompt_field or next(
@@ -68,7 +68,7 @@ def read_evaluation(evaluation: Evaluation) -> list[EvaluationRow]:
             f" {', '.join(rows[0].fields)}); name the column of prompts by prompt_field"
         )
     label = evaluation.name or Path(evaluation.data).stem
-    return [EvaluationRow(f"{label}/{row.number}", _prompt(row, field)) for row in rows]
+    return [EvaluationRow(f"{label}/{at}", _prompt(row, field)) for at, row in enumerate(rows)]
 
 
 def open_evaluation(evaluation: Evaluation) -> Opened:

@@ -526,6 +526,24 @@ def test_an_integer_stays_the_same_answer_in_parquet(tmp_path: Path) -> None:
     assert table["answer"].to_pylist() == ["5", "2.5"]
 
 
+def test_a_drawn_row_has_the_id_that_it_has_without_a_limit(tmp_path: Path) -> None:
+    """Also in a folder of several files, and if a row cannot be read."""
+    (tmp_path / "rows").mkdir()
+    for name in "ab":
+        lines = [json.dumps({"question": f"{name} {n}?", "answer": "1"}) for n in range(5)]
+        lines[2] = "{broken"
+        (tmp_path / "rows" / f"{name}.jsonl").write_text("\n".join(lines))
+    stories = []
+    for limit in (0, 8):
+        curate(write_recipe(tmp_path, source_text(tmp_path / "rows", limit=limit)))
+        found = provenance(tmp_path / "out")
+        stories.append({one["id"]: one.get("note", one["where"]) for one in found})
+    every, drawn = stories
+    assert [len(every), len(drawn)] == [10, 8]
+    assert drawn.items() <= every.items()
+    assert any("invalid JSON" in note for note in drawn.values())
+
+
 def test_the_folder_is_a_data_set_of_the_hub(tmp_path: Path) -> None:
     """`datasets` reads the rows alone, as the card says."""
     curate(make_recipe(tmp_path))
