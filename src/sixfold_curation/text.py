@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
+from fractions import Fraction
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
+
+from sixfold_environments.maths.numbers import exact_number
+from sixfold_environments.maths.spelling import normalise
 
 _TABLES: dict[str, Any] = tomllib.loads(files(__package__).joinpath("text.toml").read_text())
 _LATEX: dict[str, str] = _TABLES["latex"] | dict.fromkeys(_TABLES["layout"].split(), "")
@@ -166,6 +170,11 @@ _FINAL = re.compile(
     r"####\s*(.+)|(?:final answer|answer)(?: is)?\s*[:=]?\s*([^\n]+?)\.?\s*$", re.IGNORECASE
 )
 _DECIMAL = re.compile(r"[-+]?\d*\.?\d+")
+_RATIO = re.compile(r"\d\s*/|frac")
+_BETWEEN_DIGITS = re.compile(
+    r"\\[,!;: ]|\$|(?<=\d),(?=\d{3}(?!\d))|(?<=\d)\s(?=\d{3}(?!\d))|\{,\}|(?<=[-+])\s+"
+)
+"""What numbers have beside their digits: dollar signs, and separators of thousands."""
 
 LONGEST_ANSWER = 200
 """Characters of the longest answer that is compared. A longer text is a worked solution or a reply,
@@ -174,7 +183,8 @@ of which two may both be right."""
 
 @lru_cache(maxsize=1 << 16)
 def answer_key(answer: str) -> str | None:
-    r"""One form of an answer, equal for answers that are plainly equal: 1.0 and 1, \boxed{x} and x.
+    r"""One form of an answer, equal for answers that are plainly equal: 1.0 and 1, \boxed{x} and x,
+    1/2 and \frac{1}{2} and 0.5.
 
     Returns:
         None if there is no answer, or it is a text that has no single right form.
@@ -182,13 +192,11 @@ def answer_key(answer: str) -> str | None:
     text = _final_part(answer)
     if not text or len(text) > LONGEST_ANSWER:
         return None
-    number = re.sub(r"\\[,!;: ]|[$\s]|(?<=\d),(?=\d{3}(?!\d))|\{,\}", "", text).rstrip(".")
-    number = number.replace("−", "-")
+    number = _BETWEEN_DIGITS.sub("", text.replace("−", "-")).strip().rstrip(".")
     if _DECIMAL.fullmatch(number):
-        digits = number.lstrip("+-")
-        digits = (digits.rstrip("0").rstrip(".") if "." in digits else digits).lstrip("0")
-        digits = f"0{digits}" if digits[:1] in ("", ".") else digits
-        return f"-{digits}" if number.startswith("-") and digits != "0" else digits
+        return str(Fraction(number))
+    if _RATIO.search(number) and (value := exact_number(normalise(number))) is not None:
+        return str(value)
     return " ".join(tokens(text)) or text.strip()
 
 

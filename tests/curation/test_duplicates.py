@@ -219,10 +219,19 @@ def test_no_rows_and_empty_prompts_are_no_error() -> None:
     assert dropped(run(Duplicates(), ["", " ", "?", "a"])[0]) == [1]
 
 
+def test_a_fraction_in_another_spelling_is_no_conflict() -> None:
+    prompt = "What part of the cake is left if Tom eats a half of it?"
+    decisions, _ = run(Duplicates(), [(prompt, r"\frac{1}{2}"), (prompt, "0.5"), (prompt, "1/2")])
+    assert [d.reason for d in decisions] == ["", "duplicate", "duplicate"]
+
+
 def test_answers_are_compared_in_one_form() -> None:
     same = ["1", "1.0", "+1", r"\boxed{1}", "$1$", "so\n#### 1", "the answer is \\boxed{1.00}."]
     assert {answer_key(text) for text in same} == {"1"}
-    assert answer_key("1,000") == "1000" and answer_key("-0.50") == "-0.5"
+    assert answer_key("1,000") == answer_key("1 000") == "1000"
+    halves = ["-0.50", "-.5", "-1/2", r"-\frac{1}{2}", r"$-\dfrac12$"]
+    assert {answer_key(text) for text in halves} == {"-1/2"}
+    assert answer_key("3 4") != answer_key("34") and answer_key("1/0") != answer_key("0")
     assert answer_key(r"\frac12") == answer_key(r"\dfrac{1}{2}") != answer_key("12")
     assert answer_key("") is None and answer_key("word " * 80) is None
 
