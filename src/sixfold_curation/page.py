@@ -52,6 +52,7 @@ def render_report(settings: Settings, results: Sequence[Result]) -> str:
     shown: dict[str, Any] = settings.model_dump(mode="json", exclude_defaults=True, exclude={"out"})
     first, last = results[0], results[-1]
     left = [(at, one.kept / first.rows) for at, one in enumerate(results)]
+    most = max(1.0, *(share for _, share in left))  # above 1 with copies
     return render_page(
         "curation.html",
         "sixfold_curation",
@@ -64,7 +65,7 @@ def render_report(settings: Settings, results: Sequence[Result]) -> str:
         ],
         alarms=[(one.name, one.alarm) for one in results if one.alarm],
         stages=[_view(one) for one in results],
-        chart=line_chart([Line("rows left", left, dots=True)], percent, (0.0, 1.0)),
+        chart=line_chart([Line("rows left", left, dots=True)], percent, (0.0, most)),
         settings=json.dumps(shown, indent=2, ensure_ascii=False),
     )
 
@@ -77,7 +78,7 @@ def _view(one: Result) -> StageView:
         anchor=f"stage-{one.name}",
         rows=f"{one.rows:,}",
         kept=f"{one.kept:,}",
-        share=percent((one.rows - one.kept) / one.rows) if one.rows else _NONE,
+        share=_NONE if one.share is None else percent(one.share),
         metric=one.metric,
         value=value_text(one.value),
         alarm=one.alarm,

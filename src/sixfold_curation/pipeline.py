@@ -91,6 +91,11 @@ class Result:
     examples: Sequence[Mapping[str, str]]
     origins: Sequence[tuple[str, str, int]]
 
+    @property
+    def share(self) -> float | None:
+        """Share of the rows that are dropped. A stage may also keep copies. None without rows."""
+        return sum(self.dropped.values()) / self.rows if self.rows else None
+
 
 class Shown(Protocol):
     """Shows what happens."""

@@ -176,7 +176,7 @@ def _summary(results: Sequence[Result], rows: Path, out: Path) -> None:
         left = name in ("stage", "health")
         table.add_column(name, justify="left" if left else "right", overflow="fold")
     for one in results:
-        share = percent((one.rows - one.kept) / one.rows) if one.rows else "—"
+        share = "—" if one.share is None else percent(one.share)
         value = "—" if one.value is None else number(one.value)
         cells = (one.name, f"{one.rows:,}", f"{one.kept:,}", share, one.metric)
         styled = Text(value + (" !" if one.alarm else ""), style="bold red" if one.alarm else "")

@@ -47,6 +47,19 @@ def test_the_table_has_rows_in_and_out_health_and_alarm(
     assert str(recipe.parent / "out" / "train.jsonl") in shown
 
 
+def test_copies_do_not_count_against_rows_that_are_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 8 rows, 4 are left out, and the other 4 are in the mix twice."""
+    sources = [
+        source_text(write_lines(tmp_path / f"{name}.jsonl", rows_of(4)), name) for name in "ab"
+    ]
+    mix = '[[stages]]\nkind = "mix"\nweights = { a = 1, b = 0 }\ncopies = 2\n'
+    assert curate(write_recipe(tmp_path, *sources, stages=mix)) == 0
+    assert re.search(r"mix +8 +8 +50\.0%", capsys.readouterr().out)
+    assert re.search(r"50\.0\s?%", (tmp_path / "out" / "report.html").read_text())
+
+
 def test_strict_has_exit_code_3_if_an_alarm_rings(recipe: Path) -> None:
     assert curate(recipe, "--strict") == 3
     assert len(read_rows(recipe.parent / "out" / "train.jsonl")) == 4  # the data set is made
