@@ -35,7 +35,7 @@ def write_parquet(path: Path, rows: Iterable[Record], group: int) -> None:
         group: rows of a row group.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the disk refuses, or some answers are lists and some are not.
     """
     import pyarrow
     from pyarrow import parquet
@@ -56,10 +56,22 @@ def write_parquet(path: Path, rows: Iterable[Record], group: int) -> None:
 
 
 def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
-    """Type of each column, in the order in which they appear."""
+    """Type of each column, in the order in which they appear.
+
+    Raises:
+        UserError: some answers are lists, whose JSON text would be another answer, and some not.
+    """
     kinds: dict[str, Kind] = {}
+    are_lists: set[bool] = set()
     for batch in _groups(rows, group):
         for fields in batch:
+            if (answer := fields.get("answer")) is not None:
+                are_lists.add(isinstance(answer, list))
+            if len(are_lists) > 1:
+                raise UserError(
+                    f"row {fields['id']}: some answers are lists and some are not, and a column of"
+                    " Parquet has one type: set format = 'jsonl'"
+                )
             for name, value in fields.items():
                 kinds[name] = _common(kinds.get(name, "null"), _kind(value), name in _EXACT)
     return {name: _storable(kind) for name, kind in kinds.items()}

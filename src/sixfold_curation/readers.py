@@ -320,8 +320,14 @@ def _comparison(row: Row, source: SourceSettings) -> Read:
         best = made.completions[made.grades.index(max(made.grades))]
         return Read(asked, _said(best), id=identity)
     better, worse = sorted(range(2), key=lambda at: -made.grades[at])
-    pair = {"chosen": made.completions[better], "rejected": made.completions[worse]}
+    pair = {"chosen": _stored(made.completions[better])}
+    pair["rejected"] = _stored(made.completions[worse])
     return Read(asked, None, tuple(pair), pair, identity)
+
+
+def _stored(reply: Any) -> Any:
+    """A completion as a column has it. The JSON text of a list is read as messages again."""
+    return reply if isinstance(reply, str) else [reply]
 
 
 def _said(reply: Any) -> Any:

@@ -25,8 +25,9 @@ from made_sets import (
 )
 from pyarrow import parquet
 
+from sixfold.data.comparisons import load_comparisons
 from sixfold.data.sources import load_tasks
-from sixfold.recipe.schema import DataConfig
+from sixfold.recipe.schema import ComparisonsConfig, DataConfig
 from sixfold_curation.pipeline import opened_sources, planned
 from sixfold_curation.rows_on_disk import StoredRows
 from sixfold_curation.settings import read_curation
@@ -524,6 +525,35 @@ def test_an_integer_stays_the_same_answer_in_parquet(tmp_path: Path) -> None:
     assert curate(write_recipe(tmp_path, source, head='format = "parquet"')) == 0
     table = parquet.read_table(tmp_path / "out" / "train.parquet")
     assert table["answer"].to_pylist() == ["5", "2.5"]
+
+
+def test_completions_of_two_forms_are_the_same_in_parquet(tmp_path: Path) -> None:
+    """Texts in one source, and messages in another."""
+    said = [[{"role": "user", "content": "b?"}, {"role": "assistant", "content": c}] for c in "45"]
+    forms = [
+        {"prompt": "a?", "chosen": "4", "rejected": "5"},
+        {"chosen": said[0], "rejected": said[1]},
+    ]
+    sources = [
+        source_text(write_lines(tmp_path / f"{label}.jsonl", [row]), label)
+        for label, row in zip("ab", forms, strict=True)
+    ]
+    read = []
+    for form in ("jsonl", "parquet"):
+        assert curate(write_recipe(tmp_path, *sources, head=f'format = "{form}"')) == 0
+        data = DataConfig(source=str(tmp_path / "out" / f"train.{form}"), heldout=0)
+        made = load_comparisons(data, ComparisonsConfig(), seed=0, chat=True).train
+        read.append([(one.prompt, one.completions) for one in made])  # type: ignore[attr-defined]
+    assert read[0] == read[1]
+
+
+def test_lists_of_answers_beside_texts_need_jsonl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": "a?", "answer": "4"}, {"question": "b?", "answer": ["4", "four"]}]
+    source = source_text(write_lines(tmp_path / "a.jsonl", rows))
+    assert curate(write_recipe(tmp_path, source, head='format = "parquet"')) == 2
+    assert "made/row-2" in (said := capsys.readouterr().err) and "format = 'jsonl'" in said
 
 
 def test_a_drawn_row_has_the_id_that_it_has_without_a_limit(tmp_path: Path) -> None:
