@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
+from uuid import UUID
 
 from sixfold import plugins
 from sixfold.data.columns import MISSING, lookup
@@ -224,13 +227,21 @@ def last_box(text: str) -> str | None:
 
 
 def _id(row: Row, source: SourceSettings, column: str = "") -> str:
-    """The row's own id, or ""."""
+    """The row's own id, or "". A float such as 3.0, as tables with missing ids have them, is 3.
+
+    Raises:
+        BadRow: the column that the user names has no text or number.
+    """
     named = source.id_field or column
     names = (named,) if named else _IDS
     value = next((v for name in names if (v := lookup(row.fields, name)) is not MISSING), None)
-    if value is None and source.id_field:
+    if isinstance(value, float):
+        value = None if math.isnan(value) else int(value) if value.is_integer() else value
+    known = isinstance(value, str | int | float | Decimal | UUID) and not isinstance(value, bool)
+    text = str(value) if known else ""
+    if not text.strip() and source.id_field:
         raise BadRow("missing_column", f"no id in {source.id_field!r}")
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return text if text.strip() else ""
 
 
 def _guess(row: Row, source: SourceSettings) -> tuple[str, str]:

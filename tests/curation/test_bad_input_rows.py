@@ -232,6 +232,27 @@ def test_parquet_of_unknown_types(tmp_path: Path) -> None:
     assert len(read_rows(tmp_path / "out" / "train.jsonl")) == 3
 
 
+IDS: dict[str, tuple[list[Any], list[str]]] = {
+    "floats": ([3.0, None, 4.5], ["3", "4.5"]),
+    "decimals": ([Decimal("3"), None, Decimal("4")], ["3", "4"]),
+    "lists": ([["a"], ["b"], ["c"]], []),
+    "empty": (["a", "", " "], ["a"]),
+}
+"""Values of the column with the ids, and the ids."""
+
+
+@pytest.mark.parametrize("case", IDS)
+def test_ids_of_a_named_column_are_read_or_cost_the_row(tmp_path: Path, case: str) -> None:
+    values, ids = IDS[case]
+    table = pyarrow.table({"question": ["a?", "b?", "c?"], "answer": ["1"] * 3, "uid": values})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    recipe = write_recipe(tmp_path, source_text(tmp_path / "a.parquet", id_field="uid"))
+    assert curate(recipe) == (0 if ids else 2)
+    if ids:
+        found = read_rows(tmp_path / "out" / "train.jsonl")
+        assert [one["id"] for one in found] == [f"made/{one}" for one in ids]
+
+
 def test_a_value_of_parquet_without_a_form_in_python_costs_its_row(tmp_path: Path) -> None:
     days = pyarrow.array([0, 2**40, 1], pyarrow.timestamp("s"))
     table = pyarrow.table({"question": ["a?", "b?", "c?"], "answer": ["1", "2", "3"], "t": days})
