@@ -292,9 +292,10 @@ def _conversation(row: Row, source: SourceSettings) -> Read:
     if isinstance(task.prompt, str):
         return Read(task.prompt, task.trace, id=identity)
     *asked, reply = task.prompt
-    if form == "prompt_completion" and len(asked) > len(_messages(row, columns[0])):
-        # The prompt has the first messages of the completion, so recipes must not read both.
-        used, added = (columns[1], "messages"), {"messages": [*asked, reply]}
+    whole = len(asked) + (form != "prompt_completion")
+    if form != "alpaca" and len(_messages(row, columns[0])) != whole:
+        # The prompt has a part of the completion, or messages come after the last reply.
+        used, added = (columns[-1], "messages"), {"messages": [*asked, reply]}
         return Read(asked, reply_answer(reply), used, added, identity)
     return Read(asked, reply_answer(reply), id=identity)
 

@@ -246,6 +246,16 @@ def test_sft_reads_a_system_message_and_several_turns_once(tmp_path: Path, form:
     assert row["answer"] == ("Still 6" if form == "several turns" else "4")
 
 
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_a_question_after_the_last_reply_is_not_asked_with_its_answer(
+    tmp_path: Path, column: str
+) -> None:
+    made(tmp_path, [{column: [*USER, SAID, ASKED]}])
+    data = DataConfig(source=str(tmp_path / "out" / "train.jsonl"), heldout=0)
+    (task,) = load_tasks(data, seed=0, rewards=("short_answer",)).train
+    assert (list(task.prompt), task.answer) == (USER, "4")
+
+
 def test_preferences_read_a_system_message_once(tmp_path: Path) -> None:
     row = {"prompt": "2+2?", "chosen": "4", "rejected": "5", "system": "Be brief."}
     made(tmp_path, [row])
