@@ -232,11 +232,12 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     },
     "alpaca": {"instruction": "2+2?", "output": "4", "system": "Be brief."},
     "chats": {"messages": [*USER, SAID], "system": "Be brief."},
+    "tasks": {"question": "2+2?", "answer": "4"},
 }
 
 
 @pytest.mark.parametrize("form", CONVERSATIONS)
-def test_sft_reads_a_system_message_and_several_turns_once(tmp_path: Path, form: str) -> None:
+def test_sft_reads_each_form_as_it_was(tmp_path: Path, form: str) -> None:
     (row,) = made(tmp_path, [CONVERSATIONS[form]])
     before, after = (
         load_conversations(DataConfig(source=path, heldout=0), seed=0, form="auto", chat=True).train

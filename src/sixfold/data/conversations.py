@@ -128,7 +128,8 @@ def recognise_conversation(row: Row, data: DataConfig, form: Form) -> tuple[str,
         UserError: the row has no columns of the form, or of any form.
     """
     own = (data.prompt_field, data.trace_field or data.answer_field)
-    known = [*_COLUMNS.items(), ("prompt_completion", own)]
+    made = ("prompt", own[1])  # by `sixfold data`
+    known = [*_COLUMNS.items(), ("prompt_completion", own), ("prompt_completion", made)]
     if data.prompt_field != _DEFAULT:  # the user has named the column
         listed = [("messages", own[:1]), ("conversations", own[:1])]
         known = [("prompt_completion", own), *listed, ("alpaca", _COLUMNS["alpaca"])]
