@@ -305,6 +305,12 @@ def _messages(row: Row, column: str) -> list[Any]:
     return value
 
 
+def _last_text(messages: Any) -> Any:
+    """Text of the last message, as it is stored."""
+    last = messages[-1] if messages and isinstance(messages, list) else None
+    return last.get("content", last.get("value")) if isinstance(last, Mapping) else None
+
+
 def _without_system(row: Row) -> Row:
     """The row without its column `system`, which recipes read beside the prompt."""
     return replace(row, fields={k: v for k, v in row.fields.items() if k != SYSTEM})
@@ -530,10 +536,29 @@ def _form_of(row: Row, source: SourceSettings) -> str:
     }
     special = {name: one for name, one in fitting.items() if one.specific}
     if special:
-        return max(special, key=lambda name: len(special[name].columns))
+        found = max(special, key=lambda name: len(special[name].columns))
+        return _checked_chat(found, row, source)
     if len(fitting) > 1:
         raise UserError(
             f"source {source.label!r}: its rows may be of the form {' or '.join(fitting)}. Set"
             f" reader to one of them ({row.where})"
         )
-    return next(iter(fitting), "columns")
+    return _checked_chat(next(iter(fitting), "columns"), row, source)
+
+
+def _checked_chat(name: str, row: Row, source: SourceSettings) -> str:
+    """The name of a form, unless it is that of chats and the row has another answer too.
+
+    Raises:
+        UserError: the answer may be that column, or the last reply.
+    """
+    columns = READERS[name].columns
+    column = next((one for one in ("messages", "conversations") if one in columns), "")
+    answer = next((one for one in ANSWERS[0] if row.fields.get(one) is not None), "")
+    if column and answer and row.fields[answer] != _last_text(_messages(row, column)):
+        raise UserError(
+            f"source {source.label!r}: its rows have {column!r} and {answer!r}. If the latter is"
+            f" the answer, set prompt_field = '{column}' and answer_field = '{answer}'; if the last"
+            f" reply is, set reader = '{name}' ({row.where})"
+        )
+    return name

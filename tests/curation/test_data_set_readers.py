@@ -389,6 +389,20 @@ def test_ambiguous_columns_are_refused_with_the_candidates(
         raise UserError(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_an_answer_beside_a_conversation_is_not_taken_for_its_reply(
+    tmp_path: Path, column: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {column: [*USER, SAID, ASKED], "ground_truth": "6"}
+    path = write_lines(tmp_path / "a.jsonl", [row])
+    assert curate(write_recipe(tmp_path, source_text(path))) == 2
+    assert f"prompt_field = '{column}'" in (said := capsys.readouterr().err) and "reader" in said
+    (read,) = made(tmp_path, [row], prompt_field=column, answer_field="ground_truth")
+    assert (read["prompt"], read["answer"]) == (row[column], "6")
+    (read,) = made(tmp_path, [{column: [*USER, SAID], "answer": "4"}])  # they are the same
+    assert read["answer"] == "4"
+
+
 def test_named_columns_settle_it(tmp_path: Path) -> None:
     row = {"question": "a", "problem": "b", "answer": "c", "n": 4}
     (read,) = made(
