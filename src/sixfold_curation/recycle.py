@@ -83,9 +83,15 @@ class Recycle(Stage):
     def _good(self, record: Record) -> bool:
         """Whether a row is general, or a solution of enough reward. Without a reward it is."""
         reward = record.fields.get("reward")
-        if self._domain(record) == GENERAL or not isinstance(reward, int | float):
+        if self._domain(record) == GENERAL or reward in (None, ""):
             return True
-        return reward >= self.least_reward
+        try:  # every value of a .csv file is text
+            return float(reward) >= self.least_reward
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{record.where}: the reward {str(reward)[:60]!r} is no number. Leave the column"
+                " out (columns), or list the source in general"
+            ) from error
 
     def _solution(self, record: Record) -> str:
         value = lookup(record.fields, self.column)

@@ -75,3 +75,13 @@ def test_what_is_missing_is_named(stage: Recycle, named: str) -> None:
     rows = made(4, 4 if stage.general == ("chat",) else 0)
     with pytest.raises(UserError, match=named):
         decided(stage, rows)
+
+
+def test_rewards_of_a_csv_file_are_numbers() -> None:
+    rows = rows_of(
+        [{"prompt": f"p{r}", "completion": "x", "reward": r} for r in ("1.0", "0.0", "")]
+    )
+    decisions, _ = decided(Recycle(share=0), rows)
+    assert [one.reason for one in decisions] == ["", "unsolved", ""]
+    with pytest.raises(UserError, match=r"'high' is no number.*general"):
+        decided(Recycle(share=0), rows_of([{"prompt": "p", "completion": "x", "reward": "high"}]))
