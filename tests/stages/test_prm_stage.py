@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from sixfold.checkpoint.model_source import model_folder
+from sixfold.data.step_labels import LabelledSolution
 from sixfold.errors import UserError
 from sixfold.files.folder import model_stage
 from sixfold.recipe.toml import parse_staged
@@ -19,7 +20,8 @@ from sixfold.reward_model.step_model import load_step_model
 from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.stages.driver import train_stages
 from sixfold.stages.plans import stage_plans
-from sixfold.types import Task
+from sixfold.stages.step_examples import joined
+from sixfold.types import Message, Task
 from tests.stages.staged_runs import flags, result
 
 TEXT = """\
@@ -101,6 +103,15 @@ def test_a_process_reward_model_is_learned_resumed_and_used(tmp_path: Path) -> N
         shutil.rmtree(stage / "checkpoints" / newest)
     assert train_stages(recipe(tmp_path), resume=run) == 0
     assert result(run) == whole
+
+
+def test_a_prefill_that_the_first_step_repeats_stands_once() -> None:
+    for prefill, text in (("2+", "2 3"), ("2+ ", "2 3"), ("9", "2+2 3")):
+        prompt = [Message(role="user", content="1="), Message(role="assistant", content=prefill)]
+        task = LabelledSolution(
+            "t", prompt, form="continued", steps=("2+2", "3"), labels=(1.0, 0.0)
+        )
+        assert joined(task, " ") == (text, [len(text) - 1, len(text)])
 
 
 def test_recipes_of_process_reward_models_that_are_refused(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def _scored(
     for task in used:
         assert isinstance(task, LabelledSolution)
         own = prm.separator if task.separator is None else task.separator
-        text, ends = joined(task.steps, own)
+        text, ends = joined(task, own)
         try:
             (scores,) = scorer.score(task, [text], [ends])
         except UserError as error:

@@ -128,6 +128,11 @@ def solution_text(task: Task) -> str:
             f"task {task.id} has a solution of several replies, which needs an environment of"
             " several turns. Set environment.episode"
         )
+    return without_prefill(text, task)
+
+
+def without_prefill(text: str, task: Task) -> str:
+    """The text of a reply without the task's prefill, if it repeats that."""
     begun = task.prefill.lstrip()
     # With the white space at its end first: the prompt has that already.
     for start in filter(None, (begun, begun.rstrip())):

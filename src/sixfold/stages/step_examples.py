@@ -15,6 +15,7 @@ from ..data.task_set import TaskSet
 from ..errors import UserError
 from ..recipe.schema import PrmConfig
 from ..renderer.renderer import Renderer
+from ..renderer.task_prompt import without_prefill
 from ..reward_model.step_quality import UNLABELLED
 from ..reward_model.step_rows import step_row
 from ..steps import last_tokens, steps_of, tokenized_ends
@@ -104,7 +105,7 @@ class StepExamples:
         for task in tasks:
             assert isinstance(task, LabelledSolution)
             own = task.separator
-            text, ends = joined(task.steps, self._config.separator if own is None else own)
+            text, ends = joined(task, self._config.separator if own is None else own)
             prompt, ids = self._renderer.encode(task), self._renderer.plain(text)
             if (length := len(prompt) + len(ids)) > self._context:
                 if self._overlong != "drop":
@@ -149,13 +150,14 @@ class StepExamples:
         return self._renderer.shown(ids, special=False)
 
 
-def joined(steps: Sequence[str], separator: str) -> tuple[str, list[int]]:
-    """The text of a solution, and the characters where its steps end.
+def joined(task: LabelledSolution, separator: str) -> tuple[str, list[int]]:
+    """The text of a solution without the prefill that it repeats, and where its steps end in it.
 
     Args:
-        steps: texts of the steps.
+        task: the solution.
         separator: follows every step but the last, unless the step already ends with it.
     """
+    steps = [without_prefill(task.steps[0], task), *task.steps[1:]]
     texts = [
         step if last or step.endswith(separator) else step + separator
         for step, last in zip(steps, [False] * (len(steps) - 1) + [True], strict=True)
