@@ -1,13 +1,14 @@
 """Do rewards of steps help RL? Held-out accuracy with and without them, after equal samples.
 
-    cat recipes/prm_search.toml benchmarks/process_rl.toml > process_rl.toml
+    sixfold train prm_search --run.threads 1
     for seed in 0 1 2 3 4; do
-        sixfold train process_rl.toml --run.threads 1 --run.seed $seed --run.name seed-$seed
+        sixfold train benchmarks/process_rl.toml --run.threads 1 --run.seed $seed \\
+            --run.name process-$seed
     done
-    python benchmarks/process_rl.py runs/seed-?
+    python benchmarks/process_rl.py runs/process-?
 
-Prints a row per run, and the mean of the paired differences from outcomes alone with its 95 %
-interval (t over the runs). The runs also serve `prm_search.py --folder runs`.
+All seeds share one SFT model and one judge. Prints a row per run, and the mean of the paired
+differences from outcomes alone with its 95 % interval (t over the runs).
 """
 
 from __future__ import annotations
