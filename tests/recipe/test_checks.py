@@ -10,11 +10,6 @@ from sixfold.recipe.plan import make_plan
 from sixfold.recipe.toml import load_recipe
 
 MODEL = "--environment.rewards=prm:X"
-OUTCOME = [
-    "--sample.labels=outcome",
-    "--sample.keep=all",
-    "--sample.deduplicate=false",
-]
 HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
 
 
@@ -37,8 +32,6 @@ HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
         ([MODEL, "--environment.prm.beta=0.2"], "environment.prm.beta", "POLICY,REFERENCE"),
         (["--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
         ([MODEL, "--environment.agent.command=x"], "environment.agent", "Remove one of them"),
-        ([MODEL, "--sample.label_steps=2"], "sample.label_steps", "a verifier"),
-        ([MODEL, *OUTCOME], "sample.labels", "a verifier"),
         ([MODEL, "--data.prompt_form=rendered"], "data.prompt_form", "convention = 'sixfold'"),
     ],
 )

@@ -281,6 +281,12 @@ def test_episodes_have_no_steps_to_label(tmp_path: Path) -> None:
             'sample.keep = "all"\nenvironment.rewards = ["prm:judge"]',
             r"stage 'sample': sample\.label_steps = 100 needs rewards that say what is solved",
         ),
+        (
+            f"sample.label_steps = {CONTINUATIONS}",
+            'sample.labels = "outcome"\nsample.deduplicate = false\n'
+            'environment.rewards = ["prm:judge"]',
+            r"stage 'sample': sample\.labels = 'outcome' needs rewards that say what is solved",
+        ),
     ],
 )
 def test_stages_that_cannot_work_are_refused(
