@@ -172,9 +172,10 @@ _FINAL = re.compile(
 _DECIMAL = re.compile(r"[-+]?\d*\.?\d+")
 _RATIO = re.compile(r"\d\s*/|frac")
 _BETWEEN_DIGITS = re.compile(
-    r"\\[,!;: ]|\$|(?<=\d),(?=\d{3}(?!\d))|(?<=\d)\s(?=\d{3}(?!\d))|\{,\}|(?<=[-+])\s+"
+    r"\\[,!;: ]|\\?\$|(?<=\d),(?=\d{3}(?!\d))|(?<=\d)\s(?=\d{3}(?!\d))|\{,\}|(?<=[-+])\s+"
 )
 """What numbers have beside their digits: dollar signs, and separators of thousands."""
+_FRACTION = re.compile(r"frac (\d+) (\d+)")
 
 LONGEST_ANSWER = 200
 """Characters of the longest answer that is compared. A longer text is a worked solution or a reply,
@@ -197,7 +198,12 @@ def answer_key(answer: str) -> str | None:
         return str(Fraction(number))
     if _RATIO.search(number) and (value := exact_number(normalise(number))) is not None:
         return str(value)
-    return " ".join(tokens(text)) or text.strip()
+    key = " ".join(tokens(text)) or text.strip()
+    # Without the brackets, quotes and markup that the token list leaves out: \(0.5\), **1/2**, ½.
+    bare = _FRACTION.sub(r"\1/\2", key.removeprefix("= ").replace(" / ", "/"))
+    listed = " " in bare and "," in text  # "1, 1/2" is not 1 1/2
+    value = None if listed else exact_number(bare)
+    return key if value is None else str(value)
 
 
 def _final_part(answer: str) -> str:

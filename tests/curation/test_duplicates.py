@@ -231,6 +231,9 @@ def test_answers_are_compared_in_one_form() -> None:
     assert answer_key("1,000") == answer_key("1 000") == "1000"
     halves = ["-0.50", "-.5", "-1/2", r"-\frac{1}{2}", r"$-\dfrac12$"]
     assert {answer_key(text) for text in halves} == {"-1/2"}
+    bare = ["0.5", r"\(0.5\)", "(0.50)", r"\text{0.5}", "**1/2**", "½", r"\$1/2", '"\\frac{1}{2}"']
+    assert {answer_key(text) for text in bare} == {"1/2"}
+    assert answer_key("1½") == answer_key("1 1/2") == "3/2" != answer_key("1, 1/2")
     assert answer_key("3 4") != answer_key("34") and answer_key("1/0") != answer_key("0")
     assert answer_key(r"\frac12") == answer_key(r"\dfrac{1}{2}") != answer_key("12")
     assert answer_key("") is None and answer_key("word " * 80) is None
