@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sixfold.data.columns import MISSING, lookup
 from sixfold.data.files import Row
-from sixfold.data.messages import chat_messages, stored_messages
+from sixfold.data.messages import stored_messages
 from sixfold.environment.registry import SOURCES
 from sixfold.errors import UserError, nearest
 
@@ -102,7 +102,14 @@ def _said(where: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     said = [one for one in value if _is_user(one)] if isinstance(value, list) else []
-    return "\n".join(one["content"] for one in chat_messages(where, said)) if said else ""
+    return "\n".join(_text(one.get("content") or one.get("value")) for one in said)
+
+
+def _text(content: Any) -> str:
+    """Text of a message, also beside images."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    return "".join(str(one.get("text") or "") for one in content if isinstance(one, Mapping))
 
 
 def _is_user(message: Any) -> bool:

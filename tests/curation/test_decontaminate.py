@@ -189,12 +189,14 @@ def test_chat_messages_and_missing_columns(tmp_path: Path) -> None:
         Decontaminate(evaluations=())
 
 
-@pytest.mark.parametrize("form", ["parts", "json", "sharegpt"])
+@pytest.mark.parametrize("form", ["parts", "image", "empty", "json", "sharegpt"])
 def test_messages_of_an_evaluation_have_the_forms_of_those_of_rows(
     tmp_path: Path, form: str
 ) -> None:
     made = {
         "parts": [{"role": "user", "content": [{"type": "text", "text": EGGS}]}],
+        "image": [{"role": "user", "content": [{"type": "image"}, {"text": EGGS}]}],
+        "empty": [{"role": "user", "content": None}, {"role": "user", "content": EGGS}],
         "json": json.dumps([{"role": "user", "content": EGGS}]),
         "sharegpt": [{"from": "human", "value": EGGS}],
     }
