@@ -35,7 +35,7 @@ def write_parquet(path: Path, rows: Iterable[Record], group: int) -> None:
         group: rows of a row group.
 
     Raises:
-        UserError: the disk refuses, or some answers are lists and some are not.
+        UserError: the disk refuses, or answers are lists that no column of one type can hold.
     """
     import pyarrow
     from pyarrow import parquet
@@ -59,7 +59,8 @@ def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
     """Type of each column, in the order in which they appear.
 
     Raises:
-        UserError: some answers are lists, whose JSON text would be another answer, and some not.
+        UserError: answers are lists, whose JSON text would be another answer, and some are not, or
+            their elements have several types.
     """
     kinds: dict[str, Kind] = {}
     are_lists: set[bool] = set()
@@ -74,6 +75,10 @@ def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
                 )
             for name, value in fields.items():
                 kinds[name] = _common(kinds.get(name, "null"), _kind(value), name in _EXACT)
+    if True in are_lists and _is_text(kinds["answer"]):
+        raise UserError(
+            "the answers are lists whose elements have no one type in Parquet: set format = 'jsonl'"
+        )
     return {name: _storable(kind) for name, kind in kinds.items()}
 
 

@@ -556,6 +556,17 @@ def test_lists_of_answers_beside_texts_need_jsonl(
     assert "made/row-2" in (said := capsys.readouterr().err) and "format = 'jsonl'" in said
 
 
+@pytest.mark.parametrize("answers", [[["4"], [5]], [[4], [0.5]]])
+def test_lists_of_answers_of_several_types_need_jsonl(
+    tmp_path: Path, answers: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their JSON text would be another answer."""
+    rows = [{"question": f"{n}?", "answer": one} for n, one in enumerate(answers)]
+    source = source_text(write_lines(tmp_path / "a.jsonl", rows))
+    assert curate(write_recipe(tmp_path, source, head='format = "parquet"')) == 2
+    assert "format = 'jsonl'" in capsys.readouterr().err
+
+
 def test_a_drawn_row_has_the_id_that_it_has_without_a_limit(tmp_path: Path) -> None:
     """Also in a folder of several files, and if a row cannot be read."""
     (tmp_path / "rows").mkdir()
