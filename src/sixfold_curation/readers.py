@@ -196,6 +196,10 @@ def _blank(value: Any) -> bool:
     return empty or (isinstance(value, str) and not value.strip())
 
 
+def _no_value(value: Any) -> bool:
+    return _blank(value) or (isinstance(value, float) and math.isnan(value))
+
+
 def _text_column(row: Row, column: str) -> str:
     value = column_value(row, column)
     if not isinstance(value, str):
@@ -288,16 +292,16 @@ def _conversation(row: Row, source: SourceSettings) -> Read:
         task = conversation(_without_system(row), settings, form, columns, True)
     except NoReply as reason:
         raise BadRow("no_reply", str(reason)) from reason
-    identity = _id(row, source)
+    identity, system = _id(row, source), _system(row)
     if isinstance(task.prompt, str):
-        return Read(task.prompt, task.trace, id=identity)
+        return Read(task.prompt, task.trace, added=system, id=identity)
     *asked, reply = task.prompt
     whole = len(asked) + (form != "prompt_completion")
     if form != "alpaca" and len(_messages(row, columns[0])) != whole:
         # The prompt has a part of the completion, or messages come after the last reply.
-        used, added = (columns[-1], "messages"), {"messages": [*asked, reply]}
+        used, added = (columns[-1], "messages"), {"messages": [*asked, reply], **system}
         return Read(asked, reply_answer(reply), used, added, identity)
-    return Read(asked, reply_answer(reply), id=identity)
+    return Read(asked, reply_answer(reply), added=system, id=identity)
 
 
 def _messages(row: Row, column: str) -> list[Any]:
@@ -305,10 +309,18 @@ def _messages(row: Row, column: str) -> list[Any]:
     return value
 
 
-def _last_text(messages: Any) -> Any:
-    """Text of the last message, as it is stored."""
-    last = messages[-1] if messages and isinstance(messages, list) else None
-    return last.get("content", last.get("value")) if isinstance(last, Mapping) else None
+def _last_text(row: Row, column: str) -> str | None:
+    """Text of the last message. None if it has none."""
+    messages = stored_messages(row.where, column_value(row, column))
+    if not (messages and isinstance(messages, list)):
+        return None
+    return chat_messages(row.where, messages[-1:])[0]["content"].strip()
+
+
+def _system(row: Row) -> dict[str, Any]:
+    """The column `system`, which is a part of the prompt also if `columns` does not name it."""
+    value = column_value(row, SYSTEM)
+    return {} if value is MISSING else {SYSTEM: value}
 
 
 def _without_system(row: Row) -> Row:
@@ -328,19 +340,19 @@ def _comparison(row: Row, source: SourceSettings) -> Read:
     except NoPair as reason:
         raise BadRow("no_comparison", str(reason)) from reason
     asked = made.prompt if isinstance(made.prompt, str) else list(made.prompt)
-    identity = _id(row, source)
+    identity, system = _id(row, source), _system(row)
     if len(made.grades) == 1:
-        return Read(asked, _said(made.completions[0]), id=identity)
+        return Read(asked, _said(made.completions[0]), added=system, id=identity)
     same = all(one == made.completions[0] for one in made.completions)
     if same or min(made.grades) == max(made.grades):
         raise BadRow("no_comparison", "no completion is better than another")
     if len(made.grades) > 2:
         best = made.completions[made.grades.index(max(made.grades))]
-        return Read(asked, _said(best), id=identity)
+        return Read(asked, _said(best), added=system, id=identity)
     better, worse = sorted(range(2), key=lambda at: -made.grades[at])
     pair = {"chosen": _stored(made.completions[better])}
     pair["rejected"] = _stored(made.completions[worse])
-    return Read(asked, None, tuple(pair), pair, identity)
+    return Read(asked, None, tuple(pair), {**pair, **system}, identity)
 
 
 def _stored(reply: Any) -> Any:
@@ -536,29 +548,37 @@ def _form_of(row: Row, source: SourceSettings) -> str:
     }
     special = {name: one for name, one in fitting.items() if one.specific}
     if special:
-        found = max(special, key=lambda name: len(special[name].columns))
-        return _checked_chat(found, row, source)
+        return max(special, key=lambda name: len(special[name].columns))
     if len(fitting) > 1:
         raise UserError(
             f"source {source.label!r}: its rows may be of the form {' or '.join(fitting)}. Set"
             f" reader to one of them ({row.where})"
         )
-    return _checked_chat(next(iter(fitting), "columns"), row, source)
+    return next(iter(fitting), "columns")
 
 
-def _checked_chat(name: str, row: Row, source: SourceSettings) -> str:
-    """The name of a form, unless it is that of chats and the row has another answer too.
+def refuse_second_answer(row: Row, source: SourceSettings) -> None:
+    """Refuse a row of messages that has another answer in a column.
+
+    Args:
+        row: the row.
+        source: settings of its source, with the form that is recognised.
 
     Raises:
         UserError: the answer may be that column, or the last reply.
     """
-    columns = READERS[name].columns
+    columns = READERS[source.reader].columns
     column = next((one for one in ("messages", "conversations") if one in columns), "")
-    answer = next((one for one in ANSWERS[0] if row.fields.get(one) is not None), "")
-    if column and answer and row.fields[answer] != _last_text(_messages(row, column)):
+    answer = next((one for one in ANSWERS[0] if not _no_value(row.fields.get(one))), "")
+    if not (column and answer):
+        return
+    try:
+        reply = _last_text(row, column)
+    except UserError:  # a bad row, which is counted when it is read
+        return
+    if str(row.fields[answer]).strip() != reply:
         raise UserError(
             f"source {source.label!r}: its rows have {column!r} and {answer!r}. If the latter is"
             f" the answer, set prompt_field = '{column}' and answer_field = '{answer}'; if the last"
-            f" reply is, set reader = '{name}' ({row.where})"
+            f" reply is, set reader = '{source.reader}' ({row.where})"
         )
-    return name

@@ -33,6 +33,7 @@ from sixfold.data.files import (
 )
 from sixfold.data.hub import unread_split
 from sixfold.data.messages import without_nulls
+from sixfold.data.prompts import SYSTEM
 from sixfold.data.rows import DEEPEST, check_value
 from sixfold.environment.named import load_object
 from sixfold.environment.registry import SOURCES
@@ -41,7 +42,7 @@ from sixfold.files.durable import disk_errors
 from sixfold.recipe.schema import DataConfig
 from sixfold.types import Task
 
-from .readers import READERS, TASKS, BadRow, recognised
+from .readers import READERS, TASKS, BadRow, recognised, refuse_second_answer
 from .rows_on_disk import LineWriter, json_text, row_line
 from .settings import SourceSettings
 from .stage import Health
@@ -255,9 +256,13 @@ class SourceReader:
         looked = [row for _, row in first if isinstance(row, Row)]
         if looked:
             source = recognised(max(looked, key=lambda row: len(row.fields)), source)
+        if opened.settings.reader == "auto":
+            for one in looked:
+                refuse_second_answer(one, source)
         for place, row in chain(first, unread):
             if source.reader == "auto" and isinstance(row, Row):
                 source = recognised(row, source)
+                refuse_second_answer(row, source)
             self._one(place + 1, row, source, counts)
         counts.reader = source.reader
         if not counts.rows:
@@ -419,6 +424,10 @@ def row_fields(row: Row, source: SourceSettings) -> tuple[str, dict[str, Any]]:
         kept = f"original_{name}" if name in fields or name == "id" else name
         fields[kept] = _plain(name, without_nulls(value) if row.padded else value)
     fields |= {name: _plain(name, value) for name, value in read.added.items()}
+    system = fields.get(SYSTEM)
+    beside = isinstance(system, str) and system.strip() and isinstance(read.prompt, list)
+    if beside and read.prompt[0]["role"] == "system":  # recipes refuse both
+        raise BadRow("malformed", "it has a system message in the prompt and in a column 'system'")
     return read.id, fields
 
 

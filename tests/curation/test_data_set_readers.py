@@ -403,6 +403,47 @@ def test_an_answer_beside_a_conversation_is_not_taken_for_its_reply(
     assert read["answer"] == "4"
 
 
+@pytest.mark.parametrize("answer", ["", " ", None, [], " 4 ", "4"])
+def test_an_answer_that_is_blank_or_the_same_is_none_beside_a_conversation(
+    tmp_path: Path, answer: Any
+) -> None:
+    reply = {"role": "assistant", "content": [{"type": "text", "text": "4"}]}
+    (read,) = made(tmp_path, [{"messages": [*USER, reply], "answer": answer}])
+    assert read["answer"] == "4"
+
+
+def test_an_answer_beside_a_conversation_is_found_in_a_later_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat, broken = [*USER, SAID], {"messages": '[{"role": ', "answer": "6"}
+    rows: list[dict[str, Any]] = [
+        broken,
+        {"messages": chat, "answer": "4"},
+        {"messages": chat, "answer": "6"},
+    ]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert curate(write_recipe(tmp_path, source_text(path))) == 2
+    assert "answer_field = 'answer'" in (said := capsys.readouterr().err) and ":3)" in said
+    (read,) = made(tmp_path, [broken, rows[1]])  # the first is a bad row
+    assert read["answer"] == "4"
+
+
+@pytest.mark.parametrize("form", ["messages", "pairs", "completion"])
+def test_a_system_message_stays_if_other_columns_are_named(tmp_path: Path, form: str) -> None:
+    forms: dict[str, dict[str, Any]] = {
+        "messages": {"messages": [*USER, SAID]},
+        "pairs": {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
+        "completion": {"prompt": "2+2?", "completion": "4"},
+    }
+    (read,) = made(tmp_path, [{**forms[form], "system": "Be brief.", "n": 1}], columns=["n"])
+    assert (read["system"], read["n"]) == ("Be brief.", 1)
+
+
+def test_a_row_with_two_system_messages_is_a_bad_row_as_in_recipes(tmp_path: Path) -> None:
+    rows = [{"messages": CHAT, "system": text} for text in ("Be kind.", "")]
+    assert [row["system"] for row in made(tmp_path, rows)] == [""]
+
+
 def test_named_columns_settle_it(tmp_path: Path) -> None:
     row = {"question": "a", "problem": "b", "answer": "c", "n": 4}
     (read,) = made(
