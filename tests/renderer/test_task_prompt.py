@@ -88,11 +88,11 @@ def test_a_worked_solution_goes_on_after_the_prefill(name: str) -> None:
         assert renderer.shown(whole).startswith(renderer.shown(together))
 
 
-@pytest.mark.parametrize("begun", ["<think>\n", "The sum is ", "\n<think>\n"])
+@pytest.mark.parametrize("begun", ["<think>\n", "The sum is ", "\n<think>\n\n"])
 def test_a_repeated_prefill_is_taken_away_with_the_white_space_at_its_end(begun: str) -> None:
     renderer = of("qwen2.5-instruct")
     prompt = (said("user", "1+2?"), said("assistant", begun))
-    for text in (f"{begun}3", f"{begun.strip()}3", "3"):
+    for text in (f"{begun}3", f"{begun.strip()}3", f"{begun[:-1]}3", "3"):
         task = Task("t", prompt, trace=text, form="continued")
         whole = [*renderer.encode(task), *renderer.solution(task)]
         assert renderer.shown(whole).endswith(f"{begun}3<|im_end|>")

@@ -133,9 +133,10 @@ def solution_text(task: Task) -> str:
 
 def without_prefill(text: str, task: Task) -> str:
     """The text of a reply without the task's prefill, if it repeats that."""
-    begun = task.prefill.lstrip()
-    # With the white space at its end first: the prompt has that already.
-    for start in filter(None, (begun, begun.rstrip())):
-        if text.lstrip().startswith(start):
-            return text.lstrip().removeprefix(start)
-    return text
+    begun = task.prefill.strip()
+    if not (begun and text.lstrip().startswith(begun)):
+        return text
+    rest, space = text.lstrip().removeprefix(begun), task.prefill.lstrip().removeprefix(begun)
+    # The prompt has this white space already, of which the text may repeat a part.
+    repeated = next(n for n in range(len(space), -1, -1) if rest.startswith(space[:n]))
+    return rest[repeated:]
