@@ -368,6 +368,8 @@ def test_a_reply_that_the_prompt_begins_is_said_to_be_left_out(tmp_path: Path) -
     going_on = load(tmp_path, row, prompt_form="continued")
     assert only(going_on).prefill == "It is " and not going_on.notes
     assert not load(tmp_path, ULTRAFEEDBACK, prompt_field="messages").notes
+    some = load(tmp_path, row, {**row, "prompt": [user(ASK)]})  # which 'continued' refuses
+    assert "1 of 2 prompts" in some.notes[0] and "continued" not in some.notes[0]
 
 
 def test_system_messages_tools_and_variables_of_the_template(tmp_path: Path) -> None:
