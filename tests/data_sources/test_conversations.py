@@ -62,6 +62,15 @@ def test_a_conversation_keeps_all_of_its_turns(tmp_path: Path, column: str, valu
     assert (task.id, list(task.prompt), task.trace) == ("a", TURNS, None)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_of_a_mix_have_forms_of_their_own(tmp_path: Path, first: int) -> None:
+    chat = {"prompt": TURNS[:3], "answer": "Yes.", "messages": TURNS}
+    rows = [chat, {"prompt": "1+1?", "answer": "2", "messages": None}]
+    made = load(tmp_path, *rows[first:], *rows[:first]).train
+    assert [list(t.prompt) for t in made if not isinstance(t.prompt, str)] == [TURNS]
+    assert [(t.prompt, t.trace) for t in made if isinstance(t.prompt, str)] == [("1+1?", "2")]
+
+
 def test_calls_tools_and_variables_of_the_template(tmp_path: Path) -> None:
     shared = [
         {"from": "human", "value": "1+2?"},
