@@ -19,11 +19,13 @@ from sixfold.files.durable import disk_errors, faultpoint, fsync_path
 
 from .stage import Record
 
-_EXACT = ("answer",)
-"""Columns whose integers stay integers beside floats: 5 and 5.0 are different answers."""
+_ANSWER = "answer"
+"""The column whose integers stay integers beside floats: 5 and 5.0 are different answers."""
 
 Kind = str | list[Any] | dict[str, Any]
-"""Type of values: a name, a list with the type of the elements, or the types of the fields."""
+"""What a column holds: the name of a type of Python, a list with the kind of the elements, or the
+kinds of the fields of an object. "null" if nothing, "mixed" if no type of Parquet can hold it.
+"""
 
 
 def write_parquet(path: Path, rows: Iterable[Record], group: int) -> None:
@@ -66,7 +68,7 @@ def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
     are_lists: set[bool] = set()
     for batch in _groups(rows, group):
         for fields in batch:
-            if (answer := fields.get("answer")) is not None:
+            if (answer := fields.get(_ANSWER)) is not None:
                 are_lists.add(isinstance(answer, list))
             if len(are_lists) > 1:
                 raise UserError(
@@ -74,8 +76,8 @@ def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
                     " Parquet has one type: set format = 'jsonl'"
                 )
             for name, value in fields.items():
-                kinds[name] = _common(kinds.get(name, "null"), _kind(value), name in _EXACT)
-    if True in are_lists and _is_text(kinds["answer"]):
+                kinds[name] = _common(kinds.get(name, "null"), _kind(value), name == _ANSWER)
+    if True in are_lists and _is_text(kinds[_ANSWER]):
         raise UserError(
             "the answers are lists whose elements have no one type in Parquet: set format = 'jsonl'"
         )
@@ -83,7 +85,6 @@ def _types(rows: Iterable[Record], group: int) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> Kind:
-    """Type of a value. "mixed" if Parquet has none."""
     if isinstance(value, dict):
         return {name: _kind(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -95,12 +96,12 @@ def _kind(value: Any) -> Kind:
 
 
 def _common(one: Kind, other: Kind, exact: bool) -> Kind:
-    """Type that holds the values of two. "mixed" if there is none.
+    """Kind of a column with values of two kinds.
 
     Args:
-        one: a type.
+        one: a kind.
         other: another one.
-        exact: integers stay integers. Otherwise numbers may become floats.
+        exact: integers beside floats are "mixed". Otherwise they become floats.
     """
     if other in ("null", one):
         return one

@@ -310,7 +310,7 @@ def _messages(row: Row, column: str) -> list[Any]:
 
 
 def _last_text(row: Row, column: str) -> str | None:
-    """Text of the last message. None if it has none."""
+    """Text of the last message in a column. None if the column has no messages."""
     messages = stored_messages(row.where, column_value(row, column))
     if not (messages and isinstance(messages, list)):
         return None

@@ -274,7 +274,7 @@ class SourceReader:
             )
 
     def _whole(self, opened: Opened) -> Iterator[tuple[int, Row | UserError]]:
-        """Number of each row, and the row, or what is wrong with it."""
+        """Number of every row with the row, or with the error of one that cannot be read."""
         number = 0
         try:
             for place, read in opened.rows():

@@ -1,4 +1,4 @@
-"""Seconds of a step of a run, whose samplers work in turn with the trainer, or ahead of it.
+"""Predicted seconds of a step where samplers work in turn with the trainer, or ahead of it.
 
 Every trainer rank has engines of its own. With `rollout.staleness` S, batches S + 1 of prompts are
 always open. Each is sampled, waits for its checks, and is trained. So a step takes the longest of

@@ -107,8 +107,8 @@ class Interruptible:
         try:
             await self._app(scope, receive, send)
         except (KeyboardInterrupt, SystemExit) as signal:
-            # Also while the task is being cancelled, as it is by the end of a streamed reply. If
-            # the run stops already, the event loop knows the exception that has stopped it.
+            # Also while the task is being cancelled: the end of a streamed reply does that too. If
+            # the run is being stopped by this signal, `EventLoop` ignores it the second time.
             asyncio.get_running_loop().call_soon(_throw, signal)
             raise
 

@@ -156,12 +156,11 @@ def _convert(
             " earlier one of their prompt"
         )
     if begun:
-        all_begun = begun == len(rows)  # data.prompt_form = 'continued' refuses other prompts
+        remedy = " (data.prompt_form = 'continued': the completions continue it)"
         notes.append(
             f"split '{name}': {begun} of {len(rows)} prompts end with a reply of the assistant that"
             " is none of the completions. It is left out of the prompt"
-            + " (data.prompt_form = 'continued': the completions continue it)"
-            * all_begun
+            + (remedy if begun == len(rows) else "")  # it refuses prompts that end otherwise
         )
     tasks: list[Task] = [comparison for _, comparison in kept]
     kept_rows = [row for row, _ in kept]

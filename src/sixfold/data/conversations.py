@@ -93,10 +93,9 @@ def _conversations(
     rows: Sequence[Row], data: DataConfig, name: str, *, form: Form, chat: bool
 ) -> tuple[list[Task], list[str]]:
     """Tasks and notes from the rows of one split."""
-    first = recognise_conversation(rows[0], data, form)
     tasks, kept, dropped = [], [], Counter[str]()
     for row in rows:
-        named, columns = _form_of(row, data, form) or first
+        named, columns = recognise_conversation(row, data, form)
         for field, value in row.fields.items():
             check_value(row.where, field, value)
         try:
@@ -123,42 +122,29 @@ def _conversations(
 
 
 def recognise_conversation(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, ...]]:
-    """Form of a row and its columns.
+    """Form of a row and its columns. Forms whose columns have values go before those with nulls:
+    in a table of several sources, rows have the columns of all.
 
     Raises:
         UserError: the row has no columns of the form, or of any form.
     """
-    choices = _choices(data, form)
-    for one, columns in choices:
-        if all(lookup(row.fields, column) is not MISSING for column in columns):
-            return one, columns
-    wanted = dict.fromkeys(" and ".join(columns) for _, columns in choices)
-    raise UserError(
-        f"{row.where}: no columns of a conversation (sft.form = {form!r}): expected"
-        f" {', or '.join(wanted)}; row keys:"
-        f" {list(row.fields)}. data.prompt_field and data.answer_field name others"
-    )
-
-
-def _form_of(row: Row, data: DataConfig, form: Form) -> tuple[str, tuple[str, ...]] | None:
-    """As `recognise_conversation`, for a row whose columns have values. A mix of sources may have
-    the columns of another form than its first row.
-    """
-    for one, columns in _choices(data, form):
-        if all(lookup(row.fields, column) not in (MISSING, None) for column in columns):
-            return one, columns
-    return None
-
-
-def _choices(data: DataConfig, form: Form) -> list[tuple[str, tuple[str, ...]]]:
-    """The forms that rows may have, with their columns, in the order in which they are tried."""
     own = (data.prompt_field, data.trace_field or data.answer_field)
     made = ("prompt", own[1])  # by `sixfold data`
     known = [*_COLUMNS.items(), ("prompt_completion", own), ("prompt_completion", made)]
     if data.prompt_field != _DEFAULT:  # the user has named the column
         listed = [("messages", own[:1]), ("conversations", own[:1])]
         known = [("prompt_completion", own), *listed, ("alpaca", _COLUMNS["alpaca"])]
-    return [(one, columns) for one, columns in known if form in ("auto", one)]
+    choices = [(one, columns) for one, columns in known if form in ("auto", one)]
+    for absent in ((MISSING, None), (MISSING,)):
+        for one, columns in choices:
+            if all(lookup(row.fields, column) not in absent for column in columns):
+                return one, columns
+    wanted = dict.fromkeys(" and ".join(columns) for _, columns in choices)
+    raise UserError(
+        f"{row.where}: no columns of a conversation (sft.form = {form!r}): expected"
+        f" {', or '.join(wanted)}; row keys:"
+        f" {list(row.fields)}. data.prompt_field and data.answer_field name others"
+    )
 
 
 def conversation(

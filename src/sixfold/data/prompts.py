@@ -19,7 +19,7 @@ from .json_text import json_type, parse_json
 from .messages import chat_messages, check_turns, stored_messages, without_nulls
 
 TOOLS, ARGUMENTS, SYSTEM = "tools", "chat_template_kwargs", "system"
-"""Columns with the functions that a prompt shows, with variables of the chat template, and with a
+"""Columns of a row that belong to its prompt: functions, variables of the chat template, and a
 system message.
 """
 

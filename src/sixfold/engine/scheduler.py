@@ -35,8 +35,9 @@ from .stats import EngineStats
 from .weight_stages import stage
 
 EVICT_AT_LEAST = 32
-"""Number of idle blocks per eviction, of which at most an eighth of all may be more than needed.
-Finding the least recently used blocks costs more than freeing them."""
+"""An eviction frees at least this many idle blocks, or an eighth of the cache if that is less: to
+find the least recently used ones costs more than to free them.
+"""
 
 
 @dataclass

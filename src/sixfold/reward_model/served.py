@@ -111,7 +111,7 @@ class ServedModel:
         return f"{self._url} {model['id']} {model.get(EXACT, '')}"
 
     async def rewards(self, asked: Asked) -> list[float]:
-        """K rewards. NaN of a completion that does not fit the model's context.
+        """K rewards, NaN for a completion that does not fit the model's context.
 
         Raises:
             UserError: if no server answers, if its model is no reward model, or if it does not

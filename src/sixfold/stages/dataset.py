@@ -21,6 +21,7 @@ from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.schema import DataConfig
 from ..recipe.stages import dataset_settings
+from ..renderer.task_prompt import without_prefill
 from ..types import PromptForm, Task
 from .keepers import Completion, Keeper
 
@@ -38,10 +39,10 @@ def sampled_row(keeper: Keeper, *, model: str, seed: int) -> dict[str, Any]:
     """
     task = keeper.task
     origin = {"task": task.id, "sample": keeper.sample, "model": model, "seed": seed}
-    completion, start = keeper.completion, task.prefill.lstrip()
-    if start and isinstance(completion, str) and completion.lstrip().startswith(start.rstrip()):
+    completion = keeper.completion
+    if isinstance(completion, str) and without_prefill(completion, task) != completion:
         # SFT takes a prefill at the start of a solution for the prompt's. This one repeats it.
-        completion = start + completion
+        completion = task.prefill.lstrip() + completion
     return _row(
         task,
         f"{task.id}/sample-{keeper.sample}",
