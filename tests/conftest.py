@@ -6,11 +6,10 @@ torch is imported where it is needed, not at the top.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,10 +106,12 @@ PASSED = pytest.StashKey[frozenset[str]]()
 """Test files that the daily lane leaves out."""
 BEFORE = pytest.StashKey[dict[str, str]]()
 """Fingerprints of test files when they began."""
+POSTPONED = pytest.StashKey[frozenset[str]]()
+"""Tests that the daily lane leaves to `make test-all`, because too much has changed."""
 FILES: Counter[str] = Counter()
-"""Seconds of the daily tests of a file, with their fixtures. It has every file that was run."""
+"""CPU seconds of the daily tests of a file, with their fixtures. It has every file that was run."""
 SECONDS: Counter[str] = Counter()
-"""Seconds of daily tests, without fixtures."""
+"""CPU seconds of daily tests, without fixtures."""
 FAILED: set[str] = set()
 """Files with a test that has failed."""
 
@@ -154,8 +155,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[BEFORE] = lanes.fingerprints()
     if config.getoption("--daily"):
         sent = getattr(config, "workerinput", None)
-        passed = sent["passed"] if sent else map(str, lanes.unchanged())
+        passed = sent["passed"] if sent else sorted(map(str, lanes.unchanged()))
         config.stash[PASSED] = frozenset(passed)
+        left = sent["postponed"] if sent else lanes.postponed(set(map(Path, passed)))
+        config.stash[POSTPONED] = frozenset(left)
     # How fast an example is drawn and runs depends on what else the machine does.
     settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile(
@@ -169,19 +172,51 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """A process that runs tests is told what to leave out: to find it takes seconds."""
     node.workerinput["passed"] = sorted(node.config.stash.get(PASSED, ()))
+    node.workerinput["postponed"] = sorted(node.config.stash.get(POSTPONED, ()))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    passed = config.stash.get(PASSED, None)
-    return passed and f"left out: {len(passed)} test files that have passed as they are"
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if passed := config.stash.get(PASSED, None):
+        terminalreporter.line(f"left out: {len(passed)} test files that have passed as they are")
+    if postponed := config.stash.get(POSTPONED, None):
+        terminalreporter.line(
+            f"left to make test-all: the {len(postponed)} longest tests, as more has changed than"
+            f" {lanes.BUDGET:.0f} CPU seconds can test"
+        )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return str(collection_path) in config.stash.get(PASSED, ()) or None
 
 
+def pytest_runtest_logstart() -> None:
+    _CLOCK[0] = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note on each report what its phase took, where the test runs."""
+    report = yield
+    before, _CLOCK[0] = _CLOCK[0], _cpu_seconds()
+    report.cpu_seconds = _CLOCK[0] - before
+    return report
+
+
+_CLOCK = [0.0]
+"""What `_cpu_seconds` gave last."""
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of those that it has waited for. Load hardly changes it."""
+    return sum(os.times()[:4])
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    daily = 0.0 if "nightly" in report.keywords else report.duration
+    daily = 0.0 if "nightly" in report.keywords else report.cpu_seconds
+    if "hypothesis" in report.keywords:
+        daily /= 3  # which a daily lane draws fewer examples for
     file = report.nodeid.partition("::")[0]
     FILES[file] += daily
     if report.failed:
@@ -197,13 +232,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     lanes.note(noted, run=set(FILES), failed=FAILED, every=exitstatus == pytest.ExitCode.OK)
     if set(FILES) >= {f"tests/{name}" for name in noted}:
-        longest = {
-            name: round(seconds, 1)
-            for found, least in ((FILES, 5.0), (SECONDS, 2.0))
-            for name, seconds in found.most_common()
-            if seconds >= least
-        }
-        (lanes.HERE / "seconds.json").write_text(json.dumps(longest, indent=2) + "\n")
+        lanes.note_seconds(FILES, SECONDS)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -220,7 +249,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 if seen[function] > mark.args[0]:
                     item.add_marker(lane)
     if config.getoption("--daily"):
-        left = [item for item in items if item.get_closest_marker("nightly")]
+        postponed = config.stash[POSTPONED]
+        left = [
+            item for item in items if item.get_closest_marker("nightly") or item.nodeid in postponed
+        ]
         items[:] = [item for item in items if item not in set(left)]
         config.hook.pytest_deselected(items=left)
         for item in items:

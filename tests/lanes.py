@@ -4,7 +4,8 @@
 
 `make test-all` runs every test. Then it writes into lanes.json, for each test file outside `ALWAYS`
 whose tests have all passed, a hash of the file and of all that it imports, directly or not. `make
-test` runs the file again once the hash differs.
+test` runs the file again once the hash differs. Where that is more than `BUDGET` by the times in
+seconds.json, it leaves the longest tests to `make test-all`, and says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 SRC = ROOT / "src"
 FILE = HERE / "lanes.json"
+SECONDS = HERE / "seconds.json"
+BUDGET = 600.0
+"""CPU seconds of tests in one daily lane: with types and style, eight minutes on two cores."""
+NOTED = 0.5
+"""CPU seconds from which a test is noted by itself."""
 
 ALWAYS = ("cli", "differential", "docs", "packages", "recipes", "shape")
 """Folders of tests that are always run: commands, pages, shipped recipes and the shape of the
@@ -255,6 +261,38 @@ def note(found: dict[str, str], run: set[str], failed: set[str], every: bool) ->
         )
         record |= {"passed": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit.stdout.strip()}
     FILE.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def postponed(passed: set[Path]) -> list[str]:
+    """The longest tests outside `ALWAYS`, as many as the other files exceed `BUDGET` by.
+
+    Args:
+        passed: test files that are left out anyway.
+    """
+    if not SECONDS.is_file():
+        return []
+    noted = json.loads(SECONDS.read_text())
+    files = {name for name in noted["files"] if ROOT / name not in passed}
+    left, found = sum(noted["files"][name] for name in files), []
+    for name, seconds in sorted(noted["tests"].items(), key=lambda test: -test[1]):
+        file = name.partition("::")[0]
+        if left > BUDGET and file in files and file.split("/")[1] not in ALWAYS:
+            found.append(name)
+            left -= seconds
+    return found
+
+
+def note_seconds(files: Mapping[str, float], tests: Mapping[str, float]) -> None:
+    """Write down CPU seconds: of every file, and of tests from `NOTED`, the longest first."""
+    longest = {
+        kind: {
+            name: round(seconds, 1)
+            for name, seconds in sorted(found.items(), key=lambda item: (-item[1], item[0]))
+            if seconds >= least
+        }
+        for kind, found, least in (("files", files, 0.05), ("tests", tests, NOTED))
+    }
+    SECONDS.write_text(json.dumps(longest, indent=2) + "\n")
 
 
 def _record() -> dict[str, Any]:

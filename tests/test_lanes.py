@@ -114,6 +114,41 @@ def test_a_record_of_other_files_leaves_nothing_out(project: Path) -> None:
     assert lanes.unchanged() == set()
 
 
+SHORT = dict.fromkeys((f"tests/unit/{name}" for name in ("test_run.py", "test_lab.py")), 9.0)
+LONGEST = {
+    "tests/cli/test_always.py::test_a": 7.0,
+    "tests/unit/test_run.py::test_b[x-y]": 5.0,
+    "tests/unit/test_run.py::test_c": 3.0,
+    "tests/unit/test_lab.py::test_d": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("budget", "passed", "expected"),
+    [
+        (40.0, [], []),
+        (27.0, [], []),
+        (26.9, [], ["test_b[x-y]"]),
+        (18.0, [], ["test_b[x-y]", "test_d"]),
+        (0.0, [], ["test_b[x-y]", "test_d", "test_c"]),
+        (0.0, ["test_run.py"], ["test_d"]),
+        (18.0, ["test_run.py"], []),
+    ],
+)
+def test_the_longest_tests_wait_where_more_has_changed_than_a_lane_holds(
+    budget: float,
+    passed: list[str],
+    expected: list[str],
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "SECONDS", project / "tests/seconds.json")
+    monkeypatch.setattr(lanes, "BUDGET", budget)
+    lanes.note_seconds(SHORT | {"tests/cli/test_always.py": 9.0}, LONGEST | {"quick": 0.4})
+    found = lanes.postponed({project / "tests/unit" / name for name in passed})
+    assert [name.partition("::")[2] for name in found] == expected
+
+
 def test_every_room_is_there() -> None:
     assert all((lanes.HERE / lane).is_dir() for lane in lanes.ALWAYS)
     for folder, rooms in lanes.STARTED.items():
@@ -134,17 +169,19 @@ LONG = {
     "trainer/test_sharded.py::test_metrics_equal_those_of_one_process_on_every_rank": 25.0,
     "trainer/test_tensor_parallel.py::test_step_equals_that_of_one_process_on_every_rank": 35.0,
 }
-"""Daily tests that may take longer, in seconds: of runs in new interpreters, which need seconds to
-import torch, and of promises that no shorter test covers.
+"""Daily tests that may take longer, in CPU seconds: of runs in new interpreters, which need
+seconds to import torch, and of promises that no shorter test covers.
 """
 
 
 def test_daily_tests_are_short() -> None:
-    """As noted when every test passed last: no file over 30 s, no other test over 5 s."""
-    noted = json.loads((lanes.HERE / "seconds.json").read_text())
-    if not noted:
-        pytest.skip("tests/seconds.json is empty: no run of all tests has noted its seconds")
-    long = {name: seconds for name, seconds in noted.items() if seconds > allowed(name)}
+    """As noted when every test passed last: no file over 30 CPU seconds, no other test
+    over 5.
+    """
+    noted = json.loads(lanes.SECONDS.read_text())
+    assert noted["tests"]
+    every = (noted["files"] | noted["tests"]).items()
+    long = {name: seconds for name, seconds in every if seconds > allowed(name)}
     assert not long, "make them shorter, or mark as nightly what repeats another test"
 
 
