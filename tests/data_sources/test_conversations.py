@@ -214,6 +214,17 @@ def test_a_system_prompt_is_added_once(tmp_path: Path) -> None:
     for row in ({"messages": [task.prompt[0], *TURNS]}, {"messages": TURNS, "system": "b"}):
         with pytest.raises(UserError, match=r"rows\.jsonl:1: .*data\.system_prompt empty"):
             load(tmp_path, row, system_prompt="be good")
+    own = {"messages": [task.prompt[0], *TURNS], "system": "be good"}
+    assert only(load(tmp_path, own)) == task
+    with pytest.raises(
+        UserError, match=r"rows\.jsonl:1: the column 'system' is not the system mess"
+    ):
+        load(tmp_path, own | {"system": "b"})
+
+
+@pytest.mark.parametrize("number", [42, 0.5, 0])
+def test_a_completion_may_be_a_number(tmp_path: Path, number: float) -> None:
+    assert only(load(tmp_path, {"prompt": "6*7?", "answer": number})).trace == str(number)
 
 
 def test_parquet_rows_lose_the_fields_that_arrow_adds(tmp_path: Path) -> None:

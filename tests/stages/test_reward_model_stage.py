@@ -207,3 +207,9 @@ def test_labelled_completions_have_no_pairs_to_compare(tmp_path: Path) -> None:
     assert train_stages(recipe(tmp_path, bce), overwrite=True) == 0
     last = result(tmp_path / "p")["rm"]["metrics"][-1]
     assert last["reward_model/heldout_accuracy"] == 1.0
+
+
+def test_a_margin_needs_rows_that_have_one(tmp_path: Path) -> None:
+    text = TEXT.replace("reward_model.centring = 0.01", "reward_model.margin = true")
+    with pytest.raises(UserError, match="no row says by how much a completion is better"):
+        train_stages(recipe(tmp_path, text))

@@ -29,6 +29,7 @@ from .files import Row
 from .json_text import json_type
 from .messages import chat_messages, check_turns, has_empty_reply, stored_messages
 from .prompts import (
+    add_system_prompt,
     column_value,
     shown_tools,
     task_form,
@@ -231,9 +232,11 @@ def _pair(row: Row, columns: Sequence[str], values: Sequence[Any], data: DataCon
     prompt, completion = values
     if completion is None or completion == "":
         raise NoReply(f"{columns[1]!r} is empty")
+    if isinstance(completion, int | float) and not isinstance(completion, bool):
+        completion = str(completion)  # as a reward reads an answer
     if not isinstance(completion, str):
         raise UserError(
-            f"{row.where}: {columns[1]!r} must be text, as {columns[0]!r} is, got"
+            f"{row.where}: {columns[1]!r} must be text or a number, as {columns[0]!r} is text, got"
             f" {json_type(completion)}"
         )
     if not completion.strip():
@@ -267,12 +270,7 @@ def _chat(row: Row, columns: Sequence[str], values: Sequence[Any], data: DataCon
     parts = [chat_messages(row.where, value) for value in values]
     before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in parts[0]]
     messages: list[Any] = [*before, *parts[1]] if len(parts) == 2 else parts[0]
-    if data.system_prompt:
-        if messages[0]["role"] == "system":
-            raise UserError(
-                f"{row.where}: the row already has a system message: leave data.system_prompt empty"
-            )
-        messages.insert(0, Message(role="system", content=data.system_prompt))
+    add_system_prompt(row, messages, data)
     return Task("", tuple(_until_last_reply(row, messages)))
 
 

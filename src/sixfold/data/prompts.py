@@ -121,17 +121,33 @@ def _conversation(row: Row, messages: list[Message], data: DataConfig) -> tuple[
         prefill = (messages.pop(),)
     if not messages:
         raise UserError(f"{row.where}: empty prompt (no message before the assistant's)")
-    if data.system_prompt:
-        if messages[0]["role"] == "system":
-            raise UserError(
-                f"{row.where}: the row already has a system message: leave data.system_prompt empty"
-            )
-        messages.insert(0, Message(role="system", content=data.system_prompt))
+    add_system_prompt(row, messages, data)
     check_turns(row.where, messages)
     at = max(i for i, message in enumerate(messages) if message["role"] == "user")
     # A copy: the row's columns keep the messages without the suffix.
     messages[at] = {**messages[at], "content": messages[at]["content"] + data.prompt_suffix}
     return (*messages, *prefill)
+
+
+def add_system_prompt(row: Row, messages: list[Any], data: DataConfig) -> None:
+    """Put the system message of [data], or of the row's column `system`, before the messages.
+
+    Raises:
+        UserError: they begin with another one.
+    """
+    if not data.system_prompt:
+        return
+    if messages[0]["role"] != "system":
+        messages.insert(0, Message(role="system", content=data.system_prompt))
+    elif column_value(row, SYSTEM) != data.system_prompt:
+        raise UserError(
+            f"{row.where}: the row already has a system message: leave data.system_prompt empty"
+        )
+    elif messages[0]["content"] != data.system_prompt:
+        raise UserError(
+            f"{row.where}: the column {SYSTEM!r} is not the system message among the row's"
+            " messages. Remove one of them from the row"
+        )
 
 
 def worded(text: str, data: DataConfig) -> str | tuple[Message, ...]:
