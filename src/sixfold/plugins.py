@@ -38,6 +38,12 @@ VERBS = "sixfold.verbs"
 CONVERTERS = "sixfold.converters"
 """Settings of another framework: a `commands.algorithms.Converter`."""
 
+ROLLOUTS = "sixfold.rollouts"
+"""Rollouts of stages of kind `sample`: a class that is made from an assembly and is a
+`rollout.base.Rollout`, with a function `check` that refuses wrong settings, given the
+[sample] section, whether episodes have several turns, and the most tokens of a completion.
+"""
+
 PREDICTOR = "sixfold.predictor"
 """Expected seconds of a run: a module that is a `report.prediction.Predictor`."""
 

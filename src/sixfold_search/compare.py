@@ -89,7 +89,7 @@ def compare_methods(
     tasks = _tasks(world, recipe.run.seed, plan)
     for name in plan.methods:
         METHODS[name].check_texts(plan.settings, world.renderer)
-    _check_rendered(tasks, world.renderer, scorer)
+    check_rendered(tasks, world.renderer, scorer)
     inputs = {
         "model": weights_hash(world.whole_policy.weights()),
         **json.loads(json.dumps(asdict(plan))),
@@ -122,7 +122,7 @@ def compare_methods(
                 print(f"{len(done)} of {len(tasks)} tasks", flush=True)
 
     left = [number for number in range(len(tasks)) if number not in done]
-    count = min(at_once or _room(world, plan), len(left))
+    count = min(at_once or room(world, plan), len(left))
     numbers = iter(left)
     with closing(searcher):
         world.loop.run(together(work(numbers, count == 1) for _ in range(count)))
@@ -142,7 +142,7 @@ def compare_methods(
     return rows
 
 
-def _room(world: Assembly, plan: Plan) -> int:
+def room(world: Assembly, plan: Plan) -> int:
     """Number of tasks whose chains fit into the KV cache side by side, at least 1.
 
     1 for an engine elsewhere: nothing tells what its cache has dropped.
@@ -253,7 +253,7 @@ def _check_failures(done: Collection[dict[str, int]], tasks: int, budget: float)
         )
 
 
-def _check_rendered(
+def check_rendered(
     tasks: Sequence[Task], renderer: Renderer, scorer: OutcomeScorer | ProcessScorer | None
 ) -> None:
     """Check that the scorer reads rendered prompts as the policy does.

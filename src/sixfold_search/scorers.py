@@ -8,13 +8,15 @@ import torch
 
 from sixfold.checkpoint.model_source import is_reward_model, model_folder
 from sixfold.checks.environment import Environment
-from sixfold.recipe.schema import ProcessScoringConfig, RewardScoringConfig
+from sixfold.recipe.schema import EnvironmentConfig, ProcessScoringConfig, RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.reward import load_scorers
 from sixfold.reward_model.scorer import Scorer
 from sixfold.reward_model.step_reward import load_process_scorer
 from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.types import Group, Task, Trajectory
+
+from .settings import VERIFIER
 
 
 class OutcomeScorer:
@@ -77,6 +79,23 @@ def load_scorer(
     if scores_wholes(folders):
         return OutcomeScorer(*load_scorers([folders], machine, "--scorer"))
     return load_process_scorer(folders.split(","), prm, machine, "--scorer")
+
+
+def named_scorer(
+    path: str, config: EnvironmentConfig, steps: str
+) -> tuple[OutcomeScorer | ProcessScorer | None, str]:
+    """The reward model, and where the steps end that it scores, or "".
+
+    Without a reward model, or if the verifier scores, it is None. steps: where the user ends steps.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
+    if path in ("", VERIFIER):
+        return None, ""
+    prm = config.prm.model_copy(update={"ends": config.prm.ends or steps})
+    scorer = load_scorer(path, prm, config.reward_model)
+    return scorer, scorer.ends if isinstance(scorer, ProcessScorer) else ""
 
 
 class Oracle:

@@ -117,7 +117,7 @@ class Searcher:
             ways[NAME] = plan.choice.way(rate)
         found = {}
         for name, way in ways.items():
-            found[name] = await self._search(way, task, alone)
+            found[name] = await self.search(way, task, alone)
             if found[name].evicted and not alone:
                 return None
         groups = [Group(task, list(one.candidates)) for one in found.values()]
@@ -141,8 +141,17 @@ class Searcher:
         for thread in (self._scoring, self._grading):
             thread.shutdown(cancel_futures=True)
 
-    async def _search(self, way: Way, task: Task, alone: bool) -> Found:
+    async def search(self, way: Way, task: Task, alone: bool, seed: int | None = None) -> Found:
+        """Search one task.
+
+        Args:
+            way: how.
+            task: the task.
+            alone: no other task is searched at the same time.
+            seed: seed of the noise. None: the recipe's.
+        """
         world = self._world
+        params = self._params if seed is None else replace(self._params, seed=seed)
         if alone:
             await _forget(world.player.generator)
         return await search(
@@ -150,7 +159,7 @@ class Searcher:
             self._renderer,
             task,
             method=way.method,
-            params=self._params,
+            params=params,
             settings=way.settings,
             stepping=way.stepping,
             scorer=self._scorer_of(),

@@ -30,18 +30,14 @@ from sixfold.commands.eval_table import (
 from sixfold.data.profile import read_profile
 from sixfold.errors import UserError, nearest
 from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
-from sixfold.recipe.schema import EnvironmentConfig
 from sixfold.recipe.toml import load_recipe
 from sixfold.steps import absolute_name, own_ends_of, steps_of
 
-from .settings import Settings
+from .settings import VERIFIER, Settings
 
 if TYPE_CHECKING:
-    from sixfold.reward_model.step_scorer import ProcessScorer
-
     from .compare import Difficulties
     from .difficulty import Buckets
-    from .scorers import OutcomeScorer
     from .searcher import Plan
 
 PURPOSE = "compare methods of test-time search at equal budgets: best of N, beams, tree search"
@@ -78,7 +74,6 @@ command.
 
 _DEFAULT = ("greedy", "majority")
 _DEFAULT_SCORED = (*_DEFAULT, "best_of_n", "beam")
-VERIFIER = "verifier"
 BUCKETS = 5
 """Most buckets of difficulty, if the user does not say: Snell et al. have five."""
 _ORACLE = "it knows the answers"
@@ -178,7 +173,7 @@ def run(arguments: Sequence[str]) -> int:
     from .compare import check_out, compare_methods, end
     from .difficulty import choose
     from .methods import METHODS
-    from .scorers import scorer_folders
+    from .scorers import named_scorer, scorer_folders
 
     if unknown := [name for name in methods if name not in METHODS]:
         raise UserError(
@@ -202,7 +197,7 @@ def run(arguments: Sequence[str]) -> int:
         chosen = choose(known.earlier, known.profile, known.path, count, plan.budget)
         plan = replace(plan, choice=chosen)
     place = model_folder(given.model, "MODEL") if given.model else ""
-    scorer, ends = _scorer(path, recipe.environment, given.steps or "")
+    scorer, ends = named_scorer(path, recipe.environment, given.steps or "")
     if ends and not given.steps:  # the steps that the model has learned to score
         if given.step_tokens and ends.startswith("every:"):
             raise UserError(f"--step-tokens has no effect: the steps of --scorer end by {ends}")
@@ -336,27 +331,6 @@ def add_difficulties(
                 "tokens": fmean(map(tokens_of, found)),
                 "ways": sorted({line["way"] for line in found}),
             }
-
-
-def _scorer(
-    path: str, config: EnvironmentConfig, steps: str
-) -> tuple[OutcomeScorer | ProcessScorer | None, str]:
-    """The reward model, and where the steps end that it scores, or "".
-
-    Without a reward model, or if the verifier scores, it is None. steps: where the user ends steps.
-
-    Raises:
-        UserError: if it cannot be loaded.
-    """
-    if path in ("", VERIFIER):
-        return None, ""
-    from sixfold.reward_model.step_scorer import ProcessScorer
-
-    from .scorers import load_scorer
-
-    prm = config.prm.model_copy(update={"ends": config.prm.ends or steps})
-    scorer = load_scorer(path, prm, config.reward_model)
-    return scorer, scorer.ends if isinstance(scorer, ProcessScorer) else ""
 
 
 def _figures(

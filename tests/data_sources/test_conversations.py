@@ -216,9 +216,7 @@ def test_a_system_prompt_is_added_once(tmp_path: Path) -> None:
             load(tmp_path, row, system_prompt="be good")
     own = {"messages": [task.prompt[0], *TURNS], "system": "be good"}
     assert only(load(tmp_path, own)) == task
-    with pytest.raises(
-        UserError, match=r"rows\.jsonl:1: the column 'system' is not the system"
-    ):
+    with pytest.raises(UserError, match=r"rows\.jsonl:1: the column 'system' is not the system"):
         load(tmp_path, own | {"system": "b"})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sixfold.model.loading import Policy
-from sixfold.recipe.toml import parse_recipe
+from sixfold.recipe.toml import parse_staged
 
 PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,9 @@ def test_the_program_votes(
     assert capsys.readouterr().out.strip().endswith(str(found.cost.total))  # type: ignore[attr-defined]
 
 
-def test_the_recipe_reads_solutions() -> None:
-    (recipe,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    data = parse_recipe(recipe, "docs/search.md").data
-    assert (data.source, data.trace_field) == ("found/solutions.jsonl", "completion")
+def test_expert_iteration_is_two_stages_after_those_of_the_recipe() -> None:
+    (stages,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    recipe = (Path(__file__).parents[2] / "recipes" / "prm_search.toml").read_text()
+    *_, found, expert = parse_staged(recipe + stages, "docs/search.md").stages
+    assert [name for _, name in found.inputs] == ["judge"]
+    assert [name for _, name in expert.inputs] == ["found"]

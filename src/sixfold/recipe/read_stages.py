@@ -10,6 +10,7 @@ from typing import Any
 
 from ..environment.registry import REWARDS
 from ..errors import UserError, nearest
+from ..plugins import ROLLOUTS, load
 from ..preference.zoo import LOSSES
 from .distill import DISTILL, TEACHER, distill_stages
 from .dump import flat
@@ -245,6 +246,13 @@ def _stage(
         _check_reward_model(kind, recipe.model.lora, where)
     if row.makes == "dataset":
         _check_labels(recipe.environment.rewards, recipe.sample, where)
+        if recipe.sample.search.method:
+            with in_stage(name):
+                load(ROLLOUTS, "search").check(
+                    recipe.sample,
+                    recipe.environment.several_turns,
+                    recipe.rollout.max_new_tokens,
+                )
     stage = Stage(kind, name, own, recipe)
     _check_inputs(stage, earlier, where)
     _check_named_models(stage, earlier, where)

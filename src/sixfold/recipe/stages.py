@@ -149,6 +149,7 @@ ACCEPTS: Mapping[str, Made] = {
     "data.heldout_split": "dataset",
     "data.sources": "dataset",
     "sample.mix": "dataset",
+    "sample.search.scorer": "reward_model",
     "environment.rewards": "reward_model",
 }
 """Setting that may name a stage -> what that stage has to make."""

@@ -553,6 +553,22 @@ SAMPLE = (
         "completions dropped for one reason, such as unsolved or duplicate",
         "the first reason that holds, in the order of stages/keepers.py",
     ),
+    Metric(
+        "search/prefilled_tokens",
+        "tokens",
+        "prompts and prefixes that the policy computed (`sample.search`)",
+        "per block of tasks",
+    ),
+    Metric(
+        "search/sampled_tokens",
+        "tokens",
+        "tokens that the searches sampled",
+        "with those of chains that were dropped",
+    ),
+    Metric(
+        "search/scored_tokens", "tokens", "tokens that the scorer's model computed", "per block"
+    ),
+    Metric("search/refused", "count", "texts that the scorer refused", "their score is 0"),
 )
 
 GROUPS: Mapping[str, tuple[Metric, ...]] = {

@@ -25,6 +25,7 @@ from ..errors import UserError
 from ..files.blocks import done_blocks, join, read_rows, write_block
 from ..files.durable import write_json_atomic
 from ..model.weights_hash import weights_hash
+from ..plugins import ROLLOUTS, load
 from ..ranks import together
 from ..recipe.dump import flat
 from ..recipe.resume_policy import settings_of
@@ -34,6 +35,7 @@ from ..report.html import write_report
 from ..report.loggers import truncate_after
 from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
+from ..rollout.base import Rollout
 from ..run.assemble import Assembly
 from ..run.context import RunContext
 from ..run.work import Work
@@ -48,6 +50,8 @@ from .step_labels import StepLabeller
 BLOCKS = "blocks"
 TOKENS, MILLISECONDS = "tokens", "milliseconds"
 """What a block notes beside its counts, so that a resumed run has the whole."""
+SEARCHED = "search/sampled_tokens"
+"""Metric of a search: all tokens that it has sampled, also those of chains that were dropped."""
 INPUTS = "sampled_from.json"
 """File with the settings and the model that a dataset is sampled from."""
 
@@ -77,6 +81,8 @@ class SampleWork(Work):
                 f"{config.labelled_by} labels solutions of one reply, and environment.episode"
                 " plays several. Remove one of them"
             )
+        if config.search.method and assembly.ranks.size > 1:
+            raise UserError("sample.search needs one process. Start the stage without torchrun")
         self._tasks = drawn_tasks(assembly.tasks.train, config.tasks, seed + config.draw)
         if config.tasks > len(self._tasks):
             raise UserError(
@@ -123,7 +129,7 @@ class SampleRun:
         self._folder = context.folder.path / BLOCKS
         self._model = weights_hash(assembly.whole_policy.weights())
         self._collector = Collector(
-            rollout=assembly.rollout(self._config.samples),
+            rollout=_rollout(assembly),
             environment=assembly.environment,
             loop=assembly.loop,
         )
@@ -208,13 +214,16 @@ class SampleRun:
         counts = selection.counts()
         total = sum(counts.values())
         rows = [sampled_row(one, model=self._model, seed=seed) for one in selection.kept]
-        sampled = sum(t.sampled_length for g in groups for t in g.trajectories)
+        stats = self._collector.stats()
+        sampled = int(
+            stats.get(SEARCHED, sum(t.sampled_length for g in groups for t in g.trajectories))
+        )
         if labeller := self._labeller:
             found = labeller.label(selection.kept, groups, seed, context.progress.phase)
             rows = [row | labels.columns() for row, labels in zip(rows, found, strict=True)]
             sampled += labeller.tokens
         metrics: Metrics = {
-            **self._collector.stats(),
+            **stats,
             **reward_metrics(groups),
             "sample/kept": float(counts["kept"]),
             "sample/kept_frac": counts["kept"] / total,
@@ -283,6 +292,14 @@ class SampleRun:
         )
         context.progress.note(f"report: {write_report(context.folder.path)}")
         shutil.rmtree(folder)  # last: until now a resume would need it
+
+
+def _rollout(assembly: Assembly) -> Rollout:
+    config = assembly.recipe.sample
+    if config.search.method:
+        found: Rollout = load(ROLLOUTS, "search")(assembly)
+        return found
+    return assembly.rollout(config.samples)
 
 
 def _done(folder: Path, count: int) -> int:

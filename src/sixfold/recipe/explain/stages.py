@@ -151,7 +151,10 @@ def _steps(stage: Stage) -> str:
         if own.labels == "outcome":
             labels = "; its outcome labels each step of a completion"
         tasks = own.tasks or "all"
-        return f"{own.samples} completions of each of {tasks} tasks; kept: {own.keep}{labels}"
+        drawn = f"{own.samples} completions"
+        if own.search.method:
+            drawn = f"{own.search.method} search, n = {own.samples},"
+        return f"{drawn} of each of {tasks} tasks; kept: {own.keep}{labels}"
     if stage.kind == "rl":
         rollout = recipe.rollout
         return (

@@ -29,7 +29,7 @@ from .replay import ReplayConfig
 from .reward_model import RewardModelConfig, RewardScoringConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
-from .sample import MixConfig, SampleConfig
+from .sample import MixConfig, SampleConfig, SampleSearchConfig
 from .speculation import DraftSpeculation, NgramSpeculation, NoSpeculation, Speculation
 from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
 from .trainer import SftConfig, TrainerConfig

@@ -27,6 +27,33 @@ class MixConfig(Section):
         return self.source.removeprefix(STAGE) if self.source.startswith(STAGE) else ""
 
 
+class SampleSearchConfig(Section):
+    """Search in place of independent samples: what it chooses becomes rows."""
+
+    method: str = knob(
+        "",
+        'method of `sixfold search`, with n = `sample.samples`. "": independent samples',
+    )
+    scorer: str = knob(
+        "",
+        "reward model that scores completions or their steps: stage:NAME, a folder or a hub id;"
+        " or verifier, the recipe's own. Needed by methods that score",
+    )
+    budget: int = knob(0, "most model tokens of the search of one task (0: no limit)", ge=0)
+    steps: str = knob(
+        "",
+        'where steps end, as prm.ends. "": where the scorer\'s steps end, else at newlines',
+    )
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> SampleSearchConfig:
+        """Refuse settings of no search."""
+        for name in () if self.method else ("scorer", "budget", "steps"):
+            if getattr(self, name):
+                raise ValueError(f"sample.search.{name} has no effect without sample.search.method")
+        return self
+
+
 class SampleConfig(Section):
     """Rejection sampling: several completions per task, of which some become a dataset."""
 
@@ -72,6 +99,7 @@ class SampleConfig(Section):
     mix: tuple[MixConfig, ...] = knob(
         (), "other data in the dataset, one table [[sample.mix]] each"
     )
+    search: SampleSearchConfig = SampleSearchConfig()
 
     @property
     def labelled(self) -> bool:

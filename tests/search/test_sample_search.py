@@ -1,0 +1,143 @@
+"""A stage of kind `sample` whose completions are found by search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stages.staged_runs import flags, result
+
+from sixfold.errors import UserError
+from sixfold.recipe.toml import parse_staged
+from sixfold.stages.driver import train_stages
+
+RULE = """\
+def rule(completions, **columns):
+    return [float(c[-1] in "13579") if c else 0.0 for c in completions]
+"""
+SHARED = """\
+run.name = "p"
+environment.rewards = ["RULE:rule"]
+model.scratch.alphabet = "0123456789+-*="
+"""
+SOLUTIONS = """
+[[stages]]
+kind = "sample"
+name = "solutions"
+sample.samples = 16
+sample.tasks = 6
+sample.keep = "all"
+sample.deduplicate = false
+sample.labels = "outcome"
+sample.label_ends = "every:1"
+
+[[stages]]
+kind = "prm"
+name = "judge"
+data.source = "stage:solutions"
+prm.steps = 2
+prm.ends = "every:1"
+"""
+FOUND = """
+[[stages]]
+kind = "sample"
+name = "found"
+sample.samples = 4
+sample.tasks = 12
+sample.search.method = "METHOD"
+sample.search.scorer = "SCORER"
+"""
+
+
+def recipe(place: Path, text: str, method: str = "best_of_n", scorer: str = "verifier") -> Any:
+    (place / "rule.py").write_text(RULE)
+    for name, value in (
+        ("RULE", str(place / "rule.py")),
+        ("METHOD", method),
+        ("SCORER", scorer),
+    ):
+        text = text.replace(name, value)
+    given = flags(place, rollout__max_new_tokens=3, rollout__prompts_per_step=4)
+    return parse_staged(SHARED.replace("RULE", str(place / "rule.py")) + text, "p.toml", given)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    text = (run / "stages" / "found" / "dataset.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_what_search_chooses_becomes_rows(tmp_path: Path) -> None:
+    """The verifier as scorer finds a solution exactly where some candidate is one."""
+    chosen, every = tmp_path / "chosen", tmp_path / "every"
+    for place, keep in ((chosen, "solved"), (every, "all")):
+        place.mkdir()
+        assert train_stages(recipe(place, f'{FOUND}sample.keep = "{keep}"\n')) == 0
+    candidates: dict[str, list[str]] = {}
+    for row in rows(every / "p"):
+        candidates.setdefault(row["prompt"], []).append(row["completion"])
+    solved = {
+        prompt: next(text for text in some if text[-1] in "13579")
+        for prompt, some in candidates.items()
+        if any(text[-1] in "13579" for text in some)
+    }
+    assert 0 < len(solved) < 12
+    assert {row["prompt"]: row["completion"] for row in rows(chosen / "p")} == solved
+    logged = result(every / "p")["found"]["metrics"]
+    assert sum(line["search/sampled_tokens"] for line in logged) > sum(
+        len(text) for some in candidates.values() for text in some
+    )
+
+
+@pytest.mark.slow
+def test_a_judge_of_an_earlier_stage_leads_the_search_for_solutions(tmp_path: Path) -> None:
+    student = '\n[[stages]]\nkind = "sft"\nsft.steps = 2\ndata.source = "stage:found"\n'
+    text = f'{SOLUTIONS}{FOUND}sample.keep = "all"\n{student}'
+    assert train_stages(recipe(tmp_path, text, "beam", "stage:judge")) == 0
+    made = result(tmp_path / "p")
+    assert made["found"]["inputs"].keys() == {"judge"}
+    assert all(line["search/scored_tokens"] > 0 for line in made["found"]["metrics"])
+    assert len(made["sft"]["metrics"]) == 2
+
+
+MISTAKES = {
+    "beams": (FOUND, "sample.search.method = 'beams': unknown. Did you mean 'beam'"),
+    "beam": (
+        FOUND.replace('sample.search.scorer = "SCORER"', ""),
+        "'beam' needs sample.search.scorer",
+    ),
+    "majority": (FOUND, "sample.search.scorer has no effect: majority scores nothing"),
+    "mcts": (
+        FOUND.replace("samples = 4", "samples = 0"),
+        "sample.samples",
+    ),
+    "lookahead": (
+        FOUND.replace("samples = 4", "samples = 6"),
+        "lookahead, n = sample.samples.*n = 6 is no multiple of expand = 4",
+    ),
+    "budget_forcing": (
+        FOUND.replace('sample.search.scorer = "SCORER"', ""),
+        "sample.samples has no effect on budget_forcing",
+    ),
+    "": (FOUND, "sample.search.scorer has no effect without sample.search.method"),
+    "regenerate": (
+        FOUND + "environment.episode = 'calculator'\n",
+        "sample.search completes one reply",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", MISTAKES)
+def test_a_search_that_cannot_work_is_refused_before_anything_is_loaded(
+    tmp_path: Path, method: str
+) -> None:
+    text, problem = MISTAKES[method]
+    with pytest.raises(UserError, match=problem) as caught:
+        recipe(tmp_path, text, method)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_budget_below_a_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"budget = 2: the longest prompt alone has \d+ tokens"):
+        train_stages(recipe(tmp_path, FOUND + "sample.search.budget = 2\n"))
