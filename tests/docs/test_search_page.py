@@ -33,5 +33,5 @@ def test_expert_iteration_is_two_stages_after_those_of_the_recipe() -> None:
     (stages,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     recipe = (Path(__file__).parents[2] / "recipes" / "prm_search.toml").read_text()
     *_, found, expert = parse_staged(recipe + stages, "docs/search.md").stages
-    assert [name for _, name in found.inputs] == ["judge"]
-    assert [name for _, name in expert.inputs] == ["found"]
+    assert [name for _, name in found.inputs] == ["sft", "judge"]
+    assert [name for _, name in expert.inputs] == ["sft", "found"]

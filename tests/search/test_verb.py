@@ -381,7 +381,7 @@ def test_after_a_failure_no_scoring_begins_and_none_runs_on(
 def test_an_engine_elsewhere_searches_one_task_at_a_time() -> None:
     world: Any = SimpleNamespace(engine=object(), longest=10)
     given = verb.Options(recipe="", out=Path("out"))
-    assert compare._room(world, verb._plan(given, ("majority",), "")) == 1
+    assert compare.room(world, verb._plan(given, ("majority",), "")) == 1
 
 
 def test_failed_checks_are_counted_over_all_tasks() -> None:
@@ -395,11 +395,11 @@ def test_a_rendered_prompt_needs_a_scorer_with_the_same_tokens(place: Path) -> N
     (loaded,) = load_scorers([str(place / "rm")], RewardScoringConfig(), "rm")
     scorer, own = OutcomeScorer(loaded), Renderer(policy().tokenizer, policy().stop_token_ids)
     task = Task("t", "1+1=", form="rendered")
-    compare._check_rendered([task], own, scorer)
+    compare.check_rendered([task], own, scorer)
     own.encode = lambda task: [0]  # type: ignore[method-assign]
     with pytest.raises(UserError, match="--scorer: task t"):
-        compare._check_rendered([task], own, scorer)
-    compare._check_rendered([replace(task, form="messages")], own, scorer)
+        compare.check_rendered([task], own, scorer)
+    compare.check_rendered([replace(task, form="messages")], own, scorer)
 
 
 def test_the_options_list_all_methods_and_aggregates() -> None:
