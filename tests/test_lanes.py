@@ -162,6 +162,12 @@ def test_every_room_is_there() -> None:
 
 
 LONG = {
+    "engine/test_same_seed_same_tokens.py::test_trajectories_do_not_depend_on_the_engine": 8.0,
+    "environment/code/test_code_attacks.py::test_no_attack_is_paid_and_every_honest": 10.0,
+    "search/test_sample_search.py::test_a_judge_of_an_earlier_stage_leads_the_search": 8.0,
+    "search/test_verb.py::test_an_interrupted_search_goes_on": 10.0,
+    "stages/test_prm_stage.py::test_a_process_reward_model_is_learned_resumed_and_used": 8.0,
+    "stages/test_reward_model_stage.py::test_a_reward_model_is_learned_resumed_and_used": 8.0,
     "recipes/test_agents_of_the_sdk.py::": 10.0,
     "run/test_reference_ends.py::test_the_worker_ends_with_the_run": 10.0,
     "run/test_user_code.py::test_a_run_stops_and_saves_when_its_launcher_is_killed": 10.0,

@@ -99,6 +99,7 @@ def test_a_given_value_between_the_positions_replaces_the_nearest_one() -> None:
     assert _spread([0, 1, 2], 5, 1) == [0, 1, 2]
 
 
+@pytest.mark.nightly
 def test_numbers_are_shown_with_their_units() -> None:
     text = " ".join(page("weight-sync", network=100.0).split())
     for label in ("70 billion</output>", "100 GB/s</output>", "60 s</output>"):

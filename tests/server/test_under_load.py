@@ -269,6 +269,7 @@ def wait_for(url: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the server did not start")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_command_serves_and_a_signal_ends_it_within_its_grace(
     chat_policy: Policy, tmp_path: Path
