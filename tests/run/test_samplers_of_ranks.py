@@ -88,6 +88,7 @@ def test_ranks_that_sample_ahead_train_every_group_once(name: str, tmp_path: Pat
     """
     (tmp_path / "talks.py").write_text(FUNCTION)
     ahead = {"rollout__staleness": 1, "rollout__prompts_per_step": 5, "run__steps": 3}
+    ahead["model__scratch__head_dim"] = 16  # with smaller heads, bits depend on what runs beside
     flags = tiny_recipe(tmp_path, **ahead, **AHEAD[name], **APART, run__name="run")
     run = train_on_ranks(2, ["train", "demo", *flags], tmp_path / "errors")
     assert run.codes() == [0, 0], run.errors()
