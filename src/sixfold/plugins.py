@@ -39,9 +39,9 @@ CONVERTERS = "sixfold.converters"
 """Settings of another framework: a `commands.algorithms.Converter`."""
 
 ROLLOUTS = "sixfold.rollouts"
-"""Rollouts of stages of kind `sample`: a class that is made from an assembly and is a
-`rollout.base.Rollout`, with a function `check` that refuses wrong settings, given the
-[sample] section, whether episodes have several turns, and the most tokens of a completion.
+"""How a stage of kind `sample` gets its completions: a class of `rollout.base.Rollout` whose only
+argument is the `Assembly`. Its static method `check` refuses settings that cannot work; its
+attribute `scorer_weights` is a hash of the model that scores, or "".
 """
 
 PREDICTOR = "sixfold.predictor"

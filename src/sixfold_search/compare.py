@@ -27,7 +27,6 @@ from sixfold.errors import UserError
 from sixfold.files.blocks import done_blocks, read_rows, write_block
 from sixfold.files.durable import disk_errors, write_json_atomic, write_text_atomic
 from sixfold.model.weights_hash import weights_hash
-from sixfold.recipe.adapter_folder import folder_hash
 from sixfold.recipe.resume_policy import settings_of
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.step_scorer import ProcessScorer
@@ -38,7 +37,7 @@ from sixfold.types import Task
 
 from .difficulty import INPUTS, RESULTS, SEARCHES, STEPS_CODE, Earlier, check_choice, rates_of
 from .methods import METHODS
-from .scorers import OutcomeScorer
+from .scorers import OutcomeScorer, scorer_weights
 from .searcher import PAIRS, SOLUTIONS, Plan, Searcher
 
 _BLOCKS = "tasks"
@@ -206,12 +205,12 @@ def _begin(out: Path, inputs: dict[str, Any]) -> None:
 
 def _data(world: Assembly, tasks: Sequence[Task], plan: Plan) -> dict[str, Any]:
     """Fingerprints of what the settings only name: tasks, rewards, and the scorer's weights."""
-    config, scorers = world.recipe.environment, map(Path, filter(None, plan.scorer.split(",")))
+    config = world.recipe.environment
     return {
         **{f"data.{k}": v for k, v in tasks_fingerprint(tasks, world.renderer.encode).items()},
         "code of environment.rewards": rewards_fingerprint(config.rewards, config.reward_model),
         STEPS_CODE: rewards_fingerprint(own_ends_of(plan.stepping.name)),
-        "weights of --scorer": " ".join(folder_hash(one) for one in scorers if one.is_dir()),
+        "weights of --scorer": scorer_weights(plan.scorer),
     }
 
 

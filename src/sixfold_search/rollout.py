@@ -17,7 +17,7 @@ from sixfold.types import Group, Task
 
 from .compare import check_rendered, room
 from .methods import METHODS
-from .scorers import named_scorer, scorer_folders
+from .scorers import named_scorer, scorer_folders, scorer_weights
 from .searcher import Plan, Searcher
 from .settings import VERIFIER, Settings
 from .steps import Stepping
@@ -33,6 +33,9 @@ class SearchRollout:
 
     Args:
         world: the policy with its engine, and the verifier.
+
+    Attributes:
+        scorer_weights: hash of the weights of the scorer. "" if no model scores.
 
     Raises:
         UserError: if the scorer cannot be loaded.
@@ -58,6 +61,7 @@ class SearchRollout:
             train=True,
         )
         METHODS[search.method].check_texts(self._plan.settings, world.renderer)
+        self.scorer_weights = scorer_weights(path)
         self._spent: list[Found] = []
 
     @staticmethod
@@ -90,7 +94,9 @@ class SearchRollout:
                 " model"
             )
         if row.scores == "nothing" and search.scorer:
-            raise UserError(f"sample.search.scorer has no effect: {search.method} scores nothing")
+            raise UserError(
+                f"sample.search.scorer has no effect: the method {search.method} needs no scores"
+            )
         if "expand" not in row.reads and search.steps and not search.scorer:
             raise UserError(f"sample.search.steps has no effect on {search.method}")
         if "n" not in row.reads and config.samples != SampleConfig().samples:
@@ -123,7 +129,14 @@ class SearchRollout:
         choose: Choose | None = None,
         on_sampled: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Group, None]:
-        """Search all tasks, see `Rollout.play`. `choose` is not asked.
+        """Search all tasks, and yield a group for each as `Rollout.play` does.
+
+        Args:
+            tasks: tasks with distinct ids.
+            seed: seed of the sampling noise.
+            scorer: grades the completions of the groups.
+            choose: ignored: the method chooses.
+            on_sampled: called once, when the last search has ended.
 
         Raises:
             UserError: if the budget has no room for a prompt, or the scorer would read another.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from sixfold.checkpoint.model_source import is_reward_model, model_folder
 from sixfold.checks.environment import Environment
+from sixfold.recipe.adapter_folder import folder_hash
 from sixfold.recipe.schema import EnvironmentConfig, ProcessScoringConfig, RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.reward import load_scorers
@@ -56,6 +58,12 @@ def scorer_folders(scorer: str) -> str:
     paths = scorer.split(",")
     one = len(paths) == 1
     return ",".join(model_folder(path, "--scorer", reward_model=one) for path in paths)
+
+
+def scorer_weights(folders: str) -> str:
+    """Hash of each of `scorer_folders`. "" without a reward model."""
+    found = map(Path, filter(None, folders.split(",")))
+    return " ".join(folder_hash(one) for one in found if one.is_dir())
 
 
 def scores_wholes(scorer: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.stages.staged_runs import flags, result
 
 from sixfold.errors import UserError
@@ -99,6 +101,22 @@ def test_a_judge_of_an_earlier_stage_leads_the_search_for_solutions(tmp_path: Pa
     assert made["found"]["inputs"].keys() == {"judge"}
     assert all(line["search/scored_tokens"] > 0 for line in made["found"]["metrics"])
     assert len(made["sft"]["metrics"]) == 2
+    _refuses_another_scorer(tmp_path)
+
+
+def _refuses_another_scorer(place: Path) -> None:
+    """A run that ended too early does not go on with another model in the scorer's folder."""
+    *_, saved = sorted((place / "p" / "stages" / "judge" / "checkpoints").glob("step-*"))
+    scorer = shutil.copytree(saved / "model", place / "scorer")
+    text = FOUND + "sample.min_rows = 99\n"
+    again = {"text": text.replace('"found"', '"again"'), "scorer": str(scorer)}
+    (place / "other").mkdir()
+    with pytest.raises(UserError, match="min_rows = 99"):
+        train_stages(recipe(place / "other", **again))
+    model = load_file(scorer / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in model.items()}, scorer / "model.safetensors")
+    with pytest.raises(UserError, match=r"sampled under another sample\.search\.scorer, weights"):
+        train_stages(recipe(place / "other", **again), resume=place / "other" / "p")
 
 
 MISTAKES = {
@@ -107,7 +125,7 @@ MISTAKES = {
         FOUND.replace('sample.search.scorer = "SCORER"', ""),
         "'beam' needs sample.search.scorer",
     ),
-    "majority": (FOUND, "sample.search.scorer has no effect: majority scores nothing"),
+    "majority": (FOUND, "sample.search.scorer has no effect: the method majority needs no scores"),
     "mcts": (
         FOUND.replace("samples = 4", "samples = 0"),
         "sample.samples",

@@ -35,7 +35,6 @@ from ..report.html import write_report
 from ..report.loggers import truncate_after
 from ..report.outputs import Loggers
 from ..report.rewards import reward_metrics
-from ..rollout.base import Rollout
 from ..run.assemble import Assembly
 from ..run.context import RunContext
 from ..run.work import Work
@@ -128,8 +127,10 @@ class SampleRun:
         self._blocks = [tasks[at : at + size] for at in range(0, len(tasks), size)]
         self._folder = context.folder.path / BLOCKS
         self._model = weights_hash(assembly.whole_policy.weights())
+        search = load(ROLLOUTS, "search")(assembly) if self._config.search.method else None
+        self._scorer: str = search.scorer_weights if search else ""
         self._collector = Collector(
-            rollout=_rollout(assembly),
+            rollout=search or assembly.rollout(self._config.samples),
             environment=assembly.environment,
             loop=assembly.loop,
         )
@@ -182,6 +183,8 @@ class SampleRun:
             return
         self._context.write_recipe()
         inputs = {"model": self._model, **settings_of(self._assembly.recipe)}
+        if self._scorer:
+            inputs["sample.search.scorer, weights"] = self._scorer
         path = self._context.folder.path / INPUTS
         if not path.is_file():
             write_json_atomic(path, inputs)
@@ -292,14 +295,6 @@ class SampleRun:
         )
         context.progress.note(f"report: {write_report(context.folder.path)}")
         shutil.rmtree(folder)  # last: until now a resume would need it
-
-
-def _rollout(assembly: Assembly) -> Rollout:
-    config = assembly.recipe.sample
-    if config.search.method:
-        found: Rollout = load(ROLLOUTS, "search")(assembly)
-        return found
-    return assembly.rollout(config.samples)
 
 
 def _done(folder: Path, count: int) -> int:

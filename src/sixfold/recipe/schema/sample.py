@@ -28,7 +28,7 @@ class MixConfig(Section):
 
 
 class SampleSearchConfig(Section):
-    """Search in place of independent samples: what it chooses becomes rows."""
+    """Search in place of independent samples. The completions that it chooses become rows."""
 
     method: str = knob(
         "",
@@ -47,7 +47,7 @@ class SampleSearchConfig(Section):
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> SampleSearchConfig:
-        """Refuse settings of no search."""
+        """Refuse settings of a search without a method."""
         for name in () if self.method else ("scorer", "budget", "steps"):
             if getattr(self, name):
                 raise ValueError(f"sample.search.{name} has no effect without sample.search.method")
