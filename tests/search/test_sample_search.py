@@ -46,7 +46,7 @@ FOUND = """
 [[stages]]
 kind = "sample"
 name = "found"
-sample.samples = 4
+sample.samples = 16
 sample.tasks = 12
 sample.search.method = "METHOD"
 sample.search.scorer = "SCORER"
@@ -127,11 +127,11 @@ MISTAKES = {
     ),
     "majority": (FOUND, "sample.search.scorer has no effect: the method majority needs no scores"),
     "mcts": (
-        FOUND.replace("samples = 4", "samples = 0"),
+        FOUND.replace("samples = 16", "samples = 0"),
         "sample.samples",
     ),
     "lookahead": (
-        FOUND.replace("samples = 4", "samples = 6"),
+        FOUND.replace("samples = 16", "samples = 6"),
         "lookahead, n = sample.samples.*n = 6 is no multiple of expand = 4",
     ),
     "budget_forcing": (
