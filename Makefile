@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # What `make demo` needs. The tools of the tests take most of the time of a whole installation.
 DEMO := $(VENV)/installed-demo
-PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+# Bytecode is written when a module is first imported. Writing that of all packages at once takes
+# as long as installing them.
+PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
+COMPILE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import datasets, math_verify, \
+	torch._dynamo, transformers.modeling_utils, transformers.models.auto"
 
 .PHONY: demo test test-all check gate lint style types every-test daily-tests quick-tests bench \
 	differential vllm clients environments web clean help
@@ -27,11 +31,13 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[dev,gym,sandbox,tensorboard]"
+	$(COMPILE)
 	@touch $(STAMP)
 
 $(DEMO): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
+	$(COMPILE)
 	@touch $(DEMO)
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))

@@ -89,6 +89,11 @@ def test_an_existing_run_is_refused_with_its_progress_and_untouched(tmp_path: Pa
     run.metrics.unlink()
     with pytest.raises(UserError, match=r"already holds a run \(no step finished\)"):
         create_run(tmp_path, "demo")
+    for stage in ("pretrain", "sft"):
+        (run.path / "stages" / stage).mkdir(parents=True)
+    (run.path / "stages" / "pretrain" / "artifact.json").touch()
+    with pytest.raises(UserError, match=r"already holds a run \(1 finished stage\)"):
+        create_run(tmp_path, "demo")
 
 
 def test_overwrite_empties_a_run(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ MISTAKES = {
         "model.scrach.layers = 1",
         "unknown key 'model.scrach'. Did you mean 'model.scratch'? (demo.toml, line 1)",
     ),
+    "near to settings of other sections only": (
+        "run.folder = 'x'",
+        "unknown key 'run.folder'. Did you mean 'run.dir'? (demo.toml, line 1)",
+    ),
     "nothing near": (
         "model.lora.zzzz = 1",
         (

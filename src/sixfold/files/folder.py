@@ -362,7 +362,10 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
             " run.name or run.dir"
         )
     if entries and not overwrite:
-        progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
+        step, stages = run.last_step(), len(list(run.path.glob(f"stages/*/{ARTIFACT}")))
+        progress = "no step finished" if step is None else f"step {step}"
+        if stages:
+            progress = f"{stages} finished stage{'s' * (stages > 1)}"
         older = (
             f"; the run that it would have replaced is in {replaced_folder(run.path)}"
             if replaced_folder(run.path).is_dir()

@@ -96,6 +96,9 @@ MEANT = {
     "train_steps": "run.steps",
     "output_dir": "run.dir",
     "run_name": "run.name",
+    "folder": "run.dir",
+    "output": "run.dir",
+    "out": "run.dir",
     "batch_size": "rollout.prompts_per_step",
     "train_batch_size": "rollout.prompts_per_step",
     "num_generations": "rollout.samples_per_prompt",
@@ -194,9 +197,8 @@ def _unknown_key(key: str, value: Any) -> str:
         for child in [*knobs(), *sorted(sections())]
         if child.rpartition(".")[0] == key.rpartition(".")[0]
     }
-    near = [
-        names[n] for names in (siblings, everywhere) for n in get_close_matches(name, names, n=1)
-    ]
+    near = [siblings[n] for n in get_close_matches(name, siblings, n=1)]
+    near += [everywhere[n] for n in get_close_matches(name, everywhere, n=1, cutoff=0.75)]
     if near:
         return f"unknown key '{key}'. Did you mean '{near[0]}'?"
     what = f"The settings of '{section}'" if section else "The sections of a recipe"

@@ -32,14 +32,13 @@ from .stages import (
     Table,
     dataset_settings,
     generated_source,
+    ignores,
     in_stage,
     kind_names,
     kind_row,
 )
 from .toml_lines import TomlText
 
-_RL = ("algorithm", "critic")
-"""Sections that only stages of kind rl read, of the kinds of the core."""
 COMPOSED = {DISTILL: distill_stages, ONLINE: online_stages}
 """Kinds that stand for several stages."""
 
@@ -454,10 +453,9 @@ def _check_own(key: str, kind: str, where: str) -> None:
             f"{where}: {key} has no effect, because stages of kind {kind} have their own. Set"
             f" {row.sections[0]}.{name}"
         )
-    unread = (section in _RL and kind != "rl") or (section, kind) == ("reference", "reward_model")
-    if unread and kind in KINDS:
-        raise UserError(f"{where}: {key} has no effect on a stage of kind {kind}. Remove it")
     owners = [other for other, known in KINDS.items() if section in known.sections]
+    if ignores(kind, section) and not owners:
+        raise UserError(f"{where}: {key} has no effect on a stage of kind {kind}. Remove it")
     if owners and section not in row.sections:
         raise UserError(
             f"{where}: {key} belongs to stages of kind {' or '.join(owners)}, and this one is of"

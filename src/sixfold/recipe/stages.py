@@ -128,6 +128,18 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 """Kinds of installed packages."""
 
 
+def ignores(kind: str, section: str) -> bool:
+    """True if no stage of a kind reads a section. Kinds of packages may read every one."""
+    if kind not in KINDS:
+        return False
+    if section in ("algorithm", "critic"):
+        return kind != "rl"
+    if section == "reference" and kind == "reward_model":
+        return True
+    owned = any(section in row.sections for row in KINDS.values())
+    return owned and section not in KINDS[kind].sections
+
+
 def kind_names() -> list[str]:
     """Names of all kinds that a recipe may name."""
     return [*KINDS, DISTILL, ONLINE, *OTHER_KINDS]

@@ -24,6 +24,7 @@ def replay_verdict(recorded: RunFolder, replay: RunFolder) -> str:
         if (ours[both[-1]] / name).read_bytes() != (theirs[both[-1]] / name).read_bytes():
             raise UserError(
                 f"the replay took the same groups and tokens, but {name} of {both[-1]} differs from"
-                f" that of {recorded.path}: another machine or another number of threads"
+                f" that of {recorded.path}: another machine or number of threads, or heads so small"
+                " that their sums depend on the batch (docs/engine.md, Same seed, same tokens)"
             )
     return f"replayed: {both[-1]} has the weights of {recorded.path}, bit for bit"

@@ -22,7 +22,7 @@ from ..files.durable import disk_errors, faultpoint, write_json_atomic
 from ..files.folder import ARTIFACT
 from ..recipe.adapter_folder import is_adapter
 from ..recipe.resume_policy import settings_of
-from ..recipe.stages import Made, Stage
+from ..recipe.stages import Made, Stage, ignores
 
 DATASET = "dataset.jsonl"
 """File of a dataset in its stage's folder."""
@@ -82,11 +82,12 @@ class Artifact:
 
 def deciding_settings(stage: Stage) -> dict[str, Any]:
     """Settings that decide what a stage makes, as JSON restores them."""
-    return {
-        key: value
-        for key, value in settings_of(stage.recipe).items()
-        if key not in _FREE and key.partition(".")[0] not in _FREE
-    }
+
+    def decides(key: str) -> bool:
+        section = key.partition(".")[0]
+        return key not in _FREE and section not in _FREE and not ignores(stage.kind, section)
+
+    return {key: value for key, value in settings_of(stage.recipe).items() if decides(key)}
 
 
 def publish(folder: Path, stage: Stage, made: Made, inputs: Mapping[str, str]) -> Artifact:
