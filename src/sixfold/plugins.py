@@ -39,8 +39,8 @@ CONVERTERS = "sixfold.converters"
 """Settings of another framework: a `commands.algorithms.Converter`."""
 
 ROLLOUTS = "sixfold.rollouts"
-"""How a stage of kind `sample` gets its completions: a class of `rollout.base.Rollout` whose only
-argument is the `Assembly`. Its static method `check` refuses settings that cannot work; its
+"""How a stage of kind `sample` gets completions: a subclass of `rollout.base.Rollout`, made from
+the run's `Assembly` alone. Its static method `check` refuses settings that cannot work; its
 attribute `scorer_weights` is a hash of the model that scores, or "".
 """
 

@@ -61,7 +61,7 @@ def scorer_folders(scorer: str) -> str:
 
 
 def scorer_weights(folders: str) -> str:
-    """Hash of each of `scorer_folders`. "" without a reward model."""
+    """Hashes of the weights in `scorer_folders`, one after another. "" without a reward model."""
     found = map(Path, filter(None, folders.split(",")))
     return " ".join(folder_hash(one) for one in found if one.is_dir())
 

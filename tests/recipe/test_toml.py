@@ -57,9 +57,17 @@ MISTAKES = {
         "model.scrach.layers = 1",
         "unknown key 'model.scrach'. Did you mean 'model.scratch'? (demo.toml, line 1)",
     ),
-    "near to settings of other sections only": (
+    "a name of other trainers": (
         "run.folder = 'x'",
         "unknown key 'run.folder'. Did you mean 'run.dir'? (demo.toml, line 1)",
+    ),
+    "hardly near to a setting elsewhere": (
+        "run.holder = 'x'",
+        (
+            "unknown key 'run.holder'. The settings of 'run' are"
+            " name, dir, seed, steps, max_minutes, target_reward, patience, device,"
+            " precision, silence_s, restarts, threads (demo.toml, line 1)"
+        ),
     ),
     "nothing near": (
         "model.lora.zzzz = 1",

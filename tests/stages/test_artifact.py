@@ -45,7 +45,7 @@ run.steps = 3
 def test_a_setting_counts_for_the_stages_that_read_it(
     before: str, after: str, stages: list[str]
 ) -> None:
-    """So [prm] can be tuned without another SFT; the stages of a model read how it is made."""
+    """[prm] can be tuned without another SFT; a model of another size means that all is redone."""
     old = {stage.name: stage for stage in parse_staged(TEXT, "p.toml").stages}
     new = {
         stage.name: stage for stage in parse_staged(TEXT.replace(before, after), "p.toml").stages

@@ -454,13 +454,13 @@ def _check_own(key: str, kind: str, where: str) -> None:
             f" {row.sections[0]}.{name}"
         )
     owners = [other for other, known in KINDS.items() if section in known.sections]
-    if ignores(kind, section) and not owners:
-        raise UserError(f"{where}: {key} has no effect on a stage of kind {kind}. Remove it")
     if owners and section not in row.sections:
         raise UserError(
             f"{where}: {key} belongs to stages of kind {' or '.join(owners)}, and this one is of"
             f" kind {kind}"
         )
+    if ignores(kind, section):
+        raise UserError(f"{where}: {key} has no effect on a stage of kind {kind}. Remove it")
 
 
 def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:

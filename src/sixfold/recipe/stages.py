@@ -129,7 +129,7 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 
 
 def ignores(kind: str, section: str) -> bool:
-    """True if no stage of a kind reads a section. Kinds of packages may read every one."""
+    """True if stages of a kind never read a section. False for kinds of packages: not known."""
     if kind not in KINDS:
         return False
     if section in ("algorithm", "critic"):
