@@ -1,4 +1,4 @@
-"""Search with a learned process reward model at equal budgets of model tokens, seed by seed.
+"""Search with an implicit process reward model at equal budgets of model tokens, seed by seed.
 
     python benchmarks/prm_search.py [--seeds 0,1,2] [--budgets 500,1000] [--tasks 200]
         [--methods majority,best_of_n,beam] [--folder DIR]
@@ -21,6 +21,8 @@ from typing import Any
 
 METHODS = "greedy,majority,weighted,best_of_n,beam"
 COMPLETIONS = 16
+POLICY, JUDGE = "sft", "implicit"
+"""Stages of the recipe: what searches, and what is scored against it."""
 
 
 def sixfold(*words: str) -> float:
@@ -36,17 +38,17 @@ def sixfold(*words: str) -> float:
 def train(seed: int, folder: Path) -> Path:
     """Train the recipe with a seed. Returns its run."""
     run = folder / f"seed-{seed}"
-    if not (run / "stages" / "judge" / "artifact.json").is_file():
+    if not (run / "stages" / JUDGE / "artifact.json").is_file():
         options = {"run.dir": folder, "run.name": run.name, "run.seed": seed, "run.threads": 1}
         words = [f"--{name}={value}" for name, value in options.items()]
         print(f"seed {seed}: trained in {sixfold('train', 'prm_search', *words):.0f} CPU s")
-    summary = json.loads((run / "stages" / "sft" / "summary.json").read_text())
-    judge = (run / "stages" / "judge" / "metrics.jsonl").read_text().splitlines()
-    figures = {key: value for line in judge for key, value in json.loads(line).items()}
+    policy, judge = (
+        json.loads((run / "stages" / stage / "summary.json").read_text())["heldout_after"]
+        for stage in (POLICY, JUDGE)
+    )
     print(
-        f"seed {seed}: the policy solves {summary['heldout_after']:.1%} of held-out sums greedily;"
-        f" of held-out steps the judge puts {figures['prm/heldout_accuracy']:.1%} on the right side"
-        f" of 1/2; F1 of first errors {figures['prm/heldout_first_error_f1']:.2f}",
+        f"seed {seed}: the policy solves {policy:.1%} of held-out sums greedily, and the model that"
+        f" judges {judge:.1%}",
         flush=True,
     )
     return run
@@ -58,7 +60,9 @@ def search(run: Path, seed: int, budget: int | None, tasks: int, methods: str) -
     out = run.with_name(f"{run.name}-found-{limit}")
     if not (out / "results.json").is_file():
         given = ["--budget", limit] if budget else ["--n", str(COMPLETIONS)]
-        words = [str(run / "stages" / "sft"), "--scorer", str(run), "--out", str(out), *given]
+        policy, judge = (str(run / "stages" / stage) for stage in (POLICY, JUDGE))
+        words = [policy, "--scorer", f"{judge},{policy}", "--steps", "token:;"]
+        words += ["--out", str(out), *given]
         words += ["--tasks", str(tasks), "--run.seed", str(seed), "--methods", *methods.split(",")]
         print(f"searched in {sixfold('search', 'prm_search:sft', *words):.0f} CPU s")
     results: dict[str, Any] = json.loads((out / "results.json").read_text())

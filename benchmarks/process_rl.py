@@ -1,6 +1,7 @@
 """Do rewards of steps help RL? Held-out accuracy with and without them, after equal samples.
 
-    sixfold train prm_search --run.threads 1
+    cat recipes/prm_search.toml benchmarks/step_judge.toml > steps.toml
+    sixfold train steps.toml --run.threads 1
     for seed in 0 1 2 3 4; do
         sixfold train benchmarks/process_rl.toml --run.threads 1 --run.seed $seed \\
             --run.name process-$seed

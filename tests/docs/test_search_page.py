@@ -10,7 +10,8 @@ import pytest
 from sixfold.model.loading import Policy
 from sixfold.recipe.toml import parse_staged
 
-PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
 
 
 def test_the_program_votes(
@@ -31,7 +32,8 @@ def test_the_program_votes(
 
 def test_expert_iteration_is_two_stages_after_those_of_the_recipe() -> None:
     (stages,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    recipe = (Path(__file__).parents[2] / "recipes" / "prm_search.toml").read_text()
-    *_, found, expert = parse_staged(recipe + stages, "docs/search.md").stages
+    files = (ROOT / "recipes" / "prm_search.toml", ROOT / "benchmarks" / "step_judge.toml")
+    text = "".join(file.read_text() for file in files) + stages
+    *_, found, expert = parse_staged(text, "docs/search.md").stages
     assert [name for _, name in found.inputs] == ["sft", "judge"]
     assert [name for _, name in expert.inputs] == ["sft", "found"]
