@@ -61,8 +61,8 @@ def search(run: Path, seed: int, budget: int | None, tasks: int, methods: str) -
     if not (out / "results.json").is_file():
         given = ["--budget", limit] if budget else ["--n", str(COMPLETIONS)]
         policy, judge = (str(run / "stages" / stage) for stage in (POLICY, JUDGE))
-        words = [policy, "--scorer", f"{judge},{policy}", "--steps", "token:;"]
-        words += ["--out", str(out), *given]
+        words = [policy, "--scorer", f"{judge},{policy}", "--environment.prm.beta", "0.1"]
+        words += ["--steps", "token:;", "--out", str(out), *given]
         words += ["--tasks", str(tasks), "--run.seed", str(seed), "--methods", *methods.split(",")]
         print(f"searched in {sixfold('search', 'prm_search:sft', *words):.0f} CPU s")
     results: dict[str, Any] = json.loads((out / "results.json").read_text())
