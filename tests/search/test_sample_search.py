@@ -92,31 +92,35 @@ def test_what_search_chooses_becomes_rows(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_judge_of_an_earlier_stage_leads_the_search_for_solutions(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose judge has led the search for solutions, from which a student has learned."""
+    place = tmp_path_factory.mktemp("judged")
     student = '\n[[stages]]\nkind = "sft"\nsft.steps = 2\ndata.source = "stage:found"\n'
     text = f'{SOLUTIONS}{FOUND}sample.keep = "all"\n{student}'
-    assert train_stages(recipe(tmp_path, text, "beam", "stage:judge")) == 0
-    made = result(tmp_path / "p")
+    assert train_stages(recipe(place, text, "beam", "stage:judge")) == 0
+    return place / "p"
+
+
+@pytest.mark.slow
+def test_a_judge_of_an_earlier_stage_leads_the_search_for_solutions(judged: Path) -> None:
+    made = result(judged)
     assert made["found"]["inputs"].keys() == {"judge"}
     assert all(line["search/scored_tokens"] > 0 for line in made["found"]["metrics"])
     assert len(made["sft"]["metrics"]) == 2
-    _refuses_another_scorer(tmp_path)
 
 
-def _refuses_another_scorer(place: Path) -> None:
-    """A run that ended too early does not go on with another model in the scorer's folder."""
-    *_, saved = sorted((place / "p" / "stages" / "judge" / "checkpoints").glob("step-*"))
-    scorer = shutil.copytree(saved / "model", place / "scorer")
-    text = FOUND + "sample.min_rows = 99\n"
-    again = {"text": text.replace('"found"', '"again"'), "scorer": str(scorer)}
-    (place / "other").mkdir()
+@pytest.mark.slow
+def test_another_model_in_the_scorers_folder_is_refused(judged: Path, tmp_path: Path) -> None:
+    *_, saved = sorted((judged / "stages" / "judge" / "checkpoints").glob("step-*"))
+    scorer = shutil.copytree(saved / "model", tmp_path / "scorer")
+    staged = recipe(tmp_path, f"{FOUND}sample.min_rows = 99\n", scorer=str(scorer))
     with pytest.raises(UserError, match="min_rows = 99"):
-        train_stages(recipe(place / "other", **again))
+        train_stages(staged)
     model = load_file(scorer / "model.safetensors")
     save_file({name: weight + 1 for name, weight in model.items()}, scorer / "model.safetensors")
     with pytest.raises(UserError, match=r"sampled under another sample\.search\.scorer, weights"):
-        train_stages(recipe(place / "other", **again), resume=place / "other" / "p")
+        train_stages(staged, resume=tmp_path / "p")
 
 
 MISTAKES = {
