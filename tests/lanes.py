@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -42,11 +43,12 @@ RUN = ("src/sixfold", "src/sixfold_environments")
 BY_NAME = {
     r"src/sixfold/run/assemble\.py": ("src/sixfold", "src/sixfold_environments"),
     r"src/sixfold/cli/__init__\.py": RUN,
-    r"src/sixfold/recipe/find\.py": ("recipes",),
     r"src/sixfold/stages/driver\.py": ("src/sixfold/stages",),
     r"tests/(environment|checks)/.*\.py": ("src/sixfold_environments", "src/sixfold/environment"),
 }
 """Files that load others by name, and folders with all that they may load."""
+FINDS_RECIPES = "src/sixfold/recipe/find.py"
+"""What loads shipped recipes by name: those whose names a test or what it imports has as a word."""
 MENTIONED = {
     r"\bdocs\b": "docs",
     r"\brecipes\b": "recipes",
@@ -77,7 +79,8 @@ STARTED = {
 }
 """Rooms of the core that run in the processes which tests of a folder start. Elsewhere it is `RUN`.
 """
-EVERYWHERE = ("pyproject.toml", "constraints.txt")
+CHECKERS = ("mypy", "ruff")
+"""Tools whose settings in pyproject.toml no test depends on."""
 
 _IMPORT = re.compile(
     r"^\s*(?:from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+([\w.]+))", re.MULTILINE
@@ -99,13 +102,36 @@ def fingerprint(file: Path) -> str:
             found.add(path)
             todo += imported(path)
     folders = {folder for path in found for folder in loaded(path)}
-    files = found | {str(ROOT / name) for name in EVERYWHERE}
+    files = found | {str(ROOT / "constraints.txt")}
     for folder in {path.rpartition("/")[0] for path in found}:
         files.update(beside_code(folder))
     digest = hashlib.sha256("".join(map(folder_hash, sorted(folders))).encode())
+    digest.update(installation().encode())
+    if str(ROOT / FINDS_RECIPES) in found:
+        digest.update(" ".join(recipes()).encode())
+        files |= {file for name, file in recipes().items() if any(name in words(p) for p in found)}
     for path in sorted(files):
         digest.update(path.removeprefix(str(ROOT)).encode() + read_hash(path))
     return digest.hexdigest()[:16]
+
+
+@cache
+def recipes() -> dict[str, str]:
+    """Files of shipped recipes by name."""
+    return {file.stem: str(file) for file in sorted((ROOT / "recipes").glob("*.*"))}
+
+
+@cache
+def words(path: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", Path(path).read_text()))
+
+
+@cache
+def installation() -> str:
+    """What pyproject.toml says to an installation and to the tests."""
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tools = {name: said for name, said in found.get("tool", {}).items() if name not in CHECKERS}
+    return json.dumps(found | {"tool": tools}, sort_keys=True)
 
 
 def _fixtures(file: Path) -> Iterator[Path]:
@@ -128,6 +154,8 @@ def loaded(path: str) -> tuple[str, ...]:
     found = [
         folder for key, folders in BY_NAME.items() for folder in folders if re.match(key, name)
     ]
+    if path == str(HERE / "conftest.py"):  # which names folders to order the tests
+        return tuple(found)
     if path.startswith(f"{HERE}/") and path.endswith(".py"):
         text = Path(path).read_text()
         if STARTS in text:
@@ -222,8 +250,8 @@ def beside_code(folder: str) -> tuple[str, ...]:
 
 def forget() -> None:
     """Read all files anew."""
-    caches = (_python_files, read_hash, folder_hash, imported, loaded, every_file, beside_code)
-    for cached in caches:
+    files = (_python_files, read_hash, folder_hash, every_file, beside_code)
+    for cached in (*files, imported, loaded, recipes, words, installation):
         cached.cache_clear()
 
 

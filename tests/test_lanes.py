@@ -18,6 +18,10 @@ FILES = {
     "pyproject.toml": "",
     "constraints.txt": "",
     "docs/page.md": "",
+    "recipes/sums.toml": "",
+    "recipes/other.toml": "",
+    "src/sixfold/recipe/__init__.py": "",
+    "src/sixfold/recipe/find.py": "",
     "src/sixfold/__init__.py": "",
     "src/sixfold/a.py": "from .parts import (\n    left,\n    right,\n)\n",
     "src/sixfold/table.csv": "1",
@@ -35,7 +39,7 @@ FILES = {
     "src/sixfold.egg-info/SOURCES.txt": "",
     "tests/lanes.py": "sys.executable docs",
     "tests/conftest.py": (
-        'from tests import lanes\n@pytest.fixture(scope="session")\ndef shared(): ...'
+        'from tests import lanes  # docs\n@pytest.fixture(scope="session")\ndef shared(): ...'
     ),
     "tests/help.py": "import sixfold.parts.right",
     "tests/unit/conftest.py": "",
@@ -45,6 +49,8 @@ FILES = {
     "tests/unit/test_run.py": "import sixfold.run.assemble",
     "tests/unit/test_started.py": "sys.executable",
     "tests/unit/test_docs.py": "Path('docs')\ndef test_x(shared): ...",
+    "tests/unit/test_find.py": "from sixfold.recipe import find\nfind.find('sums')",
+    "tests/unit/test_shared.py": "def test_x(shared): ...",
     "tests/unit/test_lab.py": "main(['lab', 'list'])",
     "tests/cli/test_always.py": "",
 }
@@ -71,6 +77,9 @@ WHOLE = {"test_run.py", "test_started.py"}
 CHANGES = {
     "pyproject.toml": TESTS,
     "docs/page.md": {"test_docs.py"},
+    "recipes/sums.toml": {"test_find.py"},
+    "recipes/other.toml": set(),
+    "recipes/new.toml": {"test_find.py"},
     "src/sixfold/a.py": {"test_a.py"} | WHOLE,
     "src/sixfold/table.csv": {"test_a.py"} | WHOLE,
     "src/sixfold/parts/__init__.py": {"test_a.py"} | WHOLE,
@@ -82,7 +91,7 @@ CHANGES = {
     "src/sixfold_environments/maths.py": WHOLE,
     "src/sixfold_labs/a.py": {"test_lab.py"},
     "src/sixfold.egg-info/SOURCES.txt": set(),
-    "tests/conftest.py": {"test_docs.py"},
+    "tests/conftest.py": {"test_docs.py", "test_shared.py"},
     "tests/lanes.py": set(),
     "tests/help.py": {"test_a.py"},
     "tests/unit/conftest.py": TESTS,
@@ -95,8 +104,14 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_file_runs_again_when_something_that_it_tests_changes(name: str, project: Path) -> None:
     file = project / name
-    file.write_text((file.read_text() if file.is_file() else "") + "\n")
+    added = "[project]\n" if name == "pyproject.toml" else "\n"
+    file.write_text((file.read_text() if file.is_file() else "") + added)
     assert TESTS - {path.name for path in lanes.unchanged()} == CHANGES[name]
+
+
+def test_settings_of_mypy_are_nothing_that_a_test_depends_on(project: Path) -> None:
+    (project / "pyproject.toml").write_text("[tool.mypy]\nstrict = true\n")
+    assert {path.name for path in lanes.unchanged()} == TESTS
 
 
 def test_what_has_passed_stays_noted_when_other_files_fail(project: Path) -> None:
@@ -105,7 +120,7 @@ def test_what_has_passed_stays_noted_when_other_files_fail(project: Path) -> Non
     run = {f"tests/unit/{name}" for name in ("test_alone.py", "test_a.py")}
     lanes.note(found, run, {"tests/unit/test_a.py"}, every=False)
     assert {path.name for path in lanes.unchanged()} == {
-        *("test_alone.py", "test_docs.py", "test_lab.py")
+        *("test_alone.py", "test_docs.py", "test_find.py", "test_lab.py", "test_shared.py")
     }
 
 
