@@ -27,8 +27,9 @@ SRC = ROOT / "src"
 FILE = HERE / "lanes.json"
 SECONDS = HERE / "seconds.json"
 BUDGET = 300.0
-"""CPU seconds of tests in one daily lane, by the noted times. After a change of the core,
-two cores with AVX2 only take 8.5 min for the tests, and 11 with installation, types and style."""
+"""CPU seconds of tests in one daily lane, by the noted times. When every file has changed, two
+cores with AVX2 only take 11 min beside the check of types, and 2.5 min more for the installation.
+"""
 NOTED = 0.2
 """CPU seconds from which a test is noted by itself."""
 
@@ -47,8 +48,6 @@ BY_NAME = {
     r"tests/(environment|checks)/.*\.py": ("src/sixfold_environments", "src/sixfold/environment"),
 }
 """Files that load others by name, and folders with all that they may load."""
-FINDS_RECIPES = "src/sixfold/recipe/find.py"
-"""What loads shipped recipes by name: those whose names a test or what it imports has as a word."""
 MENTIONED = {
     r"\bdocs\b": "docs",
     r"\brecipes\b": "recipes",
@@ -107,23 +106,39 @@ def fingerprint(file: Path) -> str:
         files.update(beside_code(folder))
     digest = hashlib.sha256("".join(map(folder_hash, sorted(folders))).encode())
     digest.update(installation().encode())
-    if str(ROOT / FINDS_RECIPES) in found:
-        digest.update(" ".join(recipes()).encode())
-        files |= {file for name, file in recipes().items() if any(name in words(p) for p in found)}
+    digest.update(" ".join(recipes()).encode())
+    files |= named_recipes(found)
     for path in sorted(files):
         digest.update(path.removeprefix(str(ROOT)).encode() + read_hash(path))
     return digest.hexdigest()[:16]
 
 
+def named_recipes(paths: set[str]) -> set[str]:
+    """Files of the shipped recipes whose names these files have as a word, and of those that such a
+    recipe names in turn.
+    """
+    found: set[str] = set()
+    while paths:
+        said = frozenset[str]().union(*map(words, paths))
+        paths = {file for name, files in recipes().items() if name in said for file in files}
+        paths -= found
+        found |= paths
+    return found
+
+
 @cache
-def recipes() -> dict[str, str]:
-    """Files of shipped recipes by name."""
-    return {file.stem: str(file) for file in sorted((ROOT / "recipes").glob("*.*"))}
+def recipes() -> dict[str, list[str]]:
+    """Files of shipped recipes, and of folders beside them, by name."""
+    return {
+        entry.stem: [str(file) for file in every_file(f"recipes/{entry.name}")] or [str(entry)]
+        for entry in sorted((ROOT / "recipes").glob("*"))
+        if entry.name != "__pycache__"
+    }
 
 
 @cache
 def words(path: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", Path(path).read_text()))
+    return frozenset(re.findall(r"\w+", Path(path).read_text(errors="ignore")))
 
 
 @cache

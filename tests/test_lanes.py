@@ -18,10 +18,10 @@ FILES = {
     "pyproject.toml": "",
     "constraints.txt": "",
     "docs/page.md": "",
-    "recipes/sums.toml": "",
-    "recipes/other.toml": "",
-    "src/sixfold/recipe/__init__.py": "",
-    "src/sixfold/recipe/find.py": "",
+    "recipes/sums.toml": "helper.py",
+    "recipes/helper.py": "",
+    "recipes/products.toml": "",
+    "recipes/pieces/a.toml": "",
     "src/sixfold/__init__.py": "",
     "src/sixfold/a.py": "from .parts import (\n    left,\n    right,\n)\n",
     "src/sixfold/table.csv": "1",
@@ -49,7 +49,7 @@ FILES = {
     "tests/unit/test_run.py": "import sixfold.run.assemble",
     "tests/unit/test_started.py": "sys.executable",
     "tests/unit/test_docs.py": "Path('docs')\ndef test_x(shared): ...",
-    "tests/unit/test_find.py": "from sixfold.recipe import find\nfind.find('sums')",
+    "tests/unit/test_named.py": "train('sums')\nPath('pieces')",
     "tests/unit/test_shared.py": "def test_x(shared): ...",
     "tests/unit/test_lab.py": "main(['lab', 'list'])",
     "tests/cli/test_always.py": "",
@@ -77,9 +77,11 @@ WHOLE = {"test_run.py", "test_started.py"}
 CHANGES = {
     "pyproject.toml": TESTS,
     "docs/page.md": {"test_docs.py"},
-    "recipes/sums.toml": {"test_find.py"},
-    "recipes/other.toml": set(),
-    "recipes/new.toml": {"test_find.py"},
+    "recipes/sums.toml": {"test_named.py"},
+    "recipes/helper.py": {"test_named.py"},
+    "recipes/pieces/a.toml": {"test_named.py"},
+    "recipes/products.toml": set(),
+    "recipes/new.toml": TESTS,
     "src/sixfold/a.py": {"test_a.py"} | WHOLE,
     "src/sixfold/table.csv": {"test_a.py"} | WHOLE,
     "src/sixfold/parts/__init__.py": {"test_a.py"} | WHOLE,
@@ -120,7 +122,7 @@ def test_what_has_passed_stays_noted_when_other_files_fail(project: Path) -> Non
     run = {f"tests/unit/{name}" for name in ("test_alone.py", "test_a.py")}
     lanes.note(found, run, {"tests/unit/test_a.py"}, every=False)
     assert {path.name for path in lanes.unchanged()} == {
-        *("test_alone.py", "test_docs.py", "test_find.py", "test_lab.py", "test_shared.py")
+        *("test_alone.py", "test_docs.py", "test_named.py", "test_lab.py", "test_shared.py")
     }
 
 
