@@ -9,6 +9,7 @@ from dataclasses import replace
 from sixfold.checks.scorer import together
 from sixfold.environment.base import Scorer
 from sixfold.errors import UserError, nearest
+from sixfold.recipe.reward_models import listed_models
 from sixfold.recipe.schema import SampleConfig
 from sixfold.rollout.base import Choose
 from sixfold.run.assemble import Assembly
@@ -96,6 +97,11 @@ class SearchRollout:
         if row.scores == "nothing" and search.scorer:
             raise UserError(
                 f"sample.search.scorer has no effect: the method {search.method} needs no scores"
+            )
+        if (count := len(listed_models(search.scorer))) > 2:
+            raise UserError(
+                f"sample.search.scorer names {count} models. One is a reward model; two are a"
+                " policy and its reference"
             )
         if "expand" not in row.reads and search.steps and not search.scorer:
             raise UserError(f"sample.search.steps has no effect on {search.method}")

@@ -10,6 +10,7 @@ import torch
 from sixfold.checkpoint.model_source import is_reward_model, model_folder
 from sixfold.checks.environment import Environment
 from sixfold.recipe.adapter_folder import folder_hash
+from sixfold.recipe.reward_models import listed_models
 from sixfold.recipe.schema import EnvironmentConfig, ProcessScoringConfig, RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.reward import load_scorers
@@ -55,7 +56,7 @@ def scorer_folders(scorer: str) -> str:
     Raises:
         UserError: if there is no such model.
     """
-    paths = scorer.split(",")
+    paths = listed_models(scorer)
     one = len(paths) == 1
     return ",".join(model_folder(path, "--scorer", reward_model=one) for path in paths)
 

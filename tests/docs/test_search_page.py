@@ -32,8 +32,11 @@ def test_the_program_votes(
 
 def test_expert_iteration_is_two_stages_after_those_of_the_recipe() -> None:
     (stages,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    files = (ROOT / "recipes" / "prm_search.toml", ROOT / "benchmarks" / "step_judge.toml")
-    text = "".join(file.read_text() for file in files) + stages
-    *_, found, expert = parse_staged(text, "docs/search.md").stages
-    assert [name for _, name in found.inputs] == ["sft", "judge"]
+    recipe = (ROOT / "recipes" / "prm_search.toml").read_text()
+    *_, found, expert = parse_staged(recipe + stages, "docs/search.md").stages
+    assert [name for _, name in found.inputs] == ["sft", "implicit", "sft"]
     assert [name for _, name in expert.inputs] == ["sft", "found"]
+    measured = (ROOT / "benchmarks" / "expert_iteration.toml").read_text()
+    *_, beams, same, _, _ = parse_staged(recipe + measured, "expert_iteration.toml").stages
+    assert beams.recipe.sample.search == found.recipe.sample.search
+    assert same.recipe == expert.recipe.with_settings({"sft.learning_rate": 2e-4, "sft.tasks": 0})

@@ -11,6 +11,7 @@ from sixfold.recipe.toml import load_recipe
 
 MODEL = "--environment.rewards=prm:X"
 HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
+SEARCH = ("--sample.search.method=best_of_n", "--sample.search.scorer=judge")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,9 @@ HALF, LORA = "--run.precision=bfloat16", "--model.lora.rank=4"
         (["--environment.prm.ends=newlin"], "environment.prm.ends", "Did you mean 'newline'"),
         ([MODEL, "--environment.prm.beta=0.2"], "environment.prm.beta", "POLICY,REFERENCE"),
         (["--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
+        (["--environment.prm.ends=newline"], "environment.prm.ends", "Add prm:PATH"),
+        ([*SEARCH, "--environment.prm.beta=0.2"], "environment.prm.beta", "'prm:judge'"),
+        ([*SEARCH, "--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
         ([MODEL, "--environment.agent.command=x"], "environment.agent", "Remove one of them"),
         ([MODEL, "--data.prompt_form=rendered"], "data.prompt_form", "convention = 'sixfold'"),
     ],
@@ -53,3 +57,4 @@ def test_settings_that_fit_together_are_accepted() -> None:
     flags = [HALF, "--trainer.weights=bfloat16", "--trainer.rounding=stochastic"]
     flags += ["--reference.precision=bfloat16", "--reference.offload=true"]
     make_plan(load_recipe("demo", ["--algorithm.beta=0.1", *flags]))
+    make_plan(load_recipe("demo", [*SEARCH, "--environment.prm.ends=newline"]))

@@ -123,6 +123,40 @@ def test_another_model_in_the_scorers_folder_is_refused(judged: Path, tmp_path: 
         train_stages(staged, resume=tmp_path / "p")
 
 
+PAIR = """
+[[stages]]
+kind = "sft"
+name = "start"
+sft.steps = 1
+
+[[stages]]
+kind = "sft"
+name = "better"
+sft.steps = 4
+"""
+IMPLICIT = "stage:better, stage:start"
+
+
+@pytest.mark.slow
+def test_a_policy_and_its_reference_lead_the_search(tmp_path: Path) -> None:
+    """Both models read every candidate. A beta below all differences leaves the scores at 1/2."""
+    chosen = []
+    for name, beta in (("plain", 10.0), ("flat", 1e-30), ("none", 10.0)):
+        (place := tmp_path / name).mkdir()
+        text = f"{PAIR}{FOUND}sample.keep = 'reward'\nsample.threshold = 0.0\n"
+        text = text + f"environment.prm.beta = {beta}\nenvironment.prm.ends = 'every:1'\n"
+        scorer = IMPLICIT if name != "none" else "stage:start,stage:start"
+        assert train_stages(recipe(place, text, scorer=scorer)) == 0
+        made = result(place / "p")["found"]
+        assert made["inputs"].keys() == {"better", "start"}
+        logged = made["metrics"]
+        scored = [line["search/scored_tokens"] for line in logged]
+        assert all(tokens % 2 == 0 < tokens for tokens in scored)
+        chosen.append([row["completion"] for row in rows(place / "p")])
+    plain, flat, none = chosen
+    assert plain != flat == none
+
+
 MISTAKES = {
     "beams": (FOUND, "sample.search.method = 'beams': unknown. Did you mean 'beam'"),
     "beam": (
@@ -141,6 +175,18 @@ MISTAKES = {
     "budget_forcing": (
         FOUND.replace('sample.search.scorer = "SCORER"', ""),
         "sample.samples has no effect on budget_forcing",
+    ),
+    "weighted": (
+        PAIR + FOUND.replace("SCORER", f"{IMPLICIT},stage:start"),
+        "sample.search.scorer names 3 models. One is a reward model; two are",
+    ),
+    "diverse_beam": (
+        PAIR + SOLUTIONS + FOUND.replace("SCORER", "stage:judge,stage:start"),
+        "'stage:judge': that stage makes a reward_model, and this setting takes a model",
+    ),
+    "best_of_n": (
+        PAIR + FOUND.replace("SCORER", "stage:better"),
+        "'stage:better': that stage makes a model, and this setting takes a reward_model",
     ),
     "": (FOUND, "sample.search.scorer has no effect without sample.search.method"),
     "regenerate": (

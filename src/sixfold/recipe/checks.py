@@ -82,7 +82,7 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     lora = 0 if recipe.samples_apart else rank
     _check_eval(recipe.eval)
     _check_prm(recipe.prm, recipe.environment.prm, recipe.sample.label_ends)
-    _check_prm_rewards(recipe.environment, recipe.data)
+    _check_prm_rewards(recipe.environment, recipe.data, recipe.sample.search.scorer)
     _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe.eval, recipe.data)
     _check_evaluated("run.patience", recipe.run.patience, recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
@@ -398,24 +398,31 @@ def _check_prm(training: PrmConfig, scoring: ProcessScoringConfig, labels: str) 
         )
 
 
-def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig) -> None:
-    """Refuse process reward models where they cannot score, and their settings without one."""
+def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, scorer: str) -> None:
+    """Refuse process reward models where they cannot score, and their settings without one.
+
+    Args:
+        scorer: of the search of a sample stage. It is read as such a reward, but for its credit.
+    """
     own = config.prm
     used = [name for name in config.rewards if name.startswith(PRM)]
+    judges = [*used, *[PRM + scorer] * bool(scorer)]
     if not used:
         for key, default in ProcessScoringConfig():
-            if (value := getattr(own, key)) != default:
+            of_credit = key in ("credit", "temperature")
+            if (value := getattr(own, key)) != default and (of_credit or not scorer):
                 raise UserError(
                     f"environment.prm.{key} = {toml_literal(value)} has no effect without a process"
                     " reward model among environment.rewards. Add prm:PATH, or remove it"
                 )
-        return
-    if own.beta != ProcessScoringConfig().beta and not any(map(is_implicit, used)):
+    if own.beta != ProcessScoringConfig().beta and judges and not any(map(is_implicit, judges)):
         raise UserError(
-            f"environment.prm.beta = {own.beta:g} has no effect on '{used[0]}', which is no"
+            f"environment.prm.beta = {own.beta:g} has no effect on '{judges[0]}', which is no"
             " implicit process reward model. Name a policy and its reference,"
             " prm:POLICY,REFERENCE, or remove it"
         )
+    if not used:
+        return
     if config.several_turns:
         raise UserError(
             f"environment.rewards = ['{used[0]}'] scores the steps of one reply, and"

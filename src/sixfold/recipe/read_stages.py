@@ -18,13 +18,14 @@ from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import READ_BY, check_reference, check_sampled, resolve_losses
-from .reward_models import PRM, is_implicit, reward_model_paths
+from .reward_models import PRM, is_implicit, listed_models, reward_model_paths
 from .schema import NAME, LoraConfig, SampleConfig, SourceConfig
 from .settled import settled
 from .stages import (
     ACCEPTS,
     KINDS,
     REFERENCE,
+    SCORER,
     STAGES,
     Kind,
     Stage,
@@ -471,12 +472,11 @@ def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:
     """
     made = {other.name: other.row.makes for other in earlier}
     rewards = stage.recipe.environment.rewards
-    pairs = {
-        ("environment.rewards", path.removeprefix(REFERENCE))
-        for reward in rewards
-        if is_implicit(reward)
-        for path in reward_model_paths(reward)
-    }
+    scorer = stage.recipe.sample.search.scorer
+    implicit = [("environment.rewards", reward_model_paths(r)) for r in rewards if is_implicit(r)]
+    if len(listed := listed_models(scorer)) == 2:
+        implicit.append((SCORER, listed))
+    pairs = {(key, path.removeprefix(REFERENCE)) for key, paths in implicit for path in paths}
     for key, name in stage.inputs:
         said = f"{where}: {key} = '{REFERENCE}{name}'"
         if key not in ACCEPTS:

@@ -19,7 +19,12 @@ def reward_model_paths(name: str) -> list[str]:
     """Paths, or names of stages, of the reward models that a reward names. [] for other rewards."""
     if not name.startswith((PREFIX, STAGE, PRM)):
         return []
-    return [path.strip() for path in name.removeprefix(PREFIX).removeprefix(PRM).split(",")]
+    return listed_models(name.removeprefix(PREFIX).removeprefix(PRM))
+
+
+def listed_models(text: str) -> list[str]:
+    """Paths, or names of stages, between commas."""
+    return [path.strip() for path in text.split(",")]
 
 
 def is_address(path: str) -> bool:

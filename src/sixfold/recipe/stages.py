@@ -21,7 +21,7 @@ from ..plugins import Registered
 from .distill import DISTILL
 from .dump import dump_recipe, flat, toml_literal
 from .online import ONLINE
-from .reward_models import reward_model_paths, with_paths
+from .reward_models import listed_models, reward_model_paths, with_paths
 from .schema import DataConfig, ModelConfig, Recipe
 
 STAGES = "stages"
@@ -129,7 +129,7 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 
 
 def ignores(kind: str, section: str) -> bool:
-    """True if stages of a kind never read a section. False for kinds of packages: not known."""
+    """True if stages of a kind never read a section. What a package's kind reads is not known."""
     if kind not in KINDS:
         return False
     if section in ("algorithm", "critic"):
@@ -154,6 +154,9 @@ def kind_row(name: str) -> Kind:
     return KINDS[name] if name in KINDS else OTHER_KINDS.row(name)
 
 
+SCORER = "sample.search.scorer"
+"""A reward model, or a policy and its reference with a comma between them."""
+
 ACCEPTS: Mapping[str, Made] = {
     "model.path": "model",
     "reference.path": "model",
@@ -161,7 +164,7 @@ ACCEPTS: Mapping[str, Made] = {
     "data.heldout_split": "dataset",
     "data.sources": "dataset",
     "sample.mix": "dataset",
-    "sample.search.scorer": "reward_model",
+    SCORER: "reward_model",
     "environment.rewards": "reward_model",
 }
 """Setting that may name a stage -> what that stage has to make."""
@@ -223,12 +226,13 @@ class Stage:
         values: dict[str, object] = {
             key: path(value)
             for key, value in flat(self.recipe).items()
-            if isinstance(value, str) and value.startswith(REFERENCE)
+            if isinstance(value, str) and value.startswith(REFERENCE) and key != SCORER
         }
         for key in _TABLES:
             section, _, name = key.partition(".")
             tables = getattr(getattr(self.recipe, section), name)
             values[key] = tuple(t.model_copy(update={"source": path(t.source)}) for t in tables)
+        values[SCORER] = ",".join(map(path, listed_models(self.recipe.sample.search.scorer)))
         rewards = self.recipe.environment.rewards
         values[_REWARDS] = tuple(with_paths(reward, path) for reward in rewards)
         return self.recipe.with_settings(values)
@@ -401,4 +405,6 @@ def _texts(key: str, value: Any) -> list[str]:
         return [table["source"] for table in value]
     if key == _REWARDS:
         return [path for name in value for path in reward_model_paths(name)]
+    if key == SCORER:
+        return listed_models(value)
     return [value] if isinstance(value, str) else []

@@ -37,7 +37,8 @@ class SampleSearchConfig(Section):
     scorer: str = knob(
         "",
         "reward model that scores completions or their steps: stage:NAME, a folder or a hub id;"
-        " or verifier, the recipe's own. Needed by methods that score",
+        " POLICY,REFERENCE, an implicit one; or verifier, the recipe's own. Needed by methods that"
+        " score",
     )
     budget: int = knob(0, "most model tokens of the search of one task (0: no limit)", ge=0)
     steps: str = knob(
