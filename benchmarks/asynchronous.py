@@ -1,13 +1,12 @@
 """Steps per minute and held-out accuracy of a run ahead of its trainer, by the bound of staleness.
 
-    python benchmarks/asynchronous.py [--bounds 0,1,2,4] [--seeds 5] [--steps 40] [--check 2]
+    python benchmarks/asynchronous.py [--bounds 0,1,2,4] [--seeds 5] [--corrections truncated]
 
 The demo's sums, with a verifier that takes `--check` seconds (`slow_checks.py`). Every seed has one
 SFT of the demo, and all its runs start from that model: each bound as it is, and each bound above 0
-with `algorithm.correction = truncated`. Runs follow one another, each in a process of its own with
-one CPU thread for the trainer and one for the sampler. Steps per minute are those after the first
-WARM_UP. The table has means over the seeds, and the 95 % interval of held-out accuracy over all
-their tasks.
+with each of `--corrections`. Runs follow one another, each in a process of its own with one CPU
+thread for the trainer and one for the sampler. Steps per minute are those after the first WARM_UP.
+The table has means over the seeds, and the 95 % interval of held-out accuracy over all their tasks.
 """
 
 from __future__ import annotations
@@ -94,10 +93,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--check", type=float, default=2.0, help="seconds of a check")
+    parser.add_argument("--corrections", default="truncated", help="algorithm.correction, by comma")
     options = parser.parse_args()
     os.environ["SLOW_CHECK_S"] = str(options.check)
     bounds = [int(bound) for bound in options.bounds.split(",")]
-    kinds = [(b, c) for b in bounds for c in (("",) if b == 0 else ("", "truncated"))]
+    corrections = ["", *filter(None, options.corrections.split(","))]
+    kinds = [(b, c) for b in bounds for c in (corrections if b else [""])]
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -19,7 +19,7 @@ from sixfold.recipe.memory import memory_of
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.rank_checks import check_ranks
 from sixfold.recipe.schema import Recipe
-from sixfold.sizing.held import Part, held_parts, holdings
+from sixfold.sizing.held import LOWERED, WEIGHTS, Part, held_parts, holdings
 from sixfold.sizing.kv_cache import HEADROOM
 from sixfold.sizing.memory import CACHE, MemoryPlan
 
@@ -30,7 +30,7 @@ from .planned_work import Inputs
 from .planner import colocated_sync, learning_seconds, weight_sync
 from .samplers import sampling_seconds
 from .step_time import PhaseSeconds, StepTime, step_time
-from .topologies import OWN, TOPOLOGIES, VLLM, Settings, Split, Topology
+from .topologies import OWN, PROCESS, TOPOLOGIES, VLLM, Settings, Split, Topology
 from .train_time import Layout
 
 ALONE: Settings = {
@@ -333,6 +333,8 @@ class Search:
         memory = self._memory(alone, 1)
         each, least, sequence = memory.cache_token, memory.cache_least, float(memory.sequence)
         parts = [part for part in memory.parts if part.name in OF_ENGINE]
+        if engine == PROCESS:
+            parts = self._lowered(parts)
         if engine == VLLM:
             width = self._inputs.plan.recipe.run.product_bytes
             weights = width * self._size.parameters // split.tensor
@@ -349,6 +351,18 @@ class Search:
         tokens = max(tokens, -(-least // BLOCK) * BLOCK)
         cached = Part(CACHE, tokens * each, f"{tokens:,} tokens")
         return Need(held + cached.size, (*parts, cached), tokens, int(tokens // sequence))
+
+    def _lowered(self, parts: list[Part]) -> list[Part]:
+        """Parts of a process that samples: in bfloat16 it stores matrices in bfloat16 alone."""
+        size, recipe = self._size, self._inputs.plan.recipe
+        if recipe.run.product_bytes > LOWERED or recipe.model.lora.rank:
+            return parts
+        rest = size.parameters - size.table
+        says = f"2 bytes each for {rest:,} parameters, bfloat16; 4 for the others"
+        weights = Part("weights", LOWERED * rest + WEIGHTS * size.table, says)
+        head = Part("engine's weights", LOWERED * size.table, "2 bytes each: the table as the head")
+        others = [part for part in parts if part.name not in (weights.name, head.name)]
+        return [weights, *[head] * size.tied, *others]
 
     def _held_bytes(self, ranks: int, resorts: tuple[tuple[str, object], ...], own: bool) -> int:
         """Bytes that a device that trains holds whatever a micro-batch needs."""

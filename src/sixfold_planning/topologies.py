@@ -102,10 +102,10 @@ TOPOLOGIES = (
         lambda split: {
             "placement.kind": "processes",
             "placement.samplers": split.samplers // split.ranks,
+            "placement.devices": ",".join(str(split.ranks + n) for n in range(split.samplers)),
         },
         most=64,
         ahead=True,
-        missing="Sixfold starts the processes of a rank on its GPU, not on GPUs of their own",
     ),
     Topology("vLLM", VLLM, _vllm, ranks=(1, 1)),
     Topology(

@@ -114,6 +114,29 @@ def test_a_decode_step_casts_no_parameter(
     assert counts[1] > 3 * head, "what this test would see: the oracle casts"
 
 
+@pytest.mark.mostly_slow(2)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_process_that_only_samples_keeps_matrices_in_the_lower_dtype_alone(
+    name: str, tiny: Callable[[str], PreTrainedModel]
+) -> None:
+    """Also with new weights, which arrive in float32."""
+    model = own(name)
+    model.load_state_dict(tiny(name).state_dict())
+    body = CausalLM(model)
+    body.keep_only(BF16)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    small = {id(p) for p in model.parameters() if p.dtype == BF16}
+    linears = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    assert linears - tables <= small and not small & tables
+    engine, new = Engine(body, kv_tokens=800, autocast=BF16), own(name)
+    assert draw(engine) == draw(Engine(AsItIs(tiny(name)), kv_tokens=800, autocast=BF16))
+    with torch.no_grad():
+        for p in new.parameters():
+            p.mul_(1.5)
+    engine.load_weights(new.state_dict(), 1)
+    assert draw(engine) == draw(Engine(AsItIs(new), kv_tokens=800, autocast=BF16))
+
+
 @pytest.mark.slow
 def test_new_weights_are_detected_for_every_writer(tiny: Callable[[str], PreTrainedModel]) -> None:
     model = own("qwen3")

@@ -77,9 +77,8 @@ def test_no_other_colocated_settings_fit_and_are_faster() -> None:
 
 
 def test_every_split_and_staleness_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of several ranks, as if Sixfold had them: sums by hand over a small grid."""
-    monkeypatch.setattr(solver, "check_ranks", lambda *given: None)
-    monkeypatch.setattr(solver, "TOPOLOGIES", (replace(ROWS["processes"], missing=""),))
+    """Processes of several ranks: sums by hand over a small grid."""
+    monkeypatch.setattr(solver, "TOPOLOGIES", (ROWS["processes"],))
     found = search("8xH100", *SEVEN)
     best = found.found[0]
     assert best.runs and best.topology.engine == PROCESS
@@ -150,6 +149,7 @@ TARGETS = [
     ("1xH100", ("7B",)),
     ("2xH200", ("14B",)),
     ("2xRTX 4090", ("Qwen2.5-1.5B", "--rollout.staleness", "1")),
+    ("16xH100", ("gsm8k", "--model.path", "Qwen/Qwen2.5-32B-Instruct")),
 ]
 
 
@@ -162,7 +162,10 @@ def test_the_lines_are_accepted_and_fit(
     record = json.loads(capsys.readouterr().out)
     lines, ranks = in_table(record["toml"]), record["candidates"][0]["training_devices"]
     assert lines == record["settings"] and toml_tables(lines) == record["toml"]
-    assert f"--nproc-per-node {ranks} " in record["command"] or ranks == 1
+    count = parse_cluster(gpus).count
+    machine = min(8, count)  # devices of one
+    each = ranks * machine // count
+    assert f"--nproc-per-node {each} " in record["command"] or ranks == 1
     given = dict(zip(words[1::2], words[2::2], strict=True))
     given |= dict(zip(flags_of(lines)[::2], flags_of(lines)[1::2], strict=True))
     flags = [word for pair in given.items() for word in pair]
@@ -171,6 +174,9 @@ def test_the_lines_are_accepted_and_fit(
     memory = memory_of(plan, ranks)
     total = round(parse_cluster(gpus).device.memory_gb * 1e9)
     assert memory is not None and memory.cache_that_fits(total) is not None
+    if "placement.devices" in lines:  # the first machine's, after its trainers' GPUs
+        numbers = list(map(int, lines["placement.devices"].split(",")))
+        assert numbers == list(range(machine))[each:]
     if not any("lora" in key for key in lines):  # the same lines at toy size
         toy = load_recipe("demo", [*flags_of(lines), "--run.precision", plan.recipe.run.precision])
         assert possible(toy, ranks)
@@ -188,14 +194,20 @@ def test_a_tie_has_the_fewest_lines() -> None:
 
 
 def test_memory_of_samplers_by_hand() -> None:
-    """Qwen2.5-32B: parameters in float32 and bfloat16 in a process, or in bfloat16 in vLLM."""
+    """Qwen2.5-32B: matrices in bfloat16 in a process, all parameters in bfloat16 in vLLM."""
     found = search("16xH100", "gsm8k", "--model.path", "Qwen/Qwen2.5-32B-Instruct")
     size = found._size
     n, logits = size.parameters, 3 * 4 * 256 * size.vocabulary
     token = 2 * 64 * size.keys * 2  # layers, bytes
     process = found._sampler(PROCESS, Split(2, 4, 4, 1), {})
-    least = 4 * n + 2 * (n - size.table) + logits + 1024 * token
-    assert process.size == least and process.tokens == 1024
+    held = 2 * (n - size.table) + 4 * size.table + logits
+    fitting = (found.room - held) // token // 128 * 128
+    assert process.size == held + fitting * token <= found.room
+    assert process.tokens == fitting < 256 * 1024
+    tied = search("1xH100", *SEVEN[:2], "Qwen/Qwen2.5-0.5B-Instruct")
+    need, size = tied._sampler(PROCESS, Split(1, 1, 1, 1), {}), tied._size
+    weights = sum(part.size for part in need.parts if "weights" in part.name)
+    assert size.tied and weights == 2 * size.parameters + 4 * size.table
     for tensor in (1, 2, 4):
         need = found._sampler(VLLM, Split(2, 4, 1, tensor), {})
         weights = 2 * n // tensor + 2 * 10**9
@@ -250,19 +262,14 @@ def test_prompts_of_a_sampler() -> None:
 
 @pytest.mark.nightly
 def test_a_row_of_the_table_is_all_that_a_capability_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """32B on 16 and 70B on 64 fit with samplers that ranks share. Until then they say so."""
-    for gpus, words in (
-        ("16xH100", ("gsm8k", "--model.path", "Qwen/Qwen2.5-32B-Instruct")),
-        ("64xH100", ("70B",)),
-    ):
-        with monkeypatch.context() as patch:
-            found = search(gpus, *words).found
-            assert not any(one.runs for one in found)
-            assert found[0].topology.name == "vLLM shared" and found[0].excess <= 0
-            assert found[0].refused == (ROWS["vLLM shared"].missing,)
-            rows = (ROWS["colocated"], replace(ROWS["vLLM shared"], missing=""))
-            patch.setattr(solver, "TOPOLOGIES", rows)
-            assert search(gpus, *words).found[0].runs
+    """70B on 64 fits with samplers that ranks share. Until then it says so."""
+    found = search("64xH100", "70B").found
+    assert not any(one.runs for one in found)
+    assert found[0].topology.name == "vLLM shared" and found[0].excess <= 0
+    assert found[0].refused == (ROWS["vLLM shared"].missing,)
+    rows = (ROWS["colocated"], replace(ROWS["vLLM shared"], missing=""))
+    monkeypatch.setattr(solver, "TOPOLOGIES", rows)
+    assert search("64xH100", "70B").found[0].runs
 
 
 def test_without_a_fit_the_reason_is_named(capsys: pytest.CaptureFixture[str]) -> None:

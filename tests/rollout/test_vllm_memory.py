@@ -15,7 +15,8 @@ import torch
 from vllm_processes import ARGUMENTS, load, use_fake, weights
 
 import sixfold.run.remote_engine
-from sixfold.backends.vllm_memory import CONTEXT, memory_share, visible_devices
+from sixfold.backends.visible_gpus import visible_devices
+from sixfold.backends.vllm_memory import CONTEXT, memory_share
 from sixfold.backends.vllm_process import VllmProcess, vllm_config
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
@@ -77,12 +78,12 @@ def test_memory_that_training_needs_later_counts() -> None:
 def test_gpus_are_numbered_as_the_trainer_sees_them(
     devices: str, policy: str, visible: str | None, expected: str | None
 ) -> None:
-    assert visible_devices(devices, policy, visible) == expected
+    assert visible_devices(devices, policy, visible, "x") == expected
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"rollout\.backend\.devices = '2'") as caught:
-        visible_devices("2", "cuda:0", "4,6")
+        visible_devices("2", "cuda:0", "4,6", "rollout.backend.devices")
     assert "there are 2 GPUs" in str(caught.value)
 
 

@@ -21,6 +21,7 @@ class SamplerProcess:
         setup: its first request: the engine that it builds.
         threads: its CPU threads.
         silence_s: longest time without a heartbeat, in seconds.
+        gpus: CUDA_VISIBLE_DEVICES of the process. None: those of this one.
 
     Attributes:
         given: the file with its weights. None before the first `swap`.
@@ -29,7 +30,13 @@ class SamplerProcess:
     """
 
     def __init__(
-        self, number: int, program: str, setup: object, threads: int, silence_s: float
+        self,
+        number: int,
+        program: str,
+        setup: object,
+        threads: int,
+        silence_s: float,
+        gpus: str | None = None,
     ) -> None:
         self.given: str | None = None
         self._staged: str | None = None
@@ -38,7 +45,10 @@ class SamplerProcess:
         self._silence_s = silence_s
         self.child = Child(
             program,
-            environment={"OMP_NUM_THREADS": str(threads)},
+            environment={
+                "OMP_NUM_THREADS": str(threads),
+                **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}),
+            },
             keeps_output=True,
         )
         self._setup: bytes | None = pickle.dumps(setup)

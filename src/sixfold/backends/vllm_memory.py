@@ -40,31 +40,3 @@ def memory_share(free: int, total: int, weights: int, kv: int, training: int) ->
             " rollout.backend.sleep = true, or lower engine.max_running or rollout.max_new_tokens"
         )
     return share
-
-
-def visible_devices(devices: str, policy: str, visible: str | None) -> str | None:
-    """CUDA_VISIBLE_DEVICES of the vLLM process; None to leave it unchanged.
-
-    Args:
-        devices: `rollout.backend.devices`, GPU numbers as this process counts them; empty for the
-            GPU of the policy.
-        policy: device of the policy: cpu, cuda or cuda:N.
-        visible: CUDA_VISIBLE_DEVICES of this process, which renumbers GPUs; None if it is not set.
-
-    Raises:
-        UserError: this process has no GPU with one of the numbers.
-    """
-    number = policy.partition(":")[2]
-    wanted = devices or number
-    if not wanted:
-        return None
-    if visible is None:
-        return wanted
-    there = [name.strip() for name in visible.split(",") if name.strip()]
-    try:
-        return ",".join(there[int(n)] for n in wanted.split(","))
-    except IndexError:
-        raise UserError(
-            f"rollout.backend.devices = '{devices}': with CUDA_VISIBLE_DEVICES = '{visible}'"
-            f" there are {len(there)} GPUs, numbered from 0. Use their numbers"
-        ) from None

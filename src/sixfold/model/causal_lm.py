@@ -20,7 +20,7 @@ from .fused_decoder import fused_decoder
 from .graph_validity import GraphFingerprint
 from .head import LogitFinish, head_product
 from .lora import added
-from .lowered import LoweredBody
+from .lowered import LoweredBody, lower_weights
 
 
 def hidden_states(
@@ -112,6 +112,10 @@ class CausalLM:
         if dtype not in self._lowered:
             self._lowered[dtype] = LoweredBody(self, _halves, _probe_logits, dtype)
         return self._lowered[dtype]
+
+    def keep_only(self, dtype: torch.dtype) -> None:
+        """Store the weights of matrix products in autocast's dtype alone (`lower_weights`)."""
+        lower_weights(self, _probe_logits, dtype)
 
     def graph_fingerprint(self) -> tuple[object, ...] | None:
         """As `Body.graph_fingerprint` (see `graph_validity.py`).

@@ -118,6 +118,30 @@ class LoweredBody:
         return torch.autocast(device, self._dtype, cache_enabled=False)
 
 
+@torch.no_grad()
+def lower_weights(
+    model: ModuleBody, probe: Callable[[ModuleBody], Tensor], dtype: torch.dtype
+) -> None:
+    """Store the weights that autocast would cast in its dtype, in place.
+
+    For a process that only samples: under autocast, the results are bitwise those of float32
+    weights. Tables of embeddings stay as they are, also if they are the head's weight.
+
+    Args:
+        probe: runs body and head once on a few tokens and returns the logits.
+    """
+    parts = list(model.module.modules())
+    tables = {id(p) for part in parts if isinstance(part, nn.Embedding) for p in part.parameters()}
+    reads = _Reads(model.module, dtype)
+    device = next(model.module.parameters()).device.type
+    with torch.autocast(device, dtype, cache_enabled=False), reads:
+        probe(model)
+    for part in parts:
+        for p in part._parameters.values():
+            if p is not None and id(p) not in tables and reads.lowers(part, p):
+                p.data = p.data.to(dtype)
+
+
 def _lowered_slots(module: nn.Module, twin: nn.Module, reads: _Reads) -> Iterator[Slot]:
     """Replace each weight that autocast casts with an empty parameter of the lower dtype.
 

@@ -346,6 +346,8 @@ def check_placement(recipe: Recipe, method: Method) -> None:
     ahead: list[Needed] = []
     if isinstance(recipe.placement, RayPlacement):
         _check_ray(recipe.placement)
+    if isinstance(recipe.placement, ProcessPlacement):
+        _check_sampler_gpus(recipe.placement, backend)
     if not rollout.staleness and rollout.window != RolloutConfig().window:
         raise UserError(
             f"rollout.window = {rollout.window:g} has no effect with rollout.staleness = 0. Remove"
@@ -370,6 +372,21 @@ def check_placement(recipe: Recipe, method: Method) -> None:
                     f"{where} does not work with {key} = {toml_literal(value)}: {why}. Set {key} ="
                     f" {toml_literal(only)}, or remove {where.partition(' ')[0]}"
                 )
+
+
+def _check_sampler_gpus(placement: ProcessPlacement, backend: str) -> None:
+    """Refuse a list of GPUs that is not for these processes, or has no whole share per rank."""
+    said, listed = f"placement.devices = '{placement.devices}'", placement.devices.split(",")
+    if placement.devices and backend != "engine":
+        raise UserError(
+            f"{said} is for the embedded engine, and rollout.backend.kind = '{backend}'. Remove it,"
+            " or list the GPUs of vLLM in rollout.backend.devices"
+        )
+    if placement.devices and len(listed) % placement.samplers:
+        raise UserError(
+            f"{said} lists {len(listed)} GPUs, which is no multiple of placement.samplers ="
+            f" {placement.samplers}: list as many for each rank of a machine"
+        )
 
 
 def _check_ray(placement: RayPlacement) -> None:

@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig
 from ..backends.samplers import Samplers
 from ..backends.sglang_server import SglangServer
 from ..backends.sixfold_server import SixfoldServer
-from ..backends.vllm_memory import memory_share, visible_devices
+from ..backends.visible_gpus import visible_devices
+from ..backends.vllm_memory import memory_share
 from ..backends.vllm_process import VllmProcess, published, vllm_config
 from ..backends.weight_files import model_folder
 from ..errors import UserError
@@ -208,7 +209,7 @@ def _vllm_process(
         renderer,
         backend.python,
         threads,
-        visible_devices(own.devices, device, visible),
+        visible_devices(own.devices, device, visible, "rollout.backend.devices"),
         backend.sleep,
     )
 

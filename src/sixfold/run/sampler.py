@@ -94,7 +94,7 @@ def engine_and_sync(
             if not tokens and policy.model.device.type != "cpu":
                 raise UserError(
                     f"placement.kind = '{recipe.placement.kind}' on a GPU needs engine.kv_tokens:"
-                    " the processes share its memory, and each holds the weights once more"
+                    " each process holds the weights once more, and may share a GPU with others"
                 )
             tokens = tokens or kv_tokens(recipe, policy, longest, notes, None)
             settings = elsewhere, recipe.engine, tokens, policy, renderer, autocast, silence_s

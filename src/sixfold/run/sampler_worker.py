@@ -85,10 +85,11 @@ class Setup:
         copy_buffers(model, self.buffers)
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(self.dtypes[name])
+        body = CausalLM(model)
+        if self.autocast and self.device != "cpu":  # kernels of the CPU read float32
+            body.keep_only(self.autocast)
         model.to(self.device)  # type: ignore[arg-type]
-        engine = embedded_engine(
-            CausalLM(model), self.engine, self.kv_tokens, self.autocast, self.speculation
-        )
+        engine = embedded_engine(body, self.engine, self.kv_tokens, self.autocast, self.speculation)
         return EngineGenerator(
             engine, self.renderer, deadline=Deadline("the engine", self.silence_s)
         )

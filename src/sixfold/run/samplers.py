@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..backends.sampler_process import SamplerProcess
 from ..backends.samplers import Publish, Sampler, Samplers, Start
+from ..backends.visible_gpus import visible_devices
 from ..backends.weight_deltas import WeightFiles
 from ..engine.speculative import Speculation
 from ..errors import UserError
@@ -59,7 +60,8 @@ def start_samplers(
 
     Raises:
         EngineLost: if a process does not start.
-        UserError: if the Ray cluster is not there or has too few resources.
+        UserError: if the Ray cluster is not there or has too few resources, or placement.devices
+            lists other GPUs than the machine has, or too few or too many.
     """
     model, own = policy.plain, engine.speculation
     speculation = None
@@ -81,18 +83,53 @@ def start_samplers(
     if isinstance(placement, RayPlacement) and ranks.size == 1:
         parts = _on_ray(placement, setup, ending)
     else:
-        whole_every = placement.whole_every if isinstance(placement, ProcessPlacement) else 1
-        parts = _here(setup, WeightFiles(4 * model.num_parameters(), whole_every), ranks)
+        whole_every, devices = 1, ""
+        if isinstance(placement, ProcessPlacement):
+            whole_every, devices = placement.whole_every, placement.devices
+        gpus = _own_gpus(devices, setup.device, placement.samplers, ranks)
+        parts = _here(setup, gpus, WeightFiles(4 * model.num_parameters(), whole_every), ranks)
     samplers = Samplers(*parts, placement.samplers, placement.restarts, warn, shared=ranks.size > 1)
     ending.callback(samplers.close)
     return samplers
 
 
-def _here(setup: Setup, files: WeightFiles, ranks: Ranks) -> tuple[Start, Publish]:
-    """Processes on this machine, which read these files."""
+def _own_gpus(devices: str, device: str, samplers: int, ranks: Ranks) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each process of this rank. None: unchanged.
+
+    Args:
+        devices: `placement.devices`.
+        device: of the policy.
+        samplers: processes of each rank.
+
+    Raises:
+        UserError: if the list is not one GPU for each process of this machine.
+    """
+    listed, rank, here = devices.split(","), 0, 1
+    if ranks.size > 1:
+        rank, here = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if devices and len(listed) != samplers * here:
+        raise UserError(
+            f"placement.devices = '{devices}' lists {len(listed)} GPUs, but the ranks of this"
+            f" machine have {samplers * here} samplers ({here} x placement.samplers). List as many"
+        )
+    if device == "cpu":
+        if devices and not ranks.rank:
+            warn("placement.devices has no effect: the policy is on the CPU, as its samplers are")
+        return [None] * samplers
+    shares = listed[rank * samplers :][:samplers] if devices else [""] * samplers
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [visible_devices(gpu, device, visible, "placement.devices") for gpu in shares]
+
+
+def _here(
+    setup: Setup, gpus: Sequence[str | None], files: WeightFiles, ranks: Ranks
+) -> tuple[Start, Publish]:
+    """Processes on this machine, which read these files and see these GPUs."""
 
     def start(number: int) -> Sampler:
-        return SamplerProcess(number, PROGRAM, setup, setup.threads, setup.silence_s)
+        alone = gpus[number]
+        own = setup if alone is None else replace(setup, device="cuda")
+        return SamplerProcess(number, PROGRAM, own, own.threads, own.silence_s, alone)
 
     if ranks.size == 1:
         return start, files.publish

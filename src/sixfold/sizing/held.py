@@ -240,9 +240,9 @@ def held_parts(recipe: Recipe, held: Holdings) -> tuple[Part, ...]:
     if method.needs_critic and recipe.critic.body == "own":
         parts += [_shared(part, shards) for part in _critic(trainer, held)]
     width = recipe.run.product_bytes
-    if recipe.rollout.backend.kind == "engine":
+    if recipe.engine_here:
         parts += _engine_copies(held, width, recipe.engine, recipe.sync)
-    if recipe.engines_apart:
+    if recipe.engines_apart and recipe.engine_here:
         count = getattr(recipe.placement, "samplers", 1)
         says = f"{count} x a copy of the weights: placement, or rollout.staleness > 0"
         parts.append(Part("samplers", count * held.stored, says, early=True))

@@ -108,7 +108,7 @@ def memory_plan(
         draft: sizes of the draft model. None: there is none.
         ranks: number of processes that torchrun starts. The plan is for one of them.
     """
-    engine, embedded = recipe.engine, recipe.rollout.backend.kind == "engine"
+    engine, embedded = recipe.engine, recipe.engine_here
     sequence = whole_blocks(longest, engine.block_size) if longest else 0
     wanted = engine.kv_tokens or engine.max_running * sequence
     held = holdings(recipe, size, teacher, draft.parameters if draft else None, ranks)

@@ -18,9 +18,9 @@ from .layout import Rows, Table
 from .memory import SharedMemory, copy_rows, pool_rows, shared_rows
 from .verdict import RUNS, UNKNOWN, WITH_SETTINGS, Verdict, verdict_of
 
-POOLS_TITLE = "Memory per device with two pools (estimate; Sixfold has no such pools yet)"
-TOPOLOGIES_TITLE = "Seconds of a step (estimate; Sixfold has no two pools yet)"
-TWO_POOLS_TITLE = "Two pools (not in Sixfold yet)"
+POOLS_TITLE = "Memory per device with two pools (estimate)"
+TOPOLOGIES_TITLE = "Seconds of a step (estimate)"
+TWO_POOLS_TITLE = "Two pools (in Sixfold each sampler serves one trainer rank)"
 
 
 @dataclass(frozen=True)

@@ -72,14 +72,12 @@ def memory_lines(plan: Plan) -> list[tuple[str, str]]:
     if memory.host:
         lines.append((f"in host memory: {gigabytes(memory.host)}", "not on the GPU"))
     lines.append((_cards(memory), "GB of 10^9 bytes; nothing else may run on the GPU"))
-    backend = plan.recipe.rollout.backend.kind
-    if backend != "engine":
-        lines.append(
-            (
-                "the sampler's weights and cache are not counted",
-                f"rollout.backend.kind = {backend} has a process of its own",
-            )
-        )
+    if not plan.recipe.engine_here:
+        backend = plan.recipe.rollout.backend.kind
+        why = f"rollout.backend.kind = {backend} has a process of its own"
+        if backend == "engine":
+            why = "placement.devices: they are on other GPUs"
+        lines.append(("weights and caches of samplers are not counted", why))
     devices = [] if plan.recipe.run.device == "cpu" else find_devices()
     device = _chosen(plan.recipe.run.device, devices)
     if device is not None:

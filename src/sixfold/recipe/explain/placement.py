@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...staleness import largest_age, window_groups
 from ..plan import Plan
-from ..schema import RayPlacement, SamplersApart
+from ..schema import ProcessPlacement, RayPlacement, SamplersApart
 from .fact import UNKNOWN, Fact, bytes_text
 
 TOKEN_BYTES = 16
@@ -19,6 +19,8 @@ def placement_facts(plan: Plan) -> list[Fact]:
         facts += [_of_ranks(placement)]
     elif isinstance(placement, SamplersApart):
         who = f"{placement.samplers} process{'es' if placement.samplers > 1 else ''}"
+        if isinstance(placement, ProcessPlacement) and placement.devices:
+            who += f" (of each rank) on the GPUs {placement.devices}"
         through = "loopback only: pipes and /dev/shm"
         if isinstance(placement, RayPlacement):
             who += f" on {placement.address or 'a Ray cluster of this machine'}"

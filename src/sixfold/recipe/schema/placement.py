@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .base import Section, knob
+from .base import DEVICES, Section, knob
 
 
 class LocalPlacement(Section):
@@ -39,6 +39,12 @@ class ProcessPlacement(Section):
         "weight files from one that has all tensors to the next; those between have the tensors"
         " that changed. 1: each has all",
         ge=1,
+    )
+    devices: str = knob(
+        "",
+        "numbers of the GPUs of the processes, one for each, those of the first rank of this"
+        " machine first, e.g. 4,5,6,7 (empty: the GPU of the rank that starts it)",
+        pattern=DEVICES,
     )
 
     @property

@@ -18,7 +18,7 @@ from .judge import REWARDS as JUDGE_REWARDS
 from .model import LoraConfig, ModelConfig
 from .moe import MoeConfig
 from .parallel import ParallelConfig
-from .placement import LocalPlacement, Placement
+from .placement import LocalPlacement, Placement, ProcessPlacement
 from .preference import PreferenceConfig
 from .pretrain import PretrainConfig
 from .prm import PrmConfig
@@ -97,6 +97,12 @@ class Recipe(Section):
         """True if embedded engines have weights of their own, in processes or ahead."""
         embedded = self.rollout.backend.kind == "engine"
         return embedded and (self.placement.apart or self.rollout.staleness > 0)
+
+    @property
+    def engine_here(self) -> bool:
+        """True if embedded engines use the memory of the trainer's device."""
+        own = isinstance(self.placement, ProcessPlacement) and bool(self.placement.devices)
+        return self.rollout.backend.kind == "engine" and not own
 
     @property
     def samples_apart(self) -> bool:
