@@ -275,8 +275,8 @@ def test_a_row_of_the_table_is_all_that_a_capability_takes(monkeypatch: pytest.M
 def test_without_a_fit_the_reason_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "70B", "--gpus", "64xH100", "--solve"]) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "The nearest is colocated (64 ranks train and sample)" in text
-    assert "sync copy 282.2 GB, engine's weights 139.0 GB" in text
+    assert "The nearest is processes (16 ranks for training, 48 samplers of 1 GPU)" in text
+    assert "a device that samples needs 144.4 GB and may use 72.0 GB" in text
     assert "32 ranks for training, 8 samplers of 4 GPUs) would fit" in text
     assert main(["plan", "70B", "--gpus", "2xH100", "--solve", "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
