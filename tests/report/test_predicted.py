@@ -75,8 +75,20 @@ def test_prompts_and_completions_are_counted_with_discarded_samples_and_turns() 
     """12 completions of 20 tokens and prompts of 50, of which 8 are kept: 12 x 50 prompt tokens."""
     step = {"rollout/tokens": 240, "rollout/prompt_tokens": 600, "rollout/length_mean": 20.0}
     figures = step_figures({**step, "rollout/length_max": 31, "time/rollout_s": 2.0})
-    assert (figures["prompt"], figures["mean"], figures["longest"]) == (50.0, 20.0, 31.0)
-    assert step_figures({**step, "rollout/turns_mean": 2.0})["prompt"] == 25.0
+    counted = {key: figures[key] for key in ("prompts", "replies", "mean", "longest")}
+    assert counted == {"prompts": 600.0, "replies": 12.0, "mean": 20.0, "longest": 31.0}
+    assert step_figures({**step, "rollout/turns_mean": 2.0})["replies"] == 24.0
+
+
+def test_ahead_replies_may_all_arrive_in_other_steps() -> None:
+    """Then a step counts no token, and lengths are those of all steps together."""
+    whole, sums = logged(), ("rollout/tokens", "rollout/prompt_tokens")
+    none = whole | dict.fromkeys(sums, 0.0)
+    double = whole | {key: 2 * whole[key] for key in sums}
+    expected = compare(PREDICTION, [step_figures(whole)]).lengths
+    found = compare(PREDICTION, list(map(step_figures, (none, double, double, none))))
+    assert expected is not None and found.lengths == expected
+    assert compare(PREDICTION, [step_figures(none)]).lengths is None
 
 
 def test_a_phase_is_the_median_and_the_step_the_sum_of_its_parts() -> None:

@@ -97,7 +97,7 @@ def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What a comparison needs of one step: seconds by phase, and lengths in tokens.
 
     Returns:
-        The same keys for every step. A length is NaN if it was not logged, a phase if none of its
+        The same keys for every step. A number is NaN if it was not logged, a phase if none of its
         parts was.
     """
     found = {phase: _sum(metrics, roles) for phase, roles in _ROLES.items()}
@@ -106,11 +106,11 @@ def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     mean, tokens = _number(metrics, "rollout/length_mean"), _number(metrics, "rollout/tokens")
     turns = _number(metrics, "rollout/turns_mean") if "rollout/turns_mean" in metrics else 1.0
     # Discarded samples count in both sums, so their quotient is the number of all completions.
-    replies = turns * tokens / mean if mean else math.nan
-    prompts = _number(metrics, "rollout/prompt_tokens")
     return {
         **found,
-        "prompt": prompts / replies if replies else math.nan,
+        # Ahead, replies count in the step in which they arrive, and in some steps none does.
+        "replies": turns * tokens / mean if mean else math.nan,
+        "prompts": _number(metrics, "rollout/prompt_tokens"),
         "mean": mean,
         "longest": _number(metrics, "rollout/length_max"),
         "check": _number(metrics, "time/check_p50_s"),
@@ -124,11 +124,17 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
     Args:
         steps: `step_figures` of at least one step.
     """
-    means = {key: fmean(step[key] for step in steps) for key in ("prompt", "mean", "longest")}
-    known = all(math.isfinite(value) for value in means.values())
+    means = {
+        key: fmean(step[key] for step in steps)
+        for key in ("prompts", "replies", "mean", "longest")
+    }
+    known = all(map(math.isfinite, means.values())) and means["replies"] > 0
     check = _middle(step["check"] for step in steps)
     check = check if math.isfinite(check) else 0.0
-    lengths = Lengths(means["prompt"], means["mean"], means["longest"], check) if known else None
+    lengths = None
+    if known:
+        prompt = means["prompts"] / means["replies"]
+        lengths = Lengths(prompt, means["mean"], means["longest"], check)
     trained = _middle(step["trained"] for step in steps)
     share = trained / prediction.trained_tokens(lengths)
     share = share if known and math.isfinite(share) else 1.0
