@@ -23,8 +23,23 @@ def test_forms_of_one_answer_are_equal(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "forms",
+    [
+        (r"\frac{1}{2}", "0.5", "1/2", r"\dfrac12", "$0.50$", r"\tfrac{2}{4}"),
+        ("C", "(C)", r"\text{C}", "C. Paris", r"\textbf{(C)}", "Option C"),
+        ("x + 1", "X + 1", "$x + 1$"),
+    ],
+)
+def test_ways_to_write_one_answer_are_equal(forms: tuple[str, ...]) -> None:
+    assert len({answer_of(rf"\boxed{{{form}}}") for form in forms}) == 1
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
+        ("C", "D"),
+        ("(C)", "C+"),
+        (r"\frac{1}{2}", r"\frac{1}{3}"),
         ("1,2", "12"),
         ("1,23", "123"),
         ("3/8", "8"),
