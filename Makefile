@@ -62,8 +62,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
 every-test: $(STAMP)
 	$(PYTEST) --note-passed
 
+# Asserts are not rewritten, which each worker does to all test files and takes as long as all
+# else before the first test. What failed is run again with it, for its messages.
 daily-tests: $(STAMP)
-	$(PYTEST) --daily
+	$(PYTEST) --daily --assert=plain || { \
+		$(PYTEST) --daily --last-failed --last-failed-no-failures none; exit 1; }
 
 quick-tests: $(STAMP)
 	$(PYTEST) -m "not slow"

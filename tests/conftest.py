@@ -6,6 +6,7 @@ torch is imported where it is needed, not at the top.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -130,6 +131,12 @@ def _prepare_torch() -> None:
 def pytest_collectstart() -> None:
     """Runs in processes that run tests, not in the one that distributes them."""
     _prepare_torch()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there by now out of garbage collections: a tenth of the time of small tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
