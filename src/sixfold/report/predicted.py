@@ -125,8 +125,7 @@ def compare(prediction: Prediction, steps: Sequence[Mapping[str, float]]) -> Com
         steps: `step_figures` of at least one step.
     """
     means = {
-        key: fmean(step[key] for step in steps)
-        for key in ("prompts", "replies", "mean", "longest")
+        key: fmean(step[key] for step in steps) for key in ("prompts", "replies", "mean", "longest")
     }
     known = all(map(math.isfinite, means.values())) and means["replies"] > 0
     check = _middle(step["check"] for step in steps)
