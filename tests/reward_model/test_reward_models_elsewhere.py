@@ -108,7 +108,10 @@ def test_a_completion_beyond_the_context_costs_only_itself(
     expected = called(reward, given)
     given["completion_ids"][1], given["completions"][1] = [5] * 400, "5" * 400
     found = called(reward, given)
-    assert found[::2] == expected[::2] and found[1].value is None
+    assert found[1].value is None
+    # What is scored together decides about the last bits.
+    others = [grade.value for grade in expected[::2]]
+    assert [grade.value for grade in found[::2]] == pytest.approx(others, rel=1e-5)
     assert "exceed its context" in found[1].detail
 
 
