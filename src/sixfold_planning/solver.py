@@ -353,7 +353,7 @@ class Search:
         return Need(held + cached.size, (*parts, cached), tokens, int(tokens // sequence))
 
     def _lowered(self, parts: list[Part]) -> list[Part]:
-        """Parts of a process that samples: in bfloat16 it stores matrices in bfloat16 alone."""
+        """Memory of a process that samples. A bfloat16 run stores its matrices in bfloat16 only."""
         size, recipe = self._size, self._inputs.plan.recipe
         if recipe.run.product_bytes > LOWERED or recipe.model.lora.rank:
             return parts

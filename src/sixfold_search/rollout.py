@@ -9,7 +9,7 @@ from dataclasses import replace
 from sixfold.checks.scorer import together
 from sixfold.environment.base import Scorer
 from sixfold.errors import UserError, nearest
-from sixfold.recipe.reward_models import listed_models
+from sixfold.recipe.reward_models import VERIFIER, listed_models
 from sixfold.recipe.schema import SampleConfig
 from sixfold.rollout.base import Choose
 from sixfold.run.assemble import Assembly
@@ -20,7 +20,7 @@ from .compare import check_rendered, room
 from .methods import METHODS
 from .scorers import named_scorer, scorer_folders, scorer_weights
 from .searcher import Plan, Searcher
-from .settings import VERIFIER, Settings
+from .settings import Settings
 from .steps import Stepping
 from .task_search import Found
 from .tree import Cost

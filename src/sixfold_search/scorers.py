@@ -10,7 +10,7 @@ import torch
 from sixfold.checkpoint.model_source import is_reward_model, model_folder
 from sixfold.checks.environment import Environment
 from sixfold.recipe.adapter_folder import folder_hash
-from sixfold.recipe.reward_models import listed_models
+from sixfold.recipe.reward_models import VERIFIER, listed_models
 from sixfold.recipe.schema import EnvironmentConfig, ProcessScoringConfig, RewardScoringConfig
 from sixfold.renderer.renderer import Renderer
 from sixfold.reward_model.reward import load_scorers
@@ -18,8 +18,6 @@ from sixfold.reward_model.scorer import Scorer
 from sixfold.reward_model.step_reward import load_process_scorer
 from sixfold.reward_model.step_scorer import ProcessScorer
 from sixfold.types import Group, Task, Trajectory
-
-from .settings import VERIFIER
 
 
 class OutcomeScorer:

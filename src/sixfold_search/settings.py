@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-VERIFIER = "verifier"
-"""Name of the scorer that is the recipe's own verifier."""
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -30,10 +30,11 @@ from sixfold.commands.eval_table import (
 from sixfold.data.profile import read_profile
 from sixfold.errors import UserError, nearest
 from sixfold.evaluation.statistics import Interval, PairedTest, paired_test, task_interval
+from sixfold.recipe.reward_models import VERIFIER
 from sixfold.recipe.toml import load_recipe
 from sixfold.steps import absolute_name, own_ends_of, steps_of
 
-from .settings import VERIFIER, Settings
+from .settings import Settings
 
 if TYPE_CHECKING:
     from .compare import Difficulties

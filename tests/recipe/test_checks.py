@@ -33,7 +33,12 @@ SEARCH = ("--sample.search.method=best_of_n", "--sample.search.scorer=judge")
         ([MODEL, "--environment.prm.beta=0.2"], "environment.prm.beta", "POLICY,REFERENCE"),
         (["--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
         (["--environment.prm.ends=newline"], "environment.prm.ends", "Add prm:PATH"),
-        ([*SEARCH, "--environment.prm.beta=0.2"], "environment.prm.beta", "'prm:judge'"),
+        ([*SEARCH, "--environment.prm.beta=0.2"], "environment.prm.beta", "'judge', which"),
+        (
+            [*SEARCH[:1], "--sample.search.scorer=verifier", "--environment.prm.ends=newline"],
+            "environment.prm.ends",
+            "Add prm:PATH",
+        ),
         ([*SEARCH, "--environment.prm.credit=gain"], "environment.prm.credit", "Add prm:PATH"),
         ([MODEL, "--environment.agent.command=x"], "environment.agent", "Remove one of them"),
         ([MODEL, "--data.prompt_form=rendered"], "data.prompt_form", "convention = 'sixfold'"),

@@ -114,7 +114,7 @@ class CausalLM:
         return self._lowered[dtype]
 
     def keep_only(self, dtype: torch.dtype) -> None:
-        """Store the weights of matrix products in autocast's dtype alone (`lower_weights`)."""
+        """Keep the weights of matrix products in one dtype, that of autocast (`lower_weights`)."""
         lower_weights(self, _probe_logits, dtype)
 
     def graph_fingerprint(self) -> tuple[object, ...] | None:

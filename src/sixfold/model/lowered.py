@@ -122,7 +122,7 @@ class LoweredBody:
 def lower_weights(
     model: ModuleBody, probe: Callable[[ModuleBody], Tensor], dtype: torch.dtype
 ) -> None:
-    """Store the weights that autocast would cast in its dtype, in place.
+    """Convert, once and in place, the weights that autocast converts in every product.
 
     For a process that only samples: under autocast, the results are bitwise those of float32
     weights. Tables of embeddings stay as they are, also if they are the head's weight.

@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..staleness import replayed_groups
 from ..steps import check_steps
 from .dump import toml_literal
-from .reward_models import PRM, is_address, is_implicit, reward_model_paths
+from .reward_models import PRM, VERIFIER, is_address, is_implicit, listed_models, reward_model_paths
 from .schema import (
     DataConfig,
     EngineConfig,
@@ -375,7 +375,7 @@ def check_placement(recipe: Recipe, method: Method) -> None:
 
 
 def _check_sampler_gpus(placement: ProcessPlacement, backend: str) -> None:
-    """Refuse a list of GPUs that is not for these processes, or has no whole share per rank."""
+    """Refuse GPUs for another engine than ours, or that the samplers of a rank do not divide."""
     said, listed = f"placement.devices = '{placement.devices}'", placement.devices.split(",")
     if placement.devices and backend != "engine":
         raise UserError(
@@ -419,24 +419,25 @@ def _check_prm_rewards(config: EnvironmentConfig, data: DataConfig, scorer: str)
     """Refuse process reward models where they cannot score, and their settings without one.
 
     Args:
-        scorer: of the search of a sample stage. It is read as such a reward, but for its credit.
+        scorer: `sample.search.scorer`. A model is read as such a reward, but for its credit.
     """
     own = config.prm
     used = [name for name in config.rewards if name.startswith(PRM)]
-    judges = [*used, *[PRM + scorer] * bool(scorer)]
+    searched = scorer not in ("", VERIFIER)
+    implicit = any(map(is_implicit, used)) or len(listed_models(scorer)) == 2
     if not used:
         for key, default in ProcessScoringConfig():
             of_credit = key in ("credit", "temperature")
-            if (value := getattr(own, key)) != default and (of_credit or not scorer):
+            if (value := getattr(own, key)) != default and (of_credit or not searched):
                 raise UserError(
                     f"environment.prm.{key} = {toml_literal(value)} has no effect without a process"
                     " reward model among environment.rewards. Add prm:PATH, or remove it"
                 )
-    if own.beta != ProcessScoringConfig().beta and judges and not any(map(is_implicit, judges)):
+    if own.beta != ProcessScoringConfig().beta and not implicit:
+        what, form = used[0] if used else scorer, f"{PRM if used else ''}POLICY,REFERENCE"
         raise UserError(
-            f"environment.prm.beta = {own.beta:g} has no effect on '{judges[0]}', which is no"
-            " implicit process reward model. Name a policy and its reference,"
-            " prm:POLICY,REFERENCE, or remove it"
+            f"environment.prm.beta = {own.beta:g} has no effect on '{what}', which is no"
+            f" implicit process reward model. Name a policy and its reference, {form}, or remove it"
         )
     if not used:
         return

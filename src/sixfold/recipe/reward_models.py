@@ -13,6 +13,8 @@ from collections.abc import Callable
 PREFIX = "reward_model:"
 STAGE = "stage:"
 PRM = "prm:"
+VERIFIER = "verifier"
+"""Name of the scorer of a search that is the recipe's own verifier, and no model."""
 
 
 def reward_model_paths(name: str) -> list[str]:
@@ -23,7 +25,7 @@ def reward_model_paths(name: str) -> list[str]:
 
 
 def listed_models(text: str) -> list[str]:
-    """Paths, or names of stages, between commas."""
+    """The paths, or names of stages, in a text that separates them by commas."""
     return [path.strip() for path in text.split(",")]
 
 

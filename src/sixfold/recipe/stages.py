@@ -129,7 +129,7 @@ OTHER_KINDS = Registered("sixfold.stages", Kind, partial(Kind, "a kind of a pack
 
 
 def ignores(kind: str, section: str) -> bool:
-    """True if stages of a kind never read a section. What a package's kind reads is not known."""
+    """True if stages of a kind never read a section. Kinds of packages may read any section."""
     if kind not in KINDS:
         return False
     if section in ("algorithm", "critic"):
@@ -155,7 +155,7 @@ def kind_row(name: str) -> Kind:
 
 
 SCORER = "sample.search.scorer"
-"""A reward model, or a policy and its reference with a comma between them."""
+"""Setting that names one reward model, or two models: a policy and its reference."""
 
 ACCEPTS: Mapping[str, Made] = {
     "model.path": "model",

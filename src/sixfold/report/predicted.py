@@ -108,7 +108,7 @@ def step_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     # Discarded samples count in both sums, so their quotient is the number of all completions.
     return {
         **found,
-        # Ahead, replies count in the step in which they arrive, and in some steps none does.
+        # In a run ahead, replies count in the step in which they arrive. In some, none does.
         "replies": turns * tokens / mean if mean else math.nan,
         "prompts": _number(metrics, "rollout/prompt_tokens"),
         "mean": mean,

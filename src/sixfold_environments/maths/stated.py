@@ -12,7 +12,7 @@ from .spelling import normalise
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?![\d,])"
 _NUMBER = re.compile(rf"-?(?:{_GROUPED}|\d+)(?:\.\d+|/\d+)?")
 _LONGEST = 28
-"""Longest number of which other forms are sought. A longer one stays text."""
+"""Most characters of a number whose forms count as one answer. A longer one is compared as text."""
 
 
 def answer_of(text: str) -> str:
