@@ -76,10 +76,9 @@ KERNEL_MEMORY = {
     "for i in range(60):\n    name = f'{os.getpid()}-{i}'; os.mkfifo(name)\n"
     "    w = os.open(name, os.O_RDWR); fill(w)\n",
     "page tables": "for _ in range(24):\n    if not os.fork(): break\n"
-    "for _ in range(4):\n    m = None\n"
-    "    while m is None:\n"  # other programs may hold what the kernel lets all of them reserve
-    "        try: m = mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE | 0x4000)\n"
-    "        except OSError: time.sleep(0.05)\n"
+    "for _ in range(4):\n"
+    "    try: m = mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE | 0x4000)\n"
+    "    except OSError: break\n"  # the kernel lets them reserve no more: what they have counts
     "    kept.append(m)\n    for at in range(0, 1 << 28, 1 << 21): m[at]\n",
 }
 """Memory that the kernel holds for a job, and that belongs to none of its processes."""
