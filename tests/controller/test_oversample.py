@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 import pytest
 from tests.controller.scripted import ScriptedRollout, collect
@@ -17,9 +20,15 @@ from sixfold.checks.environment import Environment
 from sixfold.controller.dynamic_sampling import Refill, mixed
 from sixfold.controller.oversample import DynamicK
 from sixfold.engine.engine import Engine
+from sixfold.engine.sequence import Sequence as EngineSequence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.renderer.renderer import Renderer
+from sixfold.rollout.driver import Driver
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.engine_job import Job
+from sixfold.rollout.engine_thread import EngineThread
+from sixfold.rollout.player import Limits, Player
 from sixfold.types import SamplingParams, Task, Trajectory
 
 
@@ -102,6 +111,43 @@ def test_dynamic_k_refuses_one_sample_or_all_samples(keep: int) -> None:
         DynamicK(keep, 4)
 
 
+class HeldEngine(Engine):
+    """Waits before one of its steps until a choice has been aborted: without that, a quick engine
+    would be done before the first check has its answer.
+    """
+
+    before, steps, event = 0, 0, threading.Event()
+
+    def step(self) -> list[EngineSequence]:
+        if self.steps == self.before:
+            self.event.wait(60)
+        self.steps += 1
+        return super().step()
+
+
+class AbortingThread(EngineThread):
+    """Sets an event when it is told to abort."""
+
+    def __init__(self, engine: Engine, renderer: Renderer) -> None:
+        super().__init__(engine, renderer)
+        self.event = threading.Event()
+
+    def abort(self, job: Job, choice: int | None = None) -> Future[None]:
+        done = super().abort(job, choice)
+        self.event.set()
+        return done
+
+
+def steps_until(choose: DynamicK, group: Group) -> int:
+    """Engine steps after which a scored group of equally old samples can be chosen from."""
+    ended = sorted(group.trajectories, key=lambda t: (t.sampled_length, t.sample))
+    counts = range(choose.keep, len(ended) + 1)
+    return next(ended[n - 1].sampled_length for n in counts if choose(group.task, ended[:n]))
+
+
+E = TypeVar("E", bound=Engine)
+
+
 def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> None:
     """The kept trajectories are those of a run without aborts, token for token; the others are in
     no group; the counters add up.
@@ -113,18 +159,23 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
     tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(5)]
     params = SamplingParams(max_tokens=24, stop_token_ids=tuple(range(8, 14)))
 
-    def rollout() -> EngineRollout:
-        return EngineRollout(
-            Engine(CausalLM(policy.model), kv_tokens=4096, max_running=40),
-            Renderer(policy.tokenizer),
-            params,
-            samples=8,
-        )
+    def engine(kind: type[E]) -> E:
+        return kind(CausalLM(policy.model), kv_tokens=4096, max_running=40)
 
-    inner, everything = rollout(), rollout()
+    renderer, choose = Renderer(policy.tokenizer), DynamicK(3, 8)
+    everything = EngineRollout(engine(Engine), renderer, params, samples=8)
+    held = engine(HeldEngine)
+    thread = AbortingThread(held, renderer.copy())
+    inner = Driver(
+        Player(EngineGenerator(held, renderer, thread=thread), renderer, Limits(tokens=1 << 20)),
+        params,
+        8,
+    )
     with Environment([long]) as environment:
-        groups, stats = collect(inner.driver(), environment, tasks, 4, choose=DynamicK(3, 8))
-    whole = everything.generate(tasks, seed=4)
+        whole, whole_stats = collect(everything.driver(), environment, tasks, 4)
+        held.before, held.event = min(steps_until(choose, group) for group in whole), thread.event
+        groups, stats = collect(inner, environment, tasks, 4, choose=choose)
+    assert thread.close(60)
     assert any(mixed(g) for g in groups)
     for group, full in zip(groups, whole, strict=True):
         assert len(group.trajectories) == 3
@@ -136,7 +187,7 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
                 twin.finish_reason,
             )
             assert t.finish_reason != "aborted"
-    counted = inner.engine.stats
+    counted = held.stats
     assert counted.aborted > 0 and counted.decoded_tokens < everything.engine.stats.decoded_tokens
     assert stats["rollout/tokens"] == counted.decoded_tokens
     in_groups = sum(t.sampled_length for g in groups for t in g.trajectories)
@@ -144,11 +195,8 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
     assert stats["rollout/kept_frac"] == pytest.approx(
         15 / 40
     )  # all 40 fit into one batch, so all were begun
-    assert (
-        everything.stats()["rollout/kept_frac"] == 1
-        and everything.stats()["rollout/dropped_tokens"] == 0
-    )
-    assert inner.engine.scheduler.blocks.used == 0 and not inner.engine.busy
+    assert whole_stats["rollout/kept_frac"] == 1 and whole_stats["rollout/dropped_tokens"] == 0
+    assert held.scheduler.blocks.used == 0 and not held.busy
 
 
 @pytest.mark.parametrize("slots", [40, 7, 1])
