@@ -29,7 +29,7 @@ from sixfold.rollout.engine_generator import EngineGenerator
 from sixfold.rollout.engine_job import Job
 from sixfold.rollout.engine_thread import EngineThread
 from sixfold.rollout.player import Limits, Player
-from sixfold.types import SamplingParams, Task, Trajectory
+from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 
 class Ending(ScriptedRollout):

@@ -1,8 +1,8 @@
 """Concurrent requests to a process that samples, in a thread of their own.
 
 A request is a table with a number. The process sends any number of replies, as notes with the same
-number (`vllm_worker.py`, `sampler_worker.py`). The thread is the only one that uses the pipe, so a
-full pipe or a slow engine step never blocks an event loop.
+number (`vllm_worker.py`, `generator_server.py`). The thread is the only one that uses the pipe, so
+a full pipe or a slow engine step never blocks an event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
-from ..processes.child import Child, ChildError, ChildSilent
+from ..processes.child import ChildError, ChildSilent, Peer
 from ..rollout.generator import GeneratorClosed
 
 _READ_BYTES = 4096
@@ -90,7 +90,7 @@ class Link:
     def __init__(
         self,
         name: str,
-        child: Child,
+        child: Peer,
         patience: Callable[[], float],
         told: Callable[[ChildError], GeneratorClosed],
         encode: Encode = json_messages,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, last_lines
-from ..rollout.generator import Activity, EngineLost, Sampled, SampleKey
-from ..types import SamplingParams
-from .process_link import Link
+from ..rollout.generator import EngineLost
+from .linked_sampler import LinkedSampler
 
 
-class SamplerProcess:
+class SamplerProcess(LinkedSampler):
     """A process that samples. It starts at once; `ready` waits for it.
 
     Args:
@@ -26,7 +23,6 @@ class SamplerProcess:
     Attributes:
         given: the file with its weights. None before the first `swap`.
         child: the process.
-        activity: counters of its engine at its last reply. None before the first.
     """
 
     def __init__(
@@ -38,11 +34,9 @@ class SamplerProcess:
         silence_s: float,
         gpus: str | None = None,
     ) -> None:
+        super().__init__(f"sampler {number}", silence_s)
         self.given: str | None = None
         self._staged: str | None = None
-        self.activity: Activity | None = None
-        self._name = f"sampler {number}"
-        self._silence_s = silence_s
         self.child = Child(
             program,
             environment={
@@ -52,7 +46,6 @@ class SamplerProcess:
             keeps_output=True,
         )
         self._setup: bytes | None = pickle.dumps(setup)
-        self._link: Link | None = None
 
     def ready(self) -> None:
         """Wait until the engine is built.
@@ -70,38 +63,7 @@ class SamplerProcess:
             lost = self._lost(error)  # before `close`: it reads the last output
             self.child.close(grace_s=0.0)
             raise lost from error
-        self._link = Link(
-            self._name,
-            self.child,
-            lambda: self._silence_s,
-            self._lost,
-            lambda requests: [pickle.dumps(list(requests))],
-            pickle.loads,
-        )
-
-    async def generate(
-        self,
-        tokens: Sequence[int],
-        params: SamplingParams,
-        key: SampleKey,
-        *,
-        stops: Sequence[str] = (),
-        priority: int = 0,
-    ) -> Sampled:
-        """As `Generator.generate`. Calls of one iteration of the event loop arrive together."""
-        request = {
-            "tokens": list(tokens),
-            "params": params,
-            "key": key,
-            "stops": tuple(stops),
-            "priority": priority,
-        }
-        sampled: Sampled = (await self._ask("generate", request))["sampled"]
-        return sampled
-
-    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        request = {"tokens": list(tokens), "temperature": temperature}
-        return list((await self._ask("score", request))["logp"])
+        self._connect(self.child)
 
     async def stage(self, given: str, version: int) -> None:
         """As `Sampler.stage`, of a file with the names of the policy's parameters."""
@@ -119,14 +81,6 @@ class SamplerProcess:
             self.child.close(grace_s=0.0)
         else:
             self._link.close()
-
-    async def _ask(self, do: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        if self._link is None:
-            raise RuntimeError(f"{self._name} is not ready")
-        async with self._link.call({"do": do, **request}) as call:
-            reply = await call.reply()
-            self.activity = reply["activity"]
-            return reply
 
     def _lost(self, error: ChildError) -> EngineLost:
         last = f"Its last output:\n{self.child.last_words()}"

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 from ..engine.weight_stages import count_bytes, stage
 
 MODEL_FILE = "model.safetensors"
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _HEADER_SIZE = struct.Struct("<Q")
 _SUM = "crc32 "
 """Start of the key of a tensor's checksum in the metadata of a file. The tensor's name follows."""
@@ -235,9 +237,14 @@ def model_folder(
 
 @contextmanager
 def streamed_file(
-    size: int, weights: Mapping[str, Tensor], version: int, before: Before = WHOLE
+    size: int,
+    weights: Mapping[str, Tensor],
+    version: int,
+    before: Before = WHOLE,
+    dtype: torch.dtype = torch.float32,
+    names: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Path of a safetensors file with the weights in float32, in memory if it has the space.
+    """Path of a safetensors file with the weights, in memory if it has the space.
 
     Read it by `read_sealed`, or by `SealedReader` if it is not whole.
 
@@ -250,6 +257,8 @@ def streamed_file(
         weights: tensors by name, each of which may be computed when it is read.
         version: version of the weights.
         before: files before it. Tensors with the checksums that they had there are left out.
+        dtype: float32 or bfloat16.
+        names: names of a tensor in the file. Without an entry, it keeps its own.
 
     Raises:
         OSError: the file cannot be written.
@@ -259,8 +268,10 @@ def streamed_file(
         with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(size)) as folder:
             path = Path(folder, MODEL_FILE)
             with path.open("wb") as file:
-                room = _header_room(weights, before.files)
-                _stream(tensors, version, before, room, file)
+                stored = [name for own in weights for name in names.get(own, [own])]
+                room = _header_room(stored, before.files)
+                cast = _cast(tensors, dtype, names)
+                _stream(cast, _DTYPES[dtype], version, before, room, file)
             yield str(path)
     finally:
         for _ in tensors:
@@ -274,8 +285,25 @@ def _header_room(names: Iterable[str], files: Sequence[tuple[str, int]] = ()) ->
     return -(-total // 8) * 8
 
 
+def _cast(
+    tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype, names: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors on the CPU in a dtype, under each of their names in a file."""
+    for name, tensor in tensors:
+        with stage("cast"):
+            own = tensor.detach().to("cpu", dtype).contiguous()
+        count_bytes("cast", own.nbytes)
+        for stored in names.get(name, [name]):
+            yield stored, own
+
+
 def _stream(
-    tensors: Iterator[tuple[str, Tensor]], version: int, before: Before, room: int, file: BinaryIO
+    tensors: Iterator[tuple[str, Tensor]],
+    kind: str,
+    version: int,
+    before: Before,
+    room: int,
+    file: BinaryIO,
 ) -> None:
     """Write a safetensors file whose header, of `room` bytes, is written last."""
     metadata = {"format": "pt", "version": str(version)}
@@ -284,18 +312,15 @@ def _stream(
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     file.seek(_HEADER_SIZE.size + room)
-    for name, tensor in tensors:
-        with stage("cast"):
-            own = tensor.detach().to("cpu", torch.float32).contiguous()
-        count_bytes("cast", own.nbytes)
+    for name, own in tensors:
         with stage("broadcast"):
             metadata[_SUM + name] = checksum(name, own)
             if before.sums.get(name) == metadata[_SUM + name]:
                 continue
             count_bytes("broadcast", own.nbytes)
-            file.write(own.view(-1).numpy().data)
+            file.write(own.view(-1).view(torch.uint8).numpy().data)
         offsets = [end, end := end + own.nbytes]
-        header[name] = {"dtype": "F32", "shape": list(own.shape), "data_offsets": offsets}
+        header[name] = {"dtype": kind, "shape": list(own.shape), "data_offsets": offsets}
     text = json.dumps(header).encode()
     if len(text) > room:
         raise ValueError(f"a header of {len(text)} bytes does not fit in {room}")

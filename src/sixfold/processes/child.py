@@ -59,71 +59,29 @@ class Message(NamedTuple):
     body: bytes
 
 
-class Child:
-    """A program in another process.
+class Peer:
+    """The parent's side of the messages of `program.Requests`.
 
     Args:
-        target: module of Sixfold, or path of a file, that defines `serve(requests: Requests)`.
-        python: interpreter for a file. None: this interpreter, with the same import path.
-        descriptors: file descriptors that the program inherits under the same numbers.
-        keeps_output: keep standard output and error for `last_words`, off the terminal.
-        output: descriptor for standard output and error. None: those of this process.
-        reply_limit: maximum bytes of a reply.
+        requests: descriptor to write requests to. It must not block.
+        replies: descriptor to read replies from.
+        limit: maximum bytes of a reply.
 
     Attributes:
-        process: the supervisor. Its exit code is that of the program.
-        pid: the program. 0 before its first message.
+        pid: process of the program. 0 before its first message.
         replies: descriptor to poll before `arrived`.
         requests: descriptor to poll before `flush`.
         closed: True once `close` was called.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        python: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        descriptors: Sequence[int] = (),
-        keeps_output: bool = False,
-        output: int | None = None,
-        reply_limit: int = 1 << 40,
-    ) -> None:
+    def __init__(self, requests: int, replies: int, limit: int) -> None:
+        self.requests, self.replies = requests, replies
         self.pid = 0
         self.closed = False
-        self._limit = reply_limit
+        self._limit = limit
         self._asked = self._answered = 0  # number of the last request, and of the last answer
         self._unread = bytearray()
         self._unsent: deque[memoryview] = deque()
-        # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
-        self._output = tempfile.TemporaryFile() if keeps_output else None  # noqa: SIM115
-        variables = {**os.environ, **(environment or {})}
-        if python is None:
-            # As Python itself, skip entries that are not text, e.g. a Path of a notebook.
-            folders = [folder or os.getcwd() for folder in sys.path if isinstance(folder, str)]
-            variables["PYTHONPATH"] = os.pathsep.join(folders)
-        requests, self.requests = os.pipe()
-        self.replies, replies = os.pipe()
-        os.set_blocking(self.requests, False)
-        # -P: the files beside program.py must not shadow modules.
-        command = [python or sys.executable, "-P", program.__file__]
-        try:
-            self.process = subprocess.Popen(
-                [*command, str(os.getpid()), str(requests), str(replies), target],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output or output,
-                stderr=self._output or output,
-                pass_fds=(requests, replies, *descriptors),
-                process_group=0,
-                env=variables,
-            )
-        except OSError:
-            os.close(self.requests)
-            os.close(self.replies)
-            raise
-        finally:
-            os.close(requests)
-            os.close(replies)
 
     @property
     def owed(self) -> int:
@@ -207,6 +165,110 @@ class Child:
         while message := self._next():
             yield message
 
+    def _read(self, timeout_s: float | None) -> None:
+        """Read once from the pipe."""
+        if timeout_s is not None:
+            _wait_for(self.replies, select.POLLIN, timeout_s)
+        try:
+            data = os.read(self.replies, _READ_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise self._death()
+        self._unread += data
+
+    def _next(self) -> Message | None:
+        """Remove the next message from the buffer. None if it is not complete."""
+        while len(self._unread) >= HEADER.size:
+            mark, kind, pid, number, length = HEADER.unpack_from(self._unread)
+            if mark != MARK or length > self._limit:
+                raise ChildEnded("sent something that is not a reply")
+            end = HEADER.size + length
+            if len(self._unread) < end:
+                return None
+            body = bytes(self._unread[HEADER.size : end])
+            del self._unread[:end]
+            self.pid = self.pid or pid
+            if pid == self.pid:
+                return self._check_message(kind, number, body)
+        return None
+
+    def _check_message(self, kind: bytes, number: int, body: bytes) -> Message:
+        # A program that sends notes of its own accord may also fail while no answer is owed.
+        expected = (ANSWER, NOTE, ERROR) if self.owed else (NOTE, ERROR)
+        if number != self._answered + 1 or kind not in expected:
+            raise ChildEnded("sent a reply to another request")
+        if kind != NOTE and self.owed:
+            self._answered = number
+        if kind == ERROR:
+            raise RequestFailed(body.decode(errors="replace"))
+        return Message(kind == ANSWER, body)
+
+    def close(self, grace_s: float = program.GRACE_S) -> None:
+        """End the connection, and what has been started for it."""
+        raise NotImplementedError
+
+    def _death(self) -> ChildEnded:
+        """Error that says why the program sends nothing any more."""
+        raise NotImplementedError
+
+
+class Child(Peer):
+    """A program in another process.
+
+    Args:
+        target: module of Sixfold, or path of a file, that defines `serve(requests: Requests)`.
+        python: interpreter for a file. None: this interpreter, with the same import path.
+        descriptors: file descriptors that the program inherits under the same numbers.
+        keeps_output: keep standard output and error for `last_words`, off the terminal.
+        output: descriptor for standard output and error. None: those of this process.
+        reply_limit: maximum bytes of a reply.
+
+    Attributes:
+        process: the supervisor. Its exit code is that of the program.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        python: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        keeps_output: bool = False,
+        output: int | None = None,
+        reply_limit: int = 1 << 40,
+    ) -> None:
+        # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
+        self._output = tempfile.TemporaryFile() if keeps_output else None  # noqa: SIM115
+        variables = {**os.environ, **(environment or {})}
+        if python is None:
+            # As Python itself, skip entries that are not text, e.g. a Path of a notebook.
+            folders = [folder or os.getcwd() for folder in sys.path if isinstance(folder, str)]
+            variables["PYTHONPATH"] = os.pathsep.join(folders)
+        (requests, own), (own_replies, replies) = os.pipe(), os.pipe()
+        os.set_blocking(own, False)
+        super().__init__(own, own_replies, reply_limit)
+        # -P: the files beside program.py must not shadow modules.
+        command = [python or sys.executable, "-P", program.__file__]
+        try:
+            self.process = subprocess.Popen(
+                [*command, str(os.getpid()), str(requests), str(replies), target],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output or output,
+                stderr=self._output or output,
+                pass_fds=(requests, replies, *descriptors),
+                process_group=0,
+                env=variables,
+            )
+        except OSError:
+            os.close(self.requests)
+            os.close(self.replies)
+            raise
+        finally:
+            os.close(requests)
+            os.close(replies)
+
     def last_words(self) -> str:
         """The last lines of the output that `keeps_output` keeps, indented."""
         if self._output is None:
@@ -239,42 +301,6 @@ class Child:
         os.close(self.replies)
         if self._output is not None:
             self._output.close()
-
-    def _read(self, timeout_s: float | None) -> None:
-        """Read once from the pipe."""
-        if timeout_s is not None:
-            _wait_for(self.replies, select.POLLIN, timeout_s)
-        data = os.read(self.replies, _READ_BYTES)
-        if not data:
-            raise self._death()
-        self._unread += data
-
-    def _next(self) -> Message | None:
-        """Remove the next message from the buffer. None if it is not complete."""
-        while len(self._unread) >= HEADER.size:
-            mark, kind, pid, number, length = HEADER.unpack_from(self._unread)
-            if mark != MARK or length > self._limit:
-                raise ChildEnded("sent something that is not a reply")
-            end = HEADER.size + length
-            if len(self._unread) < end:
-                return None
-            body = bytes(self._unread[HEADER.size : end])
-            del self._unread[:end]
-            self.pid = self.pid or pid
-            if pid == self.pid:
-                return self._check_message(kind, number, body)
-        return None
-
-    def _check_message(self, kind: bytes, number: int, body: bytes) -> Message:
-        # A program that sends notes of its own accord may also fail while no answer is owed.
-        expected = (ANSWER, NOTE, ERROR) if self.owed else (NOTE, ERROR)
-        if number != self._answered + 1 or kind not in expected:
-            raise ChildEnded("sent a reply to another request")
-        if kind != NOTE and self.owed:
-            self._answered = number
-        if kind == ERROR:
-            raise RequestFailed(body.decode(errors="replace"))
-        return Message(kind == ANSWER, body)
 
     def _death(self) -> ChildEnded:
         try:

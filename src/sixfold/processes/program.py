@@ -102,9 +102,9 @@ class Requests:
         """
         self._send(NOTE, self._program, body)
 
-    def fail(self) -> None:
-        """Answer with the traceback of the exception that is being handled."""
-        self._send(ERROR, self._pid, traceback.format_exc().encode())
+    def fail(self, why: str = "") -> None:
+        """Answer with a reason. Empty: the traceback of the exception that is being handled."""
+        self._send(ERROR, self._pid, (why or traceback.format_exc()).encode())
         self._number += 1
 
     def _send(self, kind: bytes, pid: int, body: bytes) -> None:

@@ -337,9 +337,9 @@ def check_placement(recipe: Recipe, method: Method) -> None:
     ]
     backend, kind = rollout.backend.kind, recipe.placement.kind
     starts = "they run the embedded engine, or vLLM in processes of this machine"
+    alone = isinstance(recipe.placement, RayPlacement) and recipe.placement.ranks == 1
     in_processes: list[Needed] = [
-        *[("rollout.backend.kind", backend, "engine", starts)]
-        * ((kind, backend) != ("processes", "vllm")),
+        *[("rollout.backend.kind", backend, "engine", starts)] * (alone or backend != "vllm"),
         ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]

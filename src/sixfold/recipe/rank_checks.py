@@ -85,7 +85,16 @@ def _refused(recipe: Recipe, method: Method) -> dict[str, tuple[bool, str | floa
             False,
             "engines then share the adapter's base, and DoRA needs merged weights",
         ),
-        "rollout.backend.kind": (recipe.rollout.backend.kind != "engine", "engine", beside),
+        "rollout.backend.kind": (
+            rollout.backend.kind in ("sglang", "sixfold"),
+            "engine",
+            f"{beside}, or they share vLLM processes on their machine",
+        ),
+        "rollout.backend.sleep": (
+            rollout.backend.kind == "vllm" and rollout.backend.sleep,
+            False,
+            "other ranks may still sample",
+        ),
         "sync.kind": (recipe.sync.kind != "shared", "shared", beside),
         "replay.share": (
             recipe.replay.share > 0,

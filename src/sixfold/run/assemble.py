@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -62,7 +63,7 @@ from ..types import Group, SamplingParams, Task
 from .prompt_tools import give_tools
 from .recipe_environment import recipe_environment, recipe_judge, strict_environment, task_rewards
 from .rendered_prompt import rendering
-from .sampler import Sync, engine_and_sync, sharded_policy
+from .sampler import Sync, engine_and_sync, sharded_policy, token_logp
 from .shared_rollout import SharedRollout
 from .tool_setup import check_branches, check_template, recipe_episode
 
@@ -182,7 +183,10 @@ class Assembly:
         )
         lora = self.policy.lora
         assert lora is not None
-        if isinstance(self.sync, CopySync | VersionedSync | RanksSync):
+        if isinstance(self.sync, RanksSync):
+            assert self.shards is not None
+            self.sync.adapt(lora, partial(token_logp, self.shards))
+        elif isinstance(self.sync, CopySync | VersionedSync):
             self.sync.adapt(lora)
         elif isinstance(self.engine, Engine):
             self.sync = AdapterSync(lora, self.engine)

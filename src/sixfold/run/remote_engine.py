@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..backends.samplers import Samplers
 from ..backends.sglang_server import SglangServer
+from ..backends.shared_generator import GeneratorOfRanks, SharedGenerator
 from ..backends.sixfold_server import SixfoldServer
 from ..backends.visible_gpus import visible_devices
 from ..backends.vllm_memory import memory_share
-from ..backends.vllm_process import VllmProcess, published, vllm_config
-from ..backends.weight_files import model_folder
+from ..backends.vllm_process import Published, VllmProcess, published, vllm_config
+from ..backends.weight_files import model_folder, streamed_file
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
+from ..ranks import Ranks, together
 from ..recipe.schema import (
     EngineConfig,
     Placement,
     ProcessPlacement,
+    RayPlacement,
     Recipe,
+    SamplersApart,
     SglangBackend,
     SixfoldBackend,
     VllmBackend,
@@ -35,8 +41,9 @@ from ..renderer.renderer import Renderer
 from ..rollout.generator import Generator, wait_for
 from ..sizing.kv_cache import whole_blocks
 from ..sizing.model_size import cached_numbers, model_size
+from ..sync.ranks import RanksSync
 from ..sync.sync import SyncError
-from ..sync.versioned import VersionedSync, Wait
+from ..sync.versioned import VersionedSync, Wait, checkpoint_names
 from ..trainer.parity import parity_limits
 from .kv_size import reserved_bytes, text_config
 from .samplers import warn
@@ -69,30 +76,145 @@ def start_remote_engine(
         UserError: if the engine is not available, or if its log-probs differ.
     """
     config = vllm_config(policy.model.config, type(policy.model).__name__)
-    dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
-    reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
+    dtype = _dtype(recipe)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
     engine: Generator
     if isinstance(backend, VllmBackend):
-
-        def arguments(own: VllmBackend) -> dict[str, Any]:
-            return _vllm_arguments(recipe.engine, own, policy, longest, dtype, reserved)
-
-        start = partial(_vllm_process, backend, config, dtype, arguments, renderer, policy)
+        start = _vllm_start(recipe, backend, policy, renderer, longest)
         device = policy.model.device
         engine = _vllm(recipe.placement, backend, start, device, dtype, limit)
     else:
         engine = _server(backend, policy, config, dtype, renderer, limit, recipe.run.silence_s)
     ending.callback(engine.close)
     sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest, policy.lora, wait)
+    first_sync(sync, backend.kind)
+    return engine, sync
+
+
+def first_sync(sync: VersionedSync | RanksSync, kind: str) -> None:
+    """Pass the weights to a new engine, and check that it computes what the policy computes.
+
+    Args:
+        kind: `rollout.backend.kind`.
+
+    Raises:
+        UserError: if its log-probs differ.
+    """
     try:
         sync.refresh()
     except SyncError as error:
         raise UserError(
-            f"rollout.backend.kind = '{backend.kind}': {error}. This model cannot be trained with"
-            " it: use 'engine'"
+            f"rollout.backend.kind = '{kind}': {error}. This model cannot be trained with it: use"
+            " 'engine'"
         ) from error
-    return engine, sync
+
+
+def start_vllm_of_ranks(
+    recipe: Recipe,
+    backend: VllmBackend,
+    policy: Policy,
+    renderer: Renderer,
+    longest: int,
+    ending: ExitStack,
+    ranks: Ranks,
+) -> GeneratorOfRanks:
+    """Start the vLLM processes of a machine, which its ranks share. They have no weights yet.
+
+    The first rank of the machine starts them. All ranks must call this, before they shard the
+    policy.
+
+    Args:
+        recipe: as for `start_remote_engine`, as are the others.
+        ranks: the ranks of the run.
+
+    Raises:
+        UserError: if vLLM is not available, lacks GPUs of its own, or cannot get the weights.
+    """
+    dtype, placement = _dtype(recipe), recipe.placement
+    count, threads, restarts = 1, torch.get_num_threads(), 0
+    if isinstance(placement, SamplersApart):
+        count, threads, restarts = placement.samplers, placement.threads, placement.restarts
+    if policy.model.device.type != "cpu":
+        _check_own_gpus(backend, isinstance(placement, RayPlacement), count)
+    try:
+        names = checkpoint_names(policy.plain)
+    except ValueError as error:
+        raise UserError(
+            f"rollout.backend.kind = 'vllm' with several ranks: {error}, and they pass whole"
+            " weights only. Use 'engine', or train in one process"
+        ) from error
+    size = sum(p.numel() * len(names[n]) for n, p in policy.plain.named_parameters())
+    start = _vllm_start(recipe, backend, policy, renderer, longest)
+
+    def of_machine() -> SharedGenerator | None:
+        if os.environ["LOCAL_RANK"] != "0":
+            return None
+        publish = partial(_streamed, size * dtype.itemsize, dtype, names)
+        limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
+        every = Samplers(lambda n: start(n, threads), publish, count, restarts, warn, limit)
+        shared = SharedGenerator(every)
+        ending.callback(shared.close)
+        return shared
+
+    shared = together(ranks, of_machine)
+    machine = os.environ.get("GROUP_RANK", os.uname().nodename)
+    places = ranks.gather((machine, shared.path if shared else ""))
+    path = next(path for where, path in places if where == machine and path)
+    engine = GeneratorOfRanks(path, recipe.run.silence_s, shared)
+    ending.callback(engine.close)
+    return engine
+
+
+@contextmanager
+def _streamed(
+    size: int,
+    dtype: torch.dtype,
+    names: Mapping[str, Sequence[str]],
+    weights: Mapping[str, Tensor],
+    version: int,
+) -> Iterator[Published]:
+    """As `published`, of weights that are gathered one after the other, with all their names."""
+    with streamed_file(size, weights, version, dtype=dtype, names=names) as path:
+        yield Path(path).parent, {}
+
+
+def _check_own_gpus(backend: VllmBackend, by_ray: bool, count: int) -> None:
+    """Check that vLLM has GPUs of its own beside those of the ranks.
+
+    Raises:
+        UserError: it has not.
+    """
+    if by_ray:
+        raise UserError(
+            "placement.kind = 'ray' with several ranks gives vLLM no GPUs. Start the ranks by"
+            " torchrun, with placement.kind = 'local' or 'processes'"
+        )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    listed = backend.devices.split(",") if backend.devices else []
+    needed = count * backend.tensor_parallel
+    if len(listed) != needed or any(int(gpu) < here for gpu in listed):
+        raise UserError(
+            f"rollout.backend.devices = '{backend.devices}' must list {needed} GPUs of each machine"
+            f" for vLLM, beside the GPUs 0 to {here - 1} of its ranks"
+        )
+
+
+def _dtype(recipe: Recipe) -> torch.dtype:
+    """Dtype of an engine outside."""
+    return torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
+
+
+def _vllm_start(
+    recipe: Recipe, backend: VllmBackend, policy: Policy, renderer: Renderer, longest: int
+) -> Callable[[int, int], VllmProcess]:
+    """Starts the vLLM process with a number and so many CPU threads."""
+    config, dtype = vllm_config(policy.model.config, type(policy.model).__name__), _dtype(recipe)
+    reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
+
+    def arguments(own: VllmBackend) -> dict[str, Any]:
+        return _vllm_arguments(recipe.engine, own, policy, longest, dtype, reserved)
+
+    return partial(_vllm_process, backend, config, dtype, arguments, renderer, policy)
 
 
 def _server(

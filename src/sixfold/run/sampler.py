@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..backends.samplers import Samplers
+from ..batch import collate
 from ..engine.engine import Engine
 from ..engine.routes import RecordedModel
 from ..engine.speculative import Speculation
@@ -20,7 +23,15 @@ from ..model.causal_lm import CausalLM
 from ..model.loading import Policy
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
-from ..recipe.schema import MoeConfig, ParallelConfig, Recipe, SamplersApart, SyncConfig
+from ..recipe.schema import (
+    EngineBackend,
+    MoeConfig,
+    ParallelConfig,
+    Recipe,
+    SamplersApart,
+    SyncConfig,
+    VllmBackend,
+)
 from ..recipe.schema import Speculation as SpeculationConfig
 from ..renderer.renderer import Renderer
 from ..report.numbers import percent
@@ -29,17 +40,18 @@ from ..rollout.generator import Generator
 from ..rollout.scheduled import ScheduledGenerator
 from ..sync.adapter import AdapterSync
 from ..sync.quantise import quantised_share
-from ..sync.ranks import RanksSync
+from ..sync.ranks import Probe, RanksSync
 from ..sync.sync import CopySync, GatheredSync, SharedSync
-from ..sync.versioned import VersionedSync
-from ..trainer.logprobs import PolicyRoot
+from ..sync.versioned import VersionedSync, probe_tokens
+from ..trainer.logprobs import PolicyRoot, Scoring, score_tables
 from ..trainer.parity import parity_limits
 from ..trainer.routing import make_routing
 from ..trainer.sharded import Shards, shard_policy
 from ..trainer.whole_weights import WholeWeights
+from ..types import Group, Task, Trajectory
 from .embedded import embedded_engine
 from .kv_size import kv_tokens
-from .remote_engine import start_remote_engine
+from .remote_engine import first_sync, start_remote_engine, start_vllm_of_ranks
 from .samplers import start_samplers
 from .sampling_model import load_draft
 
@@ -81,8 +93,17 @@ def engine_and_sync(
     if generator is not None:
         sync = VersionedSync(policy.model, generator, 1, math.inf, longest, wait=loop.run)
         return generator, sync, None
-    if recipe.rollout.backend.kind != "engine":
-        backend, wait = recipe.rollout.backend, loop.run
+    backend, wait = recipe.rollout.backend, loop.run
+    if isinstance(backend, VllmBackend) and ranks.size > 1:
+        shared = start_vllm_of_ranks(recipe, backend, policy, renderer, longest, ending, ranks)
+        shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
+        assert shards is not None
+        limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
+        probe = Probe(probe_tokens(policy.model, longest), partial(token_logp, shards), limit)
+        outside = RanksSync(_gathered(policy), shared, ranks.agree, wait, probe=probe)
+        first_sync(outside, backend.kind)
+        return shared, outside, shards
+    if not isinstance(backend, EngineBackend):
         remote = start_remote_engine(recipe, backend, policy, renderer, longest, ending, wait)
         return *remote, None
     if recipe.engines_apart:
@@ -114,9 +135,8 @@ def engine_and_sync(
             ending.callback(apart.close)
         if ranks.size > 1:
             shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
-            weights = policy.lora.merged if policy.lora else partial(WholeWeights, policy.model)
             forget = apart.forget if isinstance(apart, Samplers) else lambda: None
-            gathered = RanksSync(weights, apart, ranks.agree, loop.run, forget)
+            gathered = RanksSync(_gathered(policy), apart, ranks.agree, loop.run, forget)
             gathered.refresh()
             return apart, gathered, shards
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=False).mean
@@ -132,6 +152,24 @@ def engine_and_sync(
         whole = partial(WholeWeights, policy.model)
         return engine, GatheredSync(whole, engine, policy.model.device.type == "cpu"), shards
     return engine, _sync(recipe.sync, policy, engine, notes), shards
+
+
+def _gathered(policy: Policy) -> Callable[[], Mapping[str, Tensor]]:
+    """Returns the weights of a sharded policy by name, with an adapter merged in."""
+    return policy.lora.merged if policy.lora else partial(WholeWeights, policy.model)
+
+
+def token_logp(shards: Shards, tokens: Sequence[int]) -> list[float]:
+    """Log-probs of all tokens but the first. All ranks must call this."""
+    count, first = len(tokens) - 1, [*tokens[:1]]
+    completion = tokens[1:], [0.0] * count, [0] * count
+    one = Trajectory.one_turn("probe", 0, first, *completion, "length")
+    batch = collate([Group(Task("probe", ""), [one])], scored=False).to(shards.root.model.device)
+    settings = Scoring(autocast=shards.autocast), len(tokens), False
+    found: list[float] = score_tables(shards.root, batch, *settings, shards.ranks)[0][
+        0, 1:
+    ].tolist()
+    return found
 
 
 def sharded_policy(

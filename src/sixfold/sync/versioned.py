@@ -7,7 +7,7 @@ stamps tokens with its version, which shows that the version arrived.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -63,9 +63,7 @@ class VersionedSync(PeriodicSync[Generator]):
         self._wait = wait
         self._renames = renames
         self._limit = limit
-        self._probe = _probe(
-            int(trainer.config.get_text_config().vocab_size), min(PROBE_TOKENS, longest - 1)
-        )
+        self._probe = probe_tokens(trainer, longest)
         self._handed: dict[str, Tensor] = {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -135,11 +133,7 @@ class VersionedSync(PeriodicSync[Generator]):
         each of their names.
         """
         plain = self._lora.base if self._lora else self._trainer
-        names = {id(p): name for name, p in plain.named_parameters()}
-        every = {
-            name: weights[names[id(p)]]
-            for name, p in plain.named_parameters(remove_duplicate=False)
-        }
+        every = {name: weights[own] for name, own in every_name(plain).items()}
         return revert_weight_conversion(plain, every)
 
     @torch.no_grad()
@@ -152,13 +146,7 @@ class VersionedSync(PeriodicSync[Generator]):
         tokens = torch.tensor([self._probe], device=self._trainer.device)
         logits = self._trainer(tokens, use_cache=False).logits[0, :-1].float()
         ours = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].cpu()
-        theirs = torch.tensor(self._wait(self._score()))
-        gap = float((theirs - ours).abs().mean())
-        if not gap <= self._limit:
-            raise SyncError(
-                "engine and trainer score the probe differently: mean difference"
-                f" {gap:.2g} nats (limit {self._limit:g})"
-            )
+        compare_probe(self._wait(self._score()), ours.tolist(), self._limit)
 
     async def _score(self) -> list[float]:
         logp = await self._engine.score(self._probe)
@@ -166,6 +154,56 @@ class VersionedSync(PeriodicSync[Generator]):
         return logp
 
 
-def _probe(vocabulary: int, length: int) -> list[int]:
-    """Fixed token sequence for the check. Any tokens work, as long as they are always the same."""
-    return torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+def probe_tokens(trainer: PreTrainedModel, longest: int) -> list[int]:
+    """Fixed token sequence for the check. Any tokens work, as long as they are always the same.
+
+    Args:
+        trainer: the policy.
+        longest: longest sequence that the engine accepts, in tokens.
+    """
+    vocabulary, length = trainer.config.get_text_config().vocab_size, min(PROBE_TOKENS, longest - 1)
+    found: list[int] = torch.randint(
+        vocabulary, (length,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    return found
+
+
+def compare_probe(theirs: Sequence[float], ours: Sequence[float], limit: float) -> None:
+    """Compare the log-probs of the probe's tokens that engine and trainer have computed.
+
+    Raises:
+        SyncError: if their mean absolute difference exceeds the limit.
+    """
+    gap = float((torch.tensor(theirs) - torch.tensor(ours)).abs().mean())
+    if not gap <= limit:
+        raise SyncError(
+            "engine and trainer score the probe differently: mean difference"
+            f" {gap:.2g} nats (limit {limit:g})"
+        )
+
+
+def every_name(model: PreTrainedModel) -> dict[str, str]:
+    """Name of each parameter, and the name that `named_parameters` has it under.
+
+    A tied parameter has several names.
+    """
+    first = {id(p): name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every}
+
+
+def checkpoint_names(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Names in a checkpoint of each parameter. Call it before the model is sharded.
+
+    Raises:
+        ValueError: if a checkpoint has a parameter in parts, as stacked experts.
+    """
+    marks = {name: torch.empty_like(p, device="meta") for name, p in model.named_parameters()}
+    own = {id(mark): name for name, mark in marks.items()}
+    given = {name: marks[first] for name, first in every_name(model).items()}
+    found: dict[str, list[str]] = {name: [] for name in marks}
+    for name, tensor in revert_weight_conversion(model, given).items():
+        if id(tensor) not in own:
+            raise ValueError(f"'{name}' is a part of a weight of the model")
+        found[own[id(tensor)]].append(name)
+    return found
