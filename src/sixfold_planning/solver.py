@@ -171,9 +171,6 @@ class Search:
                 break
             for topology in TOPOLOGIES:
                 for ahead in (False, True)[: 1 + topology.ahead]:
-                    lacks = best.get((topology.name, ahead, True))
-                    if topology.missing and lacks and lacks.preference < (0, 2):
-                        continue  # it is known what this takes
                     for one in self._best(topology, ahead, resorts):
                         key = topology.name, ahead, bool(one.refused)
                         best[key] = min(best.get(key, one), one, key=lambda c: c.preference)
@@ -207,9 +204,9 @@ class Search:
         """Why Sixfold does not run a candidate: its topology, and its other lines."""
         own = {*ALONE, *one.topology.settings(one.split)}
         others = {key: value for key, value in one.settings.items() if key not in own}
-        ranks, missing = one.split.training, one.topology.missing
+        ranks = one.split.training
         other = self.refusal(others | self.lines(ALONE), ranks)
-        topology = missing or self.refusal(one.settings, ranks)
+        topology = self.refusal(one.settings, ranks)
         return tuple(dict.fromkeys(reason for reason in (topology, other) if reason))
 
     def refusal(self, lines: Settings, ranks: int) -> str:

@@ -56,7 +56,6 @@ class Topology:
         most: samplers that a rank may have.
         shared: the ranks of a machine share its samplers.
         ahead: samplers may run a step ahead (`rollout.staleness`).
-        missing: what Sixfold lacks for it, as a sentence. "": the checks of recipes decide.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Topology:
     most: int = 1
     shared: bool = False
     ahead: bool = False
-    missing: str = ""
 
     def splits(self, nodes: int, devices: int, heads: int) -> Iterator[Split]:
         """Splits with as many samplers as have room.
@@ -87,11 +85,17 @@ class Topology:
 
 
 def _vllm(split: Split) -> Settings:
+    gpus = range(split.ranks, split.ranks + split.samplers * split.tensor)
     return {
         "rollout.backend.kind": "vllm",
         "rollout.backend.tensor_parallel": split.tensor,
-        "rollout.backend.devices": ",".join(str(1 + n) for n in range(split.tensor)),
+        "rollout.backend.devices": ",".join(map(str, gpus)),
     }
+
+
+def _vllm_shared(split: Split) -> Settings:
+    processes = {"placement.kind": "processes", "placement.samplers": split.samplers}
+    return {**processes, **_vllm(split)}
 
 
 TOPOLOGIES = (
@@ -108,18 +112,6 @@ TOPOLOGIES = (
         ahead=True,
     ),
     Topology("vLLM", VLLM, _vllm, ranks=(1, 1)),
-    Topology(
-        "vLLM of ranks",
-        VLLM,
-        ranks=(2, float("inf")),
-        missing="Sixfold lacks a vLLM sampler for each of several ranks, on GPUs of its own",
-    ),
-    Topology(
-        "vLLM shared",
-        VLLM,
-        ranks=(2, float("inf")),
-        shared=True,
-        missing="Sixfold lacks vLLM samplers, on GPUs of their own, that a machine's ranks share",
-    ),
+    Topology("vLLM shared", VLLM, _vllm_shared, ranks=(2, float("inf")), shared=True, ahead=True),
 )
-"""Topologies, those that Sixfold lacks too: they say what it takes where nothing else fits."""
+"""Topologies. The checks of recipes decide whether Sixfold runs one."""

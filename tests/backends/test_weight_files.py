@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sixfold.backends import weight_files
+from sixfold.backends import vllm_worker, weight_files
 from sixfold.backends.weight_deltas import SealedReader, WeightFiles
 from sixfold.backends.weight_files import check_folder, streamed_file, weights_folder
 
@@ -63,6 +63,23 @@ def test_the_file_has_every_tensor_in_float32() -> None:
         assert found[name].dtype == torch.float32
         assert torch.equal(found[name], tensor.float()) and found[name].shape == tensor.shape
     assert computed.read == list(weights)
+
+
+def test_a_file_for_vllm_has_its_dtype_and_every_name_of_a_tied_tensor() -> None:
+    """Its worker finds the checksums right."""
+    weights = {"embed": torch.randn(5, 4), "norm": torch.randn(3)}
+    computed, names = Computed(weights), {"embed": ["model.embed", "head"]}
+    with streamed_file(1 << 12, computed, 3, dtype=torch.bfloat16, names=names) as path:
+        check_folder(Path(path).parent, 3)
+        found = load_file(path)
+        vllm_worker._check_sums(path, found)
+        with pytest.raises(ValueError, match="'head' differs from its checksum"):
+            vllm_worker._check_sums(path, found | {"head": found["head"] + 1})
+    assert computed.read == list(weights)
+    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    expected = {"model.embed": half["embed"], "head": half["embed"], "norm": half["norm"]}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_all_tensors_are_read_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,17 @@ def test_settings_of_a_shared_engine_are_refused(
         ),
         ([RECOMPUTED, *AHEAD], ["--moe.routing=replay"], 'moe.routing = "replay".*other experts'),
         (PROCESSES, ["--rollout.backend.kind=sixfold"], "rollout.backend.kind.*embedded engine"),
-        (["--placement.kind=ray"], ["--rollout.backend.kind=vllm"], "rollout.backend.kind.*engine"),
+        (["--placement.kind=ray"], ["--rollout.backend.kind=sglang"], "rollout.backend.kind.*vLLM"),
+        (
+            ["--placement.kind=ray", "--placement.ranks=2", "--placement.samplers=0"],
+            ["--rollout.backend.kind=vllm"],
+            "placement.samplers = 0 leaves no vLLM process",
+        ),
+        (
+            ["--placement.kind=ray", "--rollout.backend.kind=vllm"],
+            ["--rollout.backend.devices=1"],
+            "rollout.backend.devices = '1' does not work with placement.kind = 'ray'",
+        ),
         (
             [*PROCESSES, "--rollout.backend.kind=vllm"],
             ["--rollout.backend.tensor_parallel=2", "--rollout.backend.devices=1,2,3"],

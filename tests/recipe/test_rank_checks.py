@@ -46,7 +46,8 @@ def test_ray_starts_the_ranks_that_the_recipe_names() -> None:
     ("setting", "value", "remedy"),
     [
         ("sync.kind", "copy", "'shared'"),
-        ("rollout.backend.kind", "vllm", "'engine'"),
+        ("rollout.backend.kind", "sglang", "'engine'"),
+        ("rollout.backend.sleep", "true", "false"),
         ("reference.placement", "worker", "'inline'"),
         ("reference.offload", "true", "false"),
         ("trainer.weights", "bfloat16", "'float32'"),
@@ -58,6 +59,9 @@ def test_ray_starts_the_ranks_that_the_recipe_names() -> None:
 def test_settings_are_refused_with_their_remedy(setting: str, value: str, remedy: str) -> None:
     flags = [f"--{setting}={value}", "--model.lora.rank=4", "--algorithm.beta=0.1"]
     flags.append("--run.precision=bfloat16")
+    if setting == "rollout.backend.sleep":
+        flags.append("--rollout.backend.kind=vllm")
+        check([flag for flag in flags if setting not in flag])  # the ranks share vLLM
     with pytest.raises(UserError, match=f"{setting} must be {remedy} with several ranks"):
         check(flags)
     check(flags, 1)

@@ -187,6 +187,22 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Change:
     return lambda kind: use_fake(monkeypatch, kind)
 
 
+@pytest.mark.slow
+def test_several_gpus_that_share_each_matrix_read_every_load(policy: Policy, fake: None) -> None:
+    """From a folder, with the tied head."""
+    process = start(policy, tensor_parallel_size=2)
+    tokens = [7, 9, 11, 6, 30, 8]
+    other = replace(policy, model=copy.deepcopy(policy.model))
+    with torch.no_grad():
+        for p in other.model.parameters():
+            p.mul_(1.5)
+    for version, current in enumerate((policy, other)):
+        load(process, weights(current), version)
+        gap = torch.tensor(score(process, tokens)) - log_probs(current, tokens)
+        assert gap.abs().max() < 1e-4
+    process.close()
+
+
 def test_an_interpreter_that_is_not_there_is_refused(policy: Policy) -> None:
     with pytest.raises(
         UserError, match=r"rollout.backend.python = '/no/such/python': interpreter not found"

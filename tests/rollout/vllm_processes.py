@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,12 +43,18 @@ def use_fake(patch: pytest.MonkeyPatch, fault: str = "", forking: bool = True) -
     patch.setenv("FAKE_VLLM", fault)
 
 
-def start(policy: Policy, python: str = "", dtype: torch.dtype = torch.float32) -> VllmProcess:
-    """A process on the policy's architecture, with no weights of the policy yet."""
+def start(
+    policy: Policy, python: str = "", dtype: torch.dtype = torch.float32, **more: Any
+) -> VllmProcess:
+    """A process on the policy's architecture, with no weights of the policy yet.
+
+    Args:
+        more: further arguments of `vllm.LLM`.
+    """
     process = VllmProcess(
         vllm_config(policy.model.config, type(policy.model).__name__),
         dtype,
-        ARGUMENTS,
+        ARGUMENTS | more,
         Renderer(policy.tokenizer, policy.stop_token_ids),
         python,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -172,6 +173,27 @@ def test_two_vllm_processes_compute_what_one_does_though_one_is_killed(
     one = run(tmp_path, "one", IN_TURN, **vllm)
     lose(monkeypatch, killed, at=40)
     assert bits(run(tmp_path, "two", IN_TURN, **vllm, **PROCESSES)) == bits(one)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_vllm_in_an_actor_of_ray_gives_every_token_the_log_prob_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm: dict[str, Any]
+) -> None:
+    """Though it is killed. Another takes its place, with the newest weights. R-190, R-174."""
+    monkeypatch.syspath_prepend(str(FAKE))  # for the processes of the cluster
+
+    def kill_its_vllm(pool: Samplers) -> None:
+        actor: Any = pool.places[0].process
+        family = psutil.Process(actor.pid).children(recursive=True)
+        next(p for p in family if "vllm_worker.py" in str(p.cmdline())).kill()
+
+    lose(monkeypatch, kill_its_vllm, at=60)
+    ahead = run(tmp_path, engine__max_running=3, placement__kind="ray", **vllm)
+    assert max(line["async/mixed_frac"] for line in metrics(ahead)) > 0
+    assert len(trained(ahead)) == len(set(trained(ahead))) == 16
+    right, wrong = gaps(ahead)
+    assert right < 1e-4 and wrong > 1e-2
 
 
 @pytest.mark.nightly

@@ -20,6 +20,11 @@ ALLOWED: dict[tuple[str, str], str] = {
         " replies are written by Sixfold alone"
     ),
     ("run.sampler_worker", "pickle"): "the other end of that pipe",
+    ("backends.linked_sampler", "pickle"): (
+        "as above, or a socket between the ranks of a machine, in a folder that only their user"
+        " can open"
+    ),
+    ("backends.generator_server", "pickle"): "the other end of these",
     (
         "sixfold_serving.agents.function_runner",
         "pickle",

@@ -77,14 +77,14 @@ class GeneratorServer:
 
     def _receive(self) -> None:
         """Read requests, in a thread: otherwise the peer would wait for the engine."""
-        loop = self._failed.get_loop()
+        loop, failure = self._failed.get_loop(), None
         try:
             for body in self._requests:
                 loop.call_soon_threadsafe(self._take, pickle.loads(body))
         except Exception as error:  # noqa: BLE001  ends `run`, and the peer hears why
-            loop.call_soon_threadsafe(self._end, error)
-        else:
-            loop.call_soon_threadsafe(self._end)
+            failure = error
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(self._end, failure)
 
     def _end(self, error: Exception | None = None) -> None:
         if self._failed.done():

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
@@ -25,9 +26,14 @@ from .weight_files import sealed_bytes
 
 
 @contextmanager
-def stored_weights(weights: Mapping[str, Tensor], version: int) -> Iterator[Any]:
-    """Reference to the weights in the object store: the bytes for `read_sealed`."""
-    sealed = sealed_bytes(weights, version)
+def stored_weights(
+    weights: Mapping[str, Tensor],
+    version: int,
+    dtype: torch.dtype = torch.float32,
+    every_name: bool = False,
+) -> Iterator[Any]:
+    """Reference to the weights in the object store: the bytes of `sealed_bytes`."""
+    sealed = sealed_bytes(weights, version, dtype, every_name)
     with stage("broadcast"):
         try:
             reference = ray.put(sealed)

@@ -101,6 +101,9 @@ class Sampler:
         )
         self._engine = self._llm.llm_engine
         self._shards = int(engine.get("tensor_parallel_size", 1))
+        if self._shards > 1:  # else "dummy" weights cannot be reloaded from a folder
+            files = {"load_config": {"load_format": "safetensors"}}
+            self._llm.collective_rpc("update_config", kwargs={"overrides": files})
         self._most = int(engine["max_num_seqs"])
         self._longest = int(engine["max_model_len"])
         self._asleep = False

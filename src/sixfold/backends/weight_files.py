@@ -64,9 +64,23 @@ def prepare_for_file(
     return own, tied
 
 
-def sealed_bytes(weights: Mapping[str, Tensor], version: int) -> bytes:
-    """Bytes of a safetensors file with the weights in float32, for `read_sealed`."""
-    own, _ = prepare_for_file(weights, torch.float32)
+def sealed_bytes(
+    weights: Mapping[str, Tensor],
+    version: int,
+    dtype: torch.dtype = torch.float32,
+    every_name: bool = False,
+) -> bytes:
+    """Bytes of a safetensors file with the weights, for `read_sealed`.
+
+    Args:
+        weights: tensors by name. Tied tensors may have several names.
+        version: version of the weights.
+        dtype: dtype of the file.
+        every_name: store a tied tensor under each of its names, not under the first alone.
+    """
+    own, tied = prepare_for_file(weights, dtype)
+    if every_name:  # a file takes no tensors that share memory
+        own |= {name: own[first].clone() for name, first in tied.items()}
     with stage("broadcast", sum(tensor.nbytes for tensor in own.values())):
         return save(own, {"format": "pt", "version": str(version), **_checksums(own)})
 

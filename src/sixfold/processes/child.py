@@ -74,7 +74,7 @@ class Peer:
         closed: True once `close` was called.
     """
 
-    def __init__(self, requests: int, replies: int, limit: int) -> None:
+    def __init__(self, requests: int, replies: int, limit: int = 1 << 40) -> None:
         self.requests, self.replies = requests, replies
         self.pid = 0
         self.closed = False

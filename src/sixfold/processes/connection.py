@@ -14,18 +14,17 @@ class Connection(Peer):
 
     Args:
         path: path of the socket.
-        reply_limit: maximum bytes of a reply.
 
     Raises:
         OSError: nobody listens there.
     """
 
-    def __init__(self, path: str, reply_limit: int = 1 << 40) -> None:
+    def __init__(self, path: str) -> None:
         with socket.socket(socket.AF_UNIX) as made:
             made.connect(path)
             made.setblocking(False)
             # Two descriptors: one poll waits for both ends.
-            super().__init__(os.dup(made.fileno()), os.dup(made.fileno()), reply_limit)
+            super().__init__(os.dup(made.fileno()), os.dup(made.fileno()))
 
     def close(self, grace_s: float = program.GRACE_S) -> None:
         """Hang up. The program goes on, and ends what it does for this connection."""

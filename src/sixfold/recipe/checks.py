@@ -33,6 +33,7 @@ from .schema import (
     TrainerConfig,
     VllmBackend,
 )
+from .schema.backend import Backend
 
 
 def check_lora(recipe: Recipe, method: Method) -> None:
@@ -336,16 +337,15 @@ def check_placement(recipe: Recipe, method: Method) -> None:
         *[("model.lora.base", "nf4", "bfloat16", f"{own}, merged")] * nf4,
     ]
     backend, kind = rollout.backend.kind, recipe.placement.kind
-    starts = "they run the embedded engine, or vLLM in processes of this machine"
-    alone = isinstance(recipe.placement, RayPlacement) and recipe.placement.ranks == 1
+    starts = "they run the embedded engine or vLLM"
     in_processes: list[Needed] = [
-        *[("rollout.backend.kind", backend, "engine", starts)] * (alone or backend != "vllm"),
+        *[("rollout.backend.kind", backend, "engine", starts)] * (backend != "vllm"),
         ("moe.routing", recipe.moe.routing, "free", "they do not record experts"),
         *[("engine.speculation.kind", "draft", "none", "they load one model")] * draft,
     ]
     ahead: list[Needed] = []
     if isinstance(recipe.placement, RayPlacement):
-        _check_ray(recipe.placement)
+        _check_ray(recipe.placement, rollout.backend)
     if isinstance(recipe.placement, ProcessPlacement):
         _check_sampler_gpus(recipe.placement, backend)
     if not rollout.staleness and rollout.window != RolloutConfig().window:
@@ -389,13 +389,24 @@ def _check_sampler_gpus(placement: ProcessPlacement, backend: str) -> None:
         )
 
 
-def _check_ray(placement: RayPlacement) -> None:
+def _check_ray(placement: RayPlacement, backend: Backend) -> None:
+    """Refuse Ray where it is not installed or has nothing to do, and GPUs that it decides about."""
     if find_spec("ray") is None:
         raise UserError("placement.kind = 'ray' needs Ray: pip install 'sixfold[ray]'")
     if not placement.samplers and placement.ranks == 1:
         raise UserError(
             "placement.samplers = 0 leaves nothing to Ray with placement.ranks = 1: set one of them"
             " higher, or placement.kind = 'local'"
+        )
+    if isinstance(backend, VllmBackend) and not placement.samplers:
+        raise UserError(
+            "placement.samplers = 0 leaves no vLLM process. Set it to at least 1, or"
+            " rollout.backend.kind = 'engine'"
+        )
+    if isinstance(backend, VllmBackend) and backend.devices:
+        raise UserError(
+            f"rollout.backend.devices = '{backend.devices}' does not work with placement.kind ="
+            " 'ray', which gives each vLLM process its GPUs. Remove it"
         )
 
 

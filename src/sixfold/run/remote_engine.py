@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 
 from ..backends.samplers import Samplers
 from ..backends.sglang_server import SglangServer
-from ..backends.shared_generator import GeneratorOfRanks, SharedGenerator
 from ..backends.sixfold_server import SixfoldServer
 from ..backends.visible_gpus import visible_devices
 from ..backends.vllm_memory import memory_share
@@ -46,7 +45,9 @@ from ..sync.sync import SyncError
 from ..sync.versioned import VersionedSync, Wait, checkpoint_names
 from ..trainer.parity import parity_limits
 from .kv_size import reserved_bytes, text_config
-from .samplers import warn
+from .samplers import on_ray, warn
+from .shared_generator import GeneratorOfRanks, SharedGenerator
+from .vllm_setup import VllmSetup
 
 VLLM_BLOCK = 128
 """Tokens per block of vLLM's KV cache on a CPU. Blocks are smaller on other devices."""
@@ -76,13 +77,24 @@ def start_remote_engine(
         UserError: if the engine is not available, or if its log-probs differ.
     """
     config = vllm_config(policy.model.config, type(policy.model).__name__)
-    dtype = _dtype(recipe)
+    dtype = _dtype(recipe.run.precision)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
     engine: Generator
     if isinstance(backend, VllmBackend):
-        start = _vllm_start(recipe, backend, policy, renderer, longest)
-        device = policy.model.device
-        engine = _vllm(recipe.placement, backend, start, device, dtype, limit)
+        of_model = dtype, policy, renderer, longest
+        reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
+        start = _vllm_start(recipe.engine, backend, *of_model, reserved)
+        device, placement = policy.model.device, recipe.placement
+        if isinstance(placement, RayPlacement):
+            arguments = vllm_arguments(recipe.engine, backend, policy, longest, dtype)
+            if backend.memory:
+                arguments["gpu_memory_utilization"] = backend.memory
+            given = config, dtype, arguments, renderer, backend.python, placement.threads
+            shards, silence_s = backend.tensor_parallel, recipe.run.silence_s
+            on = placement, VllmSetup(*given), device.type, silence_s, ending, shards
+            engine = Samplers(*on_ray(*on), placement.samplers, placement.restarts, warn, limit)
+        else:
+            engine = _vllm(placement, backend, start, device, dtype, limit)
     else:
         engine = _server(backend, policy, config, dtype, renderer, limit, recipe.run.silence_s)
     ending.callback(engine.close)
@@ -110,8 +122,11 @@ def first_sync(sync: VersionedSync | RanksSync, kind: str) -> None:
 
 
 def start_vllm_of_ranks(
-    recipe: Recipe,
+    placement: Placement,
     backend: VllmBackend,
+    engine: EngineConfig,
+    precision: Literal["float32", "bfloat16"],
+    silence_s: float,
     policy: Policy,
     renderer: Renderer,
     longest: int,
@@ -124,18 +139,26 @@ def start_vllm_of_ranks(
     policy.
 
     Args:
-        recipe: as for `start_remote_engine`, as are the others.
+        placement: how many processes.
+        backend: settings of vLLM.
+        engine: `[engine]`.
+        precision: `run.precision`.
+        silence_s: longest time without a sign of life, in seconds.
+        policy: the trainer's model.
+        renderer: decodes completions.
+        longest: longest sequence, in tokens.
+        ending: receives the callbacks that end them.
         ranks: the ranks of the run.
 
     Raises:
         UserError: if vLLM is not available, lacks GPUs of its own, or cannot get the weights.
     """
-    dtype, placement = _dtype(recipe), recipe.placement
+    dtype, device = _dtype(precision), policy.model.device
     count, threads, restarts = 1, torch.get_num_threads(), 0
     if isinstance(placement, SamplersApart):
         count, threads, restarts = placement.samplers, placement.threads, placement.restarts
-    if policy.model.device.type != "cpu":
-        _check_own_gpus(backend, isinstance(placement, RayPlacement), count)
+    if device.type != "cpu":
+        check_own_gpus(backend, isinstance(placement, RayPlacement), count)
     try:
         names = checkpoint_names(policy.plain)
     except ValueError as error:
@@ -144,13 +167,13 @@ def start_vllm_of_ranks(
             " weights only. Use 'engine', or train in one process"
         ) from error
     size = sum(p.numel() * len(names[n]) for n, p in policy.plain.named_parameters())
-    start = _vllm_start(recipe, backend, policy, renderer, longest)
+    start = _vllm_start(engine, backend, dtype, policy, renderer, longest)
 
     def of_machine() -> SharedGenerator | None:
         if os.environ["LOCAL_RANK"] != "0":
             return None
         publish = partial(_streamed, size * dtype.itemsize, dtype, names)
-        limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
+        limit = parity_limits(precision, str(device), outside=True).mean
         every = Samplers(lambda n: start(n, threads), publish, count, restarts, warn, limit)
         shared = SharedGenerator(every)
         ending.callback(shared.close)
@@ -160,9 +183,9 @@ def start_vllm_of_ranks(
     machine = os.environ.get("GROUP_RANK", os.uname().nodename)
     places = ranks.gather((machine, shared.path if shared else ""))
     path = next(path for where, path in places if where == machine and path)
-    engine = GeneratorOfRanks(path, recipe.run.silence_s, shared)
-    ending.callback(engine.close)
-    return engine
+    own = GeneratorOfRanks(path, silence_s, shared)
+    ending.callback(own.close)
+    return own
 
 
 @contextmanager
@@ -178,8 +201,13 @@ def _streamed(
         yield Path(path).parent, {}
 
 
-def _check_own_gpus(backend: VllmBackend, by_ray: bool, count: int) -> None:
+def check_own_gpus(backend: VllmBackend, by_ray: bool, count: int) -> None:
     """Check that vLLM has GPUs of its own beside those of the ranks.
+
+    Args:
+        backend: settings of vLLM.
+        by_ray: Ray starts the ranks.
+        count: vLLM processes of a machine.
 
     Raises:
         UserError: it has not.
@@ -199,20 +227,31 @@ def _check_own_gpus(backend: VllmBackend, by_ray: bool, count: int) -> None:
         )
 
 
-def _dtype(recipe: Recipe) -> torch.dtype:
+def _dtype(precision: str) -> torch.dtype:
     """Dtype of an engine outside."""
-    return torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def _vllm_start(
-    recipe: Recipe, backend: VllmBackend, policy: Policy, renderer: Renderer, longest: int
+    engine: EngineConfig,
+    backend: VllmBackend,
+    dtype: torch.dtype,
+    policy: Policy,
+    renderer: Renderer,
+    longest: int,
+    reserved: Callable[[], int] = lambda: 0,
 ) -> Callable[[int, int], VllmProcess]:
-    """Starts the vLLM process with a number and so many CPU threads."""
-    config, dtype = vllm_config(policy.model.config, type(policy.model).__name__), _dtype(recipe)
-    reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
+    """Starts the vLLM process with a number and so many CPU threads. For `reserved` see
+    `_memory_share`.
+    """
+    config = vllm_config(policy.model.config, type(policy.model).__name__)
 
     def arguments(own: VllmBackend) -> dict[str, Any]:
-        return _vllm_arguments(recipe.engine, own, policy, longest, dtype, reserved)
+        found = vllm_arguments(engine, own, policy, longest, dtype)
+        kv = found.get("kv_cache_memory_bytes", 0)
+        if share := _memory_share(own, policy, kv, dtype, reserved):
+            found["gpu_memory_utilization"] = share
+        return found
 
     return partial(_vllm_process, backend, config, dtype, arguments, renderer, policy)
 
@@ -336,15 +375,10 @@ def _vllm_process(
     )
 
 
-def _vllm_arguments(
-    settings: EngineConfig,
-    vllm: VllmBackend,
-    policy: Policy,
-    longest: int,
-    dtype: torch.dtype,
-    reserved: Callable[[], int],
+def vllm_arguments(
+    settings: EngineConfig, vllm: VllmBackend, policy: Policy, longest: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The [engine] settings as arguments of vLLM. reserved: as for `_memory_share`."""
+    """The [engine] settings as arguments of vLLM, without its share of a GPU's memory."""
     arguments: dict[str, Any] = {
         "max_model_len": longest,
         "max_num_seqs": settings.max_running,
@@ -370,9 +404,6 @@ def _vllm_arguments(
         arguments["kv_cache_memory_bytes"] = (
             (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
         )
-    kv = arguments.get("kv_cache_memory_bytes", 0)
-    if share := _memory_share(vllm, policy, kv, dtype, reserved):
-        arguments["gpu_memory_utilization"] = share
     return arguments
 
 

@@ -95,7 +95,9 @@ def engine_and_sync(
         return generator, sync, None
     backend, wait = recipe.rollout.backend, loop.run
     if isinstance(backend, VllmBackend) and ranks.size > 1:
-        shared = start_vllm_of_ranks(recipe, backend, policy, renderer, longest, ending, ranks)
+        run = recipe.run
+        of_run = recipe.placement, backend, recipe.engine, run.precision, run.silence_s
+        shared = start_vllm_of_ranks(*of_run, policy, renderer, longest, ending, ranks)
         shards = sharded_policy(recipe.moe, recipe.parallel, policy, autocast, ranks)
         assert shards is not None
         limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean

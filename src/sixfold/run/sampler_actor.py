@@ -1,4 +1,4 @@
-"""A Ray actor that samples with the embedded engine. `backends/ray_sampler.py` calls it."""
+"""A Ray actor that samples with the embedded engine or vLLM. `backends/ray_sampler.py` calls it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..backends.weight_files import read_sealed
 from ..rollout.generator import Activity, Sampled
 from .rank_agent import versions
 from .sampler_worker import Setup
+from .vllm_setup import VllmSetup
 
 T = TypeVar("T")
-Reply = tuple[T, Activity]
-"""A result, and the counters of the engine."""
+Reply = tuple[T, Activity | None]
+"""A result, and the counters of the engine, if it has any."""
 
 
 class SamplerActor:
@@ -25,7 +26,7 @@ class SamplerActor:
         setup: the engine to build.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup | VllmSetup) -> None:
         self._generator = setup.generator()
         self._tasks: dict[int, asyncio.Task[Sampled]] = {}
 

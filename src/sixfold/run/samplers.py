@@ -30,6 +30,7 @@ from ..recipe.schema import (
 )
 from ..renderer.renderer import Renderer
 from .sampler_worker import Setup
+from .vllm_setup import VllmSetup
 
 PROGRAM = "sixfold.run.sampler_worker"
 
@@ -81,7 +82,9 @@ def start_samplers(
         silence_s=silence_s,
     )
     if isinstance(placement, RayPlacement) and ranks.size == 1:
-        parts = _on_ray(placement, setup, ending)
+        # Ray shows an actor its own GPUs only.
+        placed = setup if setup.device == "cpu" else replace(setup, device="cuda")
+        parts = on_ray(placement, placed, setup.device, silence_s, ending)
     else:
         whole_every, devices = 1, ""
         if isinstance(placement, ProcessPlacement):
@@ -157,8 +160,27 @@ def _one_file(
         yield next(path for where, path in places if where == machine and path)
 
 
-def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[Start, Publish]:
-    """Actors of a Ray cluster."""
+def on_ray(
+    placement: RayPlacement,
+    setup: Setup | VllmSetup,
+    device: str,
+    silence_s: float,
+    ending: ExitStack,
+    gpus: int = 1,
+) -> tuple[Start, Publish]:
+    """What starts actors of a Ray cluster, and what passes weights to them.
+
+    Args:
+        placement: the cluster, and what each actor gets.
+        setup: what they run.
+        device: of the policy.
+        silence_s: longest wait for them, in seconds.
+        ending: receives the callback that gives up their resources.
+        gpus: GPUs of each, if the policy is on one.
+
+    Raises:
+        UserError: if the cluster is not there or has too few resources.
+    """
     try:
         from ..backends import ray_cluster, ray_sampler
     except ImportError as error:
@@ -169,24 +191,27 @@ def _on_ray(placement: RayPlacement, setup: Setup, ending: ExitStack) -> tuple[S
     from .rank_agent import versions
     from .sampler_actor import SamplerActor
 
-    if setup.device != "cpu" and not placement.address:
+    if device != "cpu" and not placement.address:
         raise UserError(
             "placement.kind = 'ray' on a GPU needs placement.address: a cluster of the GPUs that"
             " the trainer leaves free, e.g. CUDA_VISIBLE_DEVICES=1,2,3 ray start --head"
         )
-    gpus, silence_s = int(setup.device != "cpu"), setup.silence_s
     cluster = ray_cluster.reserved(
-        placement.address, placement.samplers, placement.threads, gpus, silence_s
+        placement.address,
+        placement.samplers,
+        placement.threads,
+        gpus * (device != "cpu"),
+        silence_s,
     )
     resources = ending.enter_context(cluster)
-    if gpus:
-        setup = replace(setup, device="cuda")  # Ray shows an actor its own GPUs only
 
     def start(number: int) -> Sampler:
         actor = partial(resources.start, SamplerActor, number, setup)
         return ray_sampler.RaySampler(number, actor, versions(), silence_s)
 
-    return start, ray_sampler.stored_weights
+    if isinstance(setup, Setup):
+        return start, ray_sampler.stored_weights
+    return start, partial(ray_sampler.stored_weights, dtype=setup.dtype, every_name=True)
 
 
 def warn(line: str) -> None:

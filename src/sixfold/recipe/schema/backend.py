@@ -69,7 +69,8 @@ class VllmBackend(Section):
     devices: str = knob(
         "",
         "numbers of the GPUs of the vLLM process, or of all of them if placement.kind ="
-        " 'processes', e.g. 1 or 1,2 (empty: the policy's GPU)",
+        " 'processes', e.g. 1 or 1,2 (empty: the policy's GPU); with several ranks those of each"
+        " machine",
         pattern=DEVICES,
     )
     tensor_parallel: int = knob(

@@ -18,7 +18,12 @@ class LocalPlacement(Section):
         return False
 
 
-_SAMPLERS = knob(1, "number of processes that sample", ge=1, le=64)
+_SAMPLERS = knob(
+    1,
+    "number of processes that sample; with several ranks, of each, or vLLM's on each machine",
+    ge=1,
+    le=64,
+)
 _THREADS = knob(1, "CPU threads of each process that samples", ge=1)
 _RESTARTS = knob(
     3,
@@ -67,7 +72,8 @@ class RayPlacement(Section):
     )
     samplers: int = knob(
         1,
-        "number of samplers; with several ranks, of processes beside each (0: none)",
+        "number of samplers; with several ranks, of processes beside each (0: none), or of vLLM"
+        " processes on each machine",
         ge=0,
         le=64,
     )

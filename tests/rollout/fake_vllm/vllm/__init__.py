@@ -2,10 +2,11 @@
 describes, one forward of everything a step.
 
 What makes vLLM awkward is kept: weights are random until they are loaded, and a tied output head
-has a copy of its own, which loading the embedding alone leaves as it was. FAKE_VLLM in the
-environment makes it fail: "die" and "hang" in a step, "slow" steps, "stale" ignores the second load
-and every later one, "broken" at import. torch is imported with the first weights, so that a process
-that fails before them starts at once.
+has a copy of its own, which loading the embedding alone leaves as it was. Several shards read a
+folder, and only once the format of its files is set. FAKE_VLLM in the environment makes it fail:
+"die" and "hang" in a step, "slow" steps, "stale" ignores the second load and every later one,
+"broken" at import. torch is imported with the first weights, so that a process that fails before
+them starts at once.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class LLM:
             and more.pop("scheduling_policy") == "priority"
         )
         self.can_sleep, self.asleep = more.pop("enable_sleep_mode", False), False
+        self.shards, self.files = more.pop("tensor_parallel_size", 1), load_format
         assert (
             more == {"disable_log_stats": True}
             and enforce_eager
@@ -63,9 +65,21 @@ class LLM:
         self.llm_engine = Engine(self)
 
     def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        if method == "update_config":
+            self.files = kwargs["overrides"]["load_config"]["load_format"]
+            return
         assert method == "reload_weights" and not self.asleep
+        if self.shards > 1:
+            if self.files != "safetensors":
+                raise NotImplementedError(f"Model reloading with `{self.files}` format")
+            from safetensors.torch import load_file
+
+            found = sorted(Path(kwargs["weights_path"]).glob("*.safetensors"))
+            weights = iter([pair for path in found for pair in load_file(path).items()])
+        else:
+            weights = kwargs["weights_iterator"]
         if self.model is None or FAULT != "stale":
-            self._reload(kwargs["weights_iterator"])
+            self._reload(weights)
 
     def sleep(self, level: int) -> None:
         assert self.can_sleep and level == 1 and not self.llm_engine.requests

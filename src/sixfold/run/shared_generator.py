@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..backends.generator_server import GeneratorServer
+from ..backends.linked_sampler import LinkedSampler
 from ..errors import UserError
 from ..event_loop import BackgroundLoop
 from ..processes.child import ChildError, RequestFailed, last_lines
 from ..processes.connection import Connection
 from ..processes.program import Requests
 from ..rollout.generator import EngineLost, Generator
-from .generator_server import GeneratorServer
-from .linked_sampler import LinkedSampler
 
 
 class SharedGenerator:
