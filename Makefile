@@ -111,7 +111,8 @@ $(VLLM)/installed: Makefile
 
 vllm: $(STAMP) $(VLLM)/installed
 	SIXFOLD_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
-		$(BIN)/python -m pytest tests/rollout/test_vllm_real.py tests/rollout/test_vllm_adapters.py
+		$(BIN)/python -m pytest tests/rollout/test_vllm_real.py tests/rollout/test_vllm_adapters.py \
+			tests/reward_model/test_rewards_of_vllm.py
 
 # Playwright drives a Chromium that is installed as a system package (apt-get install chromium).
 WEB := $(VENV)/installed-web

@@ -98,6 +98,17 @@ def test_a_reply_that_is_begun_goes_on_for_another_tokenizer(folder: Path) -> No
     assert called(reward_model([str(folder)], CONFIG), given) == scorer.rewards(*ids).tolist()
 
 
+@pytest.mark.parametrize("begun", ["1", "1 ", " ", "a b "])
+def test_a_completion_may_begin_as_the_reply_that_it_goes_on_with(folder: Path, begun: str) -> None:
+    """It is read whole: the prompt has the beginning already."""
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    task = Task("t", (*CHAT, {"role": "assistant", "content": begun}), form="continued")
+    texts = ["12+3", f"{begun}3", f"{begun}{begun}3", "3"]
+    prompt, replies = scorer.encoded(task, texts, [True] * 4)
+    assert scorer.renderer.shown(prompt).endswith(f"<|assistant|>{begun}")
+    assert [scorer.renderer.shown(ids) for ids in replies] == [f"{text}<|end|>" for text in texts]
+
+
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("same_tokens", [True, False])
 def test_a_completion_beyond_the_context_costs_only_itself(
@@ -469,6 +480,35 @@ def test_vllm_is_asked_for_scores_without_their_activation(folder: Path, quick: 
         assert called(reward, arguments(folder, CHAT)) == [0.5, 0.5, 1.5]
         said = sorted([m["content"] for m in one["messages"]] for one in asked[3:])
         assert said == [["1+2=", "12+3"], ["1+2=", "3"], ["1+2=", "abc 3"]]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_text_that_vllm_refuses_costs_only_itself(folder: Path, plain: bool) -> None:
+    """As one beyond its context. If it refuses all, the check fails with its reason."""
+
+    def reply(body: dict[str, Any]) -> Response:
+        texts = body.get("input") or [body["messages"][-1]["content"]]
+        if any("3" in text for text in texts):
+            return JSONResponse({"error": "129 input tokens"}, status_code=400)
+        return rows([float(len(text)) for text in texts])
+
+    given = arguments(folder, "1+2=" if plain else CHAT)
+    if plain:
+        given["rendered_prompt"] = given["prompts"]
+    server, asked = other_server(reply)
+    with server as (url, _, _):
+        reward = reward_model([url], CONFIG)
+        with pytest.raises(NoReply, match=r"status 400: .*129 input tokens"):
+            called(reward, given)
+        given["completions"] = (
+            ["4", "12+3", "5"]
+            if plain
+            else [[{"role": "assistant", "content": text}] for text in ("4", "12+3", "5")]
+        )
+        found = called(reward, given)
+    expected = [5.0, None, 5.0] if plain else [1.0, None, 1.0]
+    assert [getattr(one, "value", one) for one in found] == expected
+    assert len(asked) == (8 if plain else 6)
 
 
 def test_vllm_gets_a_reply_that_the_prompt_has_begun_as_one_message(folder: Path) -> None:

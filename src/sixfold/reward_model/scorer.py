@@ -71,8 +71,10 @@ class Scorer:
             ended: whether each has ended, so that its turn has an end.
         """
         renderer = self.renderer
+        # `solution` leaves out a prefill that is repeated. A completion may begin as the prefill.
+        begun = task.prefill if task.prefill.strip() else ""
         ids = [
-            renderer.solution(replace(task, trace=text)) if end else renderer.plain(text)
+            renderer.solution(replace(task, trace=begun + text)) if end else renderer.plain(text)
             for text, end in zip(texts, ended, strict=True)
         ]
         return renderer.encode(task), ids

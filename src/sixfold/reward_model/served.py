@@ -43,6 +43,10 @@ _BEGINNING = r"(<[^<>\s]+>|\[\w+\])*\s*"
 """Names of special tokens, such as <s>, <|begin_of_text|> and [CLS]."""
 
 
+class Refused(NoReply):
+    """A server refuses a request, such as one with a text beyond its model's context."""
+
+
 class ServedModels:
     """Client of the servers of reward models.
 
@@ -111,7 +115,7 @@ class ServedModel:
         return f"{self._url} {model['id']} {model.get(EXACT, '')}"
 
     async def rewards(self, asked: Asked) -> list[float]:
-        """K rewards, NaN for a completion that does not fit the model's context.
+        """K rewards, NaN for a completion that does not fit the model's context, if others do.
 
         Raises:
             UserError: if no server answers, if its model is no reward model, or if it does not
@@ -127,16 +131,34 @@ class ServedModel:
                 found += self._numbers(answer, "rewards", len(part.completions))
             return found
         plain = {"model": model["id"], "use_activation": False, "activation": False}
-        if _is_plain(asked):
-            texts = [f"{asked.prompt}{text}" for text in asked.completions]
+        count = len(asked.completions)
+        if not _is_plain(asked):
+            return await self._alone([plain | self._chat(asked, index) for index in range(count)])
+        texts = [f"{asked.prompt}{text}" for text in asked.completions]
+        try:
             return self._scores(
-                await self._ask("POST", "/classify", {**plain, "input": texts}), len(texts)
+                await self._ask("POST", "/classify", plain | {"input": texts}), count
             )
-        chats = [self._chat(asked, index) for index in range(len(asked.completions))]
-        answers = await asyncio.gather(
-            *(self._ask("POST", "/classify", {**plain, **chat}) for chat in chats)
-        )
-        return [self._scores(answer, 1)[0] for answer in answers]
+        except Refused:
+            return await self._alone([plain | {"input": [text]} for text in texts])
+
+    async def _alone(self, bodies: Sequence[dict[str, Any]]) -> list[float]:
+        """Scores of completions that are asked for one by one. NaN for one that is refused.
+
+        Raises:
+            Refused: if all are.
+        """
+        work = (self._ask("POST", "/classify", body) for body in bodies)
+        answers = await asyncio.gather(*work, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, Refused):
+                raise answer
+        if isinstance(answers[0], Refused) and all(isinstance(a, Refused) for a in answers):
+            raise answers[0]
+        return [
+            math.nan if isinstance(answer, Refused) else self._scores(answer, 1)[0]
+            for answer in answers
+        ]
 
     def _chat(self, asked: Asked, index: int) -> dict[str, Any]:
         """One completion as a conversation. The turn of one that has not ended stays open."""
@@ -201,7 +223,7 @@ class ServedModel:
                     f"environment.rewards: {text}. {path} needs a reward model, and a key in"
                     f" {KEY_VARIABLE} if the server has one"
                 )
-            raise NoReply(text)
+            raise Refused(text) if reply.status in (400, 413, 422) else NoReply(text)
         self._works = self._works or method == "POST"
         try:
             return json.loads(reply.body)
