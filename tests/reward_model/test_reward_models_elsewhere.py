@@ -283,6 +283,10 @@ def test_a_served_model_gives_the_same_rewards(
         expected = called(reward_model([url], CONFIG), given)
         monkeypatch.setattr("sixfold.reward_model.served.MAX_IDS", 9)  # no two in one request
         assert called(reward_model([url], CONFIG), given) == pytest.approx(expected, abs=1e-5)
+        given["completion_ids"][1], given["completions"][1] = [5] * 400, "5" * 400
+        scores = [getattr(one, "value", one) for one in called(reward_model([url], CONFIG), given)]
+        assert scores[1] is None
+        assert scores[::2] == pytest.approx(expected[::2], abs=1e-5)
         names = [rewards_fingerprint([f"reward_model:{u}"], CONFIG) for u in (url, second)]
         assert names[0] != names[1]
     with pytest.raises(UserError, match="an ensemble of http://a and a folder"):

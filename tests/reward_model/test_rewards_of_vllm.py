@@ -21,7 +21,9 @@ from sixfold.http_client import NoReply
 from sixfold.model.attention import NAME
 from sixfold.model.loading import Policy
 from sixfold.model.scratch import character_tokenizer
+from sixfold.reward_model.model import load_reward_model
 from sixfold.reward_model.reward import reward_model
+from sixfold.reward_model.scorer import Scorer
 
 PYTHON = os.environ.get("SIXFOLD_VLLM_PYTHON", "")
 pytestmark = pytest.mark.skipif(
@@ -46,8 +48,8 @@ def url(folder: Path) -> Iterator[str]:
     """Address of a vLLM server of the reward model."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options = {"model": folder, "host": "127.0.0.1", "port": port, "runner": "pooling",
-               "dtype": "float32", "max-model-len": CONTEXT}  # fmt: skip
+    options = {"model": folder, "host": "127.0.0.1", "port": port, "runner": "pooling"}
+    options |= {"dtype": "float32", "max-model-len": CONTEXT, "kv-cache-memory-bytes": 64 << 20}
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(
@@ -80,15 +82,13 @@ def test_scores_are_those_of_the_model_in_the_run(url: str, folder: Path, prompt
     assert values(reward_model([url], CONFIG), given) == pytest.approx(here, abs=1e-4)
 
 
-def test_plain_prompts_are_scored_without_the_end_token(url: str, folder: Path) -> None:
+def test_plain_prompts_are_scored_as_whole_texts(url: str, folder: Path) -> None:
     given = arguments(folder)
     given["rendered_prompt"] = given["prompts"]
-    there = values(reward_model([url], CONFIG), given)
-    given["completion_ids"] = [
-        ids[:-1] if reason == "stop" else ids
-        for ids, reason in zip(given["completion_ids"], given["finish_reason"], strict=True)
-    ]
-    assert there == pytest.approx(values(reward_model([str(folder)], CONFIG), given), abs=1e-4)
+    scorer = Scorer(load_reward_model(str(folder), "cpu"), 4096)
+    ids = [scorer.spelled(f"1+2={text}") for text in given["completions"]]
+    here = [float(scorer.rewards(one[:1], [one[1:]])[0]) for one in ids]
+    assert values(reward_model([url], CONFIG), given) == pytest.approx(here, abs=1e-4)
 
 
 def test_a_text_beyond_the_context_costs_only_itself(url: str, folder: Path) -> None:

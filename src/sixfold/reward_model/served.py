@@ -16,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ MAX_IDS = 100_000
 """Most token ids in one request, unless a single completion has more. A server refuses large ones.
 """
 _SHOWN_BYTES = 300
+_Ask = Callable[[dict[str, Any]], Coroutine[Any, Any, list[float]]]
 _BEGINNING = r"(<[^<>\s]+>|\[\w+\])*\s*"
 """Names of special tokens, such as <s>, <|begin_of_text|> and [CLS]."""
 
@@ -124,41 +125,45 @@ class ServedModel:
         """
         model = await self.model()
         if EXACT in model:
-            found: list[float] = []
-            for part in _parts(asked):
-                body = {"model": model["id"], **asdict(part)}
-                answer = await self._ask("POST", "/v1/rewards", body)
-                found += self._numbers(answer, "rewards", len(part.completions))
-            return found
+            bodies = [{"model": model["id"], **asdict(part)} for part in _parts(asked)]
+            return await self._together(self._exact, bodies)
         plain = {"model": model["id"], "use_activation": False, "activation": False}
-        count = len(asked.completions)
         if not _is_plain(asked):
-            return await self._alone([plain | self._chat(asked, index) for index in range(count)])
+            chats = [self._chat(asked, index) for index in range(len(asked.completions))]
+            return await self._together(self._classified, [plain | chat for chat in chats])
         texts = [f"{asked.prompt}{text}" for text in asked.completions]
         try:
-            return self._scores(
-                await self._ask("POST", "/classify", plain | {"input": texts}), count
-            )
-        except Refused:
-            return await self._alone([plain | {"input": [text]} for text in texts])
+            return await self._classified(plain | {"input": texts})
+        except Refused:  # perhaps because of one text
+            alone = [plain | {"input": [text]} for text in texts]
+            return await self._together(self._classified, alone)
 
-    async def _alone(self, bodies: Sequence[dict[str, Any]]) -> list[float]:
-        """Scores of completions that are asked for one by one. NaN for one that is refused.
+    async def _together(self, ask: _Ask, bodies: Sequence[dict[str, Any]]) -> list[float]:
+        """Rewards of requests, of which the server may refuse some: NaN.
 
         Raises:
-            Refused: if all are.
+            Refused: if it refuses all.
         """
-        work = (self._ask("POST", "/classify", body) for body in bodies)
-        answers = await asyncio.gather(*work, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, Refused):
-                raise answer
-        if isinstance(answers[0], Refused) and all(isinstance(a, Refused) for a in answers):
-            raise answers[0]
-        return [
-            math.nan if isinstance(answer, Refused) else self._scores(answer, 1)[0]
-            for answer in answers
-        ]
+        parts = await asyncio.gather(*map(ask, bodies), return_exceptions=True)
+        found: list[float] = []
+        for body, part in zip(bodies, parts, strict=True):
+            if isinstance(part, Refused):
+                found += [math.nan] * len(body.get("completions", "1"))
+            elif isinstance(part, BaseException):
+                raise part
+            else:
+                found += part
+        if isinstance(parts[0], Refused) and all(map(math.isnan, found)):
+            raise parts[0]
+        return found
+
+    async def _exact(self, body: dict[str, Any]) -> list[float]:
+        answer = await self._ask("POST", "/v1/rewards", body)
+        return self._numbers(answer, "rewards", len(body["completions"]))
+
+    async def _classified(self, body: dict[str, Any]) -> list[float]:
+        count = len(body.get("input", "1"))  # messages are one completion
+        return self._scores(await self._ask("POST", "/classify", body), count)
 
     def _chat(self, asked: Asked, index: int) -> dict[str, Any]:
         """One completion as a conversation. The turn of one that has not ended stays open."""
