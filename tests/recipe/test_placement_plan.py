@@ -68,6 +68,26 @@ def test_settings_of_a_shared_engine_are_refused(
     assert where[0].partition("=")[0][2:] in said and "\n" not in said
 
 
+def test_what_flows_between_ranks_and_what_they_share_is_explained() -> None:
+    on_ray = ["--placement.kind=ray", "--placement.ranks=2", "--placement.samplers=3"]
+    vllm = ["--rollout.backend.kind=vllm"]
+    for flags, beside, width in (
+        ([], "each with 3 processes that sample, and checks, beside it", 4),
+        (vllm, "those of a machine share 3 processes with vLLM", 4),
+        ([*vllm, "--run.precision=bfloat16"], "those of a machine share 3 processes with vLLM", 2),
+    ):
+        plan = make_plan(load_recipe("demo", [*on_ray, *flags]))
+        size = plan.model.size
+        assert size is not None
+        shown = facts([*on_ray, *flags])
+        assert beside in shown
+        sent = f"after every step {width * size.parameters / 1024**2:.3g} MiB of weights, read by"
+        assert f"{sent} the samplers of each machine" in shown
+    alone = facts([*on_ray[:2], "--placement.samplers=0"])
+
+    assert "it samples itself" in alone and "of weights, read by" not in alone
+
+
 @pytest.mark.parametrize(
     ("where", "flags", "why"),
     [

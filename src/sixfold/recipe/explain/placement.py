@@ -16,9 +16,9 @@ def placement_facts(plan: Plan) -> list[Fact]:
     placement, rollout = plan.recipe.placement, plan.recipe.rollout
     facts = []
     if isinstance(placement, RayPlacement) and placement.ranks > 1:
-        facts += [_of_ranks(placement)]
+        facts += _of_ranks(plan, placement)
     elif isinstance(placement, SamplersApart):
-        who = f"{placement.samplers} process{'es' if placement.samplers > 1 else ''}"
+        who = _processes(placement.samplers)
         if isinstance(placement, ProcessPlacement) and placement.devices:
             who += f" (of each rank) on the GPUs {placement.devices}"
         through = "loopback only: pipes and /dev/shm"
@@ -35,7 +35,7 @@ def placement_facts(plan: Plan) -> list[Fact]:
                 " rewards and tools run beside the trainer",
                 f"placement.kind = {placement.kind}; every task stays with one process",
             ),
-            Fact("flows", _flows(plan, placement.samplers), through),
+            Fact("flows", _flows(plan, str(placement.samplers)), through),
         ]
     elif rollout.staleness and rollout.backend.kind == "engine":
         facts += [
@@ -71,15 +71,24 @@ def placement_facts(plan: Plan) -> list[Fact]:
     return facts
 
 
-def _of_ranks(placement: RayPlacement) -> Fact:
-    beside = f"{placement.samplers} processes that sample, and checks, beside it"
-    own = "its checks beside it; it samples itself"
-    return Fact(
+def _of_ranks(plan: Plan, placement: RayPlacement) -> list[Fact]:
+    count, own = placement.samplers, "its checks beside it; it samples itself"
+    beside = f"{_processes(count)} that sample, and checks, beside it"
+    if plan.recipe.rollout.backend.kind == "vllm":
+        beside = f"checks beside it; those of a machine share {_processes(count)} with vLLM"
+    who = Fact(
         "placement",
         f"{placement.ranks} trainer ranks on {placement.address or 'a Ray cluster of this machine'}"
-        f", each with {beside if placement.samplers else own}",
+        f", each with {beside if count else own}",
         "placement.kind = ray, placement.ranks; each rank samples its share of the tasks",
     )
+    through = "all ranks gather them, and the first of each machine writes a file in memory there"
+    flows = Fact("flows", _flows(plan, "the samplers of each machine"), through)
+    return [who, flows] if count else [who]
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' if count > 1 else ''}"
 
 
 def _new_weights(backend: str, update_kv: str) -> Fact:
@@ -91,12 +100,13 @@ def _new_weights(backend: str, update_kv: str) -> Fact:
     return Fact("new weights", f"reach running sequences, whose keys and values are {kept}", where)
 
 
-def _flows(plan: Plan, samplers: int) -> str:
-    size = plan.model.size
-    weights = UNKNOWN if size is None else bytes_text(4 * size.parameters)
+def _flows(plan: Plan, readers: str) -> str:
+    size, recipe = plan.model.size, plan.recipe
+    halved = recipe.rollout.backend.kind == "vllm" and recipe.run.precision == "bfloat16"
+    weights = UNKNOWN if size is None else bytes_text((2 if halved else 4) * size.parameters)
     tokens = plan.trajectories * plan.recipe.episode_tokens
     return (
-        f"after every step {weights} of weights, read by {samplers}; at most"
+        f"after every step {weights} of weights, read by {readers}; at most"
         f" {bytes_text(TOKEN_BYTES * tokens)} of samples a step ({plan.trajectories} trajectories"
         f" of {plan.recipe.episode_tokens} tokens)"
     )
