@@ -27,7 +27,8 @@ def test_forms_of_one_answer_are_equal(one: str, other: str) -> None:
     [
         (r"\frac{1}{2}", "0.5", "1/2", r"\dfrac12", "$0.50$", r"\tfrac{2}{4}"),
         ("C", "(C)", r"\text{C}", "C. Paris", r"\textbf{(C)}", "Option C"),
-        ("x + 1", "X + 1", "$x + 1$"),
+        ("x + 1", "X + 1", "$x + 1$", "x+1"),
+        ("(2, 3)", "(2,3)", "( 2 , 3 )"),
     ],
 )
 def test_ways_to_write_one_answer_are_equal(forms: tuple[str, ...]) -> None:
@@ -41,6 +42,8 @@ def test_ways_to_write_one_answer_are_equal(forms: tuple[str, ...]) -> None:
         ("(C)", "C+"),
         (r"\frac{1}{2}", r"\frac{1}{3}"),
         ("1,2", "12"),
+        ("1, 234", "1234"),
+        ("x 1", "x1"),
         ("1,23", "123"),
         ("3/8", "8"),
         ("1" * 30 + "1", "1" * 30 + "2"),

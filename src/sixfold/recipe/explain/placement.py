@@ -20,7 +20,8 @@ def placement_facts(plan: Plan) -> list[Fact]:
     elif isinstance(placement, SamplersApart):
         who = _processes(placement.samplers)
         if isinstance(placement, ProcessPlacement) and placement.devices:
-            who += f" (of each rank) on the GPUs {placement.devices}"
+            several = "s" if "," in placement.devices else ""
+            who += f" (of each rank) on the GPU{several} {placement.devices}"
         through = "loopback only: pipes and /dev/shm"
         if isinstance(placement, RayPlacement):
             who += f" on {placement.address or 'a Ray cluster of this machine'}"
