@@ -7,6 +7,7 @@ from sixfold_planning.sync_time import (
     OPERATIONS,
     OPTIMISATIONS,
     SyncLinks,
+    broadcast_sends,
     cumulative_sync_seconds,
     optimised_sync_seconds,
     sync_operations,
@@ -23,6 +24,7 @@ def weight_sync(
     *,
     billions: float,
     ranks: int,
+    engines: int,
     network: float,
     step: float,
     tree: bool,
@@ -54,6 +56,7 @@ def weight_sync(
             "relative": found / plain,
             "tax": found / step,
             "extra_staleness": int(overlap),
+            "most_sends": max(broadcast_sends(engines, tree=tree)),
         },
         tables=(Table("One after another", ("optimisation", "seconds", "relative"), rows),),
         figures=(Bars("Sync", "seconds", tuple(stages), tuple(stages.values())),),
@@ -68,14 +71,16 @@ WEIGHT_SYNC = Lab(
         " weights and reshards them for the engine. With all optimisations before it, a tree leaves"
         " 0.55 of the time, buckets 0.45, FP8 0.30 and zero-copy 0.22. These shares are published,"
         " not derived. Overlap with the next prefill hides the rest, but samples are one weight"
-        " version older. Without an earlier optimisation, a later one keeps its ratio. The tax is"
-        " the sync divided by the step."
+        " version older. In a tree, engines pass the weights on, so no node sends them more than"
+        " ceil(log2(engines + 1)) times. Without an earlier optimisation, a later one keeps its"
+        " ratio. The tax is the sync divided by the step."
     ),
     controls=(
         Control(
             "billions", 70.0, "parameters, billions", unit="billion", low=1.0, high=405.0, step=17.0
         ),
         Control("ranks", 8, "ranks of the trainer", low=1, high=64, step=3),
+        Control("engines", 8, "engines that receive the weights", low=1, high=127, step=7),
         Control(
             "network",
             50.0,

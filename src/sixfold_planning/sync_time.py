@@ -74,6 +74,26 @@ def sync_operations(
     return seconds
 
 
+def broadcast_sends(engines: int, *, tree: bool) -> list[int]:
+    """How often each node sends all weights in a broadcast, the trainer's first.
+
+    In a star the trainer sends them to every engine. In a tree every node that has them sends them
+    to one that has not, round by round, so no node sends more than ceil(log2(engines + 1)) times,
+    which is the number of rounds.
+
+    Args:
+        engines: nodes that receive the weights. The list has them in the order of their rounds.
+        tree: whether engines pass the weights on.
+    """
+    if not tree:
+        return [engines] + [0] * engines
+    sends = [0]
+    while (missing := engines + 1 - len(sends)) > 0:
+        senders = min(len(sends), missing)
+        sends = [count + (node < senders) for node, count in enumerate(sends)] + [0] * senders
+    return sends
+
+
 OPTIMISATIONS = {"tree": 0.55, "buckets": 0.45, "fp8": 0.30, "zero-copy": 0.22, "overlap": 0.0}
 """Remaining share of the time of a sync after this optimisation and all before it.
 

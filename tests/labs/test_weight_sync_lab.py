@@ -47,3 +47,9 @@ def test_seconds_of_70b_by_hand() -> None:
     assert outcome.number("broadcast_seconds") == pytest.approx(2.8)
     assert outcome.number("plain_seconds") == pytest.approx(140 * 7 / 8 / 300 + 5.6)
     assert outcome.number("tax") == pytest.approx(outcome.number("plain_seconds") / 60)
+
+
+def test_a_tree_spreads_the_sends() -> None:
+    """R-176: of 63 engines, the trainer sends to each, or to 6."""
+    assert find("weight-sync")(engines=63).values["most_sends"] == 63
+    assert find("weight-sync")(engines=63, tree=True).values["most_sends"] == 6

@@ -20,6 +20,7 @@ from sixfold_planning.sync_time import (
     OPERATIONS,
     OPTIMISATIONS,
     SyncLinks,
+    broadcast_sends,
     cumulative_sync_seconds,
     optimised_sync_seconds,
     sync_bytes,
@@ -167,6 +168,18 @@ def test_every_set_of_optimisations_helps_and_order_does_not_matter() -> None:
             assert 2.2 <= found < 10
             assert optimised_sync_seconds(10, names[::-1]) == found
     assert optimised_sync_seconds(10, ["fp8"]) == pytest.approx(10 * 0.30 / 0.45)
+
+
+def test_a_tree_spreads_the_sends_of_a_star() -> None:
+    """R-176: all engines get the weights by as many sends, O(log N) of them by a node, not N."""
+    for engines in (0, 1, 2, 3, 7, 8, 100, 1023):
+        star, tree = (broadcast_sends(engines, tree=tree) for tree in (False, True))
+        assert len(star) == len(tree) == engines + 1
+        assert sum(star) == sum(tree) == engines
+        assert max(star) == star[0] == engines
+        assert max(tree) == tree[0] == math.ceil(math.log2(engines + 1))
+    # 7 engines: the trainer reaches 1, 2 and 4; 1 reaches 3 and 5; 2 reaches 6; 3 reaches 7.
+    assert broadcast_sends(7, tree=True) == [3, 2, 1, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("billions", "gigabytes"), [(70, 140), (405, 810)])
