@@ -6,6 +6,7 @@ import math
 
 from sixfold.pages.lab import Bars, Breaking, Control, Lab, Outcome, Table
 from sixfold_planning.step_time import (
+    POOLS,
     TOPOLOGIES,
     PhaseSeconds,
     StepTime,
@@ -55,18 +56,27 @@ def modelled_phases(
     )
 
 
-def utilisation(phases: PhaseSeconds, step: StepTime, topology: str) -> float:
+def utilisation(step: StepTime, topology: str) -> float:
     """Share of the step in which the trainer computes. Disaggregated: of the step without sync."""
     waiting = step.sync if topology == "disaggregated" else 0
-    return (phases.reference + phases.trainer) / (step.seconds - waiting)
+    return step.training / (step.seconds - waiting)
 
 
-def wall_clock(*, billions: float, k: int, length: int, topology: str, calibration: str) -> Outcome:
+def wall_clock(
+    *,
+    billions: float,
+    k: int,
+    length: int,
+    topology: str,
+    calibration: str,
+    reference: str,
+    kept: float,
+) -> Outcome:
     """Time a step."""
     phases = modelled_phases(
         billions, prompts=PROMPTS, samples=k, length=length, devices=DEVICES[calibration]
     )
-    step = step_time(phases, topology=topology, sync_hidden=False)
+    step = step_time(phases, topology=topology, sync_hidden=False, reference_on=reference)
     terms = {
         "rollout": phases.rollout,
         "verifier": phases.verifier,
@@ -80,12 +90,12 @@ def wall_clock(*, billions: float, k: int, length: int, topology: str, calibrati
         values={
             "step_seconds": step.seconds,
             "tokens_per_second": useful_tokens_per_second(
-                prompts=PROMPTS, samples=k, mean_length=length, keep_rate=1.0, seconds=step.seconds
+                prompts=PROMPTS, samples=k, mean_length=length, keep_rate=kept, seconds=step.seconds
             ),
             "dominant_term": dominant,
             "dominant_share_of_step": terms[dominant] / step.seconds,
             "dominant_share_of_sum": terms[dominant] / total,
-            "compute_utilisation": utilisation(phases, step, topology),
+            "compute_utilisation": utilisation(step, topology),
         },
         tables=(
             Table(
@@ -105,9 +115,9 @@ WALL_CLOCK = Lab(
         "64 prompts with K samples of L tokens. R = 21 s (P/7) (tokens/1e6) (1 + 1.8 tanh(L/2048)),"
         " V = 1 s, T = 8 s (P/7) (tokens/1e6), ref = T/3, S = 0.15 P + 0.005 P^2 for P billion"
         " parameters. Colocated R + V + ref + T + S; disaggregated max(R + V, ref + T) + S; async"
-        " max(R + V, ref + T, S). The calibration is for 4 GPUs. The published model divides R and"
-        " T by 4 once more, by mistake; `calibration` = published repeats that. The corrected model"
-        " does not."
+        " max(R + V, ref + T, S). Beside the sampler, ref adds to R + V. The calibration is for 4"
+        " GPUs. The published model divides R and T by 4 once more, by mistake; `calibration` ="
+        " published repeats that. The corrected model does not."
     ),
     controls=(
         Control(
@@ -130,6 +140,8 @@ WALL_CLOCK = Lab(
             sweep=(128, 256, 512, 1024, 2048, 4096, 8192),
         ),
         Control("topology", "disaggregated", "placement of the roles", choices=TOPOLOGIES),
+        Control("reference", "trainer", "devices of the reference", choices=POOLS),
+        Control("kept", 1.0, "share of sampled tokens that train", low=0.1, high=1.0, step=0.1),
         Control("calibration", "corrected", "model of the terms", choices=tuple(DEVICES)),
     ),
     run=wall_clock,

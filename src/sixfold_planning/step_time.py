@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from . import checks
 
 TOPOLOGIES = ("colocated", "disaggregated", "async")
+POOLS = ("trainer", "sampler")
+"""Devices of their own, unless all are colocated. The reference may be on either."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +79,31 @@ class StepTime:
         return 3600 / self.seconds
 
 
-def step_time(phases: PhaseSeconds, *, topology: str, sync_hidden: bool) -> StepTime:
+def step_time(
+    phases: PhaseSeconds, *, topology: str, sync_hidden: bool, reference_on: str = "trainer"
+) -> StepTime:
     """Duration of a step.
 
     Colocated: `R + V + ref + T + S`. Disaggregated: `max(R + V, ref + T) + S`. Async:
-    `max(R + V, ref + T, S)`.
+    `max(R + V, ref + T, S)`. With the reference beside the sampler, its time counts there.
 
     Args:
         phases: duration of each phase, each on the devices that it has in this topology.
         topology: "colocated", "disaggregated" or "async".
         sync_hidden: async only: sync never limits the step, because the engine loads weights
             between two decode steps. Otherwise a step takes at least as long as a sync.
+        reference_on: the pool that computes the reference's log-probs.
 
     Raises:
         UserError: if all phases take no time, as a hardware file may say.
     """
     checks.positive(**{"seconds of all phases": phases.total})
     sampling = phases.rollout + phases.verifier
-    training = phases.trainer + phases.reference
+    training = phases.trainer
+    if reference_on == "sampler":
+        sampling += phases.reference
+    else:
+        training += phases.reference
     if topology == "colocated":
         return StepTime(phases.total, sampling, training, phases.sync)
     longest = max(sampling, training)

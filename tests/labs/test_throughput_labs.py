@@ -140,3 +140,17 @@ def test_time_budget_above_100_percent_is_refused() -> None:
         find("time-budget")(rollout=90, train=10)
     exact = find("time-budget")(rollout=65.0)
     assert exact.tables[0].rows[-1][:2] == ["algo", 0.0]
+
+
+def test_the_reference_moves_and_dropped_tokens_are_not_useful() -> None:
+    """R-229, R-230: a third of T from one pool to the other; 4 of 5 tokens train."""
+    lab = find("wall-clock")
+    here, there = lab(), lab(reference="sampler")
+    terms = {row[0]: row[1] for row in here.tables[0].rows}
+    sampling, training = terms["rollout"] + terms["verifier"], terms["trainer"]
+    reference, sync = terms["reference"], terms["sync"]
+    assert here.number("step_seconds") == pytest.approx(max(sampling, training + reference) + sync)
+    assert there.number("step_seconds") == pytest.approx(max(sampling + reference, training) + sync)
+    assert lab(kept=0.8).number("tokens_per_second") == pytest.approx(
+        0.8 * here.number("tokens_per_second")
+    )

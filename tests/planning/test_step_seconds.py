@@ -51,17 +51,21 @@ def test_worked_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "expected"),
+    ("topology", "beside_trainer", "beside_sampler"),
     [
-        ("colocated", 51),
-        ("disaggregated", 29),  # max(20 + 2, 6 + 18) + 5
-        ("async", 24),
+        ("colocated", 51, 51),
+        ("disaggregated", 29, 33),  # max(20 + 2, 6 + 18) + 5, max(20 + 2 + 6, 18) + 5
+        ("async", 24, 28),
     ],
 )
-def test_the_reference_is_beside_the_trainer(topology: str, expected: float) -> None:
-    """L22a. 09a puts it beside the rollout (erratum E17)."""
+def test_the_reference_is_beside_the_trainer_or_the_sampler(
+    topology: str, beside_trainer: float, beside_sampler: float
+) -> None:
+    """L22a: the trainer; 09a: the sampler (erratum E17). R-229."""
     phases = PhaseSeconds(rollout=20, verifier=2, reference=6, trainer=18, sync=5)
-    assert _step(phases, topology).seconds == expected
+    assert _step(phases, topology).seconds == beside_trainer
+    there = step_time(phases, topology=topology, sync_hidden=False, reference_on="sampler")
+    assert there.seconds == beside_sampler
 
 
 def test_async_waits_for_a_long_sync_unless_it_is_hidden() -> None:
