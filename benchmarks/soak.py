@@ -18,8 +18,8 @@ if one is broken:
   prompt is lost or trained twice
 - processes: no process outlives the trainer that started it by more than `GRACE_S`
 - lock: the run's folder is not locked after a kill
-- files: no temporary file or folder is left, in the run's folder or in the directory for temporary
-  files; the number of open files of the uninterrupted process does not grow
+- files: no temporary file or folder is left, in the run's folder, in the directory for temporary
+  files or in memory; the number of open files of the uninterrupted process does not grow
 - memory: all processes of the uninterrupted run together grow by less than `SLOPE` MB per minute
   (linear fit of their resident memory after the first quarter, checked if it spans at least `FIT_S`
   seconds)
@@ -52,6 +52,7 @@ from typing import Any, Protocol
 
 from safetensors.torch import load_file
 
+from sixfold.backends.weight_files import abandoned_folders
 from sixfold.checkpoint.listing import newest_checkpoint
 from sixfold.controller.stream import task_stream
 from sixfold.data.sources import load_tasks
@@ -434,7 +435,9 @@ def litter(folder: Path) -> list[str]:
     marks = (".tmp-", ".saving-", ".deleting-", "damaged-")
     left = [p for p in folder.rglob("*") if any(mark in p.name for mark in marks)]
     left += [p for p in (folder / "tmp").glob("*")]
-    return [f"files: {path.relative_to(folder)} is left" for path in left[:5]]
+    found = [str(path.relative_to(folder)) for path in left]
+    found += map(str, abandoned_folders("/dev/shm"))
+    return [f"files: {name} is left" for name in found[:5]]
 
 
 def slope(lives: Sequence[Life]) -> float | None:

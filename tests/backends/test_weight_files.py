@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,7 +19,13 @@ from torch import Tensor
 
 from sixfold.backends import vllm_worker, weight_files
 from sixfold.backends.weight_deltas import SealedReader, WeightFiles
-from sixfold.backends.weight_files import check_folder, streamed_file, weights_folder
+from sixfold.backends.weight_files import (
+    FileForm,
+    abandoned_folders,
+    check_folder,
+    streamed_file,
+    weights_folder,
+)
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 5), (), (0, 4), (7,), (2, 3, 4), (1,) * 12)
 
@@ -65,11 +74,43 @@ def test_the_file_has_every_tensor_in_float32() -> None:
     assert computed.read == list(weights)
 
 
+def test_folders_of_killed_processes_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of living ones are not. A killed process would leave a model's size in memory."""
+    monkeypatch.setattr(weight_files, "_memory", lambda size: str(tmp_path))
+    reading, go = os.pipe()
+    pids = []
+    for _ in range(2):
+        pid = os.fork()
+        if not pid:
+            with weights_folder({"a": torch.ones(6)}, 3, torch.float32, in_memory=True):
+                os.write(go, b"x")
+                time.sleep(60)
+            os._exit(0)
+        pids.append(pid)
+        assert os.read(reading, 1) == b"x"
+    assert len(list(tmp_path.iterdir())) == 2 and not list(abandoned_folders(tmp_path))
+    os.kill(pids[0], signal.SIGKILL)
+    os.waitpid(pids[0], 0)
+    (left,) = abandoned_folders(tmp_path)
+    with streamed_file(1 << 12, {"a": torch.ones(6)}, 4) as path:
+        assert not left.exists() and len(list(tmp_path.iterdir())) == 2
+        assert Path(path).is_file() and not list(abandoned_folders(tmp_path))
+    os.kill(pids[1], signal.SIGKILL)
+    os.waitpid(pids[1], 0)
+
+
 def test_a_file_for_vllm_has_its_dtype_and_every_name_of_a_tied_tensor() -> None:
     """Its worker finds the checksums right."""
     weights = {"embed": torch.randn(5, 4), "norm": torch.randn(3)}
-    computed, names = Computed(weights), {"embed": ["model.embed", "head"]}
-    with streamed_file(1 << 12, computed, 3, dtype=torch.bfloat16, names=names) as path:
+
+    def parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        names = ["model.embed", "head"] if name == "embed" else [name]
+        return dict.fromkeys(names, tensor)
+
+    computed, form = Computed(weights), FileForm(("model.embed", "head", "norm"), 43, parts)
+    with streamed_file(1 << 12, computed, 3, dtype=torch.bfloat16, form=form) as path:
         check_folder(Path(path).parent, 3)
         found = load_file(path)
         vllm_worker._check_sums(path, found)

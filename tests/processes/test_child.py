@@ -250,6 +250,28 @@ def test_child_processes_end_with_the_worker(
     assert end_soon(pids)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems name it differently")
+@pytest.mark.parametrize("way", ["close", "kill"])
+def test_no_shared_memory_is_left(start: Start, tmp_path: Path, way: str) -> None:
+    """Python's tracker deletes it, if it lives longer than the process that has made it."""
+    program = tmp_path / "holds.py"
+    program.write_text(
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "def serve(requests):\n"
+        "    for body in requests:\n"
+        "        memory = SharedMemory(create=True, size=4096)\n"
+        "        requests.answer(memory.name.encode())\n"
+        "    import time; time.sleep(60)\n"
+    )
+    child = start(str(program))
+    place = Path("/dev/shm") / ask(child, "x").decode()
+    assert place.exists()
+    if way == "kill":
+        os.kill(child.pid, signal.SIGKILL)
+    child.close(grace_s=0.0)
+    assert not place.exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends a signal")
 def test_it_ends_with_a_killed_supervisor(start: Start) -> None:
     child = start()

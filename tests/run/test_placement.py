@@ -105,6 +105,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": dict(model__lora__rank=2),
     "oversample": dict(rollout__oversample=6),
     "truncated": dict(rollout__top_k=20, rollout__temperature=0.9, rollout__stop="['1']"),
+    "several turns": dict(
+        data__source="calculator",
+        environment__episode="calculator",
+        data__calculator__digits=2,
+        model__scratch__context=96,
+        rollout__max_turns=3,
+        sft__steps=40,
+    ),
 }
 
 

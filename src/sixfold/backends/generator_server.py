@@ -56,10 +56,11 @@ class GeneratorServer:
         self._activity = activity
         self._kinds: Kinds = {"generate": self._generate, "score": self._score, **kinds}
         self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
+        self._ended = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve until the peer hangs up. Requests that then run are cancelled.
+        """Serve until the peer hangs up. Requests that then run are cancelled, and have ended.
 
         Raises:
             BrokenPipeError: the peer has gone.
@@ -72,8 +73,11 @@ class GeneratorServer:
                 await asyncio.wait([self._failed], timeout=BEAT_S)
             self._failed.result()
         finally:
-            for task in self._tasks.values():
+            self._ended = True
+            for task in (open_tasks := [*self._tasks.values()]):
                 task.cancel()
+            if open_tasks:
+                await asyncio.wait(open_tasks)
 
     def _receive(self) -> None:
         """Read requests, in a thread: otherwise the peer would wait for the engine."""
@@ -95,7 +99,7 @@ class GeneratorServer:
             self._failed.set_result(None)
 
     def _take(self, requests: list[dict[str, Any]]) -> None:
-        for request in requests:
+        for request in () if self._ended else requests:
             number, do = request.pop("id"), request.pop("do")
             if do == "abort":
                 self._abort(number)
@@ -123,6 +127,8 @@ class GeneratorServer:
             self._end(error)
 
     def _reply(self, number: int, **reply: Any) -> None:
+        if self._ended:
+            return
         told = {"id": number, "last": True, "activity": self._activity()}
         with suppress(BrokenPipeError):  # the next heartbeat reports it
             self._requests.note(pickle.dumps(told | reply))

@@ -52,7 +52,8 @@ class RaySampler:
         number: its number, for messages.
         start: starts the actor.
         versions: versions that it must have.
-        silence_s: longest time for its start, in seconds.
+        silence_s: longest time without an answer, in seconds.
+        start_s: longest time for its start, in seconds.
 
     Attributes:
         given: reference to its weights. None before the first `swap`.
@@ -67,6 +68,7 @@ class RaySampler:
         start: Callable[[], Any],
         versions: Mapping[str, str],
         silence_s: float,
+        start_s: float,
     ) -> None:
         self.given: Any = None
         self.activity: Activity | None = None
@@ -76,6 +78,7 @@ class RaySampler:
         self._name = f"sampler {number}"
         self._versions = versions
         self._silence_s = silence_s
+        self._start_s = start_s
         self._numbers = count()
         self._made: list[dict[str, Any]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,15 +92,16 @@ class RaySampler:
 
         Raises:
             EngineLost: it was not.
-            UserError: the node has other versions of the packages.
+            UserError: the node has other versions of the packages, or lacks one.
         """
         try:
-            reply = ray.get(self.actor.started.remote(), timeout=self._silence_s)
+            reply = ray.get(self.actor.started.remote(), timeout=self._start_s)
         except GetTimeoutError as error:
-            raise EngineLost(
-                f"{self._name} has not started within {self._silence_s:g} s"
-            ) from error
+            raise EngineLost(f"{self._name} has not started within {self._start_s:g} s") from error
         except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            if isinstance(cause, UserError) and not isinstance(cause, EngineLost):
+                raise UserError(f"{self._name}: {cause}") from error
             raise self._told(error) from error
         found, machine, self.pid = reply
         self._here = machine == machine_name()

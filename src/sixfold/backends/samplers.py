@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from ..rollout.generator import Activity, EngineLost, GeneratorClosed, Sampled, SampleKey
+from ..rollout.thread_settings import in_thread
 from ..types import SamplingParams
 
 T = TypeVar("T")
@@ -237,7 +238,8 @@ class Samplers:
             raise ValueError(f"version = {version} must be greater than {self.version}")
         before = self._published, self.version
         with ExitStack() as kept:
-            published = kept.enter_context(self._publish(weights, version))
+            # In a thread: weights may be gathered from ranks that wait for an answer meanwhile.
+            published = await in_thread(kept.enter_context, self._publish(weights, version))
             staged = await _all(self._stage(place, published, version) for place in self.places)
             self._published, self.version = published, version
             try:

@@ -7,17 +7,17 @@ that is torn, altered or of another version, and goes on with its old weights. z
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from ..engine.weight_stages import count_bytes, stage
 
 MODEL_FILE = "model.safetensors"
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_PREFIX, _LOCK = "sixfold-weights-", "lock"
 _HEADER_SIZE = struct.Struct("<Q")
 _SUM = "crc32 "
 """Start of the key of a tensor's checksum in the metadata of a file. The tensor's name follows."""
@@ -198,9 +199,7 @@ def weights_folder(
     """
     own, tied = prepare_for_file(weights, dtype)
     size = sum(tensor.nbytes for tensor in own.values())
-    with tempfile.TemporaryDirectory(
-        prefix="sixfold-weights-", dir=_memory(size) if in_memory else None
-    ) as folder:
+    with _own_folder(_memory(size) if in_memory else None) as folder:
         with stage("broadcast", size):
             metadata = {"format": "pt", "version": str(version), **_checksums(own)}
             save_file(own, Path(folder, MODEL_FILE), metadata)
@@ -249,6 +248,21 @@ def model_folder(
         yield folder
 
 
+@dataclass(frozen=True)
+class FileForm:
+    """How a file has tensors that are handed over one by one.
+
+    Attributes:
+        names: all names in the file.
+        numbers: numbers of all its tensors together.
+        parts: returns the tensors of the file that one tensor becomes, given its name.
+    """
+
+    names: Sequence[str]
+    numbers: int
+    parts: Callable[[str, Tensor], Mapping[str, Tensor]]
+
+
 @contextmanager
 def streamed_file(
     size: int,
@@ -256,7 +270,7 @@ def streamed_file(
     version: int,
     before: Before = WHOLE,
     dtype: torch.dtype = torch.float32,
-    names: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    form: FileForm | None = None,
 ) -> Iterator[str]:
     """Path of a safetensors file with the weights, in memory if it has the space.
 
@@ -272,20 +286,18 @@ def streamed_file(
         version: version of the weights.
         before: files before it. Tensors with the checksums that they had there are left out.
         dtype: float32 or bfloat16.
-        names: names of a tensor in the file. Without an entry, it keeps its own.
+        form: names and parts of the tensors in the file. None: as they are.
 
     Raises:
         OSError: the file cannot be written.
     """
     tensors = iter(weights.items())
     try:
-        with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(size)) as folder:
+        with _own_folder(_memory(size)) as folder:
             path = Path(folder, MODEL_FILE)
             with path.open("wb") as file:
-                stored = [name for own in weights for name in names.get(own, [own])]
-                room = _header_room(stored, before.files)
-                cast = _cast(tensors, dtype, names)
-                _stream(cast, _DTYPES[dtype], version, before, room, file)
+                room = _header_room(form.names if form else weights, before.files)
+                _stream(_cast(tensors, dtype, form), _DTYPES[dtype], version, before, room, file)
             yield str(path)
     finally:
         for _ in tensors:
@@ -300,15 +312,16 @@ def _header_room(names: Iterable[str], files: Sequence[tuple[str, int]] = ()) ->
 
 
 def _cast(
-    tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype, names: Mapping[str, Sequence[str]]
+    tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype, form: FileForm | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors on the CPU in a dtype, under each of their names in a file."""
+    """The tensors of a file, on the CPU."""
     for name, tensor in tensors:
         with stage("cast"):
-            own = tensor.detach().to("cpu", dtype).contiguous()
+            own = tensor.detach().to("cpu", dtype)
+            parts = form.parts(name, own) if form else {name: own}
         count_bytes("cast", own.nbytes)
-        for stored in names.get(name, [name]):
-            yield stored, own
+        for stored, part in parts.items():
+            yield stored, part.contiguous()
 
 
 def _stream(
@@ -340,6 +353,30 @@ def _stream(
         raise ValueError(f"a header of {len(text)} bytes does not fit in {room}")
     file.seek(0)
     file.write(_HEADER_SIZE.pack(room) + text.ljust(room))
+
+
+@contextmanager
+def _own_folder(place: str | None) -> Iterator[str]:
+    """A temporary folder. Those that killed processes have left beside it are deleted first."""
+    for folder in abandoned_folders(place or tempfile.gettempdir()):
+        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as made:
+        path = Path(made, f"{_LOCK}.new")
+        with path.open("w") as file:  # it gets its name once it is locked
+            fcntl.flock(file, fcntl.LOCK_EX)
+            path.rename(path.with_name(_LOCK))
+            yield made
+
+
+def abandoned_folders(place: str | Path) -> Iterator[Path]:
+    """Folders with weights whose process has ended without deleting them.
+
+    A process holds a lock on a file in its folder, until it ends in whatever way.
+    """
+    for lock in Path(place).glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), lock.open() as file:  # it is held, or has just been deleted
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield lock.parent
 
 
 def _memory(size: int) -> str | None:

@@ -26,8 +26,10 @@ import struct
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 GRACE_S = 1.0
@@ -49,6 +51,7 @@ COMMAND = "--"
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _END_TIMEOUT_S = 2.0  # a fork bomb can outrun the loop that kills it
+_TRACKERS_S = 1.0  # time for Python's trackers to end by themselves
 _READ_BYTES = 1 << 16  # the capacity of a pipe on Linux
 
 
@@ -64,10 +67,7 @@ class Requests:
         self._replies = replies
         self._program = self._pid = os.getpid()
         self._number = self._last = 1  # of the next answer, and of the last that is asked for
-        os.register_at_fork(after_in_child=self._note_fork)
-
-    def _note_fork(self) -> None:
-        self._pid = os.getpid()
+        os.register_at_fork(after_in_child=partial(_note_fork, weakref.ref(self)))
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -111,6 +111,11 @@ class Requests:
         message = memoryview(HEADER.pack(MARK, kind, pid, self._number, len(body)) + body)
         while message:
             message = message[os.write(self._replies, message) :]
+
+
+def _note_fork(requests: weakref.ref[Requests]) -> None:
+    if (found := requests()) is not None:
+        found._pid = os.getpid()
 
 
 def adopt_orphans() -> None:
@@ -161,18 +166,34 @@ helpers: set[int] = set()
 
 
 def end_descendants(keep: Collection[int] = ()) -> None:
-    """Kill and reap every descendant of this process that is not in `keep`."""
-    deadline = time.monotonic() + _END_TIMEOUT_S
-    while has_children() and (doomed := descendants(keep)) and time.monotonic() < deadline:
+    """Kill and reap every descendant of this process that is not in `keep`.
+
+    Python's trackers of shared memory come last: once the processes that they serve have ended,
+    they delete what these have left, and end.
+    """
+    begun = time.monotonic()
+    while has_children() and (found := descendants(keep)):
+        passed = time.monotonic() - begun
+        if passed > _END_TIMEOUT_S:
+            return
+        doomed = found if passed > _TRACKERS_S else [p for p in found if not _is_tracker(p)]
         for pid in doomed:
             # It ended meanwhile, or runs as another user.
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in doomed:
+        for pid in found:
             # A grandchild: it is reparented to this process when its parent is gone.
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:  # it ended meanwhile
+        return False
 
 
 def _supervise(child: int, requests: int, parent: int) -> NoReturn:

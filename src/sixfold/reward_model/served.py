@@ -16,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -145,25 +145,24 @@ class ServedModel:
             Refused: if it refuses all.
         """
         parts = await asyncio.gather(*map(ask, bodies), return_exceptions=True)
+        refused = [part for part in parts if isinstance(part, Refused)]
+        if len(refused) == len(parts):
+            raise refused[0]
         found: list[float] = []
         for body, part in zip(bodies, parts, strict=True):
-            if isinstance(part, Refused):
-                found += [math.nan] * len(body.get("completions", "1"))
-            elif isinstance(part, BaseException):
-                raise part
-            else:
-                found += part
-        if isinstance(parts[0], Refused) and all(map(math.isnan, found)):
-            raise parts[0]
+            if isinstance(part, BaseException):
+                if not isinstance(part, Refused):
+                    raise part
+                part = [math.nan] * _count(body)
+            found += part
         return found
 
     async def _exact(self, body: dict[str, Any]) -> list[float]:
         answer = await self._ask("POST", "/v1/rewards", body)
-        return self._numbers(answer, "rewards", len(body["completions"]))
+        return self._numbers(answer, "rewards", _count(body))
 
     async def _classified(self, body: dict[str, Any]) -> list[float]:
-        count = len(body.get("input", "1"))  # messages are one completion
-        return self._scores(await self._ask("POST", "/classify", body), count)
+        return self._scores(await self._ask("POST", "/classify", body), _count(body))
 
     def _chat(self, asked: Asked, index: int) -> dict[str, Any]:
         """One completion as a conversation. The turn of one that has not ended stays open."""
@@ -251,6 +250,11 @@ class ServedModel:
         if self._slots is None or self._slots[0] is not loop:
             self._slots = loop, asyncio.Semaphore(CONNECTIONS)
         return self._slots[1]
+
+
+def _count(body: Mapping[str, Any]) -> int:
+    """Number of completions of a request. One with messages has one."""
+    return len(body.get("completions") or body.get("input") or ["messages"])
 
 
 def _is_plain(asked: Asked) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..backends.sixfold_server import SixfoldServer
 from ..backends.visible_gpus import visible_devices
 from ..backends.vllm_memory import memory_share
 from ..backends.vllm_process import Published, VllmProcess, published, vllm_config
-from ..backends.weight_files import model_folder, streamed_file
+from ..backends.weight_files import FileForm, model_folder, streamed_file
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
@@ -42,7 +42,7 @@ from ..sizing.kv_cache import whole_blocks
 from ..sizing.model_size import cached_numbers, model_size
 from ..sync.ranks import RanksSync
 from ..sync.sync import SyncError
-from ..sync.versioned import VersionedSync, Wait, checkpoint_names
+from ..sync.versioned import VersionedSync, Wait, checkpoint_form
 from ..trainer.parity import parity_limits
 from .kv_size import reserved_bytes, text_config
 from .samplers import on_ray, warn
@@ -151,30 +151,28 @@ def start_vllm_of_ranks(
         ranks: the ranks of the run.
 
     Raises:
-        UserError: if vLLM is not available, lacks GPUs of its own, or cannot get the weights.
+        UserError: if vLLM is not available, or lacks GPUs of its own.
     """
     dtype, device = _dtype(precision), policy.model.device
     count, threads, restarts = 1, torch.get_num_threads(), 0
+    setting = "with placement.kind = 'local', restarts"
     if isinstance(placement, SamplersApart):
         count, threads, restarts = placement.samplers, placement.threads, placement.restarts
+        setting = "placement.restarts"
     if device.type != "cpu":
         check_own_gpus(backend, isinstance(placement, RayPlacement), count)
-    try:
-        names = checkpoint_names(policy.plain)
-    except ValueError as error:
-        raise UserError(
-            f"rollout.backend.kind = 'vllm' with several ranks: {error}, and they pass whole"
-            " weights only. Use 'engine', or train in one process"
-        ) from error
-    size = sum(p.numel() * len(names[n]) for n, p in policy.plain.named_parameters())
+    form = checkpoint_form(policy.plain)
     start = _vllm_start(engine, backend, dtype, policy, renderer, longest)
 
     def of_machine() -> SharedGenerator | None:
         if os.environ["LOCAL_RANK"] != "0":
             return None
-        publish = partial(_streamed, size * dtype.itemsize, dtype, names)
+        publish = partial(_streamed, form, dtype)
         limit = parity_limits(precision, str(device), outside=True).mean
-        every = Samplers(lambda n: start(n, threads), publish, count, restarts, warn, limit)
+        every = Samplers(
+            lambda number: start(number, threads), publish, count, restarts, warn, limit, setting
+        )
+        ending.callback(every.close)
         shared = SharedGenerator(every)
         ending.callback(shared.close)
         return shared
@@ -183,21 +181,18 @@ def start_vllm_of_ranks(
     machine = os.environ.get("GROUP_RANK", os.uname().nodename)
     places = ranks.gather((machine, shared.path if shared else ""))
     path = next(path for where, path in places if where == machine and path)
-    own = GeneratorOfRanks(path, silence_s, shared)
+    own = together(ranks, lambda: GeneratorOfRanks(path, silence_s, shared))
     ending.callback(own.close)
     return own
 
 
 @contextmanager
 def _streamed(
-    size: int,
-    dtype: torch.dtype,
-    names: Mapping[str, Sequence[str]],
-    weights: Mapping[str, Tensor],
-    version: int,
+    form: FileForm, dtype: torch.dtype, weights: Mapping[str, Tensor], version: int
 ) -> Iterator[Published]:
-    """As `published`, of weights that are gathered one after the other, with all their names."""
-    with streamed_file(size, weights, version, dtype=dtype, names=names) as path:
+    """As `published`, of weights that are gathered one after the other."""
+    size = form.numbers * dtype.itemsize
+    with streamed_file(size, weights, version, dtype=dtype, form=form) as path:
         yield Path(path).parent, {}
 
 
@@ -220,7 +215,7 @@ def check_own_gpus(backend: VllmBackend, by_ray: bool, count: int) -> None:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     listed = backend.devices.split(",") if backend.devices else []
     needed = count * backend.tensor_parallel
-    if len(listed) != needed or any(int(gpu) < here for gpu in listed):
+    if not len({*listed}) == len(listed) == needed or any(int(gpu) < here for gpu in listed):
         raise UserError(
             f"rollout.backend.devices = '{backend.devices}' must list {needed} GPUs of each machine"
             f" for vLLM, beside the GPUs 0 to {here - 1} of its ranks"

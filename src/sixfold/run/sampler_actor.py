@@ -12,7 +12,7 @@ from ..backends.weight_files import read_sealed
 from ..rollout.generator import Activity, Sampled
 from .rank_agent import versions
 from .sampler_worker import Setup
-from .vllm_setup import VllmSetup
+from .vllm_setup import VllmOfActor, VllmSetup
 
 T = TypeVar("T")
 Reply = tuple[T, Activity | None]
@@ -31,7 +31,13 @@ class SamplerActor:
         self._tasks: dict[int, asyncio.Task[Sampled]] = {}
 
     async def started(self) -> tuple[dict[str, str], str, int]:
-        """Versions as of `versions`, name of the machine, process id."""
+        """Wait until it can sample: versions as of `versions`, name of the machine, process id.
+
+        Raises:
+            UserError: as `VllmProcess.ready`.
+        """
+        if isinstance(self._generator, VllmOfActor):
+            await asyncio.to_thread(self._generator.ready)
         return versions(), machine_name(), os.getpid()
 
     async def beat(self) -> None:

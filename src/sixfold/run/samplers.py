@@ -15,6 +15,7 @@ from torch import Tensor
 from ..backends.sampler_process import SamplerProcess
 from ..backends.samplers import Publish, Sampler, Samplers, Start
 from ..backends.visible_gpus import visible_devices
+from ..backends.vllm_process import START_S
 from ..backends.weight_deltas import WeightFiles
 from ..engine.speculative import Speculation
 from ..errors import UserError
@@ -205,9 +206,11 @@ def on_ray(
     )
     resources = ending.enter_context(cluster)
 
+    start_s = silence_s if isinstance(setup, Setup) else max(silence_s, START_S)
+
     def start(number: int) -> Sampler:
         actor = partial(resources.start, SamplerActor, number, setup)
-        return ray_sampler.RaySampler(number, actor, versions(), silence_s)
+        return ray_sampler.RaySampler(number, actor, versions(), silence_s, start_s)
 
     if isinstance(setup, Setup):
         return start, ray_sampler.stored_weights

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..backends.generator_server import GeneratorServer
 from ..backends.linked_sampler import LinkedSampler
 from ..errors import UserError
 from ..event_loop import BackgroundLoop
-from ..processes.child import ChildError, RequestFailed, last_lines
+from ..processes.child import ChildError, ChildSilent, RequestFailed, last_lines
 from ..processes.connection import Connection
 from ..processes.program import Requests
 from ..rollout.generator import EngineLost, Generator
@@ -54,11 +54,11 @@ class SharedGenerator:
         return await asyncio.to_thread(self._loop.run, self._generator.load(weights, version))
 
     def close(self) -> None:
-        """Hang up, and close the generator. A second call does nothing."""
-        self._loop.close()
-        self._listener.close()
-        self._generator.close()
-        self._folder.cleanup()
+        """Hang up. The generator stays open. A second call does nothing."""
+        with ExitStack() as ending:
+            ending.callback(self._folder.cleanup)
+            ending.callback(self._listener.close)
+            ending.callback(self._loop.close)
 
     async def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -135,4 +135,5 @@ class GeneratorOfRanks(LinkedSampler):
     def _lost(self, error: ChildError) -> EngineLost:
         if isinstance(error, RequestFailed):
             return EngineLost(f"{self._name} failed:\n{last_lines(str(error))}")
-        return EngineLost(f"the rank with {self._name} {error}")
+        said = f": {error}" if isinstance(error, ChildSilent) else f" {error}"
+        return EngineLost(f"the rank with {self._name}{said}")

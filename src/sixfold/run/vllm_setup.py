@@ -15,6 +15,7 @@ from ..backends.vllm_process import VllmProcess
 from ..backends.weight_files import weights_folder
 from ..renderer.renderer import Renderer
 from ..rollout.generator import Activity, Sampled, SampleKey
+from ..rollout.thread_settings import in_thread
 from ..types import SamplingParams
 
 
@@ -32,9 +33,7 @@ class VllmSetup:
     def generator(self) -> VllmOfActor:
         """Start the process. It sees the GPUs that Ray has given to the actor."""
         settings = self.config, self.dtype, self.engine, self.renderer, self.python, self.threads
-        process = VllmProcess(*settings)
-        process.ready()
-        return VllmOfActor(process, self.dtype)
+        return VllmOfActor(VllmProcess(*settings), self.dtype)
 
 
 class VllmOfActor:
@@ -43,7 +42,11 @@ class VllmOfActor:
     def __init__(self, process: VllmProcess, dtype: torch.dtype) -> None:
         self._process = process
         self._dtype = dtype
-        self._folder = ExitStack()
+        self._staged: Mapping[str, Tensor] = {}
+
+    def ready(self) -> None:
+        """As `VllmProcess.ready`."""
+        self._process.ready()
 
     async def generate(
         self,
@@ -60,14 +63,15 @@ class VllmOfActor:
         return await self._process.score(tokens, temperature)
 
     async def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """As `EngineGenerator.stage`: write them to a folder, which vLLM reads at the swap."""
-        self._folder.close()
-        given = weights_folder(weights, version, self._dtype, in_memory=True)
-        await self._process.stage(self._folder.enter_context(given), version)
+        """As `EngineGenerator.stage`: keep them until the swap."""
+        self._staged = weights
 
     async def swap(self, version: int) -> int:
-        """As `EngineGenerator.swap`."""
-        with self._folder:
+        """As `EngineGenerator.swap`. vLLM samples on while they are written to a folder."""
+        weights, self._staged = self._staged, {}
+        with ExitStack() as folder:
+            given = weights_folder(weights, version, self._dtype, in_memory=True)
+            await self._process.stage(await in_thread(folder.enter_context, given), version)
             return await self._process.swap(version)
 
     def activities(self) -> list[Activity | None]:

@@ -1,4 +1,4 @@
-"""Weight sync of several ranks, each of which has samplers of its own."""
+"""Weight sync of several ranks, with samplers of each or of each machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Probe:
 
     Attributes:
         tokens: the sequence that both score.
-        score: that of the trainer. All ranks call it together.
+        score: that of the trainer. All ranks call it together, and fail together.
         limit: largest mean difference, in nats.
     """
 
@@ -70,7 +70,7 @@ class RanksSync(CurrentSync[Generator]):
 
     Args:
         weights: returns the trainer's weights by name. A tensor is gathered when it is read.
-        engine: samplers of this rank.
+        engine: samplers of this rank, or of its machine.
         agree: exchanges the errors of the ranks (`Ranks.agree`).
         wait: runs a coroutine of the samplers to its end.
         loaded: called after each sync, when the samplers of all ranks have the new weights.

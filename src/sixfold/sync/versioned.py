@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from ..backends.weight_files import FileForm
 from ..checkpointable import check_names, check_tensors
 from ..engine.weight_stages import stage
 from ..rollout.generator import Generator, wait_for
@@ -192,18 +193,17 @@ def every_name(model: PreTrainedModel) -> dict[str, str]:
     return {name: first[id(p)] for name, p in every}
 
 
-def checkpoint_names(model: PreTrainedModel) -> dict[str, list[str]]:
-    """Names in a checkpoint of each parameter. Call it before the model is sharded.
-
-    Raises:
-        ValueError: if a checkpoint has a parameter in parts, as stacked experts.
+def checkpoint_form(model: PreTrainedModel) -> FileForm:
+    """How a checkpoint has the parameters of a model: renamed, tied ones under each name, stacked
+    experts apart. Call it before the model is sharded.
     """
-    marks = {name: torch.empty_like(p, device="meta") for name, p in model.named_parameters()}
-    own = {id(mark): name for name, mark in marks.items()}
-    given = {name: marks[first] for name, first in every_name(model).items()}
-    found: dict[str, list[str]] = {name: [] for name in marks}
-    for name, tensor in revert_weight_conversion(model, given).items():
-        if id(tensor) not in own:
-            raise ValueError(f"'{name}' is a part of a weight of the model")
-        found[own[id(tensor)]].append(name)
-    return found
+    every: dict[str, list[str]] = {}
+    for name, first in every_name(model).items():
+        every.setdefault(first, []).append(name)
+
+    def parts(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        return revert_weight_conversion(model, dict.fromkeys(every[name], tensor))
+
+    empty = {name: torch.empty_like(p, device="meta") for name, p in model.named_parameters()}
+    found = {k: t for name, tensor in empty.items() for k, t in parts(name, tensor).items()}
+    return FileForm(tuple(found), sum(tensor.numel() for tensor in found.values()), parts)
