@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from sixfold.backends.weight_files import prepare_for_file
 from sixfold.rollout.generator import Sampled, SampleKey
+from sixfold.run.checkpoint_form import checkpoint_form
 from sixfold.sync.sync import SyncError
-from sixfold.sync.versioned import VersionedSync, checkpoint_form
+from sixfold.sync.versioned import VersionedSync
 from sixfold.types import SamplingParams
 
 LIMIT = 1e-4

@@ -42,8 +42,9 @@ from ..sizing.kv_cache import whole_blocks
 from ..sizing.model_size import cached_numbers, model_size
 from ..sync.ranks import RanksSync
 from ..sync.sync import SyncError
-from ..sync.versioned import VersionedSync, Wait, checkpoint_form
+from ..sync.versioned import VersionedSync, Wait
 from ..trainer.parity import parity_limits
+from .checkpoint_form import checkpoint_form
 from .kv_size import reserved_bytes, text_config
 from .samplers import on_ray, warn
 from .shared_generator import GeneratorOfRanks, SharedGenerator

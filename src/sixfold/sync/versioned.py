@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from ..backends.weight_files import FileForm
 from ..checkpointable import check_names, check_tensors
 from ..engine.weight_stages import stage
 from ..rollout.generator import Generator, wait_for
@@ -191,19 +190,3 @@ def every_name(model: PreTrainedModel) -> dict[str, str]:
     first = {id(p): name for name, p in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return {name: first[id(p)] for name, p in every}
-
-
-def checkpoint_form(model: PreTrainedModel) -> FileForm:
-    """How a checkpoint has the parameters of a model: renamed, tied ones under each name, stacked
-    experts apart. Call it before the model is sharded.
-    """
-    every: dict[str, list[str]] = {}
-    for name, first in every_name(model).items():
-        every.setdefault(first, []).append(name)
-
-    def parts(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-        return revert_weight_conversion(model, dict.fromkeys(every[name], tensor))
-
-    empty = {name: torch.empty_like(p, device="meta") for name, p in model.named_parameters()}
-    found = {k: t for name, tensor in empty.items() for k, t in parts(name, tensor).items()}
-    return FileForm(tuple(found), sum(tensor.numel() for tensor in found.values()), parts)
