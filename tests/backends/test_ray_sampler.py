@@ -25,7 +25,7 @@ def actor(**methods: Callable[[], asyncio.Future[Any]]) -> Any:
 def test_an_actor_that_hangs_is_lost() -> None:
     async def play() -> None:
         never = asyncio.get_running_loop().create_future
-        sampler = RaySampler(2, lambda: actor(score=never, beat=never), {}, 0.001)
+        sampler = RaySampler(2, lambda: actor(score=never, beat=never), {}, 0.001, 1.0)
         with pytest.raises(EngineLost, match=r"sampler 2 has given no sign of life for 0\.001 s"):
             await sampler.score([1, 2])
 
@@ -47,7 +47,7 @@ def test_an_actor_that_is_slow_is_not() -> None:
             answer.set_result(None)
             return answer
 
-        sampler = RaySampler(0, lambda: actor(score=lambda: scored, beat=beat), {}, 0.001)
+        sampler = RaySampler(0, lambda: actor(score=lambda: scored, beat=beat), {}, 0.001, 1.0)
         return await sampler.score([1, 2])
 
     assert asyncio.run(play()) == [-0.5]

@@ -24,7 +24,7 @@ from sixfold.recipe.toml import parse_recipe
 from sixfold.renderer.renderer import Renderer
 from sixfold.rollout.generator import SampleKey, wait_for
 from sixfold.run.kv_size import reserved_bytes, text_config
-from sixfold.run.remote_engine import _vllm_arguments
+from sixfold.run.remote_engine import vllm_arguments
 from sixfold.types import SamplingParams
 
 GB = 1_000_000_000
@@ -94,9 +94,20 @@ def arguments(
     recipe = parse_recipe('run.name = "x"\nrollout.backend.kind = "vllm"', "x.toml", list(flags))
     assert recipe.rollout.backend.kind == "vllm"
     reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), 64)
-    return _vllm_arguments(
+    return vllm_arguments(
         recipe.engine, recipe.rollout.backend, policy, 64, torch.bfloat16, reserved
     )
+
+
+def test_on_ray_vllm_computes_its_share_itself(policy: Policy) -> None:
+    """The GPUs of an actor are not those that the trainer sees."""
+    for memory in (0.0, 0.4):
+        flags = ["--rollout.backend.kind=vllm", f"--rollout.backend.memory={memory}"]
+        recipe = parse_recipe('run.name = "x"', "x.toml", flags)
+        backend = recipe.rollout.backend
+        assert backend.kind == "vllm"
+        found = vllm_arguments(recipe.engine, backend, policy, 64, torch.bfloat16, None)
+        assert found.get("gpu_memory_utilization", 0.0) == memory
 
 
 def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

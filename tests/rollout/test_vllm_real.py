@@ -21,7 +21,8 @@ import torch
 from tests.conftest import make_tiny
 from tests.rollouts import GeneratorRollout
 from tests.run.processes import metrics
-from tests.run.test_ahead_outside import gaps, run
+from tests.run.test_ahead_outside import AHEAD, gaps, run
+from tests.run.test_vllm_of_ranks import on_ranks
 from transformers import PreTrainedModel
 from vllm_processes import load, log_probs, score, start, weights
 
@@ -229,15 +230,24 @@ def test_a_grpo_run_whose_mismatch_is_rounding(tmp_path: Path) -> None:
     } == {0.0}
 
 
-@pytest.mark.parametrize("stop", ["[]", "['1']"])
+@pytest.mark.parametrize(
+    ("where", "stop"), [("local", "[]"), ("local", "['1']"), ("ray", "[]"), ("two ranks", "[]")]
+)
 def test_tokens_sampled_ahead_have_the_log_probs_of_their_versions(
-    tmp_path: Path, stop: str
+    tmp_path: Path, where: str, stop: str
 ) -> None:
-    """New weights reach running requests, and each token names the weights that sampled it."""
+    """New weights reach running requests, and each token names the weights that sampled it. Also
+    where an actor of Ray has vLLM, or two ranks share it.
+    """
     sizes = {f"model__scratch__{key}": value for key, value in SIZES.model_dump().items()
              if isinstance(value, int)}  # fmt: skip
     backend = dict(rollout__backend__kind="vllm", rollout__backend__python=PYTHON)
-    ahead = run(tmp_path, rollout__stop=stop, engine__max_running=3, **backend, **sizes)
+    settings = {"rollout__stop": stop, "engine__max_running": 3, **backend, **sizes}
+    if where == "two ranks":
+        codes, ahead, errors = on_ranks(tmp_path, 2, None, **{**AHEAD, **settings})
+        assert codes == [0, 0], errors
+    else:
+        ahead = run(tmp_path, **settings, **({"placement__kind": "ray"} if where == "ray" else {}))
     mixed = [line["async/mixed_frac"] for line in metrics(ahead)]
     right, wrong = gaps(ahead)
     print("async/mixed_frac:", mixed, "right:", right, "wrong:", wrong)

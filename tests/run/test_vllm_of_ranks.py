@@ -52,12 +52,12 @@ def prepare(fault: str, killing: bool, rank: int) -> None:
 
 
 def on_ranks(
-    folder: Path, size: int, fault: str = "", killing: bool = False, **settings: Any
+    folder: Path, size: int, fault: str | None = "", killing: bool = False, **settings: Any
 ) -> tuple[list[int | None], Path, str]:
-    """Exit codes, folder and output of a run."""
+    """Exit codes, folder and output of a run. fault: of the stand-in. None: there is none."""
     name = f"on-{size}"
     flags = tiny_recipe(folder, **{"run__steps": 2, **VLLM, **settings}, run__name=name)
-    before = partial(prepare, fault, killing)
+    before = None if fault is None else partial(prepare, fault, killing)
     run = train_on_ranks(size, ["train", "demo", *flags], folder / f"{name}-errors", before)
     return run.codes(), folder / name, run.errors()
 

@@ -87,9 +87,7 @@ def start_remote_engine(
         start = _vllm_start(recipe.engine, backend, *of_model, reserved)
         device, placement = policy.model.device, recipe.placement
         if isinstance(placement, RayPlacement):
-            arguments = vllm_arguments(recipe.engine, backend, policy, longest, dtype)
-            if backend.memory:
-                arguments["gpu_memory_utilization"] = backend.memory
+            arguments = vllm_arguments(recipe.engine, backend, policy, longest, dtype, None)
             given = config, dtype, arguments, renderer, backend.python, placement.threads
             shards, silence_s = backend.tensor_parallel, recipe.run.silence_s
             on = placement, VllmSetup(*given), device.type, silence_s, ending, shards
@@ -243,11 +241,7 @@ def _vllm_start(
     config = vllm_config(policy.model.config, type(policy.model).__name__)
 
     def arguments(own: VllmBackend) -> dict[str, Any]:
-        found = vllm_arguments(engine, own, policy, longest, dtype)
-        kv = found.get("kv_cache_memory_bytes", 0)
-        if share := _memory_share(own, policy, kv, dtype, reserved):
-            found["gpu_memory_utilization"] = share
-        return found
+        return vllm_arguments(engine, own, policy, longest, dtype, reserved)
 
     return partial(_vllm_process, backend, config, dtype, arguments, renderer, policy)
 
@@ -372,9 +366,23 @@ def _vllm_process(
 
 
 def vllm_arguments(
-    settings: EngineConfig, vllm: VllmBackend, policy: Policy, longest: int, dtype: torch.dtype
+    settings: EngineConfig,
+    vllm: VllmBackend,
+    policy: Policy,
+    longest: int,
+    dtype: torch.dtype,
+    reserved: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    """The [engine] settings as arguments of vLLM, without its share of a GPU's memory."""
+    """The [engine] settings as arguments of vLLM.
+
+    Args:
+        settings: `[engine]`.
+        vllm: settings of vLLM.
+        policy: the trainer's model.
+        longest: longest sequence, in tokens.
+        dtype: dtype of the engine.
+        reserved: as for `_memory_share`. None: Ray chooses the GPUs, so vLLM computes its share.
+    """
     arguments: dict[str, Any] = {
         "max_model_len": longest,
         "max_num_seqs": settings.max_running,
@@ -400,6 +408,10 @@ def vllm_arguments(
         arguments["kv_cache_memory_bytes"] = (
             (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
         )
+    kv = arguments.get("kv_cache_memory_bytes", 0)
+    own = vllm.memory if reserved is None else _memory_share(vllm, policy, kv, dtype, reserved)
+    if own:
+        arguments["gpu_memory_utilization"] = own
     return arguments
 
 

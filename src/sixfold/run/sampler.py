@@ -167,11 +167,9 @@ def token_logp(shards: Shards, tokens: Sequence[int]) -> list[float]:
     completion = tokens[1:], [0.0] * count, [0] * count
     one = Trajectory.one_turn("probe", 0, first, *completion, "length")
     batch = collate([Group(Task("probe", ""), [one])], scored=False).to(shards.root.model.device)
-    settings = Scoring(autocast=shards.autocast), len(tokens), False
-    found: list[float] = score_tables(shards.root, batch, *settings, shards.ranks)[0][
-        0, 1:
-    ].tolist()
-    return found
+    scoring = Scoring(autocast=shards.autocast)
+    scores, _ = score_tables(shards.root, batch, scoring, len(tokens), False, shards.ranks)
+    return list(scores[0, 1:].tolist())
 
 
 def sharded_policy(
