@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -89,7 +90,7 @@ def test_folders_of_killed_processes_are_deleted(
                 time.sleep(60)
             os._exit(0)
         pids.append(pid)
-        assert os.read(reading, 1) == b"x"
+        assert select.select([reading], [], [], 60)[0] and os.read(reading, 1) == b"x"
     assert len(list(tmp_path.iterdir())) == 2 and not list(abandoned_folders(tmp_path))
     os.kill(pids[0], signal.SIGKILL)
     os.waitpid(pids[0], 0)
