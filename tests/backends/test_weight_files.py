@@ -102,6 +102,20 @@ def test_folders_of_killed_processes_are_deleted(
     os.waitpid(pids[1], 0)
 
 
+def test_where_files_have_no_locks_no_folder_counts_as_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Any, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(weight_files, "_memory", lambda size: str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_files.fcntl, "flock", refuse)
+        with streamed_file(1 << 12, {"a": torch.ones(6)}, 4) as path:
+            patch.undo()
+            assert Path(path).is_file() and not list(abandoned_folders(tmp_path))
+
+
 def test_a_file_for_vllm_has_its_dtype_and_every_name_of_a_tied_tensor() -> None:
     """Its worker finds the checksums right."""
     weights = {"embed": torch.randn(5, 4), "norm": torch.randn(3)}

@@ -31,14 +31,14 @@ from ..rollout.generator import Activity, Generator
 BEAT_S = 1.0
 
 Kinds = Mapping[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]]
-"""Functions that answer requests, by "do". Each gets the other entries of a request."""
+"""Value of "do" -> function that answers such requests. Its arguments are their other entries."""
 
 
 class GeneratorServer:
-    """Answers the requests of one peer in one event loop.
+    """Answers the requests that another process sends over one connection.
 
     Args:
-        requests: where they come from, and where replies go.
+        requests: the connection: requests come from it, and replies go to it.
         generator: samples.
         activity: returns the counters that every reply has as `activity`.
         kinds: more kinds of requests.

@@ -250,12 +250,12 @@ def model_folder(
 
 @dataclass(frozen=True)
 class FileForm:
-    """How a file has tensors that are handed over one by one.
+    """Names and parts that tensors have in a file to which they are written one by one.
 
     Attributes:
-        names: all names in the file.
-        numbers: numbers of all its tensors together.
-        parts: returns the tensors of the file that one tensor becomes, given its name.
+        names: names of all tensors in the file.
+        numbers: how many numbers these tensors have together.
+        parts: converts one tensor, given its name, to the tensors that stand for it in the file.
     """
 
     names: Sequence[str]
@@ -272,7 +272,7 @@ def streamed_file(
     dtype: torch.dtype = torch.float32,
     form: FileForm | None = None,
 ) -> Iterator[str]:
-    """Path of a safetensors file with the weights, in memory if it has the space.
+    """Path of a safetensors file with the weights. It is in memory if there is space.
 
     Read it by `read_sealed`, or by `SealedReader` if it is not whole.
 
@@ -362,9 +362,10 @@ def _own_folder(place: str | None) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as made:
         path = Path(made, f"{_LOCK}.new")
-        with path.open("w") as file:  # it gets its name once it is locked
-            fcntl.flock(file, fcntl.LOCK_EX)
-            path.rename(path.with_name(_LOCK))
+        with path.open("w") as file:
+            with suppress(OSError):  # without locks, as on some file systems, nobody deletes it
+                fcntl.flock(file, fcntl.LOCK_EX)
+                path.rename(path.with_name(_LOCK))  # only now do others look at it
             yield made
 
 

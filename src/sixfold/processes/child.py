@@ -60,7 +60,7 @@ class Message(NamedTuple):
 
 
 class Peer:
-    """The parent's side of the messages of `program.Requests`.
+    """Sends requests to a program, and reads its replies (`program.Requests`).
 
     Args:
         requests: descriptor to write requests to. It must not block.

@@ -27,7 +27,7 @@ class Connection(Peer):
             super().__init__(os.dup(made.fileno()), os.dup(made.fileno()))
 
     def close(self, grace_s: float = program.GRACE_S) -> None:
-        """Hang up. The program goes on, and ends what it does for this connection."""
+        """Close the connection. The program itself goes on."""
         if self.closed:
             return
         self.closed = True

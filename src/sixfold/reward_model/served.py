@@ -116,7 +116,7 @@ class ServedModel:
         return f"{self._url} {model['id']} {model.get(EXACT, '')}"
 
     async def rewards(self, asked: Asked) -> list[float]:
-        """K rewards, NaN for a completion that does not fit the model's context, if others do.
+        """K rewards. A completion that does not fit the model's context has NaN, if others fit.
 
         Raises:
             UserError: if no server answers, if its model is no reward model, or if it does not

@@ -1,4 +1,4 @@
-"""How a checkpoint has the parameters of a model that are handed over one by one."""
+"""Convert the parameters of a model to those of its checkpoint, one by one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ..sync.versioned import every_name
 
 
 def checkpoint_form(model: PreTrainedModel) -> FileForm:
-    """How a checkpoint has the parameters of a model: renamed, tied ones under each name, stacked
-    experts apart. Call it before the model is sharded.
+    """Names and parts that the parameters of a model have in a checkpoint.
+
+    Some have other names there. A tied parameter has several names, and stacked experts are
+    separate tensors. Call this before the model is sharded.
     """
     every: dict[str, list[str]] = {}
     for name, first in every_name(model).items():

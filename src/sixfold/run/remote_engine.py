@@ -82,9 +82,6 @@ def start_remote_engine(
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
     engine: Generator
     if isinstance(backend, VllmBackend):
-        of_model = dtype, policy, renderer, longest
-        reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
-        start = _vllm_start(recipe.engine, backend, *of_model, reserved)
         device, placement = policy.model.device, recipe.placement
         if isinstance(placement, RayPlacement):
             arguments = vllm_arguments(recipe.engine, backend, policy, longest, dtype, None)
@@ -93,6 +90,9 @@ def start_remote_engine(
             on = placement, VllmSetup(*given), device.type, silence_s, ending, shards
             engine = Samplers(*on_ray(*on), placement.samplers, placement.restarts, warn, limit)
         else:
+            reserved = partial(reserved_bytes, recipe, policy, text_config(policy.model), longest)
+            of_model = dtype, policy, renderer, longest
+            start = _vllm_start(recipe.engine, backend, *of_model, reserved)
             engine = _vllm(placement, backend, start, device, dtype, limit)
     else:
         engine = _server(backend, policy, config, dtype, renderer, limit, recipe.run.silence_s)

@@ -31,7 +31,10 @@ class SamplerActor:
         self._tasks: dict[int, asyncio.Task[Sampled]] = {}
 
     async def started(self) -> tuple[dict[str, str], str, int]:
-        """Wait until it can sample: versions as of `versions`, name of the machine, process id.
+        """Wait until the actor can sample.
+
+        Returns:
+            Versions of the packages (`versions`), name of the machine, process id.
 
         Raises:
             UserError: as `VllmProcess.ready`.

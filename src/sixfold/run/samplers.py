@@ -169,7 +169,10 @@ def on_ray(
     ending: ExitStack,
     gpus: int = 1,
 ) -> tuple[Start, Publish]:
-    """What starts actors of a Ray cluster, and what passes weights to them.
+    """Reserve resources of a Ray cluster for samplers.
+
+    Returns:
+        A function that starts the actor with a number, and one that passes weights to all actors.
 
     Args:
         placement: the cluster, and what each actor gets.

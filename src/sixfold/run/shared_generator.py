@@ -1,7 +1,7 @@
-"""One generator that the ranks of a machine share: one of them has it, by a Unix socket all use it.
+"""One generator for all ranks of a machine. One rank owns it, and all ask it over a Unix socket.
 
-The generator works in an event loop in a thread of its own, so it answers while the rank that has
-it trains, or waits for the others.
+The generator works in an event loop in a thread of its own. So it answers while its owner trains or
+waits for the other ranks.
 """
 
 from __future__ import annotations

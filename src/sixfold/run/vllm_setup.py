@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,8 @@ from transformers import PreTrainedConfig
 from ..backends.vllm_process import VllmProcess
 from ..backends.weight_files import weights_folder
 from ..renderer.renderer import Renderer
-from ..rollout.generator import Activity, Sampled, SampleKey
+from ..rollout.generator import Activity
 from ..rollout.thread_settings import in_thread
-from ..types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -37,37 +36,24 @@ class VllmSetup:
 
 
 class VllmOfActor:
-    """A vLLM process with the methods that the actor needs of an `EngineGenerator`."""
+    """A vLLM process with the methods that the actor needs of an `EngineGenerator`.
+
+    Attributes:
+        ready, generate, score: methods of the process.
+    """
 
     def __init__(self, process: VllmProcess, dtype: torch.dtype) -> None:
+        self.ready, self.generate, self.score = process.ready, process.generate, process.score
         self._process = process
         self._dtype = dtype
         self._staged: Mapping[str, Tensor] = {}
-
-    def ready(self) -> None:
-        """As `VllmProcess.ready`."""
-        self._process.ready()
-
-    async def generate(
-        self,
-        tokens: Sequence[int],
-        params: SamplingParams,
-        key: SampleKey,
-        *,
-        stops: Sequence[str] = (),
-        priority: int = 0,
-    ) -> Sampled:
-        return await self._process.generate(tokens, params, key, stops=stops, priority=priority)
-
-    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        return await self._process.score(tokens, temperature)
 
     async def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
         """As `EngineGenerator.stage`: keep them until the swap."""
         self._staged = weights
 
     async def swap(self, version: int) -> int:
-        """As `EngineGenerator.swap`. vLLM samples on while they are written to a folder."""
+        """As `EngineGenerator.swap`. vLLM samples until the weights are in a folder."""
         weights, self._staged = self._staged, {}
         with ExitStack() as folder:
             given = weights_folder(weights, version, self._dtype, in_memory=True)

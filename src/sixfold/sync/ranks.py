@@ -1,4 +1,4 @@
-"""Weight sync of several ranks, with samplers of each or of each machine."""
+"""Weight sync of several ranks. Each has samplers of its own, or those of its machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Score = Callable[[Sequence[int]], list[float]]
 
 @dataclass(frozen=True)
 class Probe:
-    """How to compare what samplers compute with what the trainer computes.
+    """A comparison of log-probs of the samplers with those of the trainer.
 
     Attributes:
         tokens: the sequence that both score.
