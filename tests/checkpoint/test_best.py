@@ -53,10 +53,10 @@ def test_the_evaluations_after_the_best_one_are_counted() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_keeps_its_best_checkpoints_and_waits_for_a_better_one_also_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run is evaluated every 2 steps and saved every 5. Steps 4 and 8 are the best."""
-    accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3, 14: 0.9}
+    accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3, 14: 0.9, 16: 0.95}
     evaluate = step_log.evaluate_policy
 
     def measured(*args: Any, **kwargs: Any) -> Any:
@@ -92,10 +92,16 @@ def test_a_run_keeps_its_best_checkpoints_and_waits_for_a_better_one_also_after_
         "text": "14 of 50 steps, run.patience = 5 reached: the best held-out accuracy is 5"
         " evaluations old",
     }
+    assert train(60, resume=True, **{"run.target_accuracy": 0.95})[-1] == "step-000016"
+    ended = json.loads((tmp_path / "r" / "summary.json").read_text())["ended"]
+    assert ended["reason"] == "target_accuracy" and ended["step"] == 16
+    capsys.readouterr()
+    train(60, resume=True, **{"run.target_accuracy": 0.95})
+    assert "already finished: 16 of 60 steps, run.target_accuracy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["--eval.every=0", "--data.heldout=0"])
-@pytest.mark.parametrize("name", ["checkpoint.keep_best", "run.patience"])
+@pytest.mark.parametrize("name", ["checkpoint.keep_best", "run.patience", "run.target_accuracy"])
 def test_the_best_needs_evaluations(name: str, setting: str) -> None:
     recipe = parse_recipe('run.name = "x"', "x.toml", [f"--{name}=1", setting])
     with pytest.raises(UserError, match=rf"{re.escape(name)} = 1 .*eval\.every"):

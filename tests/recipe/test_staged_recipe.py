@@ -170,7 +170,7 @@ REFUSED = {
     "no steps": (HEAD + '[[stages]]\nkind = "sft"', "stage 'sft': sft.steps is 0"),
     "end that a stage has not": (
         HEAD + SFT + "sft.stop_at_accuracy = 0.5",
-        "stage 'sft': sft.stop_at_accuracy .* Remove it, and set sft.steps",
+        "stage 'sft': sft.stop_at_accuracy .* Set run.target_accuracy in the stage",
     ),
     "steps of another kind": (
         HEAD + SFT + "run.steps = 3",

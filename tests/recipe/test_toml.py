@@ -65,8 +65,8 @@ MISTAKES = {
         "run.holder = 'x'",
         (
             "unknown key 'run.holder'. The settings of 'run' are"
-            " name, dir, seed, steps, max_minutes, target_reward, patience, device,"
-            " precision, silence_s, restarts, threads (demo.toml, line 1)"
+            " name, dir, seed, steps, max_minutes, target_reward, target_accuracy, patience,"
+            " device, precision, silence_s, restarts, threads (demo.toml, line 1)"
         ),
     ),
     "nothing near": (

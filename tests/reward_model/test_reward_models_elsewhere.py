@@ -627,7 +627,9 @@ def test_a_setting_that_one_stage_reads_may_stand_above_all() -> None:
         )
 
 
-@pytest.mark.parametrize("setting", ["run.patience=2", "checkpoint.keep_best=1"])
+@pytest.mark.parametrize(
+    "setting", ["run.patience=2", "run.target_accuracy=0.5", "checkpoint.keep_best=1"]
+)
 def test_a_reward_model_has_no_best_evaluation(setting: str) -> None:
     text = STAGED.replace("REWARD", "stage:rm")
     with pytest.raises(UserError, match=f"{setting.split('=')[0]} compares .* Remove it"):

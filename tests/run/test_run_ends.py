@@ -75,6 +75,14 @@ def test_one_high_reward_step_does_not_end_a_run(tmp_path: Path) -> None:
     assert len(metrics(tmp_path / "r")) == 12
 
 
+@pytest.mark.parametrize(("best", "ends"), [(0.0, False), (0.499, False), (0.5, True), (1.0, True)])
+def test_it_ends_at_the_accuracy_aimed_for(best: float, ends: bool) -> None:
+    ending = why_ended(RunConfig(steps=3, target_accuracy=0.5), 1, None, 0.0, best=best)
+    assert (ending is not None) == ends
+    assert ending is None or (ending.reason == "target_accuracy" and f"{best:.3f}" in ending.text)
+    assert why_ended(RunConfig(steps=3), 1, None, 0.0, best=best) is None, "no target"
+
+
 def test_text_of_an_end_has_the_steps_that_were_done() -> None:
     ending = why_ended(RunConfig(steps=3), 3, None, 0.0)
     assert ending is not None and ending.step == 3

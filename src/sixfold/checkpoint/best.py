@@ -36,6 +36,11 @@ class BestSteps:
         return step in self._best_first()[: self._count]
 
     @property
+    def highest(self) -> float:
+        """Highest accuracy. 0 if there was no evaluation."""
+        return max(self._accuracy.values(), default=0.0)
+
+    @property
     def since(self) -> int:
         """Number of evaluations after the best one. 0 if there was none."""
         best = self._best_first()[:1]

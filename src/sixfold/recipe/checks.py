@@ -85,7 +85,8 @@ def check_sections(recipe: Recipe, method: Method) -> None:
     _check_prm(recipe.prm, recipe.environment.prm, recipe.sample.label_ends)
     _check_prm_rewards(recipe.environment, recipe.data, recipe.sample.search.scorer)
     _check_evaluated("checkpoint.keep_best", recipe.checkpoint.keep_best, recipe.eval, recipe.data)
-    _check_evaluated("run.patience", recipe.run.patience, recipe.eval, recipe.data)
+    for name in ("patience", "target_accuracy"):
+        _check_evaluated(f"run.{name}", getattr(recipe.run, name), recipe.eval, recipe.data)
     _check_truncation(recipe.rollout.top_k, method)
     _check_branches(recipe.rollout, recipe.environment.episode)
     _check_max_failures(recipe.rollout, recipe.environment.error_budget)
@@ -156,10 +157,10 @@ def _check_eval(config: EvalConfig) -> None:
         )
 
 
-def _check_evaluated(name: str, value: int, config: EvalConfig, data: DataConfig) -> None:
+def _check_evaluated(name: str, value: float, config: EvalConfig, data: DataConfig) -> None:
     if value and not (config.every and (data.heldout or data.heldout_splits)):
         raise UserError(
-            f"{name} = {value} needs held-out evaluations during training: set"
+            f"{name} = {value:g} needs held-out evaluations during training: set"
             f" eval.every and data.heldout, or {name} = 0"
         )
 

@@ -229,8 +229,8 @@ def _stage(
         )
     if recipe.sft.stop_at_accuracy:
         raise UserError(
-            f"{where}: sft.stop_at_accuracy ends the SFT of recipes without stages; a stage makes"
-            " all of its steps. Remove it, and set sft.steps"
+            f"{where}: sft.stop_at_accuracy ends the SFT of recipes without stages. Set"
+            " run.target_accuracy in the stage instead"
         )
     # SFT is a stage of its own: none warms up.
     row = kind_row(kind)
@@ -443,7 +443,8 @@ def _check_own(key: str, kind: str, where: str) -> None:
     if key == "run.steps" != row.steps:
         instead = f"Set {row.steps}" if row.steps else "Leave it out"
         raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
-    if key in ("run.patience", "checkpoint.keep_best") and row.makes == "reward_model":
+    solved = ("run.patience", "run.target_accuracy", "checkpoint.keep_best")
+    if key in solved and row.makes == "reward_model":
         raise UserError(
             f"{where}: {key} compares shares of solved held-out tasks, and a reward model solves"
             " none. Remove it"

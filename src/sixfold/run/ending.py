@@ -31,7 +31,7 @@ class Ending:
         step: last step done.
     """
 
-    reason: Literal["steps", "target_reward", "max_minutes", "patience"]
+    reason: Literal["steps", "target_reward", "target_accuracy", "max_minutes", "patience"]
     text: str
     step: int
 
@@ -41,7 +41,13 @@ class Ending:
 
 
 def why_ended(
-    limits: RunConfig, step: int, ema: float | None, seconds: float, waited: int = 0
+    limits: RunConfig,
+    step: int,
+    ema: float | None,
+    seconds: float,
+    *,
+    best: float = 0.0,
+    waited: int = 0,
 ) -> Ending | None:
     """Limit that a run has reached, or None if it continues.
 
@@ -50,6 +56,7 @@ def why_ended(
         step: steps done.
         ema: moving average of the reward. None before the first step.
         seconds: wall time of the run.
+        best: highest held-out accuracy. 0 before the first evaluation.
         waited: held-out evaluations since the best one.
     """
     if step >= limits.steps:
@@ -64,6 +71,13 @@ def why_ended(
             "target_reward",
             f"{step} of {limits.steps} steps, run.target_reward = {limits.target_reward:g} reached"
             f" (moving average of the reward {ema:.3f})",
+            step,
+        )
+    if 0 < limits.target_accuracy <= best:
+        return Ending(
+            "target_accuracy",
+            f"{step} of {limits.steps} steps, run.target_accuracy = {limits.target_accuracy:g}"
+            f" reached (held-out accuracy {best:.3f})",
             step,
         )
     if 0 < limits.patience <= waited:

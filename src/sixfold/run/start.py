@@ -382,8 +382,9 @@ class Training:
 
     def _earlier_ending(self) -> Ending | None:
         """Limit at which an earlier process ended the run. None if the run has not ended."""
-        state = self.context.state
-        ending = reached_limit(self.context, self.assembly.recipe.run)
+        state, seen = self.context.state, BestSteps(0)
+        seen.replay(read_metrics(self.context.folder.metrics))
+        ending = reached_limit(self.context, self.assembly.recipe.run, seen)
         if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
             return None
         return ending

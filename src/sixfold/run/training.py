@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..batch import Metrics
+from ..checkpoint.best import BestSteps
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.registry import Registry, load_components, states_of
 from ..checkpoint.state import with_progress
@@ -101,8 +102,7 @@ class TrainingStage:
 
     def reached_limit(self) -> Ending | None:
         """As the function."""
-        limits, waited = self._assembly.recipe.run, self._monitors.best.since
-        return reached_limit(self._context, limits, waited)
+        return reached_limit(self._context, self._assembly.recipe.run, self._monitors.best)
 
     @contextmanager
     def steps(self) -> Iterator[Loop | None]:
@@ -153,14 +153,18 @@ class TrainingStage:
         return done
 
 
-def reached_limit(context: RunContext, limits: RunConfig, waited: int = 0) -> Ending | None:
+def reached_limit(
+    context: RunContext, limits: RunConfig, best: BestSteps | None = None
+) -> Ending | None:
     """Limit that has been reached after the current step. All ranks get the answer of rank 0.
 
     Args:
         context: the run.
         limits: the recipe's [run] section.
-        waited: held-out evaluations since the best one.
+        best: held-out accuracies. None if none is measured.
     """
-    state = context.state
-    ended = why_ended(limits, state.step, state.ema, context.seconds, waited)
+    state, seen = context.state, best or BestSteps(0)
+    ended = why_ended(
+        limits, state.step, state.ema, context.seconds, best=seen.highest, waited=seen.since
+    )
     return context.ranks.gather(ended)[0]  # the ranks' clocks differ

@@ -24,6 +24,12 @@ class RunConfig(Section):
         "stop when the moving average of the reward reaches this value, from step 10 on (0: never)",
         ge=0,
     )
+    target_accuracy: Real = knob(
+        0.0,
+        "stop when a held-out evaluation solves this share of its tasks (0: never)",
+        ge=0,
+        le=1,
+    )
     patience: int = knob(
         0,
         "stop after this many held-out evaluations in a row without a new best accuracy (0: never)",
